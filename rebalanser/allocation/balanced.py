@@ -1,0 +1,143 @@
+"""The balanced allocation; the theory and the proofs are in :mod:`rebalanser.allocation`."""
+
+from __future__ import annotations
+
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+NO_PINS: Mapping[str, str] = MappingProxyType({})
+
+
+def balanced(
+    nodes: Collection[str],
+    resources: Collection[str],
+    previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str] = NO_PINS,
+) -> dict[str, tuple[str, ...]]:
+    """Share out ``resources`` evenly over ``nodes``, moving as few as that allows (RB-2, RB-10).
+
+    The outcome depends on the contents of the arguments only, not on their order, and is the same when it is
+    fed back as ``previous``. Repeated names count once.
+
+    Args:
+        nodes: the ids of the live nodes that may own resources.
+        resources: the names of all resources of the group.
+        previous: what each node had. Nodes and resources that are gone are ignored; a resource that several
+            live nodes name counts as held by the one with the smallest id.
+        pinned: the only node that a resource may be on (RB-29). A resource pinned to a node that is not in
+            ``nodes`` is on none; a pin of an unknown resource is ignored.
+
+    Returns:
+        The sorted resources of every node, in the order of node ids. Without pins each node has floor or
+        ceil of R/N; with pins the loads are as even as the pins allow.
+    """
+    live = sorted(set(nodes))
+    if not live:
+        return {}
+    free = set(resources).difference(pinned)
+    fixed = _fixed(live, resources, pinned)
+    held = _held(live, free, previous)
+    quotas = _quotas({node: len(fixed[node]) for node in live}, held, len(free))
+
+    leaving = chain.from_iterable(held[node][quotas[node] :] for node in live)
+    waiting = sorted(chain(free.difference(*held.values()), leaving))
+    shares = {node: held[node][: quotas[node]] for node in live}
+    vacancies = _vacancies({node: quotas[node] - len(shares[node]) for node in live})
+    for name, node in zip(waiting, vacancies, strict=True):
+        shares[node].append(name)
+    return {node: tuple(sorted(shares[node] + fixed[node])) for node in live}
+
+
+def moves(previous: Mapping[str, Collection[str]], allocation: Mapping[str, Collection[str]]) -> int:
+    """How many resources a node that is still there had and another one has now.
+
+    ``allocation`` has every live node as a key, also those that own nothing, as :func:`balanced` gives it.
+    Resources that no live node had, or that are on no node now, are not counted (RB-10).
+    """
+    owners = {name: node for node, names in allocation.items() for name in names}
+    held = _held(sorted(allocation), owners, previous)
+    return sum(owners[name] != node for node, names in held.items() for name in names)
+
+
+def minimum_moves(
+    nodes: Collection[str],
+    resources: Collection[str],
+    previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str] = NO_PINS,
+) -> int:
+    """The fewest :func:`moves` with which any allocation as even as possible can follow ``previous`` (RB-10).
+
+    Computed from counts alone, without making an allocation; the arguments are those of :func:`balanced`.
+    """
+    live = sorted(set(nodes))
+    if not live:
+        return 0
+    free = set(resources).difference(pinned)
+    fixed = _fixed(live, resources, pinned)
+    loads = {node: len(fixed[node]) for node in live}
+    held = {node: len(names) for node, names in _held(live, free, previous).items()}
+    level, extra = _water_level(loads.values(), len(free))
+
+    forced = moves(previous, fixed)
+    surplus = sum(max(0, held[node] - max(0, level - loads[node])) for node in live)
+    could_spare_one = sum(loads[node] <= level < loads[node] + held[node] for node in live)
+    return forced + surplus - min(extra, could_spare_one)
+
+
+def _fixed(
+    live: Sequence[str], resources: Collection[str], pinned: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """What pins alone put on each live node."""
+    fixed: dict[str, list[str]] = {node: [] for node in live}
+    for name in set(resources).intersection(pinned):
+        if pinned[name] in fixed:
+            fixed[pinned[name]].append(name)
+    return fixed
+
+
+def _held(
+    live: Sequence[str], names: Iterable[str], previous: Mapping[str, Collection[str]]
+) -> dict[str, list[str]]:
+    """Which of ``names`` each live node held, sorted; of several the first in ``live``, which is in order."""
+    without_holder = set(names)
+    held: dict[str, list[str]] = {}
+    for node in live:
+        # dict.fromkeys keeps the order where a set would not: sorting what is in order already is linear.
+        own = [name for name in dict.fromkeys(previous.get(node, ())) if name in without_holder]
+        without_holder.difference_update(own)
+        held[node] = sorted(own)
+    return held
+
+
+def _water_level(loads: Iterable[int], free: int) -> tuple[int, int]:
+    """The level to which ``free`` resources fill nodes with these loads, and how many are left over."""
+    poured, below = free, 0
+    for load in sorted(loads):
+        if poured < below * load:
+            break
+        poured, below = poured + load, below + 1
+    return divmod(poured, below)
+
+
+def _quotas(loads: Mapping[str, int], held: Mapping[str, Sequence[str]], free: int) -> dict[str, int]:
+    """How many free resources each node gets; ``loads`` are the pinned ones."""
+    level, extra = _water_level(loads.values(), free)
+    fullest_first = sorted(
+        (node for node, load in loads.items() if load <= level),
+        key=lambda node: (-loads[node] - len(held[node]), node),
+    )
+    quotas = {node: max(0, level - load) for node, load in loads.items()}
+    for node in fullest_first[:extra]:
+        quotas[node] += 1
+    return quotas
+
+
+def _vacancies(needs: Mapping[str, int]) -> Iterator[str]:
+    """Each node as often as it needs a resource, in turns: neighbours by name are often busy together."""
+    while needs := {node: need for node, need in needs.items() if need > 0}:
+        yield from needs
+        needs = {node: need - 1 for node, need in needs.items()}

@@ -1,0 +1,110 @@
+"""Every error that Rebalanser raises, grouped by what the caller must do.
+
+==========================  ====================================================================
+:class:`RetryLater`         nothing was done, or it may be asked again: try again later
+:class:`StopAccess`         this process must not touch the resource any more
+:class:`FixConfiguration`   a person must change something; trying again cannot help
+:class:`InternalError`      a broken invariant of Rebalanser itself: please report it
+==========================  ====================================================================
+
+A failed outcome and an unknown outcome are never the same error: :class:`RegistryUnavailable` says that
+the request had no effect, :class:`OutcomeUnknown` that it may have had one, now or a little later.
+"""
+
+from __future__ import annotations
+
+
+class RebalanserError(Exception):
+    """The root of the tree. Its message is one line that says what happened and what to do."""
+
+
+class RetryLater(RebalanserError):
+    """Nothing is wrong with the request: ask again later."""
+
+
+class RegistryUnavailable(RetryLater):
+    """The registry could not be reached or refused to work now; the request had no effect."""
+
+
+class OutcomeUnknown(RetryLater):
+    """The request was sent and no answer came: it may take effect, now or later. Read back, never assume."""
+
+
+class HandlerFailed(RetryLater):
+    """A handler of the host application raised; the original error is its ``__cause__`` (RB-24)."""
+
+
+class NotSettled(RetryLater):
+    """The group did not settle within the time that the caller gave."""
+
+
+class StopAccess(RebalanserError):
+    """This process does not own the resource (any more): it must stop touching it."""
+
+
+class NotOwned(StopAccess):
+    """The resource is not owned by this node now."""
+
+
+class LeaseNotFound(StopAccess):
+    """The registry does not know the lease (any more): it ended, or was revoked (RB-20)."""
+
+
+class Forked(StopAccess):
+    """A group was used in a child of ``fork``: its threads and its lease live in the parent only."""
+
+
+class FixConfiguration(RebalanserError):
+    """Something that a person set is wrong; the message says what to change."""
+
+
+class UnknownScheme(FixConfiguration):
+    """The URL's scheme belongs to no known backend; the message names the known ones."""
+
+
+class MissingExtra(FixConfiguration):
+    """The backend is known but its packages are not installed; the message names the extra."""
+
+
+class InvalidUrl(FixConfiguration):
+    """The registry URL cannot be used as written."""
+
+
+class InvalidSettings(FixConfiguration):
+    """Settings contradict each other or the registry; the message has the numbers (RB-21)."""
+
+
+class InvalidName(FixConfiguration):
+    """A group, node, resource or attribute name cannot be stored (RB-33)."""
+
+
+class InvalidHandlers(FixConfiguration):
+    """No handler is registered, or handlers that exclude each other are."""
+
+
+class RegistryRefused(FixConfiguration):
+    """The registry answered and said no, for a reason that trying again does not change."""
+
+
+class AccessDenied(RegistryRefused):
+    """Wrong credentials, a wrong certificate, or no permission."""
+
+
+class QuotaExceeded(RegistryRefused):
+    """The registry's storage is over its quota; it refuses lease grants too, so that nodes can't join."""
+
+
+class RequestTooLarge(RegistryRefused):
+    """The request is over a limit of the registry."""
+
+
+class UnusableStore(RegistryRefused):
+    """The store cannot be used: no database, read-only, on a network filesystem, or of a newer version."""
+
+
+class InvalidState(RebalanserError):
+    """A call that makes no sense now, such as starting a group twice."""
+
+
+class InternalError(RebalanserError):
+    """A broken invariant of Rebalanser itself. Please report it with the log."""
