@@ -1,0 +1,280 @@
+"""The contract of a registry: what a store must offer so that a group can live in it.
+
+A registry is a small key-value store with leases, guarded transactions, ranges and watches. Keys are
+printable ASCII text, not empty, ordered by their bytes; values are bytes.
+
+**What is atomic.** A :class:`Transaction` is all or nothing and linearizable: it takes effect at one point
+between its sending and its answer, it sees every transaction answered before it was sent, and all that it
+reads and writes belongs to one revision. The end of a lease (by time or by :class:`Revoke`) deletes all its
+keys in one transaction.
+
+**What is ordered.** Every transaction that changes something gets a revision, an integer greater than every
+earlier one. A key's ``create_revision`` is the revision that put it where it was absent, its
+``mod_revision`` the one that put it last. Several keys put by one transaction share the revision. Revisions
+never go back, not even when the registry restarts.
+
+**What an outcome is.** ``execute`` returns, and then the request took effect as answered; or raises
+:class:`~rebalanser.errors.OutcomeUnknown`, and then it took effect, or will a little later, or never; or
+raises any other error, and then it had and will have no effect.
+
+**Leases.** A lease ends when its time to live has passed on the registry's clock without a
+:class:`KeepAlive`; never earlier, and as soon afterwards as the registry notices (its
+``lease_detection_s``). An answered keep-alive does not prove that the lease lives; a later transaction that
+sees a key of the lease at its create revision does.
+
+**Watches.** A watch tells what changed, in the order of revisions, from the revision asked for on: each
+change at least once, or :class:`HistoryLost`, which means "read again: changes up to this revision may be
+missing". After it the watch goes on with everything later. A watch is never proof of anything; it is a
+wake-up. The conformance suite for all of this is :mod:`rebalanser.testing.registry_suite`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key as stored; ``lease`` is 0 where it belongs to none."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Guard: the key does not exist."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """Guard: the key exists and was created at this revision."""
+
+    key: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """Guard: the key exists and was last put at this revision."""
+
+    key: str
+    revision: int
+
+
+Guard: TypeAlias = Absent | Created | Unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key, under a lease unless ``lease`` is 0. A transaction may write a key once only."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a key; deleting an absent one does nothing."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read one key: a :class:`KeyValue`, or None."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Read all keys with this prefix, in key order, as of the transaction's revision."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Read how many keys have this prefix and the newest ``mod_revision`` among them: :class:`Stats`."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The answer to :class:`Stat`; ``newest`` is 0 where there is no key."""
+
+    count: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """If every guard holds do ``then``, else ``otherwise``; in order, seeing one's own earlier writes or not.
+
+    An operation may itself be a transaction, one level deep; its guards see the state before the outer
+    transaction. The longest of a transaction's three lists counts against ``Capabilities.max_operations``,
+    and the longest list of a nested one counts on top of it. Reading a key that the same transaction writes gives an unspecified answer.
+    Putting under a lease that does not exist raises :class:`~rebalanser.errors.LeaseNotFound`.
+    """
+
+    guards: tuple[Guard, ...] = ()
+    then: tuple[Operation, ...] = ()
+    otherwise: tuple[Operation, ...] = ()
+
+
+Operation: TypeAlias = Put | Delete | Get | Range | Stat | Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Create a lease that ends ``ttl_s`` seconds after its last keep-alive."""
+
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Renew a lease to its full time; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """End a lease now, deleting its keys. Revoking a lease that does not exist does nothing."""
+
+    lease: int
+
+
+Request: TypeAlias = Transaction | Grant | KeepAlive | Revoke
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The new lease's id, never 0, and the time to live that it got, at least the one asked for."""
+
+    lease: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to :class:`KeepAlive` and :class:`Revoke`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer to a transaction: which branch ran, at which revision, and a result for each operation.
+
+    ``revision`` is the transaction's own if it changed something, else the registry's latest at the point
+    where it read. Results are None for :class:`Put` and :class:`Delete`.
+    """
+
+    succeeded: bool
+    revision: int
+    results: tuple[Result, ...]
+
+
+Result: TypeAlias = KeyValue | tuple[KeyValue, ...] | Stats | Outcome | None
+Reply: TypeAlias = Granted | Done | Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a watch looks at: one key, or every key with a prefix."""
+
+    key: str
+    prefix: bool = False
+
+    def covers(self, key: str) -> bool:
+        """Whether a change of ``key`` concerns this watch."""
+        return key.startswith(self.key) if self.prefix else key == self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A key was put (``value`` is set) or deleted (``value`` is None) at this revision."""
+
+    key: str
+    revision: int
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryLost:
+    """Changes up to and including ``revision`` may be missing: read again. Later changes will be told."""
+
+    revision: int
+
+
+WatchEvent: TypeAlias = Changed | HistoryLost
+Sink: TypeAlias = Callable[[Sequence[WatchEvent]], None]
+
+
+class Watch(Protocol):
+    """A running watch."""
+
+    def close(self) -> None:
+        """Stop it. Events already under way may still be told. Closing twice does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a registry can do and where its limits are; nothing that lacks is skipped in silence."""
+
+    max_operations: int
+    """How long the guards or a list of operations of one transaction may be."""
+    max_request_bytes: int
+    """Keys and values of one transaction together."""
+    min_lease_ttl_s: float
+    """A shorter lease is granted for this long."""
+    lease_detection_s: float
+    """How long after its end a lease's keys may still be seen while the registry is healthy."""
+    survives_process: bool
+    """Whether keys outlive the process that wrote them."""
+    shared_between_hosts: bool
+    """Whether processes on different hosts can use it."""
+    unsafe_reasons: tuple[str, ...] = ()
+    """Known faults of this very server that weaken a promise, one sentence each; shown at start."""
+
+
+class Registry(ABC):
+    """A connection to a registry. Every method may be called from any thread."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this registry can do; known once it is open."""
+
+    @abstractmethod
+    def execute(self, request: Request, timeout_s: float) -> Reply:
+        """Carry out one request within ``timeout_s`` seconds, and answer it.
+
+        Raises:
+            RegistryUnavailable: no effect, may be tried again.
+            OutcomeUnknown: the time ran out, or the connection broke, after sending.
+            LeaseNotFound: the lease of a keep-alive or of a put does not exist.
+            RegistryRefused: no effect, trying again will not help.
+        """
+
+    @abstractmethod
+    def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
+        """Tell ``sink`` every change of ``target`` at ``from_revision`` or later, from a thread of its own.
+
+        Returns without waiting. ``sink`` must not block and must not raise.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection and all watches; leases are left alone. Closing twice does nothing."""

@@ -1,0 +1,122 @@
+"""Registry URLs, and the backends that open them.
+
+========================================  ===========================================================
+``memory://NAME``                         in this process only, for tests
+``sqlite:///PATH``                        a file on this host; ``sqlite:////abs`` is an absolute path
+``etcd://[USER:PASSWORD@]H:P,H:P/PREFIX``  an etcd cluster
+``etcd+tls://…?ca=F&cert=F&key=F``        the same over TLS
+========================================  ===========================================================
+
+A backend is a callable registered by scheme under the entry-point group ``rebalanser.backends``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from rebalanser.errors import InvalidUrl, MissingExtra, UnknownScheme
+from rebalanser.registry.contract import Registry
+
+ENTRY_POINT_GROUP = "rebalanser.backends"
+EXTRAS: Mapping[str, str] = MappingProxyType(
+    {"etcd": "etcd", "etcd+tls": "etcd", "kafka": "kafka"},
+)
+DEFAULT_ROOT = "rebalanser"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryUrl:
+    """A registry URL taken apart. ``str()`` of it hides the password and is safe in logs."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def root(self) -> str:
+        """The prefix under which all keys of all groups live; no leading or trailing slash."""
+        return (self.path.strip("/") if self.hosts else "") or DEFAULT_ROOT
+
+    def __str__(self) -> str:
+        user = f"{self.user}:***@" if self.user else ""
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return f"{self.scheme}://{user}{hosts}{self.path}"
+
+
+def _host(text: str, url: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidUrl(f"{text!r} in {url!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def parse_url(text: str) -> RegistryUrl:
+    """Take a registry URL apart.
+
+    Raises:
+        InvalidUrl: it has no scheme, or its hosts are not ``HOST:PORT``.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator or not scheme:
+        raise InvalidUrl(f"{text!r} is not a registry URL such as sqlite:///groups.db or etcd://HOST:PORT")
+    account, _, location = rest.rpartition("@") if scheme not in {"sqlite", "memory"} else ("", "", rest)
+    shown = f"{scheme}://{'***@' if account else ''}{location}"
+    if scheme in {"sqlite", "memory"}:
+        return RegistryUrl(scheme, path=rest)
+    parts = urlsplit(f"//{location}")
+    user, colon, password = account.partition(":")
+    return RegistryUrl(
+        scheme=scheme,
+        hosts=tuple(_host(part, shown) for part in parts.netloc.split(",")),
+        path=parts.path,
+        user=unquote(user) or None,
+        password=unquote(password) if colon else None,
+        options=dict(parse_qsl(parts.query)),
+    )
+
+
+Opener: TypeAlias = Callable[[RegistryUrl, float], Registry]
+"""``open(url, timeout_s)``: a registry that has answered once, or an error that says what was tried."""
+
+
+def known_schemes() -> dict[str, EntryPoint]:
+    """The installed backends by URL scheme."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def open_registry(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry:
+    """Open the registry at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
+
+    Raises:
+        UnknownScheme: no backend has this scheme.
+        MissingExtra: the backend's packages are not installed.
+        RegistryUnavailable: it did not answer in time; the message says what was tried.
+        RegistryRefused: it answered and said no.
+    """
+    parsed = parse_url(url) if isinstance(url, str) else url
+    schemes = known_schemes()
+    point = schemes.get(parsed.scheme)
+    extra = EXTRAS.get(parsed.scheme)
+    if point is None:
+        hint = f"; pip install 'rebalanser[{extra}]'" if extra else ""
+        raise UnknownScheme(
+            f"no backend for {parsed.scheme}://; known: {', '.join(sorted(schemes)) or 'none'}{hint}"
+        )
+    try:
+        opener: Opener = point.load()
+    except ImportError as error:
+        if extra is None:
+            raise
+        raise MissingExtra(
+            f"{parsed.scheme}:// needs packages that are not installed ({error}); "
+            f"pip install 'rebalanser[{extra}]'"
+        ) from error
+    return opener(parsed, timeout_s)

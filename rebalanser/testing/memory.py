@@ -1,0 +1,596 @@
+"""A registry in this process: ``memory://NAME``, and the store beneath it for simulators.
+
+:class:`MemoryStore` is deterministic: the same calls at the same times of its clock give the same answers,
+lease ids, revisions and watch events. It holds no thread. Watches are told inside the call that made the
+change; leases end inside :meth:`MemoryStore.expire`, which every :meth:`MemoryStore.execute` begins with.
+It refuses what any backend refuses, so that code which works here does not meet a limit elsewhere first.
+
+:class:`MemoryRegistry` is a connection to such a store that keeps the whole contract of a registry, with a
+thread for each watch.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from rebalanser.errors import InternalError, InvalidUrl, LeaseNotFound, RegistryUnavailable, RequestTooLarge
+from rebalanser.registry.contract import (
+    Absent,
+    Capabilities,
+    Changed,
+    Created,
+    Delete,
+    Done,
+    Get,
+    Grant,
+    Granted,
+    Guard,
+    HistoryLost,
+    KeepAlive,
+    KeyValue,
+    Operation,
+    Outcome,
+    Put,
+    Range,
+    Registry,
+    Reply,
+    Request,
+    Result,
+    Revoke,
+    Sink,
+    Stat,
+    Stats,
+    Target,
+    Transaction,
+    Unchanged,
+    Watch,
+    WatchEvent,
+)
+from rebalanser.runtime.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rebalanser.registry.urls import RegistryUrl
+
+MEMORY_CAPABILITIES: Final = Capabilities(
+    max_operations=128,
+    max_request_bytes=1_000_000,
+    min_lease_ttl_s=0.1,
+    lease_detection_s=0.1,
+    survives_process=False,
+    shared_between_hosts=False,
+)
+MAX_HISTORY: Final = 10_000
+"""Changes that a store remembers for watches, and events that wait for a slow sink, at most."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    ttl_s: float
+    ends_at: float
+    keys: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """A watch of a store: closing it takes it out of the store's set."""
+
+    target: Target
+    from_revision: int
+    sink: Sink
+    streams: dict[_Stream, None]
+    lock: threading.RLock
+
+    def close(self) -> None:
+        with self.lock:
+            self.streams.pop(self, None)
+
+    def tell(self, events: Sequence[WatchEvent]) -> None:
+        if self in self.streams:
+            self.sink(events)
+
+    def select(self, changes: Sequence[Changed]) -> tuple[Changed, ...]:
+        return tuple(
+            change
+            for change in changes
+            if change.revision >= self.from_revision and self.target.covers(change.key)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """What a transaction will do, its guards being decided."""
+
+    succeeded: bool
+    steps: tuple[_Step, ...]
+
+
+_Step: TypeAlias = Put | Delete | Get | Range | Stat | _Branch
+
+
+def _writes(branch: _Branch) -> Iterator[Put | Delete]:
+    for step in branch.steps:
+        if isinstance(step, _Branch):
+            yield from _writes(step)
+        elif isinstance(step, Put | Delete):
+            yield step
+
+
+def _text(part: Guard | Operation) -> str:
+    """The key or prefix that a guard or operation names."""
+    if isinstance(part, Transaction):
+        return ""
+    return part.prefix if isinstance(part, Range | Stat) else part.key
+
+
+def _parts(transaction: Transaction) -> Iterator[Guard | Operation]:
+    """Every guard and operation, nested ones too."""
+    yield from transaction.guards
+    for operation in (*transaction.then, *transaction.otherwise):
+        yield operation
+        if isinstance(operation, Transaction):
+            yield from _parts(operation)
+
+
+def _check_depth(transaction: Transaction) -> None:
+    for operation in (*transaction.then, *transaction.otherwise):
+        if isinstance(operation, Transaction) and any(
+            isinstance(inner, Transaction) for inner in (*operation.then, *operation.otherwise)
+        ):
+            raise InternalError("a nested transaction holds another: one level deep is the limit")
+
+
+def _longest(transaction: Transaction) -> int:
+    return max(len(transaction.guards), len(transaction.then), len(transaction.otherwise))
+
+
+def _check_size(transaction: Transaction, capabilities: Capabilities) -> None:
+    nested = (part for part in _parts(transaction) if isinstance(part, Transaction))
+    longest = _longest(transaction) + max(map(_longest, nested), default=0)
+    if longest > capabilities.max_operations:
+        raise RequestTooLarge(
+            f"{longest} guards or operations in one list; the limit is {capabilities.max_operations}"
+        )
+    size = sum(
+        len(_text(part)) + (len(part.value) if isinstance(part, Put) else 0) for part in _parts(transaction)
+    )
+    if size > capabilities.max_request_bytes:
+        raise RequestTooLarge(
+            f"{size} bytes in one transaction; the limit is {capabilities.max_request_bytes}"
+        )
+
+
+def _check_keys(transaction: Transaction) -> None:
+    for part in _parts(transaction):
+        text = _text(part)
+        if not (text.isascii() and text.isprintable()):
+            raise InternalError(f"a key must be printable ASCII: {text!r}")
+        if not text and not isinstance(part, Range | Stat | Transaction):
+            raise InternalError("a key must not be empty")
+
+
+def _check_written_once(operations: Sequence[Operation]) -> set[str]:
+    """All keys that the list may write, in whichever branches; two of its operations may not share one."""
+    written: set[str] = set()
+    for operation in operations:
+        match operation:
+            case Put(key=key) | Delete(key=key):
+                keys = {key}
+            case Transaction(then=then, otherwise=otherwise):
+                keys = _check_written_once(then) | _check_written_once(otherwise)
+            case _:
+                continue
+        if not written.isdisjoint(keys):
+            raise InternalError(f"written twice in one transaction: {sorted(written & keys)}")
+        written |= keys
+    return written
+
+
+def check_transaction(transaction: Transaction, capabilities: Capabilities) -> None:
+    """Refuse a transaction that the contract does not allow, whatever the store holds.
+
+    Raises:
+        RequestTooLarge: it is over a limit of ``capabilities``.
+        InternalError: it nests too deep, writes a key twice, or a key is empty or not printable ASCII.
+    """
+    _check_depth(transaction)
+    _check_size(transaction, capabilities)
+    _check_keys(transaction)
+    _check_written_once(transaction.then)
+    _check_written_once(transaction.otherwise)
+
+
+class MemoryStore:
+    """A deterministic store with leases on ``clock``. Every method may be called from any thread.
+
+    Sinks are called inside the call that made the change, in the order of revisions, all that concerns a
+    watch of one transaction at once and in key order. A sink may call the store: what it changes is told
+    when the present change has been told to all.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        capabilities: Capabilities = MEMORY_CAPABILITIES,
+        max_history: int = MAX_HISTORY,
+    ) -> None:
+        self.capabilities = capabilities
+        self._clock = clock
+        self._max_history = max_history
+        self._lock = threading.RLock()
+        self._lease_granted = threading.Condition(self._lock)
+        self._items: dict[str, KeyValue] = {}
+        self._order: list[str] = []
+        self._revision = 1
+        self._leases: dict[int, _Lease] = {}
+        self._last_lease = 0
+        self._history: deque[tuple[Changed, ...]] = deque()
+        self._history_size = 0
+        self._oldest = 0
+        self._streams: dict[_Stream, None] = {}
+        self._untold: deque[tuple[_Stream, tuple[WatchEvent, ...]]] = deque()
+        self._telling = False
+
+    @property
+    def revision(self) -> int:
+        """The revision of the last change; 1 while there was none."""
+        with self._lock:
+            return self._revision
+
+    def items(self, prefix: str = "") -> tuple[KeyValue, ...]:
+        """All keys with the prefix, in key order, without ending any lease first."""
+        with self._lock:
+            return tuple(self._items[key] for key in self._keys(prefix))
+
+    def execute(self, request: Request) -> Reply:
+        """End the leases that are over, then carry out the request.
+
+        Raises:
+            LeaseNotFound: the lease of a keep-alive or of a put does not exist.
+            RequestTooLarge: the transaction is over a limit.
+            InternalError: the transaction is not one that the contract allows.
+        """
+        with self._lock:
+            self.expire()
+            match request:
+                case Transaction():
+                    return self._transact(request)
+                case Grant(ttl_s=ttl_s):
+                    return self._grant(ttl_s)
+                case KeepAlive(lease=lease):
+                    held = self._lease(lease)
+                    held.ends_at = self._clock.now() + held.ttl_s
+                case Revoke(lease=lease):
+                    if lease in self._leases:
+                        self._end(lease)
+            return Done()
+
+    def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
+        """Tell ``sink`` every change of ``target`` at ``from_revision`` or later, the past ones at once."""
+        with self._lock:
+            stream = _Stream(target, from_revision, sink, self._streams, self._lock)
+            self._streams[stream] = None
+            if from_revision < self._oldest:
+                self._untold.append((stream, (HistoryLost(self._oldest - 1),)))
+            for changes in self._history:
+                self._queue(stream, changes)
+            self._tell()
+            return stream
+
+    def expire(self) -> None:
+        """End every lease whose time is over, in the order of their ends; each end is one transaction."""
+        with self._lock:
+            now = self._clock.now()
+            over = sorted(
+                (held.ends_at, lease) for lease, held in self._leases.items() if held.ends_at <= now
+            )
+            for _, lease in over:
+                if lease in self._leases:
+                    self._end(lease)
+
+    def next_expiry(self) -> float | None:
+        """The instant of the clock at which the next lease ends, or None without leases."""
+        with self._lock:
+            return min((held.ends_at for held in self._leases.values()), default=None)
+
+    def compact(self, revision: int) -> None:
+        """Forget the changes before ``revision``: a watch from before it is told :class:`HistoryLost`."""
+        with self._lock:
+            self._oldest = max(self._oldest, min(revision, self._revision + 1))
+            while self._history and self._history[0][0].revision < self._oldest:
+                self._history_size -= len(self._history.popleft())
+
+    def restart(self) -> None:
+        """Do as a server that comes back: leases have their full time again, watches must read again."""
+        with self._lock:
+            now = self._clock.now()
+            for held in self._leases.values():
+                held.ends_at = now + held.ttl_s
+            self._untold.extend((stream, (HistoryLost(self._revision),)) for stream in self._streams)
+            self._tell()
+
+    def end_leases(self, stopped: threading.Event) -> None:
+        """Block and end each lease on its time, until ``stopped`` is set and :meth:`wake` called."""
+        with self._lease_granted:
+            while not stopped.is_set():
+                self.expire()
+                following = self.next_expiry()
+                remaining = math.inf if following is None else following - self._clock.now()
+                self._lease_granted.wait(min(remaining, threading.TIMEOUT_MAX))
+
+    def wake(self) -> None:
+        """Let whoever blocks in :meth:`end_leases` look again."""
+        with self._lease_granted:
+            self._lease_granted.notify_all()
+
+    def _keys(self, prefix: str) -> Iterator[str]:
+        for index in range(bisect_left(self._order, prefix), len(self._order)):
+            if not self._order[index].startswith(prefix):
+                return
+            yield self._order[index]
+
+    def _lease(self, lease: int) -> _Lease:
+        held = self._leases.get(lease)
+        if held is None:
+            raise LeaseNotFound(f"lease {lease} does not exist (any more)")
+        return held
+
+    def _grant(self, ttl_s: float) -> Granted:
+        ttl_s = max(self.capabilities.min_lease_ttl_s, ttl_s)
+        self._last_lease += 1
+        self._leases[self._last_lease] = _Lease(ttl_s, self._clock.now() + ttl_s)
+        self._lease_granted.notify_all()
+        return Granted(self._last_lease, ttl_s)
+
+    def _end(self, lease: int) -> None:
+        keys = self._leases.pop(lease).keys
+        if keys:
+            for key in keys:
+                self._remove(key)
+            self._commit(dict.fromkeys(keys))
+
+    def _transact(self, transaction: Transaction) -> Outcome:
+        check_transaction(transaction, self.capabilities)
+        branch = self._choose(transaction)
+        changes: dict[str, bytes | None] = {}
+        for write in _writes(branch):
+            if isinstance(write, Put):
+                if write.lease:
+                    self._lease(write.lease)
+                changes[write.key] = write.value
+            elif write.key in self._items:
+                changes[write.key] = None
+        outcome = self._perform(branch, self._revision + bool(changes))
+        if changes:
+            self._commit(changes)
+        return outcome
+
+    def _choose(self, transaction: Transaction) -> _Branch:
+        succeeded = all(self._holds(guard) for guard in transaction.guards)
+        operations = transaction.then if succeeded else transaction.otherwise
+        return _Branch(
+            succeeded,
+            tuple(
+                self._choose(operation) if isinstance(operation, Transaction) else operation
+                for operation in operations
+            ),
+        )
+
+    def _holds(self, guard: Guard) -> bool:
+        item = self._items.get(guard.key)
+        match guard:
+            case Absent():
+                return item is None
+            case Created(revision=revision):
+                return item is not None and item.create_revision == revision
+            case Unchanged(revision=revision):
+                return item is not None and item.mod_revision == revision
+
+    def _perform(self, branch: _Branch, revision: int) -> Outcome:
+        return Outcome(
+            branch.succeeded, revision, tuple(self._perform_step(step, revision) for step in branch.steps)
+        )
+
+    def _perform_step(self, step: _Step, revision: int) -> Result:
+        match step:
+            case Put():
+                self._put(step, revision)
+                return None
+            case Delete(key=key):
+                self._remove(key)
+                return None
+            case Get(key=key):
+                return self._items.get(key)
+            case Range(prefix=prefix):
+                return self.items(prefix)
+            case Stat(prefix=prefix):
+                items = self.items(prefix)
+                return Stats(len(items), max((item.mod_revision for item in items), default=0))
+            case _Branch():
+                return self._perform(step, revision)
+
+    def _put(self, put: Put, revision: int) -> None:
+        before = self._items.get(put.key)
+        if before is None:
+            insort(self._order, put.key)
+        elif before.lease:
+            self._leases[before.lease].keys.discard(put.key)
+        if put.lease:
+            self._leases[put.lease].keys.add(put.key)
+        created = revision if before is None else before.create_revision
+        self._items[put.key] = KeyValue(put.key, put.value, created, revision, put.lease)
+
+    def _remove(self, key: str) -> None:
+        item = self._items.pop(key, None)
+        if item is None:
+            return
+        del self._order[bisect_left(self._order, key)]
+        if item.lease in self._leases:
+            self._leases[item.lease].keys.discard(key)
+
+    def _commit(self, changes: dict[str, bytes | None]) -> None:
+        self._revision += 1
+        changed = tuple(Changed(key, self._revision, changes[key]) for key in sorted(changes))
+        self._history.append(changed)
+        self._history_size += len(changed)
+        while self._history_size > self._max_history:
+            self.compact(self._history[0][0].revision + 1)
+        for stream in self._streams:
+            self._queue(stream, changed)
+        self._tell()
+
+    def _queue(self, stream: _Stream, changes: Sequence[Changed]) -> None:
+        selected = stream.select(changes)
+        if selected:
+            self._untold.append((stream, selected))
+
+    def _tell(self) -> None:
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._untold:
+                stream, events = self._untold.popleft()
+                stream.tell(events)
+        finally:
+            self._telling = False
+
+
+class _Mailbox:
+    """Carries the events of a watch to a thread of its own; what does not fit is told as lost history."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._changed = threading.Condition()
+        self._waiting: list[WatchEvent] = []
+        self._closed = False
+        threading.Thread(target=self._run, name="rebalanser-memory-watch", daemon=True).start()
+
+    def post(self, events: Sequence[WatchEvent]) -> None:
+        with self._changed:
+            self._waiting.extend(events)
+            if len(self._waiting) > MAX_HISTORY:
+                self._waiting = [HistoryLost(self._waiting[-1].revision)]
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                events, self._waiting = self._waiting, []
+            self._sink(events)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _MemoryWatch:
+    stream: Watch
+    mailbox: _Mailbox
+    siblings: dict[_MemoryWatch, None]
+
+    def close(self) -> None:
+        self.stream.close()
+        self.mailbox.close()
+        self.siblings.pop(self, None)
+
+
+class MemoryRegistry(Registry):
+    """A connection to a :class:`MemoryStore`; several of them are like several processes.
+
+    ``on_close`` is called once, when it is closed.
+    """
+
+    def __init__(self, store: MemoryStore, on_close: Callable[[], None] = lambda: None) -> None:
+        self._store = store
+        self._on_close = on_close
+        self._lock = threading.Lock()
+        self._watches: dict[_MemoryWatch, None] = {}
+        self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the store can do."""
+        return self._store.capabilities
+
+    def execute(self, request: Request, timeout_s: float) -> Reply:  # noqa: ARG002 - it never waits
+        """Carry out one request at once; errors as :meth:`Registry.execute` says."""
+        self._check_open()
+        return self._store.execute(request)
+
+    def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
+        """Tell ``sink`` every change of ``target`` at ``from_revision`` or later, in a thread of its own."""
+        with self._lock:
+            self._check_open()
+            mailbox = _Mailbox(sink)
+            stream = self._store.watch(target, from_revision, mailbox.post)
+            watch = _MemoryWatch(stream, mailbox, self._watches)
+            self._watches[watch] = None
+            return watch
+
+    def close(self) -> None:
+        """Close the connection and all its watches; the store and its leases stay. Twice is once."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for watch in list(self._watches):
+            watch.close()
+        self._on_close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RegistryUnavailable("this connection to the registry is closed")
+
+
+class _SharedStores:
+    """The stores of ``memory://`` by name, and a thread for each one in use that ends its leases."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stores: dict[str, MemoryStore] = {}
+        self._users: dict[str, int] = {}
+        self._stops: dict[str, threading.Event] = {}
+
+    def open(self, name: str) -> MemoryRegistry:
+        with self._lock:
+            store = self._stores.setdefault(name, MemoryStore(SystemClock()))
+            self._users[name] = self._users.get(name, 0) + 1
+            if self._users[name] == 1:
+                stopped = self._stops[name] = threading.Event()
+                threading.Thread(
+                    target=store.end_leases, args=(stopped,), name="rebalanser-memory-leases", daemon=True
+                ).start()
+        return MemoryRegistry(store, on_close=lambda: self._leave(name))
+
+    def _leave(self, name: str) -> None:
+        with self._lock:
+            self._users[name] -= 1
+            if self._users[name] == 0:
+                self._stops.pop(name).set()
+                self._stores[name].wake()
+
+
+_SHARED: Final = _SharedStores()
+
+
+def open_memory(url: RegistryUrl, timeout_s: float) -> Registry:  # noqa: ARG001 - the signature of openers
+    """Open ``memory://NAME``: one store for each name in this process, kept until the process ends.
+
+    Raises:
+        InvalidUrl: it has no name.
+    """
+    if not url.path:
+        raise InvalidUrl("memory:// has no name; write for example memory://test")
+    return _SHARED.open(url.path)

@@ -1,0 +1,45 @@
+"""The memory registry keeps the contract of registries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
+from rebalanser.testing.registry_suite import RegistryConformance, RegistryHarness
+
+if TYPE_CHECKING:
+    from rebalanser.registry.contract import Registry
+
+
+class MemoryHarness(RegistryHarness):
+    """Connections to one memory store on a fake clock."""
+
+    prefix = "conformance/"
+    min_ttl_s = 1.0
+    patience_s = 20.0
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock)
+
+    def open(self) -> Registry:
+        return MemoryRegistry(self.store)
+
+    def let_pass(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.store.expire()
+
+    def lose_history(self, revision: int) -> None:
+        self.store.compact(revision)
+
+    def restart(self) -> None:
+        self.store.restart()
+
+
+@pytest.mark.rule("RB-20", "RB-28", "RB-33")
+class TestMemory(RegistryConformance):
+    @pytest.fixture
+    def harness(self) -> RegistryHarness:
+        return MemoryHarness()
