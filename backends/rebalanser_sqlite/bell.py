@@ -1,0 +1,116 @@
+"""The wake-up across processes: a writer rings after its commit, every watcher of the file hears it.
+
+Ringing touches the times of the database file. SQLite itself only writes to that file, never changes its
+attributes, so that an attribute event means the bell and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import sys
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+if sys.platform == "linux" or TYPE_CHECKING:
+    import inotify_simple  # type: ignore[import-untyped]
+
+POLL_S = 0.01
+"""How often to look where the bell cannot be heard."""
+
+
+class Bell(ABC):
+    """What a watcher thread sleeps on. ``wake`` may be called from any thread, the rest from its own."""
+
+    def __init__(self) -> None:
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+
+    def wake(self) -> None:
+        """Make a wait end, the present one or the next."""
+        # A full pipe wakes as well.
+        with suppress(BlockingIOError):
+            os.write(self._wake_writer, b"\0")
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when the bell rings, when woken, or when the time is up; now and then for no reason."""
+
+    def close(self) -> None:
+        """Give all descriptors back."""
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def _silence(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._wake_reader, 4096):
+                pass
+
+
+class PollingBell(Bell):
+    """Hears nothing from other processes and so wakes every 10 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._poll = select.poll()
+        self._poll.register(self._wake_reader, select.POLLIN)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when woken or after 10 ms."""
+        if self._poll.poll(_milliseconds(POLL_S if timeout_s is None else min(timeout_s, POLL_S))):
+            self._silence()
+
+
+class InotifyBell(Bell):
+    """Hears the bell by inotify.
+
+    Raises:
+        OSError: the user has no inotify instance or watch left.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # inotify_simple would look for the C library by running ldconfig, which takes 25 ms.
+        if inotify_simple._libc is None:  # noqa: SLF001
+            inotify_simple._libc = ctypes.CDLL(None, use_errno=True)  # noqa: SLF001
+        self._inotify = inotify_simple.INotify(nonblocking=True)
+        try:
+            self._inotify.add_watch(path, inotify_simple.flags.ATTRIB)
+            super().__init__()
+        except BaseException:
+            self._inotify.close()
+            raise
+        self._poll = select.poll()
+        self._poll.register(self._wake_reader, select.POLLIN)
+        self._poll.register(self._inotify.fileno(), select.POLLIN)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when the bell rings, when woken, or when the time is up."""
+        for descriptor, _ in self._poll.poll(_milliseconds(timeout_s)):
+            if descriptor == self._wake_reader:
+                self._silence()
+            else:
+                self._inotify.read(timeout=0)
+
+    def close(self) -> None:
+        """Give all descriptors back."""
+        self._inotify.close()
+        super().close()
+
+
+def _milliseconds(timeout_s: float | None) -> float | None:
+    # To poll, a negative time means for ever.
+    return None if timeout_s is None else max(0.0, timeout_s * 1000)
+
+
+def bell_of(path: Path) -> Bell:
+    """The best bell that is to be had for a database file."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return InotifyBell(path)
+    return PollingBell()

@@ -1,0 +1,47 @@
+"""The clock that all processes of one host share, and the name of its present run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+from rebalanser.errors import UnusableStore
+
+LINUX_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Clock(Protocol):
+    """Seconds that never step back while the host runs and mean the same in all of its processes."""
+
+    def now(self) -> float:
+        """The present time in seconds."""
+
+
+class HostClock:
+    """``CLOCK_BOOTTIME`` where there is one, so that leases end while the host sleeps; else monotonic."""
+
+    _id = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+    def now(self) -> float:
+        """Seconds since the host booted."""
+        return time.clock_gettime(self._id)
+
+
+def host_boot_id() -> str:
+    """What tells one run of this host's clock from every other.
+
+    Raises:
+        UnusableStore: this platform does not tell; leases could not be counted.
+    """
+    try:
+        if sys.platform == "darwin":
+            command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
+        return LINUX_BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnusableStore(
+            f"sqlite:// needs the id of the host's boot, which cannot be read ({error}); use another registry"
+        ) from error

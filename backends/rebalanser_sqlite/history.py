@@ -1,0 +1,72 @@
+"""The changes that watches are told, kept for a bounded number of revisions and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rebalanser.registry.contract import Changed
+
+if TYPE_CHECKING:
+    from rebalanser_sqlite.store import Store
+
+MAX_REVISIONS = 10_000
+MAX_BYTES = 64 << 20
+FORGET_STEP = 1_000
+"""So many revisions are forgotten at once, so that most transactions need not delete any."""
+REVISIONS_PER_READ = 500
+
+_ADVANCE = "UPDATE meta SET revision = ?, history_bytes = history_bytes + ?"
+_STATE = "SELECT revision, forgotten_revision, history_bytes FROM meta"
+_SIZE = (
+    "SELECT coalesce(sum(length(key) + coalesce(length(value), 0)), 0) FROM changes "
+    "WHERE revision > ? AND revision <= ?"
+)
+_DELETE = "DELETE FROM changes WHERE revision > ? AND revision <= ?"
+_FORGOTTEN = "UPDATE meta SET forgotten_revision = ?, history_bytes = history_bytes - ?"
+_READ = (
+    "SELECT key, revision, value FROM changes WHERE revision >= ? AND revision <= ? ORDER BY revision, key"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The revisions whose changes are kept: those after ``forgotten`` up to ``latest``."""
+
+    latest: int
+    forgotten: int
+
+
+def extent(store: Store) -> Extent:
+    """What is kept, as this transaction sees it."""
+    latest, forgotten, _ = store.connection.execute(_STATE).fetchone()
+    return Extent(latest, forgotten)
+
+
+def record_size(store: Store, revision: int, size: int) -> None:
+    """Make ``revision`` the latest, ``size`` bytes of keys and values having been recorded for it."""
+    store.connection.execute(_ADVANCE, (revision, size))
+
+
+def trim(store: Store) -> None:
+    """Forget the oldest changes if there are more than the bounds allow."""
+    latest, forgotten, size = store.connection.execute(_STATE).fetchone()
+    if latest - forgotten >= MAX_REVISIONS + FORGET_STEP:
+        forget(store, latest - MAX_REVISIONS)
+    elif size > MAX_BYTES:
+        forget(store, forgotten + (latest - forgotten + 1) // 2)
+
+
+def forget(store: Store, up_to: int) -> None:
+    """Forget the changes up to and including a revision."""
+    latest, forgotten, _ = store.connection.execute(_STATE).fetchone()
+    bounds = (forgotten, min(up_to, latest))
+    if bounds[0] < bounds[1]:
+        (size,) = store.connection.execute(_SIZE, bounds).fetchone()
+        store.connection.execute(_DELETE, bounds)
+        store.connection.execute(_FORGOTTEN, (bounds[1], size))
+
+
+def changes(store: Store, first: int, last: int) -> list[Changed]:
+    """The changes of these revisions, in order."""
+    return [Changed(*row) for row in store.connection.execute(_READ, (first, last))]

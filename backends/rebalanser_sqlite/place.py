@@ -1,0 +1,112 @@
+"""Where a registry file may be: on this host's own disk, in a folder that can be written."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rebalanser.errors import InvalidUrl, UnusableStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rebalanser.registry.urls import RegistryUrl
+
+MOUNTS = Path("/proc/self/mounts")
+SHARED_FILESYSTEMS = frozenset(
+    {
+        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre"),
+        *("ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "prl_fs", "pvfs2", "smb2", "smb3", "smbfs"),
+        *("vboxsf", "virtiofs", "vmhgfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.cephfs", "fuse.davfs"),
+        *("fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.juicefs", "fuse.moosefs"),
+        *("fuse.nfs", "fuse.rclone", "fuse.s3fs", "fuse.seaweedfs", "fuse.smbnetfs", "fuse.sshfs"),
+        *("fuse.virtiofs", "fuse.vmhgfs-fuse"),
+    }
+)
+"""Filesystems that other hosts (or the host of a virtual machine) write too: shared memory does not reach
+across, so the write-ahead log would be torn."""
+
+
+def file_of(url: RegistryUrl) -> Path:
+    """The file that ``sqlite:///relative`` or ``sqlite:////absolute`` names.
+
+    Raises:
+        InvalidUrl: it names none.
+        UnusableStore: it names SQLite's in-memory database.
+    """
+    slash, name = url.path[:1], url.path[1:]
+    if slash != "/" or not name or "\0" in name:
+        raise InvalidUrl(
+            f"{str(url)!r} names no file; write sqlite:///groups.db or sqlite:////absolute/groups.db"
+        )
+    if name == ":memory:":
+        raise UnusableStore("an in-memory SQLite database is seen by one connection only; use memory://NAME")
+    return Path(name)
+
+
+def check_place(path: Path) -> None:
+    """Refuse a place that a registry file cannot work in.
+
+    Raises:
+        UnusableStore: no folder, a folder, no plain file, not writable, or on a network filesystem.
+    """
+    folder = path.parent
+    try:
+        if not folder.is_dir():
+            raise UnusableStore(f"there is no folder {folder}; create it first")
+        _check_file(path)
+        filesystem = filesystem_of(path.resolve(), _mount_lines())
+    except OSError as error:
+        raise UnusableStore(f"{path} cannot be used: {error.strerror}") from error
+    if filesystem in SHARED_FILESYSTEMS:
+        raise UnusableStore(f"{path} is on a network filesystem ({filesystem}); use a local disk, or etcd://")
+    if not _may(path.resolve().parent, os.W_OK | os.X_OK):
+        raise UnusableStore(
+            f"the folder of {path} is read-only for this user; SQLite keeps two more files beside it"
+        )
+
+
+def _check_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise UnusableStore(f"{path} is a folder; name a file in it")
+    if not stat.S_ISREG(mode):
+        raise UnusableStore(f"{path} is not a plain file; name another one")
+    if not _may(path, os.R_OK | os.W_OK):
+        raise UnusableStore(f"{path} cannot be read and written by this user; change its permissions")
+
+
+def _may(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _mount_lines() -> list[str]:
+    try:
+        return MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def filesystem_of(path: Path, mount_lines: Iterable[str]) -> str:
+    """The type of the filesystem an absolute path is on, by lines as in ``/proc/self/mounts``; "" if unknown.
+
+    The longest mount point wins, and of several mounts at one point the last, which hides the others.
+    """
+    found, depth = "", -1
+    for line in mount_lines:
+        _, point, kind, *_ = line.split(" ")
+        parts = Path(_unescaped(point)).parts
+        if len(parts) >= depth and path.parts[: len(parts)] == parts:
+            found, depth = kind, len(parts)
+    return found
+
+
+def _unescaped(text: str) -> str:
+    """Undo the octal escapes with which the kernel writes blanks in mount points."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

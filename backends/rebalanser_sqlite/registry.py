@@ -1,0 +1,207 @@
+"""The registry in one SQLite file; see :mod:`rebalanser_sqlite` for how it works."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rebalanser.errors import LeaseNotFound, RegistryUnavailable
+from rebalanser.registry.contract import (
+    Capabilities,
+    Done,
+    Grant,
+    KeepAlive,
+    Outcome,
+    Registry,
+    Reply,
+    Request,
+    Revoke,
+    Sink,
+    Target,
+    Transaction,
+    Watch,
+)
+from rebalanser_sqlite import history, leases, transactions
+from rebalanser_sqlite.clock import Clock, HostClock, host_boot_id
+from rebalanser_sqlite.place import file_of
+from rebalanser_sqlite.store import Deadline, Store, ring
+from rebalanser_sqlite.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rebalanser.registry.urls import RegistryUrl
+
+CAPABILITIES = Capabilities(
+    max_operations=transactions.MAX_OPERATIONS,
+    max_request_bytes=transactions.MAX_REQUEST_BYTES,
+    min_lease_ttl_s=leases.MIN_TTL_S,
+    lease_detection_s=0.05,
+    survives_process=True,
+    shared_between_hosts=False,
+)
+OPEN_TIMEOUT_S = 10.0
+
+
+def open_sqlite(url: RegistryUrl, timeout_s: float) -> Registry:
+    """Open the registry that ``sqlite:///relative`` or ``sqlite:////absolute`` names; make it if it is new.
+
+    Raises:
+        InvalidUrl: the URL names no file.
+        UnusableStore: a registry cannot be there; the message says why and what to do.
+        QuotaExceeded: the disk is full.
+        RegistryUnavailable: others kept the file locked for ``timeout_s`` seconds.
+    """
+    return SqliteRegistry(file_of(url), timeout_s)
+
+
+class SqliteRegistry(Registry):
+    """A registry in one file, shared by the processes of one host.
+
+    Args:
+        path: the file; made if it does not exist. Its folder must exist.
+        timeout_s: how many seconds to wait for others that hold it locked.
+        clock: what leases are counted on; the host's clock unless a test gives another.
+        boot_id: the run of the host that the clock belongs to.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        timeout_s: float = OPEN_TIMEOUT_S,
+        *,
+        clock: Clock | None = None,
+        boot_id: str | None = None,
+    ) -> None:
+        self._path = path.absolute()
+        self._clock = clock or HostClock()
+        self._boot_id = boot_id or host_boot_id()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._store = self._open(timeout_s)
+        self._watcher = Watcher(self._path, lambda: self._open(OPEN_TIMEOUT_S))
+
+    def _open(self, timeout_s: float) -> Store:
+        return Store(self._path, self._clock, self._boot_id, Deadline.after(timeout_s))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this registry can do."""
+        return CAPABILITIES
+
+    def execute(self, request: Request, timeout_s: float) -> Reply:
+        """Carry out one request; see :meth:`rebalanser.registry.contract.Registry.execute`.
+
+        Raises:
+            RegistryUnavailable: others kept the file locked until the time was up, or the registry is closed;
+                no effect.
+            OutcomeUnknown: the disk failed during the commit.
+            LeaseNotFound: the lease of a keep-alive or of a put does not exist.
+            QuotaExceeded: the disk is full; no effect.
+            UnusableStore: the file was removed, replaced or damaged while in use; no effect.
+            RequestTooLarge: more operations or bytes than the capabilities say; no effect.
+            InternalError: the request is not well formed; no effect.
+        """
+        deadline = Deadline.after(timeout_s)
+        if isinstance(request, Transaction):
+            transactions.check(request)
+        with self._alone(deadline):
+            if isinstance(request, Transaction) and not transactions.may_write(request):
+                outcome = self._read(request, deadline)
+                if outcome is not None:
+                    return outcome
+            return self._write(request, deadline)
+
+    def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
+        """Tell ``sink`` every change of ``target`` from ``from_revision`` on, from the registry's thread."""
+        if self._closed:
+            raise RegistryUnavailable("this connection to the registry is closed")
+        return self._watcher.add(target, from_revision, sink)
+
+    def close(self) -> None:
+        """Close the file and all watches; leases are left alone. Closing twice does nothing."""
+        self._watcher.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._store.close()
+
+    def wake(self) -> None:
+        """Have the watches look at the file now, as after a step of a clock that a test moves."""
+        self._watcher.wake()
+
+    def forget_history(self, before_revision: int, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+        """Forget the changes before a revision: a watch from before it is told of the loss (RB-28).
+
+        Raises:
+            RegistryUnavailable: others kept the file locked until the time was up.
+        """
+        deadline = Deadline.after(timeout_s)
+        with self._alone(deadline), self._store.writing(deadline):
+            history.forget(self._store, before_revision - 1)
+
+    @contextmanager
+    def _alone(self, deadline: Deadline) -> Iterator[None]:
+        if not self._lock.acquire(timeout=deadline.left_s):
+            raise RegistryUnavailable(
+                f"other threads kept {self._path} busy until the time was up; try again"
+            )
+        try:
+            if self._closed:
+                raise RegistryUnavailable("this connection to the registry is closed")
+            yield
+        finally:
+            self._lock.release()
+
+    def _read(self, request: Transaction, deadline: Deadline) -> Outcome | None:
+        """Answer from a snapshot; None if a lease in it is over, which has to be ended first."""
+        with self._store.reading(deadline) as revision:
+            # The clock is read after the snapshot was taken: a lease that this passes was alive in it.
+            if leases.any_over(self._store):
+                return None
+            chosen = transactions.choose(self._store.connection, request)
+            return transactions.answer(self._store.connection, chosen, revision)
+
+    def _write(self, request: Request, deadline: Deadline) -> Reply:
+        with self._store.writing(deadline):
+            before = self._store.revision()
+            leases.end_those_over(self._store)
+            # Raised after the commit only: the ended leases stay ended, and nothing else was written.
+            reply = self._reply(request)
+            after = self._store.revision()
+            if after > before:
+                history.trim(self._store)
+        if after > before or isinstance(request, Grant):
+            ring(self._path)
+        self._store.checkpoint_if_due()
+        if isinstance(reply, LeaseNotFound):
+            raise reply
+        return reply
+
+    def _reply(self, request: Request) -> Reply | LeaseNotFound:
+        try:
+            match request:
+                case Transaction():
+                    return self._carry_out(request)
+                case Grant(ttl_s):
+                    return leases.grant(self._store, ttl_s)
+                case KeepAlive(lease):
+                    leases.keep_alive(self._store, lease)
+                case Revoke(lease):
+                    leases.end(self._store, lease)
+            return Done()
+        except LeaseNotFound as error:
+            return error
+
+    def _carry_out(self, request: Transaction) -> Outcome:
+        connection = self._store.connection
+        chosen = transactions.choose(connection, request)
+        writes = transactions.writes_of(connection, chosen)
+        revision = self._store.revision() + bool(writes)
+        outcome = transactions.answer(connection, chosen, revision)
+        if writes:
+            transactions.write(connection, writes, revision)
+            history.record_size(self._store, revision, writes.size)
+        return outcome

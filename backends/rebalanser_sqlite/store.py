@@ -1,0 +1,271 @@
+"""One connection to the registry's file: how it is opened, and how a transaction begins and ends."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
+
+from rebalanser.errors import RegistryUnavailable, UnusableStore
+from rebalanser_sqlite.failures import commit_failure, failure, is_busy
+from rebalanser_sqlite.place import check_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from rebalanser_sqlite.clock import Clock
+
+APPLICATION_ID = 0x5242_4C31
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE meta (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    revision INTEGER NOT NULL,
+    forgotten_revision INTEGER NOT NULL,
+    history_bytes INTEGER NOT NULL,
+    last_lease INTEGER NOT NULL
+);
+INSERT INTO meta VALUES (1, 0, 0, 0, 0);
+CREATE TABLE kv (
+    key TEXT NOT NULL COLLATE BINARY PRIMARY KEY,
+    value BLOB NOT NULL,
+    create_revision INTEGER NOT NULL,
+    mod_revision INTEGER NOT NULL,
+    lease INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX kv_of_lease ON kv (lease) WHERE lease <> 0;
+CREATE TABLE leases (
+    id INTEGER PRIMARY KEY,
+    ttl_s REAL NOT NULL,
+    ends_at_s REAL NOT NULL,
+    boot_id TEXT NOT NULL
+);
+CREATE TABLE changes (
+    revision INTEGER NOT NULL,
+    key TEXT NOT NULL COLLATE BINARY,
+    value BLOB,
+    PRIMARY KEY (revision, key)
+) WITHOUT ROWID;
+"""
+SETTINGS = (
+    "PRAGMA synchronous = FULL",
+    "PRAGMA wal_autocheckpoint = 0",
+    "PRAGMA journal_size_limit = 16777216",
+    "PRAGMA secure_delete = OFF",
+)
+COMMITS_PER_CHECKPOINT = 100
+"""Keeps the write-ahead log at about 1,000 pages, SQLite's own measure, for each process that writes."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When a request's time is up, on this process's monotonic clock."""
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """The deadline of a request that begins now."""
+        return cls(time.monotonic() + seconds)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, 0 when it is over."""
+        return max(0.0, self.at - time.monotonic())
+
+
+def patiently(action: Callable[[], T], deadline: Deadline) -> T:
+    """Do it, again and again while another connection holds the lock that it needs, until the deadline."""
+    return Retrying(
+        retry=retry_if_exception(is_busy),
+        wait=wait_random_exponential(multiplier=0.0005, max=0.008),
+        stop=stop_before_delay(deadline.left_s),
+        reraise=True,
+    )(action)
+
+
+class Store:
+    """One connection. Its user sees to it that one thread at a time uses it.
+
+    Args:
+        path: the file; made if it does not exist.
+        clock: leases are counted on it.
+        boot_id: the run of the host that the clock belongs to; leases of another run are over.
+        deadline: until when to wait for others that open or write it.
+
+    Raises:
+        UnusableStore: a registry cannot be there; the message says why and what to do.
+        QuotaExceeded: the disk is full.
+        RegistryUnavailable: others kept it locked.
+    """
+
+    def __init__(self, path: Path, clock: Clock, boot_id: str, deadline: Deadline) -> None:
+        check_place(path)
+        self.path = path
+        self.boot_id = boot_id
+        self.clock = clock
+        self._commits = 0
+        self._checkpointer: sqlite3.Connection | None = None
+        self._identity = (0, 0)
+        with self._failures():
+            self.connection = self._connect()
+        try:
+            with self._failures():
+                patiently(self._prepare, deadline)
+            self._identity = self._identity_now()
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
+
+    def _prepare(self) -> None:
+        try:
+            for setting in SETTINGS:
+                self.connection.execute(setting)
+            if self._is_new():
+                self._create()
+            if self.connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+                raise UnusableStore(f"{self.path} is on a filesystem without shared memory; use a local disk")
+        finally:
+            self._roll_back()
+
+    def _is_new(self) -> bool:
+        """Whether it is an empty database; raises UnusableStore if it is not this program's."""
+        self.connection.execute("BEGIN")
+        ((application_id,), (version,), (objects,)) = (
+            self.connection.execute(sql).fetchone()
+            for sql in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+        )
+        self.connection.execute("COMMIT")
+        if application_id == 0 and version == 0 and objects == 0:
+            return True
+        if application_id != APPLICATION_ID:
+            raise UnusableStore(f"{self.path} is the database of another program; name another file")
+        if version != SCHEMA_VERSION:
+            raise UnusableStore(
+                f"{self.path} has schema {version} and this version of rebalanser knows {SCHEMA_VERSION}; "
+                "upgrade rebalanser on this host"
+            )
+        return False
+
+    def _create(self) -> None:
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("BEGIN IMMEDIATE")
+        if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            for statement in SCHEMA.split(";"):
+                self.connection.execute(statement)
+            self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self.connection.execute("COMMIT")
+
+    def _identity_now(self) -> tuple[int, int]:
+        found = self.path.stat()
+        return found.st_dev, found.st_ino
+
+    def _check_identity(self) -> None:
+        """A file put in another's place has another history: two sets of processes would each own all."""
+        with suppress(OSError):
+            if self._identity_now() == self._identity:
+                return
+        raise UnusableStore(f"{self.path} was removed or replaced while in use; restart this process")
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise failure(error, self.path) from error
+
+    @contextmanager
+    def reading(self, deadline: Deadline) -> Iterator[int]:
+        """A snapshot; gives its revision. Waits for no writer and keeps none waiting."""
+        self._check_identity()
+        with self._failures(), self._rolled_back_at_end():
+            yield patiently(self._begin_reading, deadline)
+
+    def _begin_reading(self) -> int:
+        # Rolled back first: a busy SELECT leaves the BEGIN behind, and that must not begin twice.
+        self._roll_back()
+        self.connection.execute("BEGIN")
+        return self.revision()
+
+    @contextmanager
+    def writing(self, deadline: Deadline) -> Iterator[None]:
+        """The one write transaction of the host: commits at the end, or rolls back on an error.
+
+        Raises:
+            RegistryUnavailable: the deadline passed before the commit; no effect.
+            OutcomeUnknown: the disk failed during the commit.
+        """
+        with self._rolled_back_at_end():
+            with self._failures():
+                patiently(lambda: self.connection.execute("BEGIN IMMEDIATE"), deadline)
+                self._check_identity()
+                yield
+            if not deadline.left_s:
+                raise RegistryUnavailable(
+                    f"the time was up before {self.path} could commit; no effect, try again"
+                )
+            try:
+                self.connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise commit_failure(error, self.path) from error
+        self._commits += 1
+
+    @contextmanager
+    def _rolled_back_at_end(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+    def revision(self) -> int:
+        """The latest revision, as this transaction sees it."""
+        (revision,) = self.connection.execute("SELECT revision FROM meta").fetchone()
+        return int(revision)
+
+    def checkpoint_if_due(self) -> None:
+        """Every so many commits, copy the write-ahead log into the database.
+
+        A second connection does it while this one holds the write lock, so that no commit can reset the log
+        meanwhile. If the lock is not free now, or the disk fails, a later commit's turn will do.
+        """
+        if self._commits < COMMITS_PER_CHECKPOINT:
+            return
+        with suppress(sqlite3.Error), self._rolled_back_at_end():
+            if self._checkpointer is None:
+                self._checkpointer = self._connect()
+                for setting in SETTINGS:
+                    self._checkpointer.execute(setting)
+            self.connection.execute("BEGIN IMMEDIATE")
+            self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._commits = 0
+
+    def close(self) -> None:
+        """Close the connection; the last one of the host also empties the write-ahead log."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+        self.connection.close()
+
+
+def ring(path: Path) -> None:
+    """Tell the watchers of all processes that something was committed; see :mod:`rebalanser_sqlite.bell`."""
+    # By its name: closing a descriptor of the file would drop the locks that SQLite holds on it.
+    with suppress(OSError):
+        os.utime(path)

@@ -1,0 +1,215 @@
+"""A transaction of the contract as SQL: first all guards and reads, then all writes at one revision.
+
+A transaction may write a key once only and reads of what it writes are unspecified, so the order among its
+operations does not show. Every statement is a constant, so that SQLite's prepared form is used again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
+from rebalanser.registry.contract import (
+    Absent,
+    Created,
+    Delete,
+    Get,
+    Guard,
+    KeyValue,
+    Operation,
+    Outcome,
+    Put,
+    Range,
+    Result,
+    Stat,
+    Stats,
+    Transaction,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
+
+MAX_OPERATIONS = 1024
+"""Bounds how long one transaction keeps the others from writing: about 5 ms."""
+MAX_REQUEST_BYTES = 4 << 20
+
+_AFTER_PRINTABLE = "\x7f"
+"""Greater than every character of a key: ``prefix <= key < prefix + this`` is the range of a prefix."""
+
+_REVISIONS = "SELECT create_revision, mod_revision FROM kv WHERE key = ?"
+_GET = "SELECT key, value, create_revision, mod_revision, lease FROM kv WHERE key = ?"
+_RANGE = (
+    "SELECT key, value, create_revision, mod_revision, lease FROM kv WHERE key >= ? AND key < ? ORDER BY key"
+)
+_STAT = "SELECT count(*), coalesce(max(mod_revision), 0) FROM kv WHERE key >= ? AND key < ?"
+_LEASE = "SELECT 1 FROM leases WHERE id = ?"
+_PUT = (
+    "INSERT INTO kv (key, value, create_revision, mod_revision, lease) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (key) DO UPDATE "
+    "SET value = excluded.value, mod_revision = excluded.mod_revision, lease = excluded.lease"
+)
+_DELETE = "DELETE FROM kv WHERE key = ?"
+_RECORD = "INSERT INTO changes (revision, key, value) VALUES (?, ?, ?)"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A transaction whose guards have been looked at: the branch that runs."""
+
+    succeeded: bool
+    operations: tuple[Put | Delete | Get | Range | Stat | Chosen, ...]
+
+    def writes(self) -> Iterator[Put | Delete]:
+        """All puts and deletes, of nested transactions too."""
+        for operation in self.operations:
+            if isinstance(operation, Chosen):
+                yield from operation.writes()
+            elif isinstance(operation, Put | Delete):
+                yield operation
+
+
+_Revisions: TypeAlias = dict[str, tuple[int, int] | None]
+
+
+def may_write(transaction: Transaction) -> bool:
+    """Whether either branch has a put or a delete; else a snapshot is enough."""
+    return any(
+        may_write(operation) if isinstance(operation, Transaction) else isinstance(operation, Put | Delete)
+        for operation in (*transaction.then, *transaction.otherwise)
+    )
+
+
+def check(transaction: Transaction) -> None:
+    """Refuse what no state of the registry could make right.
+
+    Raises:
+        RequestTooLarge: more operations in a list, or more bytes, than :class:`Capabilities` says.
+        InternalError: a key that is not printable ASCII, or transactions nested two levels deep.
+    """
+    size = _checked_size(transaction, nested=False)
+    if size > MAX_REQUEST_BYTES:
+        raise RequestTooLarge(f"the keys and values have {size} bytes; the limit is {MAX_REQUEST_BYTES}")
+
+
+def _checked_size(transaction: Transaction, *, nested: bool) -> int:
+    longest = max(len(transaction.guards), len(transaction.then), len(transaction.otherwise))
+    if longest > MAX_OPERATIONS:
+        raise RequestTooLarge(f"a list of {longest} guards or operations; the limit is {MAX_OPERATIONS}")
+    size = sum(_checked_key(guard.key) for guard in transaction.guards)
+    for operation in (*transaction.then, *transaction.otherwise):
+        if isinstance(operation, Transaction):
+            if nested:
+                raise InternalError("a transaction may be nested one level deep only")
+            size += _checked_size(operation, nested=True)
+        elif isinstance(operation, Range | Stat):
+            size += _checked_key(operation.prefix or " ")
+        else:
+            size += _checked_key(operation.key)
+            size += len(operation.value) if isinstance(operation, Put) else 0
+    return size
+
+
+def _checked_key(key: str) -> int:
+    if not key or not key.isascii() or not key.isprintable():
+        raise InternalError(f"{key!r} is no key: keys are printable ASCII text")
+    return len(key)
+
+
+def choose(connection: sqlite3.Connection, transaction: Transaction) -> Chosen:
+    """Look at all guards, in the state before the transaction."""
+    return _choose(connection, transaction, {})
+
+
+def _choose(connection: sqlite3.Connection, transaction: Transaction, seen: _Revisions) -> Chosen:
+    succeeded = all(_holds(connection, guard, seen) for guard in transaction.guards)
+    operations = transaction.then if succeeded else transaction.otherwise
+    return Chosen(
+        succeeded,
+        tuple(
+            _choose(connection, operation, seen) if isinstance(operation, Transaction) else operation
+            for operation in operations
+        ),
+    )
+
+
+def _holds(connection: sqlite3.Connection, guard: Guard, seen: _Revisions) -> bool:
+    if guard.key in seen:
+        found = seen[guard.key]
+    else:
+        found = seen[guard.key] = connection.execute(_REVISIONS, (guard.key,)).fetchone()
+    if isinstance(guard, Absent):
+        return found is None
+    return found is not None and guard.revision == found[0 if isinstance(guard, Created) else 1]
+
+
+def answer(connection: sqlite3.Connection, chosen: Chosen, revision: int) -> Outcome:
+    """Carry out all reads of the chosen branches."""
+    return Outcome(
+        chosen.succeeded,
+        revision,
+        tuple(_result(connection, operation, revision) for operation in chosen.operations),
+    )
+
+
+def _result(connection: sqlite3.Connection, operation: Operation | Chosen, revision: int) -> Result:
+    match operation:
+        case Chosen():
+            return answer(connection, operation, revision)
+        case Get(key):
+            row = connection.execute(_GET, (key,)).fetchone()
+            return KeyValue(*row) if row else None
+        case Range(prefix):
+            rows = connection.execute(_RANGE, (prefix, prefix + _AFTER_PRINTABLE))
+            return tuple(KeyValue(*row) for row in rows)
+        case Stat(prefix):
+            return Stats(*connection.execute(_STAT, (prefix, prefix + _AFTER_PRINTABLE)).fetchone())
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What a transaction changes; empty if it deletes absent keys only."""
+
+    puts: tuple[Put, ...]
+    deletes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes that these changes take in the history."""
+        return sum(len(put.key) + len(put.value) for put in self.puts) + sum(map(len, self.deletes))
+
+    def __bool__(self) -> bool:
+        return bool(self.puts or self.deletes)
+
+
+def writes_of(connection: sqlite3.Connection, chosen: Chosen) -> Writes:
+    """What the chosen branches change, looked at before any of it is written.
+
+    Raises:
+        LeaseNotFound: a put is under a lease that does not exist.
+        InternalError: a key is written twice.
+    """
+    operations = list(chosen.writes())
+    if len({operation.key for operation in operations}) < len(operations):
+        raise InternalError("a transaction may write a key once only")
+    puts = tuple(operation for operation in operations if isinstance(operation, Put))
+    for lease in {put.lease for put in puts} - {0}:
+        if connection.execute(_LEASE, (lease,)).fetchone() is None:
+            raise LeaseNotFound(f"lease {lease} has ended")
+    deletes = tuple(
+        operation.key
+        for operation in operations
+        if isinstance(operation, Delete) and connection.execute(_REVISIONS, (operation.key,)).fetchone()
+    )
+    return Writes(puts, deletes)
+
+
+def write(connection: sqlite3.Connection, writes: Writes, revision: int) -> None:
+    """Write it all at one revision, and record it for the watches."""
+    connection.executemany(_PUT, [(put.key, put.value, revision, revision, put.lease) for put in writes.puts])
+    connection.executemany(_DELETE, [(key,) for key in writes.deletes])
+    connection.executemany(_RECORD, [(revision, put.key, put.value) for put in writes.puts])
+    connection.executemany(_RECORD, [(revision, key, None) for key in writes.deletes])

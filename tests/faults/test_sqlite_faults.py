@@ -1,0 +1,248 @@
+"""The SQLite registry among real processes that are killed, stopped, and out of space."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pytest
+from rebalanser_sqlite import SqliteRegistry
+
+from rebalanser.errors import RegistryUnavailable
+from rebalanser.registry.contract import Changed, Get, KeyValue, Outcome, Put, Range, Target, Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from rebalanser.registry.contract import WatchEvent
+
+PROLOGUE = """
+import json, sys, time
+from pathlib import Path
+from rebalanser.errors import QuotaExceeded
+from rebalanser.registry.contract import *
+from rebalanser_sqlite import SqliteRegistry
+registry = SqliteRegistry(Path(sys.argv[1]))
+def commit(*then, guards=()):
+    return registry.execute(Transaction(tuple(guards), then), 10)
+"""
+WRITER = """
+for number in range(1, 1_000_000):
+    print(commit(*(Put(f"{key}", b"%d" % number) for key in "abc")).revision, flush=True)
+"""
+LEASE_HOLDER = """
+granted = registry.execute(Grant(0.5), 10)
+print(commit(*(Put(f"node/{i}", b"", granted.lease) for i in range(3))).revision, flush=True)
+while True:
+    registry.execute(KeepAlive(granted.lease), 10)
+    time.sleep(0.1)
+"""
+INCREMENTER = """
+print("ready", flush=True)
+sys.stdin.readline()
+revisions, end = [], time.monotonic() + 1
+while time.monotonic() < end:
+    current, = commit(Get("counter")).results
+    done = commit(Put("counter", b"%d" % (int(current.value) + 1)),
+                  guards=[Unchanged("counter", current.mod_revision)])
+    if done.succeeded:
+        revisions.append(done.revision)
+print(json.dumps(revisions), flush=True)
+"""
+FULL_DISK = """
+import resource
+commit(Put("first", b"1"))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+before, failures = 0, 0
+for number in range(100):
+    try:
+        before = commit(Put(f"big/{number}", bytes(50_000))).revision
+    except QuotaExceeded as error:
+        failures += 1
+        assert "free space" in str(error), error
+        assert commit(Get("first")).revision == before, "a refused transaction had an effect"
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+after = commit(Put("last", b"2")).revision
+print(json.dumps([failures, before, after]), flush=True)
+"""
+LOCK_HOLDER = """
+connection = registry._store.connection
+connection.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.readline()
+connection.execute("ROLLBACK")
+"""
+
+
+@contextmanager
+def running(script: str, path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process with the registry at ``path`` open; killed at the end if it still runs."""
+    command = [sys.executable, "-c", PROLOGUE + script, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    text = process.stdout.readline()
+    assert text, f"the process ended with {process.wait()}"
+    return text
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+
+
+def read(registry: SqliteRegistry, key: str) -> KeyValue:
+    outcome = registry.execute(Transaction(then=(Get(key),)), 10)
+    assert isinstance(outcome, Outcome)
+    (found,) = outcome.results
+    assert isinstance(found, KeyValue)
+    return found
+
+
+class Told:
+    """A sink that remembers what it was told and when."""
+
+    def __init__(self) -> None:
+        self._more = threading.Condition()
+        self._events: list[tuple[float, WatchEvent]] = []
+
+    def __call__(self, events: Sequence[WatchEvent]) -> None:
+        with self._more:
+            self._events += [(time.monotonic(), event) for event in events]
+            self._more.notify_all()
+
+    def wait_for(self, count: int) -> list[tuple[float, WatchEvent]]:
+        with self._more:
+            assert self._more.wait_for(lambda: len(self._events) >= count, timeout=10), self._events
+            return list(self._events)
+
+
+@pytest.mark.rule("RB-28")
+def test_a_writer_killed_in_the_middle_leaves_whole_transactions(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    with running(WRITER, path) as writer:
+        for _ in range(100):
+            line(writer)
+        writer.kill()
+        assert writer.stdout is not None
+        answered = 100 + len(writer.stdout.read().split("\n")) - 1
+    told = Told()
+    with closing(SqliteRegistry(path)) as registry:
+        outcome = registry.execute(Transaction(then=(Range(""),)), 10)
+        assert isinstance(outcome, Outcome)
+        revision, (found,) = outcome.revision, outcome.results
+        assert revision in {answered, answered + 1}
+        assert found == tuple(KeyValue(key, b"%d" % revision, 1, revision) for key in "abc")
+        registry.watch(Target("", prefix=True), 1, told)
+        changes = [event for _, event in told.wait_for(3 * revision)]
+    assert changes == [
+        Changed(key, number, b"%d" % number) for number in range(1, revision + 1) for key in "abc"
+    ]
+
+
+@pytest.mark.rule("RB-20")
+def test_the_keys_of_a_killed_process_go_when_its_lease_ends(tmp_path: Path) -> None:
+    path, told = tmp_path / "groups.db", Told()
+    with running(LEASE_HOLDER, path) as holder, closing(SqliteRegistry(path)) as registry:
+        put_at = int(line(holder))
+        registry.watch(Target("node/", prefix=True), put_at + 1, told)
+        time.sleep(0.7)
+        assert read(registry, "node/0").create_revision == put_at, "a renewed lease ended"
+        holder.kill()
+        killed_at = time.monotonic()
+        events = told.wait_for(3)
+    assert 0.3 < events[0][0] - killed_at < 0.5 + 0.2
+    assert [event for _, event in events] == [Changed(f"node/{i}", put_at + 1, None) for i in range(3)]
+
+
+def test_four_processes_lose_no_update(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    with (
+        closing(SqliteRegistry(path)) as registry,
+        running(INCREMENTER, path) as one,
+        running(INCREMENTER, path) as two,
+        running(INCREMENTER, path) as three,
+        running(INCREMENTER, path) as four,
+    ):
+        registry.execute(Transaction(then=(Put("counter", b"0"),)), 10)
+        processes = (one, two, three, four)
+        for process in processes:
+            line(process)
+        for process in processes:
+            tell(process)
+        revisions = [json.loads(line(process)) for process in processes]
+        total = int(read(registry, "counter").value)
+    assert all(revisions), "a process was starved"
+    assert sorted(chain.from_iterable(revisions)) == list(range(2, total + 2))
+
+
+def test_processes_that_open_a_new_file_at_once_share_it(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    script = "print(commit(Put('k', b'')).revision, flush=True)"
+    with (
+        running(script, path) as one,
+        running(script, path) as two,
+        running(script, path) as three,
+        running(script, path) as four,
+    ):
+        assert {int(line(process)) for process in (one, two, three, four)} == {1, 2, 3, 4}
+
+
+def test_a_full_disk_is_refused_and_survived(tmp_path: Path) -> None:
+    with running(FULL_DISK, tmp_path / "groups.db") as process:
+        failures, before, after = json.loads(line(process))
+    assert failures > 50
+    assert after == before + 1
+    with closing(SqliteRegistry(tmp_path / "groups.db")) as registry:
+        assert read(registry, "last").value == b"2"
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["holding", "holding-and-stopped"])
+def test_a_lock_of_another_process_is_waited_for(tmp_path: Path, *, stopped: bool) -> None:
+    path = tmp_path / "groups.db"
+    with running(LOCK_HOLDER, path) as holder, closing(SqliteRegistry(path)) as registry:
+        line(holder)
+        if stopped:
+            os.kill(holder.pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        with pytest.raises(RegistryUnavailable, match="locked by another process"):
+            registry.execute(Transaction(then=(Put("k", b"refused"),)), 0.2)
+        assert time.monotonic() - begun < 1.0
+        seen = registry.execute(Transaction(then=(Get("k"),)), 0.2)
+        assert seen == Outcome(succeeded=True, revision=0, results=(None,)), (
+            "a reader waited, or saw an effect"
+        )
+        threading.Timer(0.5, holder.kill if stopped else tell, () if stopped else (holder,)).start()
+        done = registry.execute(Transaction(then=(Put("k", b"waited"),)), 10)
+        assert time.monotonic() - begun > 0.5
+        assert isinstance(done, Outcome)
+        assert done.revision == 1
+
+
+@pytest.mark.rule("RB-28")
+def test_a_commit_whose_writer_died_before_it_rang_is_seen(tmp_path: Path) -> None:
+    path, told = tmp_path / "groups.db", Told()
+    silent = "import rebalanser_sqlite.registry as r; r.ring = lambda path: None\n"
+    script = silent + "print('ready', flush=True); sys.stdin.readline(); commit(Put('k', b'v'))"
+    with running(script, path) as writer, closing(SqliteRegistry(path)) as registry:
+        line(writer)
+        registry.watch(Target("k"), 1, told)
+        tell(writer)
+        assert [event for _, event in told.wait_for(1)] == [Changed("k", 1, b"v")]

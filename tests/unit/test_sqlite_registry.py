@@ -1,0 +1,394 @@
+"""What the SQLite registry promises beyond the contract: across restarts, boots, limits and failures."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from rebalanser_sqlite import SqliteRegistry, bell, history, store, watcher
+from rebalanser_sqlite.failures import commit_failure, failure
+
+from rebalanser.errors import (
+    InternalError,
+    LeaseNotFound,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RebalanserError,
+    RegistryUnavailable,
+    UnusableStore,
+)
+from rebalanser.registry.contract import (
+    Absent,
+    Changed,
+    Created,
+    Delete,
+    Get,
+    Grant,
+    Granted,
+    HistoryLost,
+    KeepAlive,
+    Outcome,
+    Put,
+    Range,
+    Stat,
+    Stats,
+    Target,
+    Transaction,
+)
+from rebalanser.registry.urls import open_registry
+from rebalanser.testing import FakeClock
+from rebalanser.testing.registry_suite import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rebalanser.registry.contract import Guard, Operation
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "groups.db"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def registry(path: Path, clock: FakeClock) -> Iterator[SqliteRegistry]:
+    with closing(SqliteRegistry(path, clock=clock, boot_id="this boot")) as opened:
+        yield opened
+
+
+def commit(registry: SqliteRegistry, *then: Operation, guards: tuple[Guard, ...] = ()) -> Outcome:
+    outcome = registry.execute(Transaction(guards, then), PATIENCE_S)
+    assert isinstance(outcome, Outcome)
+    return outcome
+
+
+def grant(registry: SqliteRegistry, ttl_s: float = 10.0) -> int:
+    granted = registry.execute(Grant(ttl_s), PATIENCE_S)
+    assert isinstance(granted, Granted)
+    return granted.lease
+
+
+def sqlite_error(code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("as SQLite says")
+    error.sqlite_errorcode = code
+    return error
+
+
+def test_the_url_opens_it(path: Path) -> None:
+    with closing(open_registry(f"sqlite:///{path}")) as opened:
+        assert isinstance(opened, SqliteRegistry)
+        assert opened.capabilities.survives_process
+        assert not opened.capabilities.shared_between_hosts
+
+
+@pytest.mark.rule("RB-28")
+def test_revisions_and_lease_ids_go_on_after_a_restart(path: Path, clock: FakeClock) -> None:
+    seen: list[tuple[int, int]] = []
+    for _ in range(3):
+        with closing(SqliteRegistry(path, clock=clock, boot_id="this boot")) as registry:
+            lease = grant(registry)
+            commit(registry, Put("k", b"", lease))
+            seen.append((commit(registry, Delete("k")).revision, lease))
+    assert seen == [(2, 1), (4, 2), (6, 3)]
+
+
+@pytest.mark.rule("RB-28")
+def test_a_watch_tells_what_came_before_the_restart(path: Path) -> None:
+    with closing(SqliteRegistry(path)) as registry:
+        commit(registry, Put("k", b"before"))
+    recorder = Recorder(PATIENCE_S)
+    with closing(SqliteRegistry(path)) as registry:
+        registry.watch(Target("k"), 1, recorder)
+        commit(registry, Put("k", b"after"))
+        recorder.wait_for(Changed("k", 1, b"before"), Changed("k", 2, b"after"))
+
+
+@pytest.mark.rule("RB-20")
+def test_a_lease_of_another_boot_is_over(path: Path, clock: FakeClock, registry: SqliteRegistry) -> None:
+    lease = grant(registry, 1e9)
+    created = commit(registry, Put("node", b"", lease)).revision
+    with closing(SqliteRegistry(path, clock=clock, boot_id="next boot")) as later:
+        assert not commit(later, guards=(Created("node", created),)).succeeded
+        with pytest.raises(LeaseNotFound):
+            later.execute(KeepAlive(lease), PATIENCE_S)
+        assert grant(later) > lease
+
+
+@pytest.mark.rule("RB-20")
+def test_no_read_sees_a_key_of_a_lease_that_is_over(registry: SqliteRegistry, clock: FakeClock) -> None:
+    created = commit(registry, Put("node", b"", grant(registry, 10))).revision
+    clock.advance(9.99)
+    assert commit(registry, guards=(Created("node", created),)).succeeded
+    clock.advance(0.02)
+    outcome = commit(registry, Get("node"), Range("n"), Stat("n"), guards=(Absent("node"),))
+    assert outcome == Outcome(True, created + 1, (None, (), Stats(0, 0)))
+
+
+def test_a_request_refused_for_its_lease_still_ends_the_lease(
+    registry: SqliteRegistry, clock: FakeClock
+) -> None:
+    lease = grant(registry, 10)
+    created = commit(registry, Put("node", b"", lease)).revision
+    clock.advance(11)
+    with pytest.raises(LeaseNotFound):
+        commit(registry, Put("other", b"", lease))
+    assert registry._store.revision() == created + 1
+    assert commit(registry, Range("")).results == ((),)
+
+
+@pytest.mark.rule("RB-33")
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Transaction(then=(Put("", b""),)),
+        Transaction(then=(Put("tab\t", b""),)),
+        Transaction(then=(Get("ü"),)),
+        Transaction(guards=(Absent("\n"),)),
+        Transaction(then=(Put("k", b"1"), Delete("k"))),
+        Transaction(then=(Transaction(then=(Transaction(),)),)),
+    ],
+    ids=["empty", "unprintable", "not-ascii", "guard", "twice", "too-deep"],
+)
+def test_a_request_that_is_not_well_formed(registry: SqliteRegistry, request_: Transaction) -> None:
+    with pytest.raises(InternalError):
+        registry.execute(request_, PATIENCE_S)
+    assert commit(registry).revision == 0
+
+
+def test_time_over_before_the_commit_has_no_effect(
+    registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = store.Deadline.after
+
+    def over_soon(seconds: float) -> store.Deadline:
+        return before(0.0 if seconds == 1.0 else seconds)
+
+    monkeypatch.setattr(store.Deadline, "after", over_soon)
+    with pytest.raises(RegistryUnavailable, match="no effect"):
+        registry.execute(Transaction(then=(Put("k", b""),)), 1.0)
+    assert commit(registry, Get("k")) == Outcome(True, 0, (None,))
+
+
+def test_a_thread_waits_for_another_no_longer_than_its_time(registry: SqliteRegistry) -> None:
+    with registry._lock, pytest.raises(RegistryUnavailable, match="other threads"):
+        registry.execute(Grant(1), 0.0)
+
+
+@pytest.mark.parametrize("write", [True, False], ids=["write", "read"])
+def test_a_file_replaced_while_in_use_is_noticed(
+    path: Path, registry: SqliteRegistry, *, write: bool
+) -> None:
+    commit(registry, Put("k", b"old world"))
+    path.rename(path.with_suffix(".old"))
+    with pytest.raises(UnusableStore, match="removed or replaced"):
+        commit(registry, Put("k", b"") if write else Get("k"))
+    path.touch()
+    with pytest.raises(UnusableStore, match="removed or replaced"):
+        commit(registry, Put("k", b"") if write else Get("k"))
+
+
+def test_a_closed_registry(path: Path) -> None:
+    registry = SqliteRegistry(path)
+    registry.close()
+    registry.close()
+    with pytest.raises(RegistryUnavailable, match="closed"):
+        commit(registry)
+    with pytest.raises(RegistryUnavailable, match="closed"):
+        registry.watch(Target("k"), 1, Recorder(PATIENCE_S))
+
+
+def test_closing_gives_back_threads_and_descriptors(path: Path) -> None:
+    descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
+    registry, recorder = SqliteRegistry(path), Recorder(PATIENCE_S)
+    registry.watch(Target("k"), 1, recorder)
+    commit(registry, Put("k", b""))
+    recorder.wait_for(Changed("k", 1, b""))
+    registry.close()
+    assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert threading.active_count() == threads
+    assert not path.with_name("groups.db-wal").exists()
+
+
+@pytest.mark.rule("RB-28")
+def test_history_is_bounded_by_revisions(registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MAX_REVISIONS", 20)
+    monkeypatch.setattr(history, "FORGET_STEP", 5)
+    for _ in range(100):
+        commit(registry, Put("k", b"v"))
+    extent = history.extent(registry._store)
+    assert 20 <= extent.latest - extent.forgotten < 25
+    (rows, size) = registry._store.connection.execute(
+        "SELECT count(*), sum(length(key) + length(value)) FROM changes"
+    ).fetchone()
+    assert rows == extent.latest - extent.forgotten
+    assert registry._store.connection.execute("SELECT history_bytes FROM meta").fetchone() == (size,)
+    recorder = Recorder(PATIENCE_S)
+    registry.watch(Target("k"), 1, recorder)
+    recorder.wait_for(Changed("k", 100, b"v"))
+    assert recorder.told[0] == HistoryLost(extent.forgotten)
+    assert recorder.changes == [Changed("k", n, b"v") for n in range(extent.forgotten + 1, 101)]
+
+
+def test_history_is_bounded_by_bytes(registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MAX_BYTES", 10_000)
+    for number in range(100):
+        commit(registry, Put("k", bytes(1000)), Delete(f"{number}"))
+        (size,) = registry._store.connection.execute(
+            "SELECT sum(length(key) + coalesce(length(value), 0)) FROM changes"
+        ).fetchone()
+        assert size <= 10_000
+    (kept,) = registry._store.connection.execute("SELECT count(*) FROM changes").fetchone()
+    assert kept > 3
+
+
+def test_the_log_is_kept_short_by_checkpoints(path: Path, registry: SqliteRegistry) -> None:
+    for number in range(20 * store.COMMITS_PER_CHECKPOINT):
+        commit(registry, Put(f"k/{number % 50}", b"x" * 100))
+    pages = path.with_name("groups.db-wal").stat().st_size / 4096
+    assert pages < 20 * store.COMMITS_PER_CHECKPOINT
+    assert not registry._store.connection.in_transaction
+
+
+def test_nothing_is_left_open_that_would_keep_the_log_from_shrinking(
+    path: Path, registry: SqliteRegistry
+) -> None:
+    recorder = Recorder(PATIENCE_S)
+    registry.watch(Target("k"), 1, recorder)
+    commit(registry, Put("k", b""), Get("other"))
+    commit(registry, Get("k"))
+    recorder.wait_for(Changed("k", 1, b""))
+    with closing(sqlite3.connect(path, timeout=PATIENCE_S)) as other:
+        busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    assert busy == 0
+
+
+def test_a_full_database_is_refused_and_survived(registry: SqliteRegistry) -> None:
+    connection = registry._store.connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(QuotaExceeded, match="free space"):
+        commit(registry, Put("big", bytes(1_000_000)))
+    assert commit(registry, Range("")) == Outcome(True, 0, ((),))
+    connection.execute("PRAGMA max_page_count = 1000000")
+    assert commit(registry, Put("big", bytes(1_000_000))).revision == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "before_commit", "at_commit"),
+    [
+        (sqlite3.SQLITE_BUSY, RegistryUnavailable, RegistryUnavailable),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, RegistryUnavailable, RegistryUnavailable),
+        (sqlite3.SQLITE_FULL, QuotaExceeded, QuotaExceeded),
+        (sqlite3.SQLITE_IOERR_WRITE, QuotaExceeded, QuotaExceeded),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, QuotaExceeded, OutcomeUnknown),
+        (sqlite3.SQLITE_IOERR_FSYNC, RegistryUnavailable, OutcomeUnknown),
+        (sqlite3.SQLITE_NOMEM, RegistryUnavailable, OutcomeUnknown),
+        (sqlite3.SQLITE_READONLY, UnusableStore, OutcomeUnknown),
+        (sqlite3.SQLITE_CORRUPT, UnusableStore, OutcomeUnknown),
+        (sqlite3.SQLITE_MISUSE, InternalError, OutcomeUnknown),
+    ],
+)
+def test_what_an_error_of_sqlite_means(
+    path: Path, code: int, before_commit: type[RebalanserError], at_commit: type[RebalanserError]
+) -> None:
+    assert type(failure(sqlite_error(code), path)) is before_commit
+    assert type(commit_failure(sqlite_error(code), path)) is at_commit
+
+
+def test_without_inotify_changes_are_polled_for(
+    path: Path, registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("inotify_simple.INotify", exhausted)
+    monkeypatch.setattr(watcher, "LOOK_S", 1e6)
+    recorder = Recorder(PATIENCE_S)
+    with closing(SqliteRegistry(path)) as polling:
+        polling.watch(Target("k"), 1, recorder)
+        assert isinstance(polling._watcher._bell, bell.PollingBell)
+        commit(registry, Put("k", b""))
+        recorder.wait_for(Changed("k", 1, b""))
+
+
+def test_the_bell_alone_wakes_a_watch(
+    path: Path, registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "LOOK_S", 1e6)
+    recorder = Recorder(PATIENCE_S)
+    with closing(SqliteRegistry(path)) as watching:
+        watching.watch(Target("k"), 1, recorder)
+        for number in range(1, 20):
+            commit(registry, Put("k", b"%d" % number))
+            recorder.wait_for(Changed("k", number, b"%d" % number))
+
+
+def test_a_sink_that_raises_does_not_end_the_others(registry: SqliteRegistry) -> None:
+    def broken(_: object) -> None:
+        raise ValueError("a broken sink")
+
+    recorder = Recorder(PATIENCE_S)
+    registry.watch(Target("k"), 1, broken)
+    registry.watch(Target("k"), 1, recorder)
+    for number in (1, 2):
+        commit(registry, Put("k", b""))
+        recorder.wait_for(Changed("k", number, b""))
+
+
+def test_a_sink_may_close_the_registry(registry: SqliteRegistry) -> None:
+    closed = threading.Event()
+
+    def sink(_: object) -> None:
+        registry.close()
+        closed.set()
+
+    registry.watch(Target("k"), 1, sink)
+    commit(registry, Put("k", b""))
+    assert closed.wait(PATIENCE_S)
+
+
+def test_watches_go_on_when_the_file_could_not_be_read_for_a_while(
+    registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+    extent = history.extent
+
+    def failing_once(of: store.Store) -> history.Extent:
+        if not failed.is_set():
+            failed.set()
+            raise sqlite_error(sqlite3.SQLITE_IOERR_READ)
+        return extent(of)
+
+    monkeypatch.setattr(history, "extent", failing_once)
+    recorder = Recorder(PATIENCE_S)
+    registry.watch(Target("k"), 1, recorder)
+    assert failed.wait(PATIENCE_S)
+    commit(registry, Put("k", b""))
+    recorder.wait_for(Changed("k", 1, b""))
+
+
+def test_ranges_and_leases_are_looked_up_by_index(registry: SqliteRegistry) -> None:
+    plans = [
+        row[3]
+        for sql in (
+            "SELECT key FROM kv WHERE key >= 'a' AND key < 'b' ORDER BY key",
+            "SELECT key FROM kv WHERE lease = 1 AND lease <> 0",
+            "SELECT key FROM changes WHERE revision >= 1 AND revision <= 2 ORDER BY revision, key",
+        )
+        for row in registry._store.connection.execute(f"EXPLAIN QUERY PLAN {sql}")
+    ]
+    assert len(plans) == 3
+    assert all(plan.startswith("SEARCH") for plan in plans), plans
