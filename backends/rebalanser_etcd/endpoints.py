@@ -1,0 +1,328 @@
+"""The endpoints of one etcd cluster: which one to talk to now, with what credentials, and for how long.
+
+A request is sent only on an endpoint that has answered a ``Status`` on its present connection. So a broken
+connection is nearly always found by a call that has no effect, and not by one whose outcome is then unknown.
+An endpoint that fails rests for a growing while and the next one takes over. Unary calls and the watch
+stream share the endpoint and its connection: a call that finds it silent takes the watches elsewhere too.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final, NoReturn, TypeAlias
+
+import grpc
+import tenacity
+from etcd3 import etcdrpc
+
+from rebalanser.errors import AccessDenied, OutcomeUnknown, RegistryUnavailable
+from rebalanser_etcd.verdicts import Effect, Verdict, judge
+
+FIRST_REST_S: Final = 0.05
+LONGEST_REST_S: Final = 0.5
+LONGEST_PROOF_S: Final = 2.0
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # a registry's connection and its backoff are its own
+    ("grpc.enable_retries", 0),  # a request is sent once: sending it again is for the caller to decide
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # despite its name the time that a connection attempt may take
+    ("grpc.keepalive_time_ms", 10_000),  # etcd allows a ping each 5 s, and none while no call is open
+    ("grpc.keepalive_timeout_ms", 4_000),
+    ("grpc.http2.ping_timeout_ms", 4_000),  # else 60 s, whatever the line above says
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+NEEDS_LEADER: Final = ("hasleader", "true")
+"""Has a member that is cut off from the others refuse at once, and end its streams, instead of waiting."""
+
+CLOSED: Final = "this registry connection is closed"
+
+
+class Repeat(Enum):
+    """Whether a request may be sent again after a call whose effect is unknown."""
+
+    READ = auto()
+    """Yes, it changes nothing."""
+    HARMLESS = auto()
+    """Yes: done twice is as good as done once."""
+    NEVER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user of etcd's own authentication."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+class CallFailed(Exception):
+    """A call ended with an error status; what that means is its verdict."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.text)
+        self.verdict = verdict
+
+
+class Endpoint:
+    """One member's address, its lazily connected channel, and the calls that are used on it."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.address = address
+        self.channel: grpc.Channel = (
+            grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        )
+        kv = etcdrpc.KVStub(self.channel)
+        lease = etcdrpc.LeaseStub(self.channel)
+        self._calls: dict[str, Callable[..., Any]] = {
+            "authenticate": etcdrpc.AuthStub(self.channel).Authenticate,
+            "status": etcdrpc.MaintenanceStub(self.channel).Status,
+            "transact": kv.Txn,
+            "range": kv.Range,
+            "grant": lease.LeaseGrant,
+            "revoke": lease.LeaseRevoke,
+            # One request and one answer of the stream, made as a unary call: the same on the wire, and no
+            # thread is needed that feeds the stream.
+            "keep_alive": self.channel.unary_unary(
+                "/etcdserverpb.Lease/LeaseKeepAlive",
+                request_serializer=etcdrpc.LeaseKeepAliveRequest.SerializeToString,
+                response_deserializer=etcdrpc.LeaseKeepAliveResponse.FromString,
+            ),
+        }
+        self.watch: Callable[..., Any] = etcdrpc.WatchStub(self.channel).Watch
+        self.proven = False
+        self.failures = 0
+        self.rests_until = 0.0
+
+    def send(self, call: str, message: Any, metadata: Metadata, timeout_s: float) -> Any:
+        """Send one request and answer its reply, or raise :class:`CallFailed`."""
+        try:
+            return self._calls[call](message, timeout=timeout_s, metadata=metadata)
+        except grpc.RpcError as error:
+            raise CallFailed(judge(error.code(), error.details() or "")) from None
+        except ValueError:  # what gRPC raises on a closed channel
+            raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
+
+
+class _Tries:
+    """What one request has met on its way from endpoint to endpoint."""
+
+    def __init__(self, timeout_s: float, repeat: Repeat = Repeat.READ) -> None:
+        self.began = time.monotonic()
+        self.deadline = self.began + timeout_s
+        self.repeat = repeat
+        self.met: dict[str, Verdict] = {}
+        self.perhaps_done = False
+        self.authenticated_again = False
+
+    def left_s(self) -> float:
+        """Seconds until the request's time is over, a little more than none."""
+        return max(0.001, self.deadline - time.monotonic())
+
+    def note(self, address: str, verdict: Verdict) -> None:
+        """Remember what an endpoint said; that time ran out on it later does not replace a cause."""
+        if address not in self.met or verdict.effect is not Effect.UNKNOWN:
+            self.met[address] = verdict
+
+    def story(self) -> str:
+        """What was tried and for how long, in one line."""
+        tried = ", ".join(f"{address} ({verdict.text})" for address, verdict in self.met.items())
+        return f"tried {tried or 'no endpoint'} for {time.monotonic() - self.began:.1f} s"
+
+
+class _TryAgain(Exception):
+    """Another endpoint, or the same a little later, may do it."""
+
+
+class Endpoints:
+    """All endpoints of a cluster behind one ``call``. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        credentials: grpc.ChannelCredentials | None,
+        account: Account | None,
+    ) -> None:
+        self._all = [Endpoint(address, credentials) for address in addresses]
+        random.shuffle(self._all)  # so that the nodes of a group spread over the members
+        self._current = self._all[0]
+        self._account = account
+        self._metadata: Metadata | None = None if account else (NEEDS_LEADER,)
+        self._authenticating = threading.Lock()
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[Endpoint], None]] = []
+        self._closed = False
+        self.versions: set[str] = set()
+
+    def on_rest(self, listener: Callable[[Endpoint], None]) -> None:
+        """Tell ``listener`` each endpoint that is set aside, from the thread that found it failing."""
+        self._listeners.append(listener)
+
+    def call(self, call: str, message: Any, timeout_s: float, repeat: Repeat) -> Any:
+        """Send one request and answer its reply, within ``timeout_s`` seconds.
+
+        Raises:
+            RegistryUnavailable: it had no effect; the message says what was tried and for how long.
+            OutcomeUnknown: it may have taken effect, now or later.
+            RegistryRefused, LeaseNotFound: etcd answered and said no.
+            CallFailed: the revision asked for is compacted.
+        """
+        tries = _Tries(timeout_s, repeat)
+        try:
+            return self._try(call, message, tries)  # nearly every call ends here, a tenth of a ms earlier
+        except _TryAgain:
+            return self._try_again(call, message, tries)
+
+    def ready(self, timeout_s: float) -> tuple[Endpoint, Metadata]:
+        """An endpoint that is proven, and the metadata to send with a stream on it.
+
+        Raises:
+            CallFailed: it could not be proven within ``timeout_s`` seconds; it rests now.
+        """
+        endpoint = self._choose()
+        try:
+            return endpoint, self._prove(endpoint, _Tries(timeout_s))
+        except CallFailed as failed:
+            self._learn(endpoint, failed.verdict)
+            raise
+
+    def doubt(self, endpoint: Endpoint, *, token: bool = False) -> None:
+        """Have the endpoint, and the ``token`` if told so, proven before the next request is sent."""
+        endpoint.proven = False
+        if token and self._account:
+            self._metadata = None
+
+    def close(self) -> None:
+        """Close all connections; calls under way fail."""
+        self._closed = True
+        for endpoint in self._all:
+            endpoint.channel.close()
+
+    def _try_again(self, call: str, message: Any, tries: _Tries) -> Any:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_TryAgain),
+            stop=lambda state: time.monotonic() + state.upcoming_sleep >= tries.deadline,
+            wait=lambda _state: self._rest_left_s(),
+            reraise=True,
+        )
+        try:
+            return retrying(self._try, call, message, tries)
+        except _TryAgain:
+            if tries.perhaps_done:
+                raise OutcomeUnknown(f"etcd gave no answer; {tries.story()}") from None
+            raise RegistryUnavailable(f"etcd does not answer; {tries.story()}") from None
+
+    def _try(self, call: str, message: Any, tries: _Tries) -> Any:
+        if self._closed:
+            raise RegistryUnavailable(CLOSED)
+        endpoint = self._choose()
+        sent = False
+        try:
+            metadata = self._prove(endpoint, tries)
+            sent = True
+            # A request that is sent once only may as well wait for as long as its caller does.
+            patience_s = tries.left_s() if tries.repeat is Repeat.NEVER else self._share_s(tries)
+            reply = endpoint.send(call, message, metadata, patience_s)
+        except CallFailed as failed:
+            tries.note(endpoint.address, failed.verdict)
+            self._learn(endpoint, failed.verdict)
+            self._decide(endpoint, failed, tries, sent=sent)
+        endpoint.failures = 0
+        return reply
+
+    def _decide(self, endpoint: Endpoint, failed: CallFailed, tries: _Tries, *, sent: bool) -> NoReturn:
+        verdict = failed.verdict
+        match verdict.effect:
+            case Effect.UNKNOWN if sent and tries.repeat is Repeat.NEVER:
+                raise OutcomeUnknown(f"etcd gave no answer; {tries.story()}") from failed
+            case Effect.UNKNOWN:
+                tries.perhaps_done |= sent and tries.repeat is Repeat.HARMLESS
+            case Effect.NONE:
+                self._refuse_handshakes(tries)
+            case Effect.STALE_TOKEN if self._account and not tries.authenticated_again:
+                tries.authenticated_again = True
+            case Effect.COMPACTED:
+                raise failed
+            case _:
+                raise verdict.error(f"{endpoint.address}: {verdict.text}") from failed
+        raise _TryAgain from failed
+
+    def _refuse_handshakes(self, tries: _Tries) -> None:
+        """A certificate does not get better by waiting, once it is known that no endpoint takes it."""
+        if len(tries.met) == len(self._all) and all(
+            verdict.error is AccessDenied for verdict in tries.met.values()
+        ):
+            raise AccessDenied(f"etcd was not reached; {tries.story()}")
+
+    def _choose(self) -> Endpoint:
+        with self._lock:
+            now = time.monotonic()
+            if self._current.rests_until > now:
+                self._current = min(self._all, key=lambda each: max(each.rests_until, now))
+            return self._current
+
+    def _rest_left_s(self) -> float:
+        return max(0.0, min(each.rests_until for each in self._all) - time.monotonic())
+
+    def _share_s(self, tries: _Tries) -> float:
+        """The part of the time left that one endpoint gets, so that each can be tried."""
+        return max(0.001, tries.left_s() / len(self._all))
+
+    def _prove(self, endpoint: Endpoint, tries: _Tries) -> Metadata:
+        """Make sure that the endpoint answers now and has a leader; answer the metadata for a request."""
+        metadata = self._metadata or self._authenticate(endpoint, tries)
+        if not endpoint.proven:
+            patience_s = min(LONGEST_PROOF_S, self._share_s(tries))
+            status = endpoint.send("status", etcdrpc.StatusRequest(), metadata, patience_s)
+            if status.leader == 0:
+                raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, "this member has no leader"))
+            self.versions.add(status.version)
+            endpoint.proven = True
+        return metadata
+
+    def _authenticate(self, endpoint: Endpoint, tries: _Tries) -> Metadata:
+        with self._authenticating:
+            if self._metadata is None and self._account is not None:
+                request = etcdrpc.AuthenticateRequest(
+                    name=self._account.user, password=self._account.password
+                )
+                patience_s = min(LONGEST_PROOF_S, self._share_s(tries))
+                try:
+                    token = endpoint.send("authenticate", request, (), patience_s).token
+                except CallFailed as failed:
+                    if "authentication is not enabled" not in failed.verdict.text:
+                        raise
+                    self._metadata = (NEEDS_LEADER,)
+                else:
+                    self._metadata = (NEEDS_LEADER, ("token", token))
+            return self._metadata or (NEEDS_LEADER,)
+
+    def _learn(self, endpoint: Endpoint, verdict: Verdict) -> None:
+        """Take from a failure what the next request should know."""
+        if verdict.effect is Effect.STALE_TOKEN:
+            self.doubt(endpoint, token=True)
+        if verdict.effect not in {Effect.NONE, Effect.UNKNOWN}:
+            return
+        with self._lock:
+            endpoint.proven = False
+            endpoint.failures += 1
+            rest_s = min(FIRST_REST_S * 2 ** (endpoint.failures - 1), LONGEST_REST_S)
+            endpoint.rests_until = time.monotonic() + rest_s
+        for listener in self._listeners:
+            listener(endpoint)

@@ -1,0 +1,230 @@
+"""The :class:`~rebalanser.registry.contract.Registry` on etcd."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import tenacity
+from etcd3 import etcdrpc
+
+from rebalanser.errors import InvalidUrl, LeaseNotFound, OutcomeUnknown, RegistryUnavailable
+from rebalanser.registry.contract import (
+    Capabilities,
+    Done,
+    Grant,
+    Granted,
+    KeepAlive,
+    Outcome,
+    Registry,
+    Reply,
+    Request,
+    Revoke,
+    Sink,
+    Target,
+    Transaction,
+    Watch,
+)
+from rebalanser.registry.urls import RegistryUrl
+from rebalanser_etcd.endpoints import Account, CallFailed, Endpoints, Repeat
+from rebalanser_etcd.faults import unsafe_reasons
+from rebalanser_etcd.translation import (
+    MAX_OPERATIONS,
+    MAX_REQUEST_BYTES,
+    check_limits,
+    is_read_only,
+    to_outcome,
+    to_request,
+)
+from rebalanser_etcd.watches import WatchStream
+
+TLS_OPTIONS: Final = frozenset({"ca", "cert", "key"})
+USER_VARIABLE: Final = "REBALANSER_ETCD_USER"
+PASSWORD_VARIABLE: Final = "REBALANSER_ETCD_PASSWORD"  # noqa: S105 (a name, not a password)
+REVISION_TIMEOUT_S: Final = 5.0
+
+CAPABILITIES: Final = Capabilities(
+    max_operations=MAX_OPERATIONS,
+    max_request_bytes=MAX_REQUEST_BYTES,
+    min_lease_ttl_s=1.0,
+    # The leader looks for ended leases every half second; the rest is for the transaction that ends one.
+    lease_detection_s=1.0,
+    survives_process=True,
+    shared_between_hosts=True,
+)
+
+
+def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
+    """Open the etcd at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
+
+    User and password stand in the URL, else in ``REBALANSER_ETCD_USER`` and ``REBALANSER_ETCD_PASSWORD``.
+
+    Raises:
+        InvalidUrl: an option is not known, or a certificate file cannot be read.
+        RegistryUnavailable: no endpoint answered; the message says what was tried and for how long.
+        AccessDenied: wrong credentials or a wrong certificate.
+    """
+    addresses = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.hosts]
+    endpoints = Endpoints(addresses, _credentials(url), _account(url))
+    registry = EtcdRegistry(endpoints, anchor=f"{url.root}/")
+    try:
+        registry.read_revision(timeout_s)
+    except BaseException:
+        registry.close()
+        raise
+    return registry
+
+
+class EtcdRegistry(Registry):
+    """A connection to an etcd cluster. Made by :func:`open_etcd`."""
+
+    def __init__(self, endpoints: Endpoints, anchor: str) -> None:
+        """``anchor`` is a key that the user may read; it need not exist."""
+        self._endpoints = endpoints
+        self._anchor = anchor
+        self._watches = WatchStream(endpoints, self.read_revision)
+        self._min_lease_ttl_s = CAPABILITIES.min_lease_ttl_s
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """etcd's default limits, and the known faults of the members that have answered so far.
+
+        etcd does not tell its smallest lease, which depends on its election timeout: ``min_lease_ttl_s`` is
+        1 until a grant has shown that it is more. What counts is ``Granted.ttl_s``.
+        """
+        return replace(
+            CAPABILITIES,
+            min_lease_ttl_s=self._min_lease_ttl_s,
+            unsafe_reasons=unsafe_reasons(self._endpoints.versions),
+        )
+
+    def execute(self, request: Request, timeout_s: float) -> Reply:
+        """Carry out one request within ``timeout_s`` seconds, and answer it; see the contract."""
+        match request:
+            case Transaction():
+                return self._transact(request, timeout_s)
+            case Grant(ttl_s):
+                return self._grant(ttl_s, timeout_s)
+            case KeepAlive(lease):
+                return self._keep_alive(lease, timeout_s)
+            case Revoke(lease):
+                return self._revoke(lease, timeout_s)
+
+    def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
+        """Tell ``sink`` every change of ``target`` from ``from_revision`` on; see the contract."""
+        return self._watches.add(target, from_revision, sink)
+
+    def close(self) -> None:
+        """Close the connections and all watches; leases are left alone. Closing twice does nothing."""
+        self._watches.close()
+        self._endpoints.close()
+
+    def read_revision(self, timeout_s: float = REVISION_TIMEOUT_S) -> int:
+        """The store's revision now, by a linearizable read."""
+        return self._transact(Transaction(), timeout_s).revision
+
+    def _grant(self, ttl_s: float, timeout_s: float) -> Granted:
+        asked_s = max(1, math.ceil(ttl_s))
+        grant = etcdrpc.LeaseGrantRequest(TTL=asked_s)
+        reply = self._endpoints.call("grant", grant, timeout_s, Repeat.NEVER)
+        if asked_s < reply.TTL:
+            self._min_lease_ttl_s = float(reply.TTL)
+        return Granted(lease=reply.ID, ttl_s=float(reply.TTL))
+
+    def _keep_alive(self, lease: int, timeout_s: float) -> Done:
+        renew = etcdrpc.LeaseKeepAliveRequest(ID=lease)
+        reply = self._endpoints.call("keep_alive", renew, timeout_s, Repeat.HARMLESS)
+        if reply.TTL <= 0:
+            raise LeaseNotFound("the lease has ended")
+        return Done()
+
+    def _revoke(self, lease: int, timeout_s: float) -> Done:
+        revoke = etcdrpc.LeaseRevokeRequest(ID=lease)
+        try:
+            self._endpoints.call("revoke", revoke, timeout_s, Repeat.HARMLESS)
+        except LeaseNotFound:
+            return Done()
+        return Done()
+
+    def _transact(self, transaction: Transaction, timeout_s: float) -> Outcome:
+        check_limits(transaction)
+        request = to_request(transaction, self._anchor)
+        deadline = time.monotonic() + timeout_s
+        if not is_read_only(transaction):
+            return self._write(transaction, request, deadline)
+        try:
+            return self._read(transaction, request, deadline)
+        except CallFailed:
+            return self._read_again(transaction, request, deadline)
+
+    def _read_again(self, transaction: Transaction, request: Any, deadline: float) -> Outcome:
+        """Read anew: a compaction took away the revision of the first page before the last page was read."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(CallFailed),
+            stop=lambda _state: time.monotonic() >= deadline,
+            reraise=True,
+        )
+        try:
+            return retrying(self._read, transaction, request, deadline)
+        except CallFailed as failed:
+            raise RegistryUnavailable(f"etcd compacts faster than it can be read: {failed}") from failed
+
+    def _read(self, transaction: Transaction, request: Any, deadline: float) -> Outcome:
+        reply = self._endpoints.call("transact", request, _left_s(deadline), Repeat.READ)
+        return to_outcome(transaction, reply, self._pages_until(deadline))
+
+    def _write(self, transaction: Transaction, request: Any, deadline: float) -> Outcome:
+        reply = self._endpoints.call("transact", request, _left_s(deadline), Repeat.NEVER)
+        try:
+            return to_outcome(transaction, reply, self._pages_until(deadline))
+        except (CallFailed, RegistryUnavailable) as error:
+            raise OutcomeUnknown(
+                f"etcd carried out the transaction, but what it read came incompletely: {error}"
+            ) from error
+
+    def _pages_until(self, deadline: float) -> Callable[[Any], Any]:
+        return lambda page: self._endpoints.call("range", page, _left_s(deadline), Repeat.READ)
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())
+
+
+def _account(url: RegistryUrl) -> Account | None:
+    user = url.user or os.environ.get(USER_VARIABLE)
+    password = url.password if url.password is not None else os.environ.get(PASSWORD_VARIABLE)
+    if user and password is None:
+        raise InvalidUrl(f"{url} names the user {user!r} but no password: set {PASSWORD_VARIABLE}")
+    return Account(user, password) if user and password is not None else None
+
+
+def _credentials(url: RegistryUrl) -> grpc.ChannelCredentials | None:
+    tls = url.scheme == "etcd+tls"
+    unknown = sorted(set(url.options) - (TLS_OPTIONS if tls else set()))
+    if unknown:
+        known = f"known are {', '.join(sorted(TLS_OPTIONS))}" if tls else "ca, cert and key need etcd+tls://"
+        raise InvalidUrl(f"{url} has the unknown option {unknown[0]!r}; {known}")
+    if not tls:
+        return None
+    if ("cert" in url.options) != ("key" in url.options):
+        raise InvalidUrl(f"{url} needs cert and key together")
+    return grpc.ssl_channel_credentials(
+        root_certificates=_content(url.options, "ca"),
+        private_key=_content(url.options, "key"),
+        certificate_chain=_content(url.options, "cert"),
+    )
+
+
+def _content(options: Mapping[str, str], name: str) -> bytes | None:
+    if name not in options:
+        return None
+    try:
+        return Path(options[name]).read_bytes()
+    except OSError as error:
+        raise InvalidUrl(f"the file of {name} cannot be read: {error}") from error

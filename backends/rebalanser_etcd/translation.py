@@ -1,0 +1,229 @@
+"""The contract's transactions as etcd's messages, and etcd's answers as the contract's outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+from etcd3 import etcdrpc
+
+from rebalanser.errors import InternalError, RequestTooLarge
+from rebalanser.registry.contract import (
+    Absent,
+    Created,
+    Delete,
+    Get,
+    Guard,
+    KeyValue,
+    Operation,
+    Outcome,
+    Put,
+    Range,
+    Result,
+    Stat,
+    Stats,
+    Target,
+    Transaction,
+    Unchanged,
+)
+
+MAX_OPERATIONS: Final = 128
+"""etcd's default ``--max-txn-ops``."""
+MAX_REQUEST_BYTES: Final = 1_500_000
+"""etcd's default ``--max-request-bytes`` (1.5 MiB) less what its encoding adds to keys and values."""
+PAGE_KEYS: Final = 2_000
+
+FollowUp: TypeAlias = Callable[[Any], Any]
+"""Sends a RangeRequest for a further page and answers its RangeResponse."""
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The first key after all keys with the prefix, as etcd's ``range_end`` wants it."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
+
+
+def prefix_span(prefix: str) -> tuple[bytes, bytes]:
+    """``key`` and ``range_end`` of a request for all keys with the prefix."""
+    start = prefix.encode()
+    return start or b"\0", prefix_end(start)
+
+
+def check_limits(transaction: Transaction) -> None:
+    """Refuse what etcd would refuse, before anything is sent.
+
+    Raises:
+        RequestTooLarge: too many operations or too many bytes, with the numbers.
+    """
+    outer = _length(transaction)
+    inner = max((_length(nested) for nested in _nested(transaction)), default=0)
+    if outer + inner > MAX_OPERATIONS:
+        raise RequestTooLarge(
+            f"a transaction of {outer} operations with up to {inner} in a nested one; "
+            f"etcd takes {MAX_OPERATIONS} of both together"
+        )
+    size = _bytes(transaction)
+    if size > MAX_REQUEST_BYTES:
+        raise RequestTooLarge(f"a transaction of {size} bytes; etcd takes {MAX_REQUEST_BYTES}")
+
+
+def is_read_only(transaction: Transaction) -> bool:
+    """Whether no branch of it writes, so that it may be sent twice."""
+    return not any(
+        isinstance(operation, Put | Delete)
+        or (isinstance(operation, Transaction) and not is_read_only(operation))
+        for operation in (*transaction.then, *transaction.otherwise)
+    )
+
+
+def to_request(transaction: Transaction, anchor: str) -> Any:
+    """The TxnRequest that carries it.
+
+    etcd answers a transaction without any operation from the member's own, perhaps outdated, state: all of
+    its operations ask for nothing better. So a transaction of guards alone reads the key ``anchor`` as well.
+    """
+    if _is_bare(transaction):
+        look = etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=anchor.encode(), keys_only=True))
+        return etcdrpc.TxnRequest(
+            compare=[_compare(guard) for guard in transaction.guards], success=[look], failure=[look]
+        )
+    return _txn_request(transaction)
+
+
+def to_outcome(transaction: Transaction, reply: Any, follow_up: FollowUp) -> Outcome:
+    """The outcome that a TxnResponse tells; ranges longer than a page are completed by ``follow_up``."""
+    if _is_bare(transaction):
+        return Outcome(succeeded=reply.succeeded, revision=reply.header.revision, results=())
+    return _outcome(transaction, reply, reply.header.revision, follow_up)
+
+
+def to_watch_request(target: Target, from_revision: int) -> Any:
+    """The WatchRequest that begins to watch; from now on where ``from_revision`` is 0."""
+    start, end = prefix_span(target.key) if target.prefix else (target.key.encode(), b"")
+    create = etcdrpc.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision)
+    return etcdrpc.WatchRequest(create_request=create)
+
+
+def _is_bare(transaction: Transaction) -> bool:
+    return not transaction.then and not transaction.otherwise
+
+
+def _txn_request(transaction: Transaction) -> Any:
+    return etcdrpc.TxnRequest(
+        compare=[_compare(guard) for guard in transaction.guards],
+        success=[_request_op(operation) for operation in transaction.then],
+        failure=[_request_op(operation) for operation in transaction.otherwise],
+    )
+
+
+def _outcome(transaction: Transaction, reply: Any, revision: int, follow_up: FollowUp) -> Outcome:
+    operations = transaction.then if reply.succeeded else transaction.otherwise
+    if len(operations) != len(reply.responses):
+        raise InternalError(f"etcd answered {len(reply.responses)} of {len(operations)} operations")
+    results = tuple(
+        _result(operation, response, revision, follow_up)
+        for operation, response in zip(operations, reply.responses, strict=True)
+    )
+    return Outcome(succeeded=reply.succeeded, revision=revision, results=results)
+
+
+def _length(transaction: Transaction) -> int:
+    return max(len(transaction.guards), len(transaction.then), len(transaction.otherwise))
+
+
+def _nested(transaction: Transaction) -> Iterator[Transaction]:
+    for operation in (*transaction.then, *transaction.otherwise):
+        if isinstance(operation, Transaction):
+            yield operation
+
+
+def _bytes(transaction: Transaction) -> int:
+    size = sum(len(guard.key) for guard in transaction.guards)
+    for operation in (*transaction.then, *transaction.otherwise):
+        match operation:
+            case Put(key, value):
+                size += len(key) + len(value)
+            case Delete(key) | Get(key) | Range(key) | Stat(key):
+                size += len(key)
+            case Transaction():
+                size += _bytes(operation)
+    return size
+
+
+def _compare(guard: Guard) -> Any:
+    key = guard.key.encode()
+    equal = etcdrpc.Compare.EQUAL
+    match guard:
+        case Absent():
+            return etcdrpc.Compare(result=equal, target=etcdrpc.Compare.CREATE, key=key, create_revision=0)
+        case Created(_, revision):
+            return etcdrpc.Compare(
+                result=equal, target=etcdrpc.Compare.CREATE, key=key, create_revision=revision
+            )
+        case Unchanged(_, revision):
+            return etcdrpc.Compare(result=equal, target=etcdrpc.Compare.MOD, key=key, mod_revision=revision)
+
+
+def _request_op(operation: Operation) -> Any:
+    match operation:
+        case Put(key, value, lease):
+            put = etcdrpc.PutRequest(key=key.encode(), value=value, lease=lease)
+            return etcdrpc.RequestOp(request_put=put)
+        case Delete(key):
+            return etcdrpc.RequestOp(request_delete_range=etcdrpc.DeleteRangeRequest(key=key.encode()))
+        case Get(key):
+            return etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=key.encode()))
+        case Range(prefix):
+            return etcdrpc.RequestOp(request_range=_page(*prefix_span(prefix)))
+        case Stat(prefix):
+            start, end = prefix_span(prefix)
+            newest_first = etcdrpc.RangeRequest(
+                key=start,
+                range_end=end,
+                limit=1,
+                keys_only=True,
+                sort_order=etcdrpc.RangeRequest.DESCEND,
+                sort_target=etcdrpc.RangeRequest.MOD,
+            )
+            return etcdrpc.RequestOp(request_range=newest_first)
+        case Transaction():
+            return etcdrpc.RequestOp(request_txn=_txn_request(operation))
+
+
+def _page(key: bytes, range_end: bytes, revision: int = 0) -> Any:
+    return etcdrpc.RangeRequest(key=key, range_end=range_end, limit=PAGE_KEYS, revision=revision)
+
+
+def _result(operation: Operation, response: Any, revision: int, follow_up: FollowUp) -> Result:
+    match operation:
+        case Put() | Delete():
+            return None
+        case Get():
+            found = response.response_range.kvs
+            return _key_value(found[0]) if found else None
+        case Range(prefix):
+            return tuple(_all_pages(prefix, response.response_range, revision, follow_up))
+        case Stat():
+            counted = response.response_range
+            newest = counted.kvs[0].mod_revision if counted.kvs else 0
+            return Stats(count=counted.count, newest=newest)
+        case Transaction():
+            return _outcome(operation, response.response_txn, revision, follow_up)
+
+
+def _all_pages(prefix: str, page: Any, revision: int, follow_up: FollowUp) -> Iterator[KeyValue]:
+    yield from map(_key_value, page.kvs)
+    _, end = prefix_span(prefix)
+    while page.more:
+        page = follow_up(_page(page.kvs[-1].key + b"\0", end, revision))
+        yield from map(_key_value, page.kvs)
+
+
+def _key_value(stored: Any) -> KeyValue:
+    return KeyValue(
+        key=stored.key.decode(errors="surrogateescape"),
+        value=stored.value,
+        create_revision=stored.create_revision,
+        mod_revision=stored.mod_revision,
+        lease=stored.lease,
+    )

@@ -1,0 +1,140 @@
+"""What a failed call to etcd means: had it an effect, may it be tried elsewhere, what must the caller do.
+
+This is where a failed outcome and an unknown outcome are told apart. Where it is in doubt whether a request
+took effect, the verdict is :attr:`Effect.UNKNOWN`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+import grpc
+
+from rebalanser.errors import (
+    AccessDenied,
+    LeaseNotFound,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RebalanserError,
+    RegistryRefused,
+    RegistryUnavailable,
+    RequestTooLarge,
+)
+
+
+class Effect(Enum):
+    """What a failed call did to the store."""
+
+    NONE = auto()
+    """Nothing, and another endpoint, or this one a little later, may carry the request out."""
+    UNKNOWN = auto()
+    """Something now, something later, or nothing."""
+    REFUSED = auto()
+    """Nothing: the store answered, and would answer the same again."""
+    STALE_TOKEN = auto()
+    """Nothing: the credentials have to be shown again first."""
+    COMPACTED = auto()
+    """Nothing: the revision asked for is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The meaning of one failed call; ``text`` never holds a secret."""
+
+    effect: Effect
+    error: type[RebalanserError]
+    text: str
+
+
+OVER_QUOTA: Final = (
+    "etcd is over its storage quota and refuses writes and lease grants, so that no node can join; "
+    "compact and defragment every member (etcdctl compact, etcdctl defrag), then etcdctl alarm disarm, "
+    "or raise --quota-backend-bytes"
+)
+
+_BY_MESSAGE: Final[tuple[tuple[str, Effect, type[RebalanserError], str], ...]] = (
+    ("requested lease not found", Effect.REFUSED, LeaseNotFound, "the lease has ended"),
+    ("database space exceeded", Effect.REFUSED, QuotaExceeded, OVER_QUOTA),
+    ("request is too large", Effect.REFUSED, RequestTooLarge, ""),
+    ("too many operations in txn", Effect.REFUSED, RequestTooLarge, ""),
+    ("required revision has been compacted", Effect.COMPACTED, RegistryUnavailable, ""),
+    ("authentication failed", Effect.REFUSED, AccessDenied, "wrong user or password"),
+    ("permission denied", Effect.REFUSED, AccessDenied, "the user has no permission for these keys"),
+    ("invalid auth token", Effect.STALE_TOKEN, AccessDenied, ""),
+    ("revision of auth store is old", Effect.STALE_TOKEN, AccessDenied, ""),
+    ("user name is empty", Effect.STALE_TOKEN, AccessDenied, "etcd asks for a user and a password"),
+    ("no leader", Effect.NONE, RegistryUnavailable, ""),
+    ("not leader", Effect.NONE, RegistryUnavailable, ""),
+    ("too many requests", Effect.NONE, RegistryUnavailable, ""),
+    ("not capable", Effect.NONE, RegistryUnavailable, ""),
+    ("rpc not supported for learner", Effect.NONE, RegistryUnavailable, ""),
+)
+"""By a part of etcd's own message; a message of our own replaces it where there is one."""
+
+_NEVER_SENT: Final = ("failed to connect to all addresses", "DNS resolution failed", "empty address list")
+"""gRPC found no connection to send on. It says so before a request has left, and never after."""
+
+_HANDSHAKE: Final = (
+    "tls handshake failed",
+    "certificate_verify_failed",
+    "failed to create security handshaker",
+    "tsi_data_corrupted",  # how a server's alert looks that wants a client certificate
+)
+
+_IN_DOUBT: Final = frozenset(
+    {
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DATA_LOSS,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+
+
+def judge(code: grpc.StatusCode, details: str) -> Verdict:
+    """The verdict on a call that ended with this status."""
+    if details.startswith("etcdserver: "):
+        return _judge_answer(code, details)
+    if details == "raft proposal dropped":
+        return Verdict(Effect.NONE, RegistryUnavailable, details)
+    if "message larger than max" in details and "grpc:" in details:
+        return Verdict(Effect.REFUSED, RequestTooLarge, details)
+    if code is grpc.StatusCode.UNAVAILABLE and any(mark in details for mark in _NEVER_SENT):
+        return _judge_connection(details)
+    if code in _IN_DOUBT:
+        return Verdict(Effect.UNKNOWN, OutcomeUnknown, _shorten(details) or code.name)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Verdict(Effect.REFUSED, RegistryRefused, f"this server is no etcd of version 3 ({details})")
+    return Verdict(Effect.REFUSED, RegistryRefused, f"{code.name}: {_shorten(details)}")
+
+
+def _judge_answer(code: grpc.StatusCode, details: str) -> Verdict:
+    for part, effect, error, text in _BY_MESSAGE:
+        if part in details:
+            return Verdict(effect, error, text or details)
+    if code in _IN_DOUBT:
+        return Verdict(Effect.UNKNOWN, OutcomeUnknown, details)
+    return Verdict(Effect.REFUSED, RegistryRefused, details)
+
+
+def _judge_connection(details: str) -> Verdict:
+    cause = _shorten(details)
+    if any(mark in details.lower() for mark in _HANDSHAKE):
+        return Verdict(Effect.NONE, AccessDenied, f"TLS was refused, check ca, cert and key: {cause}")
+    if "Socket closed" in details:
+        cause += "; perhaps one side speaks TLS and the other does not: etcd+tls:// or etcd://"
+    return Verdict(Effect.NONE, RegistryUnavailable, cause)
+
+
+def _shorten(details: str) -> str:
+    """The last cause in gRPC's chain of messages, without the address: the first ones only repeat it."""
+    *_, last = details.rpartition("last error: ")
+    first_line, *_ = last.splitlines() or [""]
+    return re.sub(r"^[A-Z]+: ipv[46]:\S+: ", "", first_line.strip())[:200]

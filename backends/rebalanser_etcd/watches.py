@@ -1,0 +1,304 @@
+"""All watches of one registry connection, on one stream that is made anew whenever it breaks.
+
+A watch is resumed after the last revision that it told, on whatever endpoint serves then. Where etcd has
+compacted what comes next, the watch tells that history is lost up to a revision read freshly, and goes on
+after it. etcd's progress notes are not used to resume from: before 3.5.8 they can run ahead of events.
+
+A watch that begins at a revision which etcd has passed already is served by etcd only every 100 ms until it
+has caught up. A *scout* bridges that time: a second watch of the same target that begins now. What the scout
+sees is told at once as lost history, which makes the reader read; the watch itself then tells every change,
+in order, and the scout is dismissed. A watch that is resumed has no scout: after a broken stream 100 ms more
+do not matter.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import structlog
+import tenacity
+from etcd3 import etcdrpc
+
+from rebalanser.errors import RebalanserError
+from rebalanser.registry.contract import Changed, HistoryLost, Sink, Target, Watch
+from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints
+from rebalanser_etcd.translation import to_watch_request
+
+READY_TIMEOUT_S: Final = 5.0
+FIRST_WAIT_S: Final = 0.02
+LONGEST_WAIT_S: Final = 1.0
+CAUGHT_UP_AFTER_S: Final = 0.5
+NOW: Final = 0
+
+_log = structlog.stdlib.get_logger("rebalanser")
+
+
+class EtcdWatch:
+    """One watch; ``resume_at`` is the revision of the next event that its sink has not been told."""
+
+    def __init__(self, target: Target, resume_at: int, sink: Sink, stream: WatchStream) -> None:
+        self.target = target
+        self.resume_at = resume_at
+        self.sink = sink
+        self.closed = False
+        self.scouted = False
+        self._stream = stream
+
+    def close(self) -> None:
+        """Stop it. Events already under way may still be told. Closing twice does nothing."""
+        self._stream.remove(self)
+
+
+class _Broken(Exception):
+    """The stream ended, or told that it cannot serve a watch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What etcd serves under one number: a watch, or the scout of one."""
+
+    watch: EtcdWatch
+    scout: bool
+    since: float
+
+
+class _Session:
+    """One life of the stream on one endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.by_id: dict[int, _Served] = {}
+        self.creating: deque[tuple[EtcdWatch, bool]] = deque()
+        """In the order of their requests, which is the order in which etcd confirms them."""
+        self.answered = False
+        self.call: Any = None
+        self._ids: dict[tuple[EtcdWatch, bool], int] = {}
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def requests(self) -> Iterator[Any]:
+        """What gRPC's own thread sends, until the session ends."""
+        return iter(self._outbox.get, None)
+
+    def create(self, watch: EtcdWatch, scout: bool = False) -> None:
+        """Ask for a watch, or for its scout, without waiting for the answer."""
+        self.creating.append((watch, scout))
+        self._outbox.put(to_watch_request(watch.target, NOW if scout else max(1, watch.resume_at)))
+
+    def confirm(self, watch_id: int) -> _Served:
+        """etcd has given the oldest unconfirmed watch its number."""
+        watch, scout = self.creating.popleft()
+        served = self.by_id[watch_id] = _Served(watch, scout, time.monotonic())
+        self._ids[watch, scout] = watch_id
+        if watch.closed:
+            self.cancel(watch)
+        return served
+
+    def forget(self, watch_id: int) -> _Served | None:
+        """etcd has ended the watch with this number; answer it."""
+        served = self.by_id.pop(watch_id, None)
+        if served is not None:
+            self._ids.pop((served.watch, served.scout), None)
+        return served
+
+    def cancel(self, watch: EtcdWatch) -> None:
+        """Ask for the end of a watch, now or once etcd has confirmed it; what still comes goes nowhere."""
+        self._cancel(watch, scout=False)
+        self.dismiss(watch)
+
+    def dismiss(self, watch: EtcdWatch) -> None:
+        """Ask for the end of a watch's scout, if it has one."""
+        self._cancel(watch, scout=True)
+
+    def _cancel(self, watch: EtcdWatch, scout: bool) -> None:
+        watch_id = self._ids.pop((watch, scout), None)
+        if watch_id is None:
+            return
+        self._outbox.put(etcdrpc.WatchRequest(cancel_request=etcdrpc.WatchCancelRequest(watch_id=watch_id)))
+
+    def end(self) -> None:
+        """End the stream from this side, from any thread."""
+        self._outbox.put(None)
+        if self.call is not None:
+            self.call.cancel()
+
+
+class WatchStream:
+    """Serves watches from a thread of its own, which starts with the first of them."""
+
+    def __init__(self, endpoints: Endpoints, read_revision: Callable[[], int]) -> None:
+        self._endpoints = endpoints
+        self._read_revision = read_revision
+        self._lock = threading.Lock()
+        self._watches: dict[EtcdWatch, None] = {}
+        self._session: _Session | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        endpoints.on_rest(self._leave)
+
+    def add(self, target: Target, from_revision: int, sink: Sink) -> Watch:
+        """Begin a watch; returns without waiting for etcd."""
+        watch = EtcdWatch(target, from_revision, sink, self)
+        with self._lock:
+            if self._closed.is_set():
+                watch.closed = True
+                return watch
+            self._watches[watch] = None
+            if self._session is not None:
+                self._session.create(watch)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="etcd-watches", daemon=True)
+                self._thread.start()
+        return watch
+
+    def remove(self, watch: EtcdWatch) -> None:
+        """End a watch; ending it twice does nothing."""
+        with self._lock:
+            watch.closed = True
+            if watch not in self._watches:
+                return
+            del self._watches[watch]
+            if self._session is not None:
+                self._session.cancel(watch)
+
+    def close(self) -> None:
+        """End all watches and the thread; not for a sink to call."""
+        self._closed.set()
+        with self._lock:
+            for watch in self._watches:
+                watch.closed = True
+            self._watches.clear()
+            if self._session is not None:
+                self._session.end()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        """An endpoint is set aside: a stream on it might be silent for ever."""
+        with self._lock:
+            if self._session is not None and self._session.endpoint is endpoint:
+                self._session.end()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            # A session that was answered and then broke is replaced at once; one that never was, later.
+            retrying = tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(_Broken),
+                stop=tenacity.stop_when_event_set(self._closed),
+                wait=tenacity.wait_exponential(FIRST_WAIT_S, max=LONGEST_WAIT_S),
+                sleep=tenacity.sleep_using_event(self._closed),
+                retry_error_callback=lambda _state: None,
+            )
+            retrying(self._serve_one_session)
+
+    def _serve_one_session(self) -> None:
+        session = self._open_session()
+        try:
+            for response in session.call:
+                self._handle(session, response)
+                session.answered = True
+        except grpc.RpcError as error:
+            if not session.answered:
+                raise _Broken(error.details()) from error
+        finally:
+            with self._lock:
+                self._session = None
+            session.end()
+            self._endpoints.doubt(session.endpoint)
+
+    def _open_session(self) -> _Session:
+        try:
+            endpoint, metadata = self._endpoints.ready(READY_TIMEOUT_S)
+            session = _Session(endpoint)
+            session.call = endpoint.watch(session.requests(), metadata=metadata)
+        except (CallFailed, ValueError) as error:
+            raise _Broken(str(error)) from error
+        with self._lock:
+            self._session = session
+            if self._closed.is_set() or not endpoint.proven:  # closed or set aside a moment ago
+                session.end()
+            for watch in self._watches:
+                session.create(watch)
+        return session
+
+    def _handle(self, session: _Session, response: Any) -> None:
+        if response.created:
+            self._begin(session, response)
+        if response.canceled:
+            self._handle_cancelled(session, response)
+        elif response.events:
+            self._tell(session, response)
+
+    def _begin(self, session: _Session, response: Any) -> None:
+        with self._lock:
+            served = session.confirm(response.watch_id)
+            watch = served.watch
+            behind = response.header.revision >= watch.resume_at
+            first = not (watch.scouted or watch.closed or response.canceled)
+            watch.scouted = True
+            if behind and first:
+                session.create(watch, scout=True)
+        if behind and served.scout and not watch.closed:
+            watch.sink([HistoryLost(response.header.revision)])
+
+    def _tell(self, session: _Session, response: Any) -> None:
+        served = session.by_id.get(response.watch_id)
+        if served is None or served.watch.closed:
+            return
+        watch = served.watch
+        changes = [
+            Changed(
+                key=event.kv.key.decode(errors="surrogateescape"),
+                revision=event.kv.mod_revision,
+                value=event.kv.value if event.type == event.PUT else None,
+            )
+            for event in response.events
+        ]
+        if served.scout:
+            self._scouted(session, served, changes[-1].revision)
+            return
+        watch.resume_at = changes[-1].revision + 1
+        with self._lock:
+            session.dismiss(watch)
+        watch.sink(changes)
+
+    def _scouted(self, session: _Session, served: _Served, revision: int) -> None:
+        """A scout saw a change, which the watch itself may only tell when it has caught up."""
+        watch = served.watch
+        if time.monotonic() > served.since + CAUGHT_UP_AFTER_S:
+            with self._lock:
+                session.dismiss(watch)
+        elif revision >= watch.resume_at:
+            watch.sink([HistoryLost(revision)])
+
+    def _handle_cancelled(self, session: _Session, response: Any) -> None:
+        with self._lock:
+            served = session.forget(response.watch_id)
+        if served is None or served.scout or served.watch.closed:
+            return
+        watch = served.watch
+        if response.compact_revision == 0:
+            self._endpoints.doubt(session.endpoint, token=True)
+            _log.warning(
+                "etcd refuses a watch",
+                action="watch_refused",
+                endpoint=session.endpoint.address,
+                reason=response.cancel_reason,
+            )
+            raise _Broken(response.cancel_reason)
+        try:
+            revision = max(self._read_revision(), watch.resume_at)
+        except RebalanserError as error:
+            raise _Broken(str(error)) from error
+        watch.resume_at = revision + 1
+        watch.sink([HistoryLost(revision)])
+        with self._lock:
+            if watch in self._watches and self._session is session:
+                session.create(watch)

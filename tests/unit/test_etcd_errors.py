@@ -1,0 +1,248 @@
+"""What a failed call to etcd means: the line between "no effect" and "unknown"."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from rebalanser_etcd.faults import parse_version, unsafe_reasons
+from rebalanser_etcd.translation import check_limits, is_read_only, prefix_end, to_request
+from rebalanser_etcd.verdicts import Effect, judge
+
+from rebalanser.errors import (
+    AccessDenied,
+    LeaseNotFound,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RebalanserError,
+    RegistryRefused,
+    RegistryUnavailable,
+    RequestTooLarge,
+)
+from rebalanser.registry.contract import (
+    Absent,
+    Delete,
+    Get,
+    Put,
+    Range,
+    Stat,
+    Transaction,
+)
+
+Code = grpc.StatusCode
+
+REFUSED_CONNECTION = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+    "Failed to connect to remote host: Connection refused"
+)
+WRONG_CA = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed "
+    "(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d: CERTIFICATE_VERIFY_FAILED"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (Code.UNAVAILABLE, REFUSED_CONNECTION),
+        (Code.UNAVAILABLE, "DNS resolution failed for etcd:2379"),
+        (Code.UNAVAILABLE, "etcdserver: no leader"),
+        (Code.FAILED_PRECONDITION, "etcdserver: not leader"),
+        (Code.FAILED_PRECONDITION, "etcdserver: rpc not supported for learner"),
+        (Code.UNAVAILABLE, "etcdserver: rpc not supported for learner"),
+        (Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests"),
+        (Code.UNKNOWN, "raft proposal dropped"),
+    ],
+)
+def test_these_had_no_effect_and_may_go_elsewhere(code: grpc.StatusCode, details: str) -> None:
+    verdict = judge(code, details)
+    assert verdict.effect is Effect.NONE
+    assert verdict.error is RegistryUnavailable
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (Code.UNAVAILABLE, "Socket closed"),
+        (Code.UNAVAILABLE, "recvmsg:Connection reset by peer"),
+        (Code.UNAVAILABLE, "GOAWAY received"),
+        (Code.UNAVAILABLE, "keepalive timeout"),
+        (Code.UNAVAILABLE, ""),
+        (Code.DEADLINE_EXCEEDED, "Deadline Exceeded"),
+        (Code.CANCELLED, "Channel closed!"),
+        (Code.INTERNAL, "Received RST_STREAM with error code 2"),
+        (Code.UNKNOWN, "anything else"),
+        (Code.UNAVAILABLE, "etcdserver: request timed out"),
+        (Code.UNAVAILABLE, "etcdserver: request timed out, possibly due to previous leader failure"),
+        (Code.UNAVAILABLE, "etcdserver: leader changed"),
+        (Code.UNAVAILABLE, "etcdserver: server stopped"),
+        (Code.UNAVAILABLE, "etcdserver: a message of a later version"),
+        (Code.DEADLINE_EXCEEDED, "etcdserver: context deadline exceeded"),
+        (Code.DATA_LOSS, "etcdserver: corrupt cluster"),
+    ],
+)
+def test_these_are_of_unknown_outcome(code: grpc.StatusCode, details: str) -> None:
+    verdict = judge(code, details)
+    assert verdict.effect is Effect.UNKNOWN
+    assert verdict.error is OutcomeUnknown
+    assert verdict.text
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_no_status_without_a_known_message_is_taken_for_no_effect(code: grpc.StatusCode) -> None:
+    assert judge(code, "never seen").effect in {Effect.UNKNOWN, Effect.REFUSED}
+    assert judge(code, "etcdserver: never seen").effect in {Effect.UNKNOWN, Effect.REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "error", "text"),
+    [
+        (Code.NOT_FOUND, "etcdserver: requested lease not found", LeaseNotFound, "ended"),
+        (
+            Code.RESOURCE_EXHAUSTED,
+            "etcdserver: mvcc: database space exceeded",
+            QuotaExceeded,
+            "no node can join",
+        ),
+        (Code.INVALID_ARGUMENT, "etcdserver: request is too large", RequestTooLarge, "too large"),
+        (
+            Code.INVALID_ARGUMENT,
+            "etcdserver: too many operations in txn request",
+            RequestTooLarge,
+            "too many",
+        ),
+        (
+            Code.RESOURCE_EXHAUSTED,
+            "grpc: received message larger than max (9 vs. 5)",
+            RequestTooLarge,
+            "9 vs. 5",
+        ),
+        (
+            Code.INVALID_ARGUMENT,
+            "etcdserver: authentication failed, invalid user ID or password",
+            AccessDenied,
+            "wrong user or password",
+        ),
+        (Code.PERMISSION_DENIED, "etcdserver: permission denied", AccessDenied, "no permission"),
+        (Code.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request", RegistryRefused, "dupl"),
+        (Code.UNIMPLEMENTED, "unknown service etcdserverpb.KV", RegistryRefused, "no etcd of version 3"),
+    ],
+)
+def test_these_are_refusals(
+    code: grpc.StatusCode, details: str, error: type[RebalanserError], text: str
+) -> None:
+    verdict = judge(code, details)
+    assert verdict.effect is Effect.REFUSED
+    assert verdict.error is error
+    assert text in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (Code.UNAUTHENTICATED, "etcdserver: invalid auth token"),
+        (Code.INVALID_ARGUMENT, "etcdserver: revision of auth store is old"),
+        (Code.INVALID_ARGUMENT, "etcdserver: user name is empty"),
+    ],
+)
+def test_these_ask_for_the_credentials_again(code: grpc.StatusCode, details: str) -> None:
+    verdict = judge(code, details)
+    assert verdict.effect is Effect.STALE_TOKEN
+    assert verdict.error is AccessDenied
+
+
+def test_a_compacted_revision_is_told_apart() -> None:
+    details = "etcdserver: mvcc: required revision has been compacted"
+    assert judge(Code.OUT_OF_RANGE, details).effect is Effect.COMPACTED
+
+
+def test_a_handshake_that_fails_is_a_matter_of_certificates() -> None:
+    verdict = judge(Code.UNAVAILABLE, WRONG_CA)
+    assert verdict.effect is Effect.NONE
+    assert verdict.error is AccessDenied
+    assert "check ca, cert and key" in verdict.text
+
+
+def test_a_connection_error_is_told_by_its_last_cause() -> None:
+    verdict = judge(Code.UNAVAILABLE, REFUSED_CONNECTION)
+    assert verdict.text == "Failed to connect to remote host: Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("version", "sentences"),
+    [
+        ("3.4.23", ["revoke live leases", "lose watch events", "keep-alive", "old data"]),
+        ("3.4.31", ["keep-alive", "old data"]),
+        ("3.4.38", ["old data"]),
+        ("3.4.42", []),
+        (
+            "3.5.1",
+            [
+                "revoke live leases",
+                "lose watch events",
+                "keep-alive",
+                "members whose data differ",
+                "refuses reads",
+                "single",
+            ],
+        ),
+        ("3.5.13", ["keep-alive"]),
+        ("3.6.16", []),
+        ("3.7.0-rc.0", []),
+        ("3.3.27", ["older than 3.4"]),
+        ("unheard of", ["tells no version"]),
+    ],
+)
+def test_faults_of_versions_are_known(version: str, sentences: list[str]) -> None:
+    reasons = unsafe_reasons([version, version])
+    assert len(reasons) == len(sentences)
+    for sentence, reason in zip(sentences, reasons, strict=True):
+        assert sentence in reason
+        assert version in reason
+
+
+def test_versions_are_numbers() -> None:
+    assert parse_version("3.6.16") == (3, 6, 16)
+    assert parse_version("3.7.0-rc.0") == (3, 7, 0)
+    assert parse_version("3.6") is None
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"), [(b"a", b"b"), (b"a/", b"a0"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")]
+)
+def test_the_end_of_a_prefix(prefix: bytes, end: bytes) -> None:
+    assert prefix_end(prefix) == end
+
+
+def test_a_transaction_is_read_only_if_no_branch_of_it_writes() -> None:
+    reading = Transaction((Absent("a"),), (Get("a"), Range("b")), (Stat("c"), Transaction((), (Get("d"),))))
+    assert is_read_only(reading)
+    assert not is_read_only(Transaction((), (), (Delete("a"),)))
+    assert not is_read_only(Transaction((), (Transaction((), (), (Put("a", b""),)),)))
+
+
+def test_a_nested_transaction_shares_the_servers_limit_with_the_outer_one() -> None:
+    def nested(outer: int, inner: int) -> Transaction:
+        inside = Transaction((), tuple(Get(str(number)) for number in range(inner)))
+        return Transaction((), (inside,) + (Get("x"),) * (outer - 1))
+
+    check_limits(nested(127, 1))
+    check_limits(nested(1, 127))
+    check_limits(nested(64, 64))
+    check_limits(Transaction((), tuple(Get(str(number)) for number in range(128))))
+    for outer, inner in ((128, 1), (127, 2), (1, 128), (65, 64)):
+        with pytest.raises(RequestTooLarge, match=f"{outer} operations with up to {inner} in a nested"):
+            check_limits(nested(outer, inner))
+
+
+def test_a_transaction_of_guards_alone_is_made_linearizable() -> None:
+    request = to_request(Transaction((Absent("a"),)), anchor="root/")
+    for branch in (request.success, request.failure):
+        (look,) = branch
+        assert look.request_range.key == b"root/"
+        assert not look.request_range.serializable
+
+
+def test_a_transaction_may_not_have_too_many_bytes() -> None:
+    check_limits(Transaction((), (Put("k", b"x" * 1_499_999),)))
+    with pytest.raises(RequestTooLarge, match="1500001 bytes; etcd takes 1500000"):
+        check_limits(Transaction((), (Put("k", b"x" * 1_500_000),)))
