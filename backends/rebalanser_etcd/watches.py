@@ -13,6 +13,7 @@ do not matter.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -22,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
-import structlog
 import tenacity
 from etcd3 import etcdrpc
 
@@ -37,7 +37,7 @@ LONGEST_WAIT_S: Final = 1.0
 CAUGHT_UP_AFTER_S: Final = 0.5
 NOW: Final = 0
 
-_log = structlog.stdlib.get_logger("rebalanser")
+_log = logging.getLogger("rebalanser.etcd")
 
 
 class EtcdWatch:
@@ -287,10 +287,10 @@ class WatchStream:
         if response.compact_revision == 0:
             self._endpoints.doubt(session.endpoint, token=True)
             _log.warning(
-                "etcd refuses a watch",
-                action="watch_refused",
-                endpoint=session.endpoint.address,
-                reason=response.cancel_reason,
+                "etcd refuses a watch at %s: %s",
+                session.endpoint.address,
+                response.cancel_reason,
+                extra={"action": "watch_refused"},
             )
             raise _Broken(response.cancel_reason)
         try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import structlog
 
 from rebalanser.errors import RebalanserError
 from rebalanser.registry.contract import Changed, HistoryLost, Sink, Target, WatchEvent
@@ -24,7 +23,7 @@ LOOK_S = 0.25
 PATIENCE_S = 1.0
 """How long the thread waits for a lock before it looks again."""
 
-log = structlog.get_logger(__name__)
+_log = logging.getLogger("rebalanser.sqlite")
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +48,7 @@ class FileWatch:
         try:
             self.sink(events)
         except Exception:
-            log.exception("a sink raised", action="registry.sink_failed", target=self.target.key)
+            _log.exception("a sink raised for %s", self.target.key, extra={"action": "sink_failed"})
 
 
 class Watcher:
@@ -109,7 +108,7 @@ class Watcher:
                     store = store or self._open_store()
                     pause_s = self._look(store)
                 except RebalanserError as error:
-                    log.warning("watches wait", action="registry.watch_failed", reason=str(error))
+                    _log.warning("watches wait: %s", error, extra={"action": "watch_failed"})
                     pause_s = LOOK_S
                 bell.wait(pause_s)
         finally:
@@ -128,11 +127,12 @@ class Watcher:
         while True:
             with store.reading(Deadline.after(PATIENCE_S)):
                 kept = history.extent(store)
-                first = max(min(watch.next for watch in watches), kept.forgotten + 1)
+                untold = min(watch.next for watch in watches)
+                first = max(untold, kept.forgotten + 1)
                 last = min(kept.latest, first + history.REVISIONS_PER_READ - 1)
                 changes = history.changes(store, first, last) if first <= last else []
                 next_end_s = leases.next_end_s(store)
-            if first <= last:
+            if untold <= kept.latest:
                 self._tell(watches, changes, kept.forgotten, last)
             if next_end_s is not None and next_end_s <= store.clock.now():
                 self._end_leases(store)

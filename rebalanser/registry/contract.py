@@ -124,8 +124,9 @@ class Transaction:
 
     An operation may itself be a transaction, one level deep; its guards see the state before the outer
     transaction. The longest of a transaction's three lists counts against ``Capabilities.max_operations``,
-    and the longest list of a nested one counts on top of it. Reading a key that the same transaction writes gives an unspecified answer.
-    Putting under a lease that does not exist raises :class:`~rebalanser.errors.LeaseNotFound`.
+    and the longest list of a nested one counts on top of it. Reading a key that the same transaction writes
+    gives an unspecified answer. Putting under a lease that does not exist raises
+    :class:`~rebalanser.errors.LeaseNotFound`.
     """
 
     guards: tuple[Guard, ...] = ()

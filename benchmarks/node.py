@@ -1,0 +1,99 @@
+"""One node process of a benchmark: obeys lines on standard input, tells events as JSON lines.
+
+Times are ``time.monotonic()``, which all processes of a host share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+import time
+
+import rebalanser
+import rebalanser.group
+from rebalanser.registry import Capabilities, Registry, RegistryUrl, open_registry
+from rebalanser.registry.contract import Reply, Request, Sink, Target, Watch
+
+_printing = threading.Lock()
+
+
+class CountingRegistry(Registry):
+    """A registry that counts the requests it passes on."""
+
+    sent = 0
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the registry behind can do."""
+        return self._registry.capabilities
+
+    def execute(self, request: Request, timeout_s: float) -> Reply:
+        """Count a request and pass it on."""
+        CountingRegistry.sent += 1
+        return self._registry.execute(request, timeout_s)
+
+    def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
+        """Watch the registry behind."""
+        return self._registry.watch(target, from_revision, sink)
+
+    def close(self) -> None:
+        """Close the registry behind."""
+        self._registry.close()
+
+
+def open_counted(url: str | RegistryUrl, timeout_s: float) -> Registry:
+    """Open a registry whose requests are counted."""
+    return CountingRegistry(open_registry(url, timeout_s))
+
+
+def tell(event: str, **fields: object) -> None:
+    """Print one event."""
+    with _printing:
+        print(json.dumps({"event": event, "at": time.monotonic(), **fields}), flush=True)
+
+
+def cpu_s() -> float:
+    """Processor time of this process so far, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Take part in a group as told."""
+    url, name, label, lease_ttl_s = sys.argv[1:5]
+    rebalanser.group.open_registry = open_counted
+    group = rebalanser.Group(
+        name, url, node=label, settings=rebalanser.Settings(lease_ttl_s=float(lease_ttl_s))
+    )
+
+    @group.on_start
+    def start(owned: list[rebalanser.Owned]) -> None:
+        tell("started", resources=[each.resource for each in owned])
+
+    @group.on_stop
+    def stop(owned: list[rebalanser.Owned]) -> None:
+        tell("stopped", resources=[each.resource for each in owned])
+
+    tell("ready", pid=os.getpid())
+    for line in sys.stdin:
+        command = line.strip()
+        if command == "start":
+            tell("starting")
+            group.start()
+            tell("registered")
+        elif command == "stop":
+            tell("stopping")
+            group.stop()
+            tell("left")
+        elif command == "usage":
+            tell("usage", cpu_s=cpu_s(), requests=CountingRegistry.sent)
+
+
+if __name__ == "__main__":
+    main()
