@@ -20,6 +20,7 @@ from typing import TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from rebalanser.errors import InvalidUrl, MissingExtra, UnknownScheme
+from rebalanser.redaction import hide_secret, redact
 from rebalanser.registry.contract import Registry
 
 ENTRY_POINT_GROUP = "rebalanser.backends"
@@ -66,13 +67,16 @@ def parse_url(text: str) -> RegistryUrl:
     """
     scheme, separator, rest = text.partition("://")
     if not separator or not scheme:
-        raise InvalidUrl(f"{text!r} is not a registry URL such as sqlite:///groups.db or etcd://HOST:PORT")
+        raise InvalidUrl(
+            f"{redact(text)!r} is not a registry URL such as sqlite:///groups.db or etcd://HOST:PORT"
+        )
     account, _, location = rest.rpartition("@") if scheme not in {"sqlite", "memory"} else ("", "", rest)
     shown = f"{scheme}://{'***@' if account else ''}{location}"
     if scheme in {"sqlite", "memory"}:
         return RegistryUrl(scheme, path=rest)
     parts = urlsplit(f"//{location}")
     user, colon, password = account.partition(":")
+    hide_secret(unquote(password))
     return RegistryUrl(
         scheme=scheme,
         hosts=tuple(_host(part, shown) for part in parts.netloc.split(",")),

@@ -1,0 +1,152 @@
+"""The protocol core: one node of a group as a state machine, without clock, thread, randomness or I/O.
+
+Theory of operation
+===================
+
+A *group* is a set of nodes that share out a list of *resources* so that every resource has exactly one
+owner. All that the nodes know of each other stands in a registry; they never talk to each other.
+
+**A node's life.** A node joins by writing its node key under a lease. The key's create revision names the
+*session*: whoever sees the key at that revision, in a linearizable transaction, knows that the lease and
+everything under it lived at that moment. The node renews the lease by heartbeats and counts its *deadline*
+from the instant before the renewal was sent that such a transaction then proved. A session that is seen to
+be gone is gone with everything under it: the node forgets its role, its barriers and its tokens, calls
+OnStop once, and joins again as another incarnation under another id. The table is
+:data:`~.states.MEMBERSHIP`.
+
+**Leading.** One node leads at a time: the one that incremented the *term* last. The term key belongs to no
+lease, so terms never go back; a leader is gone when its node key is. Everything a leader writes is guarded
+by its term, so a leader that lost it without knowing can write nothing. :data:`~.states.ROLE` is the table.
+The leader reads the group at one revision, computes an allocation, and publishes what changed: a *share* for
+each node that changes, and a *header* that commits the new *version*. If nothing changes nothing is written.
+
+**Following an allocation.** A node that finds its share changed acts on it in four steps
+(:data:`~.states.STEPS`):
+
+1. OnStop for what must be given up, and wait for it to return;
+2. remove the *barriers* of what was stopped;
+3. add barriers for what is wanted, waiting for each until its present holder removes it;
+4. OnStart.
+
+A barrier is a key of the node's lease. It can be added only while it is absent, while the allocation acted
+on is the latest, and while the node's own key lives; its create revision is the *fencing token* handed to
+OnStart. Exclusion rests on barriers alone: an allocation that is wrong, late, or written by two leaders can
+delay a resource but never give it two owners. The leader merely proposes.
+
+Two steps run code of the application and are never interrupted: 1 and 4. A newer allocation cuts 2 and 3
+short. A node does not follow a script: after every event it looks at what it wants, holds and has started,
+and does the first thing that is missing. An interrupted rebalance is therefore nothing special.
+
+**Losing touch.** ``detect_s`` after the last proof of life a node calls OnStop for everything, early enough
+for OnStop to return before the lease can end. It keeps its barriers: if the registry answers again in time
+and the session lives, it starts them again; if not, they ended with the lease.
+
+**Unknown outcomes.** A command whose answer is lost may still take effect later. Each command is therefore
+either idempotent and sent again, or read back, or made impossible:
+
+- a barrier that may have been added is *uncertain* until it is added for sure or, once a newer allocation
+  forbids the late write, read;
+- a barrier that may have been removed protects nothing any more. Its removal is finished first, even where a
+  newer allocation gives the resource back;
+- an acknowledgement is written only over the one before it, so that a late one can't replace a newer one;
+- a plan that may still be committed is forbidden by committing another one, even where nothing has to change.
+  No version is tried twice, so that late parts of one plan never mix with another.
+
+Use :class:`Node`: ``node.handle(event, now)`` returns effects, in the order in which they must take place;
+``node.next_wakeup`` is when to call it with :class:`Wakeup` at the latest. Events, effects and what must
+happen before what are described in :mod:`~rebalanser.protocol.messages`.
+"""
+
+from rebalanser.protocol.leading import Allocate
+from rebalanser.protocol.messages import (
+    Answered,
+    AskStop,
+    CallStart,
+    CallStop,
+    Command,
+    Effect,
+    Event,
+    Fact,
+    FactKind,
+    Failed,
+    Finished,
+    Guard,
+    Handler,
+    HandlerReturned,
+    Lane,
+    Noticed,
+    Outcome,
+    Perform,
+    Report,
+    Start,
+    Stop,
+    Wakeup,
+    Watch,
+)
+from rebalanser.protocol.node import Node, NodeOptions
+from rebalanser.protocol.states import MEMBERSHIP, ROLE, STEPS, Membership, Role, Step
+from rebalanser.protocol.types import (
+    Fingerprint,
+    Group,
+    Header,
+    Leadership,
+    Member,
+    Mode,
+    OnOverrun,
+    Plan,
+    ResourceSpec,
+    Session,
+    Share,
+    Timings,
+    Topic,
+    TopicKind,
+)
+
+__all__ = [
+    "MEMBERSHIP",
+    "ROLE",
+    "STEPS",
+    "Allocate",
+    "Answered",
+    "AskStop",
+    "CallStart",
+    "CallStop",
+    "Command",
+    "Effect",
+    "Event",
+    "Fact",
+    "FactKind",
+    "Failed",
+    "Fingerprint",
+    "Finished",
+    "Group",
+    "Guard",
+    "Handler",
+    "HandlerReturned",
+    "Header",
+    "Lane",
+    "Leadership",
+    "Member",
+    "Membership",
+    "Mode",
+    "Node",
+    "NodeOptions",
+    "Noticed",
+    "OnOverrun",
+    "Outcome",
+    "Perform",
+    "Plan",
+    "Report",
+    "ResourceSpec",
+    "Role",
+    "Session",
+    "Share",
+    "Start",
+    "Step",
+    "Stop",
+    "Timings",
+    "Topic",
+    "TopicKind",
+    "Wakeup",
+    "Watch",
+]

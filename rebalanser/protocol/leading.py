@@ -1,0 +1,267 @@
+"""Leading: who does, and when the leader rebalances.
+
+Like :mod:`~rebalanser.protocol.rebalancing` this sends nothing; it knows what should be done next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
+
+from rebalanser.protocol.messages import Alive
+from rebalanser.protocol.states import ROLE, Role, Vote
+from rebalanser.protocol.types import (
+    Fingerprint,
+    Group,
+    Header,
+    Leadership,
+    Mode,
+    NodeId,
+    Plan,
+    Resource,
+    Timings,
+    Topic,
+    TopicKind,
+)
+
+Allocate: TypeAlias = Callable[
+    [
+        Collection[NodeId],
+        Collection[Resource],
+        Mapping[NodeId, Collection[Resource]],
+        Mapping[Resource, NodeId],
+    ],
+    Mapping[NodeId, Collection[Resource]],
+]
+"""``allocate(nodes, resources, previous, pinned)``: who is to own what; see :mod:`rebalanser.allocation`."""
+
+
+def _revision(header: Header | None) -> int:
+    return header.revision if header is not None else 0
+
+
+class Leading:
+    """One node's side of leading: its role, and as a leader the group as it last read it."""
+
+    def __init__(self, may_lead: bool, timings: Timings, allocate: Allocate) -> None:
+        self._may_lead = may_lead
+        self._timings = timings
+        self._allocate = allocate
+        self.role = ROLE.first
+        self.leadership: Leadership | None = None
+        self.plan: Plan | None = None
+        self.group: Group | None = None
+        self.header: Header | None = None
+        self._leadership_seen = 0
+        self._campaign_due = may_lead
+        self._changed_revision = 0
+        self._changed_at: float | None = None
+        self._published_at: float | None = None
+        self._acknowledged: dict[NodeId, int] = {}
+        self._acknowledgements_read = 0
+        self._completed_version = 0
+        self._attempted_version = 0
+        self._doubtful: tuple[int, int] | None = None
+
+    @property
+    def _completed(self) -> bool:
+        return self.header is None or self.header.version <= self._completed_version
+
+    @property
+    def term(self) -> int:
+        """The latest term that this node knows of."""
+        return self.leadership.term if self.leadership else 0
+
+    @property
+    def campaign_due(self) -> bool:
+        """Whether it is worth finding out who leads."""
+        return self._may_lead and self._campaign_due
+
+    def topics(self) -> dict[Topic, int]:
+        """What to be woken up by, each from its revision."""
+        topics: dict[Topic, int] = {}
+        if self._may_lead and self.leadership is not None:
+            topics[Topic(TopicKind.LEADERSHIP)] = self._leadership_seen + 1
+            if self.role is Role.FOLLOWER:
+                topics[Topic(TopicKind.NODE, self.leadership.leader)] = self._leadership_seen + 1
+        if self.role is Role.LEADER and self.group is not None:
+            topics[Topic(TopicKind.GROUP)] = self.group.revision + 1
+            topics[Topic(TopicKind.ACKNOWLEDGEMENTS)] = self.group.revision + 1
+        return topics
+
+    def elected(self, leadership: Leadership, now: float) -> None:
+        """This node leads the term."""
+        if self.role is not Role.LEADER:
+            self.role = ROLE.move(self.role, Vote.ELECTED)
+        self._follow(leadership, leadership.revision)
+        self.group = self.header = self.plan = None
+        self._changed_at = now
+        self._changed_revision = leadership.revision
+
+    def follows(self, leadership: Leadership, revision: int) -> None:
+        """Another node leads the term, as seen at ``revision``."""
+        if self.role is Role.LEADER:
+            self.deposed()
+        self.role = ROLE.move(self.role, Vote.FOLLOWS)
+        self._follow(leadership, revision)
+
+    def _follow(self, leadership: Leadership, seen: int) -> None:
+        self.leadership = leadership
+        self._leadership_seen = seen
+        self._campaign_due = False
+
+    def deposed(self) -> None:
+        """Another term was seen: revert to follower, and find out who leads (RB-6)."""
+        self.role = ROLE.move(self.role, Vote.DEPOSED)
+        self._drop()
+
+    def _drop(self) -> None:
+        self.group = self.header = self.plan = None
+        self._changed_at = self._published_at = None
+        self._acknowledged.clear()
+        self._campaign_due = True
+
+    def session_ended(self) -> None:
+        """The node is no member any more and has no role (RB-22)."""
+        self.role = ROLE.move(self.role, Vote.SESSION_ENDED)
+        self.leadership = None
+        self._drop()
+
+    def leadership_changed(self, revision: int) -> bool:
+        """The term or its leader changed at ``revision``. Whether that deposes this node."""
+        if revision <= self._leadership_seen:
+            return False
+        if self.role is Role.LEADER:
+            return True
+        self._campaign_due = True
+        return False
+
+    def group_changed(self, revision: int, now: float) -> None:
+        """Members, resources or drains changed at ``revision`` (RB-7, RB-9)."""
+        if self.role is not Role.LEADER or (self.group is not None and revision <= self.group.revision):
+            return
+        self._changed_revision = max(self._changed_revision, revision)
+        if self._changed_at is None:
+            self._changed_at = now
+
+    def seen_alive(self, alive: Alive, now: float) -> None:
+        """Make good what a lost wake-up did not tell."""
+        if not alive.leader_alive:
+            self._campaign_due = self._campaign_due or self.role is not Role.LEADER
+        known = self.group
+        if known is None or alive.fingerprint is None or alive.revision <= known.revision:
+            return
+        if alive.fingerprint != known.fingerprint or self._missed_acknowledgements(alive.fingerprint):
+            self.group_changed(alive.revision, now)
+
+    def _missed_acknowledgements(self, seen: Fingerprint) -> bool:
+        """Whether this leader, still waiting for nodes to complete, may have missed that some did (RB-19).
+
+        A notice of a later acknowledgement does not prove that those before it were noticed.
+        """
+        return not self._completed and seen.acknowledgements[1] > self._acknowledgements_read
+
+    @property
+    def rebalance_at(self) -> float | None:
+        """When the group is to be read for a rebalance; None while nothing changed (RB-8)."""
+        if self.role is not Role.LEADER or self._changed_at is None:
+            return None
+        at = self._changed_at + (self._timings.settle_time_s if self.group is not None else 0.0)
+        if self._published_at is not None:
+            at = max(at, self._published_at + self._timings.min_rebalance_interval_s)
+        return at
+
+    def reading_group(self) -> None:
+        """The group is about to be read: changes from now on lead to another read."""
+        self._changed_at = None
+
+    def read_failed(self, now: float) -> None:
+        """The group could not be read or a plan not be published: start over from a fresh read."""
+        self.plan = None
+        self._changed_at = now
+
+    def publish_unknown(self, plan: Plan, term: int) -> None:
+        """The plan may be committed later, until the term or the allocation that it is based on changes."""
+        self._doubtful = (term, _revision(plan.based_on))
+
+    def _must_forbid(self, group: Group) -> bool:
+        """Whether a plan that was given up could still be committed, unless another one is."""
+        return self._doubtful == (self.term, _revision(group.header))
+
+    def group_read(self, group: Group, now: float) -> None:
+        """The group is known: plan a rebalance if the allocation has to change."""
+        self.group = group
+        self.header = group.header
+        self._acknowledged = dict(group.acknowledged)
+        self._acknowledgements_read = group.revision
+        self._keep_later_changes(group, now)
+        self.plan = self._planned(group)
+
+    def _keep_later_changes(self, group: Group, now: float) -> None:
+        """A change after the snapshot leads to another rebalance; those before it are in it (RB-8, RB-9)."""
+        if self._changed_revision <= group.revision:
+            self._changed_at = None
+        elif self._changed_at is None:
+            self._changed_at = now
+
+    def _planned(self, group: Group) -> Plan | None:
+        active = {n: m for n, m in group.members.items() if m.label not in group.drained}
+        by_label = {member.label: node for node, member in sorted(active.items(), reverse=True)}
+        pinned = {
+            spec.resource: by_label.get(spec.pin, "")
+            for spec in group.resources.values()
+            if spec.pin is not None
+        }
+        previous = {node: share.resources for node, share in group.shares.items()}
+        allocation = self._allocate(active.keys(), group.resources.keys(), previous, pinned)
+        targets = {node: frozenset(allocation.get(node, ())) for node in group.members}
+        before = group.header.shares if group.header else {}
+        changed = {n for n, share in targets.items() if n not in before or previous.get(n) != share}
+        if not changed and before.keys() == targets.keys():
+            if not self._must_forbid(group):
+                return None
+        else:
+            changed |= {n for n, member in group.members.items() if member.mode is Mode.EAGER}
+        version = self._attempted_version = self._unused_version(group)
+        return Plan(
+            version=version,
+            based_on=group.header,
+            shares={node: version if node in changed else before[node] for node in targets},
+            changed={node: targets[node] for node in changed},
+            superseded=frozenset((n, v) for n, v in before.items() if n in changed or n not in targets)
+            | group.leftover_shares,
+        )
+
+    def _unused_version(self, group: Group) -> int:
+        """A version that no share was ever written for, nor may be by a late request."""
+        committed = group.header.version if group.header else 0
+        leftover = max((version for _, version in group.leftover_shares), default=0)
+        return max(committed, leftover, self._attempted_version) + 1
+
+    def published(self, header: Header, now: float) -> None:
+        """The plan is committed."""
+        self.plan = None
+        self.header = header
+        self._published_at = now
+
+    def acknowledged(self, node: NodeId, version: int | None, revision: int, now: float) -> None:
+        """A node completed its share of ``version``; None where it is not known which."""
+        if self.group is None or self.role is not Role.LEADER:
+            return
+        if version is None:
+            self.group_changed(revision, now)
+        else:
+            self._acknowledged[node] = max(version, self._acknowledged.get(node, 0))
+
+    def _has_completed(self, node: NodeId, version: int) -> bool:
+        return self._acknowledged.get(node, 0) >= version
+
+    def newly_completed(self) -> int | None:
+        """The version of the allocation, once every node of it has completed its share (RB-19)."""
+        header = self.header
+        if self.role is not Role.LEADER or header is None or self._completed:
+            return None
+        if not all(self._has_completed(node, version) for node, version in header.shares.items()):
+            return None
+        self._completed_version = header.version
+        return header.version

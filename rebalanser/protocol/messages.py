@@ -1,0 +1,466 @@
+"""What goes in and out of a node: events, commands with their outcomes, and the other effects.
+
+**The ordering contract.** Effects are carried out in the order of the list. A command is sent after every
+earlier effect of the list is done. Each :class:`Perform` is answered by exactly one :class:`Answered`, in
+any order between lanes; a node has at most one command under way in each lane. Each :class:`CallStart` and
+:class:`CallStop` is answered by exactly one :class:`HandlerReturned`; a node has at most one under way. A
+:class:`Guard` must be in force before a later :class:`CallStart` of the same list enters the handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, TypeAlias
+
+from rebalanser.protocol.types import (
+    Fingerprint,
+    Group,
+    Header,
+    Leadership,
+    Member,
+    NodeId,
+    Plan,
+    Resource,
+    Session,
+    Share,
+    Token,
+    Topic,
+)
+
+
+class Lane(StrEnum):
+    """Commands of one lane follow each other; lanes never wait for each other."""
+
+    HEARTBEAT = "heartbeat"
+    MEMBER = "member"
+    LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Register ``member`` under a new lease. Idempotent by the node id (RB-4)."""
+
+    lane: ClassVar[Lane] = Lane.MEMBER
+    member: Member
+    lease_ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Renew the lease, then prove that it lives, and look at what this node waits for on the way."""
+
+    lane: ClassVar[Lane] = Lane.HEARTBEAT
+    session: Session
+    leader: NodeId | None = None
+    blockers: frozenset[NodeId] = frozenset()
+    leading: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadShare:
+    """Read the allocation's header, this node's share, and who leads."""
+
+    lane: ClassVar[Lane] = Lane.MEMBER
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBarriers:
+    """Find out which of these barriers are this session's, after an unknown outcome."""
+
+    lane: ClassVar[Lane] = Lane.MEMBER
+    session: Session
+    resources: frozenset[Resource]
+
+
+@dataclass(frozen=True, slots=True)
+class AddBarriers:
+    """Add barriers, each one only if absent, the allocation unchanged, and the own node key alive."""
+
+    lane: ClassVar[Lane] = Lane.MEMBER
+    session: Session
+    header_revision: int
+    resources: frozenset[Resource]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveBarriers:
+    """Remove barriers, each one only if still this session's (RB-15), and tell who waits for them."""
+
+    lane: ClassVar[Lane] = Lane.MEMBER
+    session: Session
+    barriers: Mapping[Resource, Token]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Tell the group that this node has completed its share of this version (RB-19).
+
+    Written only over what this node last knew to stand there, put at revision ``replaces``, so that a late
+    acknowledgement of an older version can't take the place of a newer one.
+    """
+
+    lane: ClassVar[Lane] = Lane.MEMBER
+    session: Session
+    version: int
+    replaces: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Remove the node, then revoke its lease. Only ever sent once nothing is accessed (RB-26)."""
+
+    lane: ClassVar[Lane] = Lane.MEMBER
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """Find out who leads and, if nobody alive does, increment the term (RB-5)."""
+
+    lane: ClassVar[Lane] = Lane.LEADER
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class ReadGroup:
+    """Read all of the group at one revision, as its leader (RB-9)."""
+
+    lane: ClassVar[Lane] = Lane.LEADER
+    session: Session
+    leadership: Leadership
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write the changed shares, then commit them by the header; all guarded by the term (RB-6)."""
+
+    lane: ClassVar[Lane] = Lane.LEADER
+    session: Session
+    leadership: Leadership
+    plan: Plan
+
+
+Command: TypeAlias = (
+    Join
+    | Heartbeat
+    | ReadShare
+    | ReadBarriers
+    | AddBarriers
+    | RemoveBarriers
+    | Acknowledge
+    | Leave
+    | Campaign
+    | ReadGroup
+    | Publish
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The command had no effect, or (``unknown``) may have had one, now or a little later."""
+
+    error: str
+    unknown: bool = False
+    fatal: bool = False
+    """Trying again cannot help until a person changes something."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """A linearizable transaction saw that this session's node key is gone (RB-22)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """A linearizable transaction saw a term other than this leader's (RB-6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Registered. ``proven_at`` is the instant just before the lease was asked for."""
+
+    session: Session
+    proven_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The own node key was seen at its create revision.
+
+    ``proven_at`` is the instant just before the keep-alive was sent that this proves to have been real.
+    The rest is what was seen on the way, so that a lost wake-up is made good within a heartbeat.
+    """
+
+    proven_at: float
+    revision: int
+    header_revision: int = 0
+    leadership_revision: int = 0
+    leader_alive: bool = True
+    progress: Mapping[NodeId, int] = field(default_factory=dict)
+    fingerprint: Fingerprint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRead:
+    """The allocation as far as it concerns this node; ``share`` is None before it was thought of."""
+
+    revision: int
+    header: Header | None
+    share: Share | None
+    leadership: Leadership | None
+
+
+@dataclass(frozen=True, slots=True)
+class BarriersRead:
+    """The barriers among those asked for that are this session's."""
+
+    mine: Mapping[Resource, Token]
+
+
+@dataclass(frozen=True, slots=True)
+class BarriersAdded:
+    """What was added, and who holds the rest. ``superseded``: the allocation had changed meanwhile."""
+
+    revision: int
+    added: Mapping[Resource, Token]
+    blocked: Mapping[Resource, NodeId]
+    superseded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BarriersRemoved:
+    """None of these barriers is this session's any more."""
+
+    resources: frozenset[Resource]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What acknowledgement stands there now, and the revision that put it: this one, or an earlier one."""
+
+    version: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The node and its lease are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """This node leads the term."""
+
+    leadership: Leadership
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """Another node leads the term; seen at ``revision``."""
+
+    leadership: Leadership
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRead:
+    """All of the group at one revision."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The plan is committed."""
+
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The allocation that the plan was based on is not the latest: read the group again."""
+
+
+Outcome: TypeAlias = (
+    Failed
+    | SessionLost
+    | Deposed
+    | Joined
+    | Alive
+    | ShareRead
+    | BarriersRead
+    | BarriersAdded
+    | BarriersRemoved
+    | Acknowledged
+    | Left
+    | Elected
+    | Follows
+    | GroupRead
+    | Published
+    | Conflict
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The host application wants to take part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The host application wants a graceful stop (RB-26)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wakeup:
+    """``next_wakeup`` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A command has ended."""
+
+    command: Command
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """A watched topic changed at ``revision``. A hint to look, never proof of anything.
+
+    ``version`` is a hint too: for ALLOCATION the version of this node's share, for ACKNOWLEDGEMENTS the
+    version that the topic's node has completed; None where it is not known.
+    """
+
+    topic: Topic
+    revision: int
+    version: int | None = None
+
+
+class Handler(StrEnum):
+    """The two handlers that a host application writes."""
+
+    START = "on_start"
+    STOP = "on_stop"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerReturned:
+    """A handler returned, raised (``error``), or was not entered because it was too late (``refused``)."""
+
+    handler: Handler
+    error: str | None = None
+    refused: bool = False
+
+
+Event: TypeAlias = Start | Stop | Wakeup | Answered | Noticed | HandlerReturned
+
+
+@dataclass(frozen=True, slots=True)
+class Perform:
+    """Carry out a command through the coordinator, and answer with :class:`Answered`."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """Call OnStart with these resources and their tokens, unless the clock has reached ``not_after``."""
+
+    owned: Mapping[Resource, Token]
+    not_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallStop:
+    """Call OnStop with these resources. Always entered, however late it is."""
+
+    resources: frozenset[Resource]
+
+
+@dataclass(frozen=True, slots=True)
+class AskStop:
+    """Tell the owners of these resources at once that OnStop is coming, while a handler still runs."""
+
+    resources: frozenset[Resource]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Access must have ended by ``deadline``; None where nothing is owned. Arms the dead man's switch."""
+
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Watch exactly these topics from now on, a new one from its revision."""
+
+    topics: Mapping[Topic, int]
+
+
+class FactKind(StrEnum):
+    """What can happen to a node. The same words stand in logs, in the history and in the documentation."""
+
+    JOINING = "joining"
+    JOINED = "joined"
+    JOIN_FAILED = "join_failed"
+    ISOLATED = "isolated"
+    RECONNECTED = "reconnected"
+    SESSION_LOST = "session_lost"
+    LEAVING = "leaving"
+    LAPSING = "lapsing"
+    LEFT = "left"
+    ELECTED = "elected"
+    FOLLOWS = "follows"
+    DEPOSED = "deposed"
+    GROUP_READ = "group_read"
+    ALLOCATION_PUBLISHED = "allocation_published"
+    REBALANCE_COMPLETED = "rebalance_completed"
+    ALLOCATION_ADOPTED = "allocation_adopted"
+    BARRIER_ADDED = "barrier_added"
+    BARRIER_BLOCKED = "barrier_blocked"
+    BARRIER_REMOVED = "barrier_removed"
+    ACKNOWLEDGED = "acknowledged"
+    START_ENTERED = "start_entered"
+    START_RETURNED = "start_returned"
+    START_FAILED = "start_failed"
+    START_REFUSED = "start_refused"
+    STOP_ENTERED = "stop_entered"
+    STOP_RETURNED = "stop_returned"
+    STOP_FAILED = "stop_failed"
+    HANDLER_OVERRAN = "handler_overran"
+    COMMAND_FAILED = "command_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that happened on this node, for logs, history and metrics. Reporting never blocks."""
+
+    kind: FactKind
+    node: NodeId
+    term: int = 0
+    version: int = 0
+    resource: Resource | None = None
+    token: Token | None = None
+    revision: int | None = None
+    detail: Mapping[str, str | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the sinks what happened."""
+
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The node has stopped for good and emits nothing more."""
+
+
+Effect: TypeAlias = Perform | CallStart | CallStop | AskStop | Guard | Watch | Report | Finished

@@ -1,0 +1,763 @@
+"""The node: events in, effects out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from rebalanser.errors import InternalError
+from rebalanser.protocol.lanes import Lanes
+from rebalanser.protocol.leading import Allocate, Leading
+from rebalanser.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    AddBarriers,
+    Alive,
+    Answered,
+    AskStop,
+    BarriersAdded,
+    BarriersRead,
+    BarriersRemoved,
+    CallStart,
+    CallStop,
+    Campaign,
+    Command,
+    Conflict,
+    Deposed,
+    Effect,
+    Elected,
+    Event,
+    Fact,
+    FactKind,
+    Failed,
+    Finished,
+    Follows,
+    GroupRead,
+    Guard,
+    Handler,
+    HandlerReturned,
+    Heartbeat,
+    Join,
+    Joined,
+    Lane,
+    Leave,
+    Left,
+    Noticed,
+    Outcome,
+    Perform,
+    Publish,
+    Published,
+    ReadBarriers,
+    ReadGroup,
+    ReadShare,
+    RemoveBarriers,
+    Report,
+    SessionLost,
+    ShareRead,
+    Start,
+    Stop,
+    Wakeup,
+    Watch,
+)
+from rebalanser.protocol.rebalancing import NOTHING, Rebalancing
+from rebalanser.protocol.states import MEMBERSHIP, Life, Membership, Role, Step
+from rebalanser.protocol.types import (
+    Header,
+    Leadership,
+    Member,
+    NodeId,
+    OnOverrun,
+    Resource,
+    Session,
+    Timings,
+    Token,
+    Topic,
+    TopicKind,
+)
+
+_IN_SESSION = frozenset({Membership.MEMBER, Membership.LEAVING})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """How a node behaves, beside its timings."""
+
+    start_in_batches: bool = True
+    on_overrun: OnOverrun = OnOverrun.REPORT
+
+
+class Node:
+    """One node of a group, through all its incarnations.
+
+    ``member`` tells the group of the node; its ``node`` is the stem of the incarnations' ids and must be
+    unique in the world. ``allocate`` is used while this node leads.
+    """
+
+    def __init__(
+        self, member: Member, timings: Timings, allocate: Allocate, options: NodeOptions = NodeOptions()
+    ) -> None:
+        self._stem = member.node
+        self._member = member
+        self._timings = timings
+        self._options = options
+        self._incarnation = 0
+        self._membership = MEMBERSHIP.first
+        self._stop_asked = False
+        self._session: Session | None = None
+        self._proven_at = 0.0
+        self._heartbeat_at = 0.0
+        self._renewal_sent_at = 0.0
+        self._isolated = False
+        self._failures = 0
+        self._wait_until = 0.0
+        self._handler_since = 0.0
+        self._overran = False
+        self._asked_to_stop = NOTHING
+        self._stopping = NOTHING
+        self._guard: float | None = None
+        self._watched: frozenset[Topic] = frozenset()
+        self._lanes = Lanes(timings.retry_initial_s, timings.retry_max_s)
+        self._rebalancing = Rebalancing(member.mode, options.start_in_batches)
+        self._leading = Leading(member.may_lead, timings, allocate)
+        self._effects: list[Effect] = []
+
+    @property
+    def membership(self) -> Membership:
+        """Where the node is in its life."""
+        return self._membership
+
+    @property
+    def role(self) -> Role:
+        """What the node does for its group."""
+        return self._leading.role
+
+    @property
+    def leadership(self) -> Leadership | None:
+        """Who leads, as far as this node knows."""
+        return self._leading.leadership
+
+    @property
+    def session(self) -> Session | None:
+        """The membership of the present incarnation."""
+        return self._session
+
+    @property
+    def step(self) -> Step:
+        """Which step of a rebalance the node is in."""
+        return self._rebalancing.step
+
+    @property
+    def started(self) -> Mapping[Resource, Token]:
+        """What is accessed: from just before OnStart is entered to the return of OnStop."""
+        return self._rebalancing.started
+
+    @property
+    def held(self) -> Mapping[Resource, Token]:
+        """The barriers that the node holds, as far as it knows."""
+        return self._rebalancing.held
+
+    @property
+    def blocked(self) -> Mapping[Resource, NodeId]:
+        """What the node waits for, and who holds it."""
+        return self._rebalancing.blocked
+
+    @property
+    def header(self) -> Header | None:
+        """The latest allocation that the node has read."""
+        return self._rebalancing.header
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the node is out of touch for so long that it must stop access (RB-21)."""
+        return self._isolated
+
+    @property
+    def settled(self) -> bool:
+        """Whether the node owns exactly its share, and its handlers have returned."""
+        return (
+            self._membership is Membership.MEMBER
+            and not self._isolated
+            and not self._rebalancing.must_read
+            and self._rebalancing.completed
+        )
+
+    @property
+    def deadline(self) -> float | None:
+        """When access must have ended unless life is proven again; None while nothing is owned."""
+        return self._guard
+
+    @property
+    def next_wakeup(self) -> float | None:
+        """When the node wants a :class:`Wakeup` at the latest, if nothing else happens before."""
+        return self._next_wakeup
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take in one event at monotonic time ``now`` (seconds) and say what must be done, in order.
+
+        Raises:
+            InternalError: an invariant is broken; the node must not be used any more.
+        """
+        self._effects = []
+        self._watch_clock(now)
+        match event:
+            case Start():
+                self._move(Life.START)
+            case Stop():
+                self._stop()
+            case Wakeup():
+                pass
+            case Answered():
+                self._answered(event.command, event.outcome, now)
+            case Noticed():
+                self._noticed(event, now)
+            case HandlerReturned():
+                self._handler_returned(event)
+            case _:
+                assert_never(event)
+        self._watch_clock(now)
+        self._advance(now)
+        self._next_wakeup = self._earliest_wakeup(now)
+        return self._effects
+
+    _next_wakeup: float | None = None
+
+    def _report(
+        self,
+        kind: FactKind,
+        resource: Resource | None = None,
+        token: Token | None = None,
+        revision: int | None = None,
+        **detail: str | float | bool | None,
+    ) -> None:
+        header = self._rebalancing.header
+        fact = Fact(
+            kind=kind,
+            node=self._session.node if self._session else self._node_id,
+            term=self._leading.term,
+            version=header.version if header else 0,
+            resource=resource,
+            token=token,
+            revision=revision,
+            detail=detail,
+        )
+        self._effects.append(Report(fact))
+
+    @property
+    def _node_id(self) -> NodeId:
+        return f"{self._stem}-{self._incarnation}"
+
+    def _move(self, trigger: Life) -> None:
+        self._membership = MEMBERSHIP.move(self._membership, trigger)
+
+    def _stop(self) -> None:
+        self._stop_asked = True
+        if (self._membership, Life.STOP) not in MEMBERSHIP.rows:
+            return
+        self._move(Life.STOP)
+        self._report(FactKind.LEAVING)
+        if self._membership is Membership.STOPPED:
+            self._finish()
+
+    @property
+    def _giving_up(self) -> bool:
+        return self._isolated or self._membership is not Membership.MEMBER
+
+    def _watch_clock(self, now: float) -> None:
+        """Notice what only the passing of time tells: isolation, an overrun, the end of a delay."""
+        in_session = self._membership in _IN_SESSION
+        out_of_touch = in_session and now >= self._proven_at + self._timings.detect_s
+        if out_of_touch and not self._isolated:
+            self._report(FactKind.ISOLATED, last_proof_s=round(now - self._proven_at, 3))
+        elif self._isolated and in_session and not out_of_touch:
+            self._report(FactKind.RECONNECTED)
+        self._isolated = out_of_touch
+        if self._membership is Membership.BACKOFF and now >= self._wait_until:
+            self._move(Life.ELAPSED)
+        self._watch_handler(now)
+
+    def _watch_handler(self, now: float) -> None:
+        running = self._rebalancing.running
+        if running is None or self._overran or now < self._handler_since + self._limit(running):
+            return
+        self._overran = True
+        self._report(FactKind.HANDLER_OVERRAN, handler=running.value, limit_s=self._limit(running))
+        if self._options.on_overrun is OnOverrun.KILL:
+            self._effects.append(Guard(now))
+
+    def _limit(self, handler: Handler) -> float:
+        return self._timings.stop_timeout_s if handler is Handler.STOP else self._timings.start_timeout_s
+
+    def _answered(self, command: Command, outcome: Outcome, now: float) -> None:
+        self._lanes.answered(command)
+        if isinstance(command, Join):
+            self._join_answered(outcome, now)
+            return
+        if command.session != self._session:
+            return
+        match outcome:
+            case Failed():
+                self._failed(command, outcome, now)
+            case SessionLost():
+                self._session_lost(now)
+            case _:
+                self._lanes.succeeded(command.lane)
+                self._succeeded(command, outcome, now)
+
+    def _join_answered(self, outcome: Outcome, now: float) -> None:
+        match outcome:
+            case Joined():
+                self._lanes.succeeded(Lane.MEMBER)
+                self._session = outcome.session
+                self._proven_at = self._renewal_sent_at = outcome.proven_at
+                self._heartbeat_at = outcome.proven_at + self._timings.heartbeat_interval_s
+                self._move(Life.JOINED)
+                self._rebalancing.stale_revision = outcome.session.created
+                self._rebalancing.acknowledged_revision = outcome.session.created
+                self._report(FactKind.JOINED, revision=outcome.session.created)
+            case Failed():
+                self._report(FactKind.JOIN_FAILED, error=outcome.error, fatal=outcome.fatal)
+                self._move(Life.JOIN_FAILED)
+                self._failures += 1
+                self._wait_until = now + self._rejoin_delay(self._failures)
+                if self._membership is Membership.STOPPED:
+                    self._finish()
+            case _:
+                raise InternalError(f"{outcome!r} answers no registration")
+
+    def _rejoin_delay(self, failures: int) -> float:
+        if failures == 0:
+            return 0.0
+        return min(self._timings.rejoin_initial_s * 2.0 ** min(failures - 1, 32), self._timings.rejoin_max_s)
+
+    def _failed(self, command: Command, outcome: Failed, now: float) -> None:
+        self._report(
+            FactKind.COMMAND_FAILED,
+            command=type(command).__name__,
+            error=outcome.error,
+            unknown=outcome.unknown,
+        )
+        match command:
+            case Heartbeat():
+                self._heartbeat_at = min(
+                    self._heartbeat_at,
+                    now + min(self._timings.retry_initial_s, self._timings.heartbeat_interval_s),
+                )
+                return
+            case AddBarriers() if outcome.unknown:
+                self._rebalancing.barriers_unknown(command.resources)
+            case RemoveBarriers() if outcome.unknown:
+                self._rebalancing.removal_unknown(command.barriers)
+            case ReadShare():
+                self._rebalancing.stale_revision = max(
+                    self._rebalancing.stale_revision, self._rebalancing.read_revision + 1
+                )
+            case ReadGroup():
+                self._leading.read_failed(now)
+            case Publish():
+                if outcome.unknown:
+                    self._leading.publish_unknown(command.plan, command.leadership.term)
+                self._leading.read_failed(now)
+            case _:
+                pass
+        self._lanes.failed(command.lane, now)
+
+    def _session_lost(self, now: float) -> None:
+        self._report(FactKind.SESSION_LOST)
+        self._move(Life.SESSION_LOST)
+        self._wait_until = now
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget role, barriers and tokens: they ended with the session (RB-22)."""
+        self._session = None
+        self._isolated = False
+        self._leading.session_ended()
+        self._rebalancing.forget()
+
+    def _succeeded(self, command: Command, outcome: Outcome, now: float) -> None:
+        match outcome:
+            case Alive():
+                self._alive(outcome, now)
+            case Left():
+                self._left(now)
+            case Elected() | Follows() | Deposed() | GroupRead() | Published() | Conflict():
+                self._leading_answered(outcome, now)
+            case _:
+                self._barriers_answered(command, outcome)
+
+    def _barriers_answered(self, command: Command, outcome: Outcome) -> None:
+        match command, outcome:
+            case ReadShare(), ShareRead():
+                self._share_read(outcome)
+            case AddBarriers(), BarriersAdded():
+                self._barriers_added(outcome)
+            case ReadBarriers(), BarriersRead():
+                self._rebalancing.barriers_read(command.resources, outcome.mine)
+            case RemoveBarriers(), BarriersRemoved():
+                self._rebalancing.barriers_removed(outcome.resources)
+                for resource in sorted(outcome.resources):
+                    token = command.barriers.get(resource)
+                    self._report(FactKind.BARRIER_REMOVED, resource, token, outcome.revision)
+            case Acknowledge(), Acknowledged():
+                self._rebalancing.acknowledged = outcome.version
+                self._rebalancing.acknowledged_revision = outcome.revision
+                if outcome.version == command.version:
+                    self._failures = 0
+                    self._report(
+                        FactKind.ACKNOWLEDGED, revision=outcome.revision, share_version=command.version
+                    )
+            case _:
+                raise InternalError(f"{outcome!r} does not answer {command!r}")
+
+    def _leading_answered(
+        self, outcome: Elected | Follows | Deposed | GroupRead | Published | Conflict, now: float
+    ) -> None:
+        match outcome:
+            case Elected(leadership):
+                self._leading.elected(leadership, now)
+                self._report(FactKind.ELECTED, revision=leadership.revision)
+            case Follows(leadership, revision):
+                self._leading.follows(leadership, revision)
+                self._report(FactKind.FOLLOWS, leader=leadership.leader)
+            case Deposed():
+                self._deposed()
+            case GroupRead(group):
+                self._leading.group_read(group, now)
+                self._report(
+                    FactKind.GROUP_READ,
+                    revision=group.revision,
+                    members=len(group.members),
+                    resources=len(group.resources),
+                )
+            case Published(header):
+                self._leading.published(header, now)
+                self._report(
+                    FactKind.ALLOCATION_PUBLISHED,
+                    revision=header.revision,
+                    published_version=header.version,
+                )
+            case Conflict():
+                self._leading.read_failed(now)
+            case _:
+                assert_never(outcome)
+
+    def _alive(self, alive: Alive, now: float) -> None:
+        self._proven_at = max(self._proven_at, alive.proven_at)
+        self._make_good(alive, now)
+
+    def _make_good(self, alive: Alive, now: float) -> None:
+        """Notice what a lost wake-up did not tell."""
+        rebalancing = self._rebalancing
+        if alive.header_revision > (rebalancing.header.revision if rebalancing.header else 0):
+            rebalancing.noticed(alive.header_revision, None)
+        if self._leading.leadership_changed(alive.leadership_revision):
+            self._deposed()
+        self._leading.seen_alive(alive, now)
+        for holder, revision in alive.progress.items():
+            rebalancing.released(holder, revision or alive.revision)
+
+    def _deposed(self) -> None:
+        if self._leading.role is Role.LEADER:
+            self._report(FactKind.DEPOSED)
+            self._leading.deposed()
+
+    def _share_read(self, read: ShareRead) -> None:
+        if read.leadership is not None and not self._member.may_lead:
+            self._leading.follows(read.leadership, read.revision)
+        if self._rebalancing.adopt(read) and read.share is not None:
+            self._report(
+                FactKind.ALLOCATION_ADOPTED,
+                revision=read.header.revision if read.header else None,
+                share_version=read.share.version,
+                resources=len(read.share.resources),
+            )
+
+    def _barriers_added(self, outcome: BarriersAdded) -> None:
+        self._rebalancing.barriers_added(outcome)
+        for resource, token in outcome.added.items():
+            self._report(FactKind.BARRIER_ADDED, resource, token, token)
+        for resource, holder in outcome.blocked.items():
+            self._report(FactKind.BARRIER_BLOCKED, resource, revision=outcome.revision, holder=holder)
+
+    def _left(self, now: float) -> None:
+        self._report(FactKind.LEFT)
+        self._depart(now)
+
+    def _depart(self, now: float) -> None:
+        """The session is over with nothing of it left: rest, or stop for good."""
+        abandoned = bool(self._rebalancing.stuck)
+        self._rebalancing.stuck.clear()
+        self._rebalancing.started.clear()
+        if self._session is not None:
+            self._forget()
+        self._incarnation += 1
+        self._wait_until = now + self._rejoin_delay(self._failures)
+        self._move(Life.LEFT_FOR_GOOD if self._stop_asked else Life.LEFT)
+        if self._membership is Membership.STOPPED:
+            self._finish(abandoned)
+
+    def _finish(self, abandoned: bool = False) -> None:
+        """Stop for good. What was abandoned may still be accessed, so its dead man's switch stays armed."""
+        self._update_watches()
+        if not (abandoned and self._options.on_overrun is OnOverrun.KILL):
+            self._update_guard()
+        self._effects.append(Finished())
+
+    def _noticed(self, noticed: Noticed, now: float) -> None:
+        if self._session is None:
+            return
+        topic = noticed.topic
+        match topic.kind:
+            case TopicKind.ALLOCATION:
+                if topic.node != self._session.node:
+                    return
+                self._rebalancing.noticed(noticed.revision, noticed.version)
+            case TopicKind.LEADERSHIP | TopicKind.NODE:
+                if self._leading.leadership_changed(noticed.revision):
+                    self._deposed()
+            case TopicKind.PROGRESS:
+                self._rebalancing.released(topic.node, noticed.revision)
+            case TopicKind.GROUP:
+                self._leading.group_changed(noticed.revision, now)
+            case TopicKind.ACKNOWLEDGEMENTS:
+                self._leading.acknowledged(topic.node, noticed.version, noticed.revision, now)
+            case _:
+                assert_never(topic.kind)
+
+    def _handler_returned(self, event: HandlerReturned) -> None:
+        rebalancing = self._rebalancing
+        if rebalancing.running is not event.handler:
+            raise InternalError(f"{event.handler} returned while {rebalancing.running} runs")
+        self._overran = False
+        self._asked_to_stop = NOTHING
+        if event.handler is Handler.STOP:
+            rebalancing.stop_returned(self._stopping, failed=event.error is not None)
+            self._stopping = NOTHING
+        else:
+            rebalancing.start_returned(entered=not event.refused)
+        if event.error is None:
+            return
+        kind = FactKind.STOP_FAILED if event.handler is Handler.STOP else FactKind.START_FAILED
+        self._report(kind, error=event.error)
+        self._failures += 1
+        if self._membership is Membership.MEMBER:
+            self._move(Life.HANDLER_FAILED)
+            self._report(FactKind.LEAVING)
+
+    def _advance(self, now: float) -> None:
+        """Do whatever is the next thing to do, in each lane and for the handlers."""
+        self._advance_life(now)
+        if self._session is not None:
+            self._send_heartbeat(now)
+            self._advance_leading(now)
+        self._advance_handlers(now)
+        if self._session is not None:
+            self._advance_barriers(now)
+        self._rebalancing.observe_step(self._giving_up)
+        if self._membership is not Membership.STOPPED:
+            self._update_watches()
+            self._update_guard()
+
+    def _advance_life(self, now: float) -> None:
+        if self._membership is Membership.LOST and self._idle:
+            self._depart(now)
+            self._watch_clock(now)
+        if self._membership is Membership.WITHDRAWING and self._lanes.under_way(Lane.MEMBER) is None:
+            self._move(Life.JOIN_FAILED)
+            self._finish()
+        if self._membership is Membership.LEAVING and self._idle and now >= self._lapses_at:
+            self._left(now)
+        if self._membership is Membership.LAPSING and (self._stop_asked or now >= self._wait_until):
+            self._left(now)
+        if self._membership is Membership.JOINING and self._lanes.ready(Lane.MEMBER, now):
+            self._report(FactKind.JOINING)
+            self._perform(Join(replace(self._member, node=self._node_id), self._timings.lease_ttl_s))
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is accessed any more, except for what OnStop failed to stop."""
+        return (
+            self._rebalancing.running is None and self._rebalancing.started.keys() <= self._rebalancing.stuck
+        )
+
+    @property
+    def _wants_lease(self) -> bool:
+        """Whether the lease is worth renewing: one who leaves, out of touch, has nothing left to protect."""
+        if self._membership is Membership.LEAVING:
+            return not (self._isolated and self._idle)
+        return self._membership is Membership.MEMBER
+
+    @property
+    def _lapses_at(self) -> float:
+        """When the lease has ended if it is renewed no more, whatever the drift of the clocks.
+
+        Counted from the latest renewal that may have been sent, not from the latest that was proven.
+        """
+        latest = max(self._proven_at, self._renewal_sent_at)
+        ttl_s = self._timings.lease_ttl_s * (1 + self._timings.clock_drift_ratio)
+        return latest + ttl_s + self._timings.safety_margin_s
+
+    def _perform(self, command: Command) -> None:
+        self._lanes.send(command)
+        self._effects.append(Perform(command))
+
+    def _send_heartbeat(self, now: float) -> None:
+        session = self._session
+        if (
+            session is None
+            or not self._wants_lease
+            or now < self._heartbeat_at
+            or not self._lanes.ready(Lane.HEARTBEAT, now)
+        ):
+            return
+        self._heartbeat_at = now + self._timings.heartbeat_interval_s
+        self._renewal_sent_at = now
+        leadership = self._leading.leadership
+        follower = self._leading.role is Role.FOLLOWER and self._member.may_lead
+        self._perform(
+            Heartbeat(
+                session=session,
+                leader=leadership.leader if leadership is not None and follower else None,
+                blockers=frozenset(self._rebalancing.blocked.values()),
+                leading=self._leading.role is Role.LEADER,
+            )
+        )
+
+    def _advance_leading(self, now: float) -> None:
+        session, leading = self._session, self._leading
+        if session is None or self._membership not in _IN_SESSION:
+            return
+        completed = leading.newly_completed()
+        if completed is not None:
+            self._report(FactKind.REBALANCE_COMPLETED, completed_version=completed)
+        if not self._lanes.ready(Lane.LEADER, now):
+            return
+        if leading.role is Role.LEADER and leading.leadership is not None:
+            if leading.plan is not None:
+                self._perform(Publish(session, leading.leadership, leading.plan))
+            elif leading.rebalance_at is not None and now >= leading.rebalance_at:
+                leading.reading_group()
+                self._perform(ReadGroup(session, leading.leadership))
+        elif leading.campaign_due and self._membership is Membership.MEMBER and not self._isolated:
+            self._perform(Campaign(session))
+
+    def _advance_handlers(self, now: float) -> None:
+        rebalancing = self._rebalancing
+        to_stop = rebalancing.to_stop(self._giving_up)
+        if rebalancing.running is not None:
+            if to_stop - self._asked_to_stop - self._stopping:
+                self._asked_to_stop |= to_stop
+                self._effects.append(AskStop(to_stop))
+            return
+        if to_stop:
+            rebalancing.calling_stop()
+            self._stopping = to_stop
+            self._handler_since = now
+            self._effects.append(CallStop(to_stop))
+        elif self._may_start:
+            owned = rebalancing.to_start()
+            if owned is not None:
+                rebalancing.calling_start(owned)
+                self._handler_since = now
+                self._update_guard()
+                self._effects.append(CallStart(owned, self._proven_at + self._timings.detect_s))
+
+    @property
+    def _may_start(self) -> bool:
+        """Step 4 comes after steps 1 to 3; what step 3 still waits for may come in a later batch."""
+        rebalancing = self._rebalancing
+        return not self._giving_up and not (
+            rebalancing.to_remove(everything=False) or rebalancing.to_find_out(everything=False)
+        )
+
+    def _advance_barriers(self, now: float) -> None:
+        session, out_of_touch = self._session, self._isolated and self._membership is Membership.MEMBER
+        if session is None or self._membership not in _IN_SESSION or out_of_touch:
+            return
+        if not self._lanes.ready(Lane.MEMBER, now):
+            return
+        command = self._next_barrier_command(session)
+        if command is not None:
+            self._perform(command)
+
+    def _next_barrier_command(self, session: Session) -> Command | None:
+        rebalancing, leaving = self._rebalancing, self._membership is Membership.LEAVING
+        if rebalancing.must_read and not leaving:
+            return ReadShare(session)
+        if self._stops_first:
+            return None
+        to_find_out = rebalancing.to_find_out(leaving)
+        if to_find_out:
+            return ReadBarriers(session, to_find_out)
+        to_remove = rebalancing.to_remove(leaving)
+        if to_remove:
+            return RemoveBarriers(session, to_remove)
+        if leaving:
+            return self._leave(session)
+        to_add = rebalancing.to_add()
+        if to_add and rebalancing.header is not None:
+            return AddBarriers(session, rebalancing.header.revision, to_add)
+        share = rebalancing.share
+        if share is not None and rebalancing.completed and rebalancing.acknowledged < share.version:
+            return Acknowledge(session, share.version, rebalancing.acknowledged_revision)
+        return None
+
+    @property
+    def _stops_first(self) -> bool:
+        """Whether step 1 has to end before anything is done about barriers (RB-11)."""
+        running = self._rebalancing.running
+        return running is Handler.STOP or bool(self._rebalancing.to_stop(self._giving_up))
+
+    def _leave(self, session: Session) -> Command | None:
+        if self._rebalancing.running is not None:
+            return None
+        if not self._rebalancing.stuck:
+            return Leave(session)
+        self._move(Life.STUCK)
+        self._wait_until = self._lapses_at
+        self._report(FactKind.LAPSING, resources=len(self._rebalancing.stuck))
+        return None
+
+    def _update_watches(self) -> None:
+        topics: dict[Topic, int] = {}
+        if self._session is not None and self._membership in _IN_SESSION:
+            topics = self._leading.topics()
+            if self._rebalancing.read_revision >= 0:
+                topics[Topic(TopicKind.ALLOCATION, self._session.node)] = self._rebalancing.read_revision + 1
+            for holder, since in self._rebalancing.blocked_since.items():
+                topics[Topic(TopicKind.PROGRESS, holder)] = since + 1
+        if topics.keys() != self._watched:
+            self._watched = frozenset(topics)
+            self._effects.append(Watch(topics))
+
+    def _update_guard(self) -> None:
+        if self._overran and self._options.on_overrun is OnOverrun.KILL:
+            return
+        deadline = self._guard
+        if not self._rebalancing.started:
+            deadline = None
+        elif self._session is not None and self._membership in _IN_SESSION:
+            deadline = self._proven_at + self._timings.access_s
+        if deadline != self._guard:
+            self._guard = deadline
+            self._effects.append(Guard(deadline))
+
+    def _earliest_wakeup(self, now: float) -> float | None:
+        times = self._lanes.retries(now)
+        if self._membership in _IN_SESSION:
+            if self._wants_lease and self._lanes.under_way(Lane.HEARTBEAT) is None:
+                times.append(self._heartbeat_at)
+            if not self._isolated:
+                times.append(self._proven_at + self._timings.detect_s)
+            rebalance_at = self._leading.rebalance_at
+            if rebalance_at is not None and rebalance_at > now:
+                times.append(rebalance_at)
+        if self._membership is Membership.LEAVING and self._idle:
+            times.append(self._lapses_at)
+        if self._membership in {Membership.BACKOFF, Membership.LAPSING}:
+            times.append(now if self._stop_asked else self._wait_until)
+        running = self._rebalancing.running
+        if running is not None and not self._overran:
+            times.append(self._handler_since + self._limit(running))
+        return min(times, default=None)

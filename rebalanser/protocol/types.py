@@ -1,0 +1,183 @@
+"""The nouns of the protocol: small, frozen and comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TypeAlias
+
+NodeId: TypeAlias = str
+"""Names one incarnation of a node and is never used again; a user's name for a node is a label."""
+Resource: TypeAlias = str
+Token: TypeAlias = int
+"""A fencing token: the registry revision at which the barrier was added. It grows from owner to owner."""
+
+
+class Mode(StrEnum):
+    """How much a rebalance stops."""
+
+    COOPERATIVE = "cooperative"
+    """Only what leaves the node is stopped and only what arrives is started (RB-17)."""
+    EAGER = "eager"
+    """Everything is stopped and started each time, as the original protocol says (RB-17)."""
+
+
+class OnOverrun(StrEnum):
+    """What becomes of a process whose handler does not return within its limit."""
+
+    REPORT = "report"
+    """It is reported and its barriers stay held (RB-25)."""
+    KILL = "kill"
+    """The dead man's switch kills it before its lease can end (RB-34)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The times that the protocol runs on, in seconds of the node's monotonic clock.
+
+    ``rebalanser.settings`` derives and checks them; see RB-21 for the inequality that they keep.
+    """
+
+    lease_ttl_s: float
+    heartbeat_interval_s: float
+    stop_timeout_s: float
+    start_timeout_s: float
+    safety_margin_s: float
+    clock_drift_ratio: float
+    settle_time_s: float
+    min_rebalance_interval_s: float
+    retry_initial_s: float
+    retry_max_s: float
+    rejoin_initial_s: float
+    rejoin_max_s: float
+
+    @property
+    def access_s(self) -> float:
+        """How long after a proof of life access may last: the lease, less clock drift and the margin."""
+        return self.lease_ttl_s * (1 - self.clock_drift_ratio) - self.safety_margin_s
+
+    @property
+    def detect_s(self) -> float:
+        """How long after a proof of life OnStop must be called, so that it can return in time (RB-21)."""
+        return self.access_s - self.stop_timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a node tells the group of itself when it joins."""
+
+    node: NodeId
+    label: str
+    mode: Mode = Mode.COOPERATIVE
+    may_lead: bool = True
+    host: str = ""
+    pid: int = 0
+    attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSpec:
+    """What an operator said of a resource: its weight, and the label of the node that it is pinned to."""
+
+    resource: Resource
+    weight: float = 1.0
+    pin: str | None = None
+    attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One incarnation's membership: its id, its lease, and the revision that created its node key (RB-4)."""
+
+    node: NodeId
+    lease: int
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who leads: the term, its leader, and the revision at which the term began (RB-5)."""
+
+    term: int
+    leader: NodeId
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A committed allocation: its version and, for every node, the version that its share last changed at."""
+
+    version: int
+    term: int
+    revision: int
+    shares: Mapping[NodeId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one node is to own, since allocation ``version``."""
+
+    version: int
+    resources: frozenset[Resource]
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Tells whether members, resources or drains changed: their counts and newest revisions.
+
+    ``acknowledgements`` tells of those; they are no reason to rebalance.
+    """
+
+    members: tuple[int, int] = (0, 0)
+    resources: tuple[int, int] = (0, 0)
+    drains: tuple[int, int] = (0, 0)
+    acknowledgements: tuple[int, int] = field(default=(0, 0), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All of a group, read at one revision (RB-9)."""
+
+    revision: int
+    members: Mapping[NodeId, Member]
+    resources: Mapping[Resource, ResourceSpec]
+    drained: frozenset[str]
+    header: Header | None
+    shares: Mapping[NodeId, Share]
+    leftover_shares: frozenset[tuple[NodeId, int]]
+    """Shares by node and version that no header names (any more)."""
+    acknowledged: Mapping[NodeId, int]
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An allocation that a leader is about to publish, as the change from the one before."""
+
+    version: int
+    based_on: Header | None
+    shares: Mapping[NodeId, int]
+    changed: Mapping[NodeId, frozenset[Resource]]
+    superseded: frozenset[tuple[NodeId, int]]
+    """Shares by node and version that the new header does not name."""
+
+
+class TopicKind(StrEnum):
+    """What a node can ask to be woken up by."""
+
+    ALLOCATION = "allocation"
+    LEADERSHIP = "leadership"
+    NODE = "node"
+    PROGRESS = "progress"
+    GROUP = "group"
+    ACKNOWLEDGEMENTS = "acknowledgements"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One thing to be woken up by; ``node`` names whose, for NODE, PROGRESS and ALLOCATION."""
+
+    kind: TopicKind
+    node: NodeId = ""

@@ -1,0 +1,27 @@
+"""What a registry must offer, how a group is kept in one, and the backends by URL."""
+
+from rebalanser.registry.contract import Capabilities, Registry
+from rebalanser.registry.coordinator import Coordinator, GroupView, Holding
+from rebalanser.registry.keys import MAX_ATTRIBUTE_BYTES, MAX_NAME_BYTES, GroupKeys
+from rebalanser.registry.registry_coordinator import RegistryCoordinator
+from rebalanser.registry.translation import Answer, Translation, failure
+from rebalanser.registry.urls import RegistryUrl, known_schemes, open_registry, parse_url
+
+__all__ = [
+    "MAX_ATTRIBUTE_BYTES",
+    "MAX_NAME_BYTES",
+    "Answer",
+    "Capabilities",
+    "Coordinator",
+    "GroupKeys",
+    "GroupView",
+    "Holding",
+    "Registry",
+    "RegistryCoordinator",
+    "RegistryUrl",
+    "Translation",
+    "failure",
+    "known_schemes",
+    "open_registry",
+    "parse_url",
+]

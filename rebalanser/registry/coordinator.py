@@ -1,0 +1,106 @@
+"""The contract of a coordinator: what the protocol needs of a group, whatever it is kept in.
+
+A coordinator carries out the commands of :mod:`rebalanser.protocol.messages` and tells what changed.
+:class:`~rebalanser.registry.translation.RegistryCoordinator` makes one of any registry; a log such as Kafka
+can implement it directly.
+
+**What is atomic.** Each command takes effect at one point, or, where it concerns many resources, in parts
+that each do; its outcome says what happened to each part. ``Publish`` commits all shares of a version at
+one point.
+
+**What is guarded.** A command that carries a session takes effect only while that session lives, else it is
+answered with :class:`~rebalanser.protocol.messages.SessionLost`. One that carries a leadership takes effect
+only while the term is the latest, else :class:`~rebalanser.protocol.messages.Deposed`. A barrier is added
+only while nobody holds it and the allocation is the one named, and removed only by the session that
+added it.
+
+**What is ordered.** Revisions of one group only grow, and so do the tokens of one resource. A command sent
+after another was answered takes effect after it.
+
+**What an unknown outcome is.** :class:`~rebalanser.protocol.messages.Failed` with ``unknown`` means that the
+command may have taken effect or may yet, until something that its guards forbid has happened. Without
+``unknown`` it had and will have none. Commands sent again are idempotent: registering the same node id makes
+no second member, adding a barrier that is held by the same session answers with its token.
+
+**What a notice is.** A hint that a watched topic changed at or after a revision. Hints may be doubled, never
+all lost: after a gap every watched topic is noticed once. The conformance suite for all of this is
+:mod:`rebalanser.testing.coordinator_suite`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rebalanser.protocol.messages import Command, Noticed, Outcome
+from rebalanser.protocol.types import Group, Leadership, NodeId, ResourceSpec, Topic
+from rebalanser.registry.contract import Capabilities
+
+Listener: TypeAlias = Callable[[Sequence[Noticed]], None]
+Progress: TypeAlias = Callable[[int], None]
+"""Called with how many of the items of a long change are done so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A barrier as it stands: which node holds the resource, with which token."""
+
+    resource: str
+    node: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """All of a group at one revision: also who leads, and who holds which barrier."""
+
+    group: Group
+    leadership: Leadership | None
+    holdings: tuple[Holding, ...]
+
+
+class Coordinator(ABC):
+    """One node's or one operator's connection to a group. Every method may be called from any thread."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What the store behind it can do."""
+
+    @abstractmethod
+    def perform(self, command: Command) -> Outcome:
+        """Carry out a command, waiting for its answer. Every failure is an outcome, never an exception."""
+
+    @abstractmethod
+    def watch(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> None:
+        """Watch exactly these topics, a new one from its revision on; those watched before go on.
+
+        ``node`` is whose shares are meant. ``listener`` must not block and must not raise.
+        """
+
+    @abstractmethod
+    def read(self) -> GroupView:
+        """All of the group and its barriers, at one revision, for anyone who asks (RB-19).
+
+        Raises:
+            RetryLater: the store could not be read now.
+            FixConfiguration: a person must change something first.
+        """
+
+    @abstractmethod
+    def put_resources(self, specs: Sequence[ResourceSpec], progress: Progress) -> int:
+        """Add resources, or change what is said of them; how many are new. Idempotent (RB-29)."""
+
+    @abstractmethod
+    def remove_resources(self, resources: Sequence[str], progress: Progress) -> int:
+        """Remove resources; how many there were. Barriers are left alone (RB-16). Idempotent."""
+
+    @abstractmethod
+    def set_drained(self, label: str, drained: bool) -> None:
+        """Mark a node as drained, or not (RB-30). Idempotent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection and all watches. Closing twice does nothing."""

@@ -1,0 +1,131 @@
+"""The key layout of a group, and the names that may stand in it.
+
+All keys of a group lie under ``ROOT/GROUP/``; names are percent-encoded, so that no group's prefix is
+another's (RB-33) and every key is printable ASCII.
+
+==============================  =================================================================
+``term``                        the term and its leader; of no lease, so that terms never go back
+``nodes/NODE``                  a member; under its lease
+``releases/NODE``               put whenever the node removes barriers; under its lease
+``acks/NODE``                   the version that the node has completed; under its lease
+``resources/RESOURCE``          a resource and what an operator said of it
+``drains/LABEL``                a drained node
+``header``                      the allocation's version, and since which version each share stands
+``shares/NODE/VERSION``         a share, compressed; never changed once written
+``barriers/RESOURCE/SLOT``      a barrier and its holder; under the holder's lease. Beside the
+                                resource, not under it (RB-16)
+==============================  =================================================================
+
+A resource has slot 0 only, so far; several owners of one resource would take a slot each.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+from rebalanser.errors import InvalidName
+
+MAX_NAME_BYTES = 512
+"""The longest name, in bytes of UTF-8."""
+MAX_ATTRIBUTE_BYTES = 4096
+"""The longest attribute value, in bytes of UTF-8."""
+SLOT = 0
+
+
+def check_name(name: str, what: str) -> str:
+    """The name itself, if it can be stored.
+
+    Raises:
+        InvalidName: it is empty, not printable, not valid Unicode, or over ``MAX_NAME_BYTES``.
+    """
+    if not isinstance(name, str):
+        raise InvalidName(f"a {what} name is text, not {type(name).__name__}")
+    if not name:
+        raise InvalidName(f"a {what} name must not be empty")
+    if not name.isprintable():
+        raise InvalidName(f"{what} name {name!r} has an unprintable character")
+    size = len(name.encode())
+    if size > MAX_NAME_BYTES:
+        raise InvalidName(f"{what} name {name[:40]!r}… has {size} bytes; the limit is {MAX_NAME_BYTES}")
+    return name
+
+
+def check_attribute(name: str, value: str, what: str) -> None:
+    """Check that an attribute of a resource or node can be stored.
+
+    Raises:
+        InvalidName: the name can't be stored, or the value is over ``MAX_ATTRIBUTE_BYTES``.
+    """
+    check_name(name, f"{what} attribute")
+    size = len(value.encode(errors="surrogatepass"))
+    if size > MAX_ATTRIBUTE_BYTES:
+        raise InvalidName(
+            f"{what} attribute {name!r} has a value of {size} bytes; the limit is {MAX_ATTRIBUTE_BYTES}"
+        )
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+class GroupKeys:
+    """Where everything of one group is kept."""
+
+    def __init__(self, root: str, group: str) -> None:
+        prefix = f"{root}/{_quoted(check_name(group, 'group'))}/"
+        self.prefix = prefix
+        self.term = f"{prefix}term"
+        self.header = f"{prefix}header"
+        self.nodes = f"{prefix}nodes/"
+        self.releases = f"{prefix}releases/"
+        self.acks = f"{prefix}acks/"
+        self.resources = f"{prefix}resources/"
+        self.drains = f"{prefix}drains/"
+        self.shares = f"{prefix}shares/"
+        self.barriers = f"{prefix}barriers/"
+
+    def node(self, node: str) -> str:
+        """A member's key."""
+        return self.nodes + _quoted(node)
+
+    def release(self, node: str) -> str:
+        """The key that a node puts when it removes barriers."""
+        return self.releases + _quoted(node)
+
+    def ack(self, node: str) -> str:
+        """The key that says what a node has completed."""
+        return self.acks + _quoted(node)
+
+    def resource(self, resource: str) -> str:
+        """A resource's key."""
+        return self.resources + _quoted(resource)
+
+    def drain(self, label: str) -> str:
+        """The key that marks a node as drained."""
+        return self.drains + _quoted(label)
+
+    def share(self, node: str, version: int) -> str:
+        """A node's share as of a version."""
+        return f"{self.shares_of(node)}{version}"
+
+    def shares_of(self, node: str) -> str:
+        """The prefix of all shares of a node."""
+        return f"{self.shares}{_quoted(node)}/"
+
+    def node_and_version(self, share_key: str) -> tuple[str, int]:
+        """The node and the version that a share's key belongs to."""
+        node, _, version = share_key.removeprefix(self.shares).rpartition("/")
+        return unquote(node), int(version)
+
+    def barrier(self, resource: str) -> str:
+        """A resource's barrier."""
+        return f"{self.barriers}{_quoted(resource)}/{SLOT}"
+
+    def resource_of_barrier(self, key: str) -> str:
+        """The resource that a barrier's key belongs to."""
+        return unquote(key.removeprefix(self.barriers).rpartition("/")[0])
+
+    @staticmethod
+    def name(key: str, prefix: str) -> str:
+        """The name that ends a key."""
+        return unquote(key.removeprefix(prefix))

@@ -1,0 +1,111 @@
+"""Any registry as a coordinator: drives the dialogues of :class:`Translation` and keeps its watches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from rebalanser.errors import InternalError, RebalanserError
+from rebalanser.protocol.messages import Command, Outcome
+from rebalanser.protocol.types import NodeId, ResourceSpec, Topic
+from rebalanser.registry.contract import Capabilities, Registry, Watch, WatchEvent
+from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Progress
+from rebalanser.registry.keys import GroupKeys
+from rebalanser.registry.translation import Answer, Reading, Translation, failure
+
+ResultT = TypeVar("ResultT")
+
+
+class RegistryCoordinator(Coordinator):
+    """One connection of a node or an operator to a group that lives in a registry.
+
+    ``now`` is the monotonic clock (seconds) that deadlines are counted on; ``timeout_s`` bounds each
+    request. The registry is closed with the coordinator.
+    """
+
+    def __init__(
+        self, registry: Registry, root: str, group: str, now: Callable[[], float], timeout_s: float
+    ) -> None:
+        self._registry = registry
+        self._now = now
+        self._timeout_s = timeout_s
+        self._translation = Translation(GroupKeys(root, group), registry.capabilities)
+        self._lock = threading.Lock()
+        self._watches: dict[tuple[NodeId, Topic], list[Watch]] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the registry can do."""
+        return self._registry.capabilities
+
+    def _drive(self, dialogue: Reading[ResultT]) -> ResultT:
+        """Carry out a dialogue, telling it of each error where it waits for the answer."""
+        try:
+            request = next(dialogue)
+            while True:
+                sent_at = self._now()
+                try:
+                    reply = self._registry.execute(request, self._timeout_s)
+                except RebalanserError as error:
+                    request = dialogue.throw(error)
+                else:
+                    request = dialogue.send(Answer(reply, sent_at))
+        except StopIteration as stop:
+            result: ResultT = stop.value
+            return result
+
+    def perform(self, command: Command) -> Outcome:
+        """Carry out a command, waiting for its answer. Every failure is an outcome, never an exception."""
+        try:
+            return self._drive(self._translation.dialogue(command))
+        except InternalError:
+            raise
+        except RebalanserError as error:
+            return failure(error)
+
+    def watch(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> None:
+        """Watch exactly these topics, a new one from its revision on; those watched before go on."""
+        wanted = {(node, topic): revision for topic, revision in topics.items()}
+        with self._lock:
+            outdated = [key for key in self._watches if key not in wanted]
+            closing = [watch for key in outdated for watch in self._watches.pop(key)]
+            for key, revision in wanted.items():
+                if key not in self._watches:
+                    self._watches[key] = self._open(key[1], node, revision, listener)
+        for watch in closing:
+            watch.close()
+
+    def _open(self, topic: Topic, node: NodeId, revision: int, listener: Listener) -> list[Watch]:
+        def sink(events: Sequence[WatchEvent]) -> None:
+            notices = self._translation.notices(topic, events, node)
+            if notices:
+                listener(notices)
+
+        targets = self._translation.targets(topic)
+        return [self._registry.watch(target, revision, sink) for target in targets]
+
+    def read(self) -> GroupView:
+        """All of the group and its barriers, at one revision, for anyone who asks (RB-19)."""
+        return self._drive(self._translation.read())
+
+    def put_resources(self, specs: Sequence[ResourceSpec], progress: Progress) -> int:
+        """Add resources, or change what is said of them; how many are new (RB-29)."""
+        return self._drive(self._translation.put_resources(specs, progress))
+
+    def remove_resources(self, resources: Sequence[str], progress: Progress) -> int:
+        """Remove resources; how many there were. Barriers are left alone (RB-16)."""
+        return self._drive(self._translation.remove_resources(resources, progress))
+
+    def set_drained(self, label: str, drained: bool) -> None:
+        """Mark a node as drained, or not (RB-30)."""
+        self._drive(self._translation.set_drained(label, drained))
+
+    def close(self) -> None:
+        """Close all watches and the registry."""
+        with self._lock:
+            closing = [watch for watches in self._watches.values() for watch in watches]
+            self._watches.clear()
+        for watch in closing:
+            watch.close()
+        self._registry.close()

@@ -1,0 +1,121 @@
+"""What stands in the values: JSON, with a schema version where a reader must know it, and zlib for shares."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rebalanser.errors import InternalError, UnusableStore
+from rebalanser.protocol.types import Header, Leadership, Member, Mode, ResourceSpec, Share
+from rebalanser.registry.contract import KeyValue
+
+SCHEMA_VERSION = 1
+
+
+def _dump(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
+
+
+def _load(entry: KeyValue) -> dict[str, Any]:
+    try:
+        value = json.loads(entry.value)
+    except ValueError as error:
+        raise InternalError(f"the registry holds no JSON under {entry.key!r}") from error
+    if not isinstance(value, dict):
+        raise InternalError(f"the registry holds no JSON object under {entry.key!r}")
+    if value.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
+        raise UnusableStore(
+            f"{entry.key!r} was written by a newer Rebalanser (schema {value['schema']}, "
+            f"this one knows {SCHEMA_VERSION}): upgrade this node"
+        )
+    return value
+
+
+def dump_member(member: Member) -> bytes:
+    """A node key's value."""
+    return _dump(
+        {
+            "schema": SCHEMA_VERSION,
+            "label": member.label,
+            "mode": member.mode.value,
+            "may_lead": member.may_lead,
+            "host": member.host,
+            "pid": member.pid,
+            "attributes": dict(member.attributes),
+        }
+    )
+
+
+def load_member(node: str, entry: KeyValue) -> Member:
+    """A member from its node key."""
+    value = _load(entry)
+    return Member(
+        node=node,
+        label=value["label"],
+        mode=Mode(value["mode"]),
+        may_lead=value["may_lead"],
+        host=value["host"],
+        pid=value["pid"],
+        attributes=value["attributes"],
+    )
+
+
+def dump_leadership(term: int, leader: str) -> bytes:
+    """The term key's value."""
+    return _dump({"schema": SCHEMA_VERSION, "term": term, "leader": leader})
+
+
+def load_leadership(entry: KeyValue) -> Leadership:
+    """Who leads, from the term key."""
+    value = _load(entry)
+    return Leadership(term=value["term"], leader=value["leader"], revision=entry.mod_revision)
+
+
+def dump_resource(spec: ResourceSpec) -> bytes:
+    """A resource key's value; empty for a resource of which nothing was said."""
+    value: dict[str, Any] = {}
+    if spec.weight != 1.0:
+        value["weight"] = spec.weight
+    if spec.pin is not None:
+        value["pin"] = spec.pin
+    if spec.attributes:
+        value["attributes"] = dict(spec.attributes)
+    return _dump(value) if value else b""
+
+
+def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
+    """A resource from its key."""
+    if not entry.value:
+        return ResourceSpec(resource)
+    value = _load(entry)
+    return ResourceSpec(
+        resource,
+        weight=value.get("weight", 1.0),
+        pin=value.get("pin"),
+        attributes=value.get("attributes", {}),
+    )
+
+
+def dump_header(version: int, term: int, shares: Mapping[str, int]) -> bytes:
+    """The header's value."""
+    return _dump({"schema": SCHEMA_VERSION, "version": version, "term": term, "shares": dict(shares)})
+
+
+def load_header(entry: KeyValue) -> Header:
+    """The committed allocation's header."""
+    value = _load(entry)
+    return Header(
+        version=value["version"], term=value["term"], revision=entry.mod_revision, shares=value["shares"]
+    )
+
+
+def dump_share(resources: Iterable[str]) -> bytes:
+    """A share's value."""
+    return zlib.compress(json.dumps(sorted(resources), ensure_ascii=False).encode())
+
+
+def load_share(version: int, value: bytes) -> Share:
+    """A share from its value."""
+    return Share(version=version, resources=frozenset(json.loads(zlib.decompress(value))))
