@@ -1,0 +1,279 @@
+"""Where the history goes. No sink ever blocks or fails the node that writes to it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Final, Protocol
+
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_when_event_set,
+    wait_exponential,
+)
+
+from rebalanser.errors import InvalidSettings
+from rebalanser.history.files import RotatingFiles
+from rebalanser.history.records import Record
+
+_log = logging.getLogger("rebalanser.history")
+
+_RETRY_INITIAL_S: Final = 0.05
+_RETRY_MAX_S: Final = 5.0
+_TOO_SLOW: Final = "records came faster than they could be written"
+
+
+class HistorySink(Protocol):
+    """Takes the records of one node, in the order of their sequence. May be called from any thread."""
+
+    def write(self, record: Record) -> None:
+        """Take in a record. Never waits for anything outside of this process, and never raises."""
+
+    def close(self, timeout_s: float) -> None:
+        """Bring everything taken in to where it belongs, waiting at most ``timeout_s`` seconds.
+
+        Records that come later are dropped. Closing twice does nothing. Never raises.
+        """
+
+
+class NullSink:
+    """Forgets everything."""
+
+    def write(self, record: Record) -> None:
+        """Forget the record."""
+
+    def close(self, timeout_s: float) -> None:
+        """Do nothing."""
+
+
+class MemorySink:
+    """Keeps everything in :attr:`records`; for tests."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.closed = False
+
+    def write(self, record: Record) -> None:
+        """Keep the record."""
+        if not self.closed:
+            self.records.append(record)
+
+    def close(self, timeout_s: float) -> None:
+        """Keep no more records; ``timeout_s`` is not needed."""
+        del timeout_s
+        self.closed = True
+
+
+class JsonlSink:
+    """Appends records as lines of JSON to files in ``folder``, from a daemon thread of its own.
+
+    A record waits at most ``flush_interval_s`` seconds to be written together with others; from then on it
+    outlives a ``kill -9``, and after ``fsync_interval_s`` seconds more (None: when the system sees fit) a
+    power failure. ``node`` names the files: the same name in a later process lets the limit of
+    ``max_files`` files of ``max_file_bytes`` bytes hold across restarts (:mod:`rebalanser.history.files`).
+
+    While the disk is full, gone, read-only or slow, up to ``queue_size`` records wait, and as many again may
+    be under way; the writer tries again after a growing delay. Records beyond that are dropped and counted,
+    and once writing works again a ``gap`` record takes their place.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        group: str,
+        node: str,
+        *,
+        max_file_bytes: int = 64 << 20,
+        max_files: int = 8,
+        queue_size: int = 10_000,
+        flush_interval_s: float = 0.02,
+        fsync_interval_s: float | None = 1.0,
+    ) -> None:
+        """Begin to write; the first file is made with the first record.
+
+        Raises:
+            InvalidSettings: a limit is not positive.
+        """
+        for name, limit in {
+            "max_file_bytes": max_file_bytes,
+            "max_files": max_files,
+            "queue_size": queue_size,
+        }.items():
+            if limit < 1:
+                raise InvalidSettings(f"{name} of the history must be 1 or more, not {limit}")
+        self._files = RotatingFiles(
+            Path(folder),
+            group,
+            node,
+            wall=time.time(),
+            max_file_bytes=max_file_bytes,
+            max_files=max_files,
+        )
+        self._flush_interval_s = flush_interval_s
+        self._fsync_interval_s = fsync_interval_s
+        self._synced_at = time.monotonic()
+        self._waiting = _Waiting(queue_size)
+        self._lines: deque[bytes] = deque()
+        self._filled = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-history-{group}", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """How many records were dropped so far, a ``gap`` record that could not be written counted as one."""
+        return self._waiting.dropped
+
+    def write(self, record: Record) -> None:
+        """Take in a record, or drop and count it. Never waits for the disk, and never raises."""
+        self._waiting.put(record)
+        if not self._filled.is_set():
+            self._filled.set()
+
+    def close(self, timeout_s: float) -> None:
+        """Write and sync everything taken in, waiting at most ``timeout_s`` seconds."""
+        self._closing.set()
+        self._filled.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _log.warning(
+                "the history is not completely written after %.3g s",
+                timeout_s,
+                extra={"action": "history_incomplete"},
+            )
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            if self._filled.wait(self._next_sync_s()):
+                self._closing.wait(self._flush_interval_s)
+                self._filled.clear()
+            last = self._closing.is_set()
+            self._lines.extend(record.to_line() for record in self._waiting.take(last=last))
+            self._append()
+            self._sync(now=last)
+        self._files.close()
+
+    def _append(self) -> None:
+        """Write what is under way, trying until it works or the sink is closed."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(OSError),
+            wait=wait_exponential(multiplier=_RETRY_INITIAL_S, max=_RETRY_MAX_S),
+            stop=stop_when_event_set(self._closing),
+            sleep=sleep_using_event(self._closing),
+            before_sleep=self._failing,
+            reraise=True,
+        )
+        try:
+            retrying(self._files.append, self._lines)
+        except OSError as error:
+            self._waiting.drop_for_good(len(self._lines))
+            _log.error(
+                "%d records of the history are lost: %s",
+                len(self._lines),
+                _reason(error),
+                extra={"action": "history_lost"},
+            )
+            self._lines.clear()
+            return
+        if self._waiting.reason != _TOO_SLOW:
+            self._waiting.reason = _TOO_SLOW
+            _log.info("the history is written again", extra={"action": "history_recovered"})
+
+    def _failing(self, attempt: RetryCallState) -> None:
+        error = attempt.outcome.exception() if attempt.outcome else None
+        reason = _reason(error) if isinstance(error, OSError) else _TOO_SLOW
+        if self._waiting.reason != reason:
+            self._waiting.reason = reason
+            _log.warning(
+                "the history can't be written, trying again: %s", reason, extra={"action": "history_failing"}
+            )
+
+    def _next_sync_s(self) -> float | None:
+        if self._fsync_interval_s is None or not self._files.unsynced:
+            return None
+        return max(0.0, self._synced_at + self._fsync_interval_s - time.monotonic())
+
+    def _sync(self, *, now: bool) -> None:
+        if not now and self._next_sync_s() != 0.0:
+            return
+        try:
+            self._files.sync()
+        except OSError as error:
+            _log.warning(
+                "the history may not outlive a power failure: %s",
+                _reason(error),
+                extra={"action": "history_unsynced"},
+            )
+        self._synced_at = time.monotonic()
+
+
+class _Waiting:
+    """The records that wait for the writer, ``size`` at most, and what became of the rest.
+
+    The writer takes all of them at once. So once a record was dropped the queue stays full until it is
+    emptied, and the dropped ones all belong right behind it: that is where the gap record goes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.dropped = 0
+        self.reason = _TOO_SLOW
+        """Why records are dropped now, if they are; set by the writer."""
+        self._size = size
+        self._lock = threading.Lock()
+        self._records: list[Record] = []
+        self._gap: _Gap | None = None
+        self._closed = False
+
+    def put(self, record: Record) -> None:
+        with self._lock:
+            if len(self._records) < self._size and not self._closed:
+                self._records.append(record)
+                return
+            self.dropped += 1
+            if self._gap is None:
+                self._gap = _Gap(record, self.reason)
+            self._gap.add(record)
+
+    def take(self, *, last: bool) -> list[Record]:
+        """Everything that waits, then the gap if there is one; from the ``last`` time on all is dropped."""
+        with self._lock:
+            records, self._records = self._records, []
+            gap, self._gap = self._gap, None
+            self._closed = self._closed or last
+        return [*records, gap.record()] if gap else records
+
+    def drop_for_good(self, count: int) -> None:
+        """Count records that were taken and could not be written when the sink was closed."""
+        with self._lock:
+            self.dropped += count
+
+
+class _Gap:
+    """Consecutive records that were dropped."""
+
+    def __init__(self, first: Record, reason: str) -> None:
+        self._first = first
+        self._last = first
+        self._reason = reason
+        self._dropped = 0
+
+    def add(self, record: Record) -> None:
+        self._last = record
+        self._dropped += 1
+
+    def record(self) -> Record:
+        return Record.gap(self._first, self._last, dropped=self._dropped, reason=self._reason)
+
+
+def _reason(error: OSError) -> str:
+    """``ENOSPC: No space left on device``; no path, which the log line or the file's place tells anyway."""
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    return f"{name}: {error.strerror or error}"
