@@ -1,7 +1,8 @@
-"""Fixtures that several folders of tests share: real etcd servers."""
+"""Fixtures that several folders of tests share: real etcd servers, and logging as it was."""
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, NoReturn
 
@@ -11,6 +12,9 @@ from rebalanser.testing.etcd_server import HINT, EtcdCluster, EtcdMissing, endpo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+pytest.register_assert_rewrite("rebalanser.testing.registry_suite", "rebalanser.testing.coordinator_suite")
 
 
 def missing(service: str, hint: str) -> NoReturn:
@@ -48,3 +52,12 @@ def etcd_url(request: pytest.FixtureRequest) -> str:
 def etcd_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
     """Three etcd members of this worker; a test that breaks one restarts it before it ends."""
     yield from _started(EtcdCluster(3, data_folder=tmp_path_factory.mktemp("etcd-cluster")))
+
+
+@pytest.fixture(autouse=True)
+def _library_logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger("rebalanser")
+    handlers, level, propagate = root.handlers[:], root.level, root.propagate
+    yield
+    root.handlers[:], root.propagate = handlers, propagate
+    root.setLevel(level)

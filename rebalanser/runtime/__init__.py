@@ -1,0 +1,1 @@
+"""The only threads and clocks: what carries out the protocol's effects in a real process."""

@@ -1,0 +1,184 @@
+"""What an operator does to a group: its resources, its drains, its state."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
+
+from rebalanser.errors import InvalidName, InvalidState, NotSettled, RetryLater
+from rebalanser.group import open_coordinator
+from rebalanser.protocol import ResourceSpec, Topic, TopicKind
+from rebalanser.registry import Coordinator
+from rebalanser.registry.keys import check_attribute, check_name
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.settings import Settings
+from rebalanser.state import GroupState, ResourceState, describe
+
+ResultT = TypeVar("ResultT")
+Progress = Callable[[int, int], None]
+"""``progress(done, total)``, called along a long change."""
+
+
+def _no_progress(done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
+def _named(resources: Iterable[str | Iterable[str]]) -> list[str]:
+    names: list[str] = []
+    for each in resources:
+        names.extend([each] if isinstance(each, str) else each)
+    return names
+
+
+class Admin:
+    """An operator's connection to the group ``name`` in the registry at ``url``; it joins nothing.
+
+    Every change is idempotent and is tried again for ``timeout_s`` seconds while the registry is away. Use
+    it as a context manager, or :meth:`close` it.
+
+    Raises:
+        FixConfiguration: the name, the URL or the registry has to be changed by a person.
+        RegistryUnavailable: the registry did not answer in time.
+    """
+
+    def __init__(
+        self, name: str, url: str, *, settings: Settings | None = None, timeout_s: float = 30.0
+    ) -> None:
+        self.name = name
+        self._settings = settings or Settings()
+        self._timeout_s = timeout_s
+        self._closed = False
+        self._coordinator: Coordinator = open_coordinator(name, url, self._settings, SystemClock())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. Closing twice does nothing."""
+        self._closed = True
+        self._coordinator.close()
+
+    def _insist(self, operation: Callable[[], ResultT]) -> ResultT:
+        """Try an idempotent operation again while the registry is away, for ``timeout_s`` at most."""
+        if self._closed:
+            raise InvalidState(f"the connection to group {self.name!r} is closed")
+        attempts = Retrying(
+            retry=retry_if_exception_type(RetryLater),
+            stop=stop_after_delay(self._timeout_s),
+            wait=wait_exponential(multiplier=0.05, max=2.0) + wait_random(0, 0.05),
+            reraise=True,
+        )
+        return attempts(operation)
+
+    def add(
+        self,
+        *resources: str | Iterable[str],
+        weight: float = 1.0,
+        pin: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        progress: Progress = _no_progress,
+    ) -> int:
+        """Add resources, or change what is said of those that are there; how many are new (RB-29).
+
+        ``weight`` says how much of a node a resource takes, ``pin`` names the node (by its label) that alone
+        may own it. All names are checked before anything is written.
+
+        Raises:
+            InvalidName: a name can't be stored, or is given twice; nothing was changed.
+            RetryLater: the registry was away; what was written stays, and adding again completes it.
+        """
+        names = _named(resources)
+        self._check(names)
+        if not math.isfinite(weight) or weight <= 0:
+            raise InvalidName(f"weight {weight!r} is not a positive number")
+        if pin is not None:
+            check_name(pin, "node")
+        for name, value in (attributes or {}).items():
+            check_attribute(name, value, "resource")
+        specs = [ResourceSpec(name, weight, pin, dict(attributes or {})) for name in names]
+        return self._insist(lambda: self._coordinator.put_resources(specs, lambda n: progress(n, len(names))))
+
+    def remove(self, *resources: str | Iterable[str], progress: Progress = _no_progress) -> int:
+        """Remove resources; how many there were. Their owners stop; barriers are left alone (RB-16).
+
+        Raises:
+            InvalidName: a name can't be stored, or is given twice; nothing was changed.
+            RetryLater: the registry was away; removing again completes it.
+        """
+        names = _named(resources)
+        self._check(names)
+        return self._insist(
+            lambda: self._coordinator.remove_resources(names, lambda n: progress(n, len(names)))
+        )
+
+    def _check(self, names: list[str]) -> None:
+        seen: set[str] = set()
+        for number, name in enumerate(names, start=1):
+            try:
+                check_name(name, "resource")
+            except InvalidName as error:
+                raise InvalidName(f"{error} (number {number} of {len(names)}); nothing was changed") from None
+            if name in seen:
+                raise InvalidName(f"resource {name!r} is given twice; nothing was changed")
+            seen.add(name)
+
+    def resources(self) -> list[ResourceState]:
+        """All resources with their owners, by name."""
+        return [resource for resource in self.state().resources if not resource.removed]
+
+    def drain(self, node: str) -> None:
+        """Move all resources away from the nodes with this label, and give them none (RB-30)."""
+        check_name(node, "node")
+        self._insist(lambda: self._coordinator.set_drained(node, drained=True))
+
+    def undrain(self, node: str) -> None:
+        """Let the nodes with this label own resources again."""
+        check_name(node, "node")
+        self._insist(lambda: self._coordinator.set_drained(node, drained=False))
+
+    def state(self) -> GroupState:
+        """The group at one revision: nodes, resources, owners, and whether it is balanced (RB-19)."""
+        return describe(self.name, self._insist(self._coordinator.read))
+
+    def wait_balanced(self, timeout_s: float = 30.0) -> GroupState:
+        """Wait until every resource that can be placed has its owner, and all nodes have completed.
+
+        Raises:
+            NotSettled: it is not so within ``timeout_s`` seconds; the message says what is missing.
+        """
+        deadline = time.monotonic() + timeout_s
+        changed = threading.Event()
+        state = self.state()
+        topics = {
+            Topic(kind): state.revision + 1
+            for kind in (TopicKind.GROUP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)
+        }
+        self._coordinator.watch("", topics, lambda _notices: changed.set())
+        try:
+            while not state.balanced:
+                if not changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise NotSettled(_unbalanced(state, timeout_s))
+                changed.clear()
+                state = self.state()
+        finally:
+            self._coordinator.watch("", {}, lambda _notices: None)
+        return state
+
+
+def _unbalanced(state: GroupState, timeout_s: float) -> str:
+    waiting = [node.label for node in state.nodes if not node.completed]
+    reason = f"waiting for {', '.join(waiting[:5])}" if waiting else "waiting for a new allocation"
+    if state.leader is None:
+        reason = "it has no leader" if state.nodes else "it has no nodes"
+    return f"group {state.group!r} is not balanced after {timeout_s:g} s: {reason} (version {state.version})"

@@ -1,0 +1,202 @@
+"""The asyncio twin of :class:`~rebalanser.group.Group`: the same names, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rebalanser.errors import InvalidHandlers, InvalidState
+from rebalanser.group import STOP_SIGNALS, Group
+from rebalanser.protocol import Fact
+from rebalanser.runtime.owned import Owned
+from rebalanser.runtime.workers import WorkerTasks
+from rebalanser.settings import Settings
+
+AsyncOwnedHandler = Callable[[list[Owned]], Awaitable[None] | None]
+AsyncWorker = Callable[[Owned], Coroutine[Any, Any, None]]
+HandlerT = TypeVar("HandlerT", bound=AsyncOwnedHandler)
+WorkerT = TypeVar("WorkerT", bound=AsyncWorker)
+
+
+def _returns_coroutine(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object may be called like a coroutine function
+    )
+
+
+class AsyncGroup:
+    """A :class:`~rebalanser.group.Group` whose handlers run in the event loop and whose calls are awaited.
+
+    Handlers may be coroutine functions or plain ones; both are called in the loop that :meth:`start` was
+    awaited in. Heartbeats do not depend on the loop: one that is blocked loses no lease.
+    """
+
+    def __init__(
+        self, name: str, url: str, *, node: str | None = None, settings: Settings | None = None
+    ) -> None:
+        self._group = Group(name, url, node=node, settings=settings)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._tasks: WorkerTasks | None = None
+        self._handled = False
+
+    def __repr__(self) -> str:
+        return f"Async{self._group!r}"
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self._group.name
+
+    @property
+    def node(self) -> str:
+        """This node's label."""
+        return self._group.node
+
+    @property
+    def settings(self) -> Settings:
+        """How this node behaves."""
+        return self._group.settings
+
+    def on_start(self, handler: HandlerT) -> HandlerT:
+        """Register what to do with resources that arrive; see :meth:`Group.on_start`."""
+        self._refuse_beside_worker()
+        self._group.on_start(self._in_loop(handler))
+        self._handled = True
+        return handler
+
+    def on_stop(self, handler: HandlerT) -> HandlerT:
+        """Register what to do with resources that leave; see :meth:`Group.on_stop`."""
+        self._refuse_beside_worker()
+        self._group.on_stop(self._in_loop(handler))
+        self._handled = True
+        return handler
+
+    def _refuse_beside_worker(self) -> None:
+        if self._tasks is not None:
+            raise InvalidHandlers("register either a worker, or on_start and on_stop; not both")
+
+    def worker(self, function: WorkerT) -> WorkerT:
+        """Register a coroutine function that runs as a task for each owned resource.
+
+        It should return soon once ``owned.still_mine()`` says no, or ``await owned.until_stop_requested()``
+        returns; OnStop returns when it has.
+
+        Raises:
+            InvalidHandlers: it is no coroutine function, or a handler is registered already.
+        """
+        if self._tasks is not None:
+            raise InvalidHandlers("worker is registered already")
+        if self._handled:
+            raise InvalidHandlers("register either a worker, or on_start and on_stop; not both")
+        if not _returns_coroutine(function):
+            raise InvalidHandlers("the worker of an AsyncGroup is a coroutine function (async def)")
+        tasks = WorkerTasks(function)
+        self._group.on_start(self._in_loop(tasks.start))
+        self._group.on_stop(self._in_loop(tasks.stop))
+        self._tasks = tasks
+        return function
+
+    def on_fact(self, hook: Callable[[Fact], None]) -> Callable[[Fact], None]:
+        """Register a hook that is told everything that happens; see :meth:`Group.on_fact`."""
+        return self._group.on_fact(hook)
+
+    def _in_loop(self, handler: AsyncOwnedHandler) -> Callable[[list[Owned]], None]:
+        async def call(owned: list[Owned]) -> None:
+            task = asyncio.current_task()
+            if task is not None:
+                self._calls.add(task)
+                task.add_done_callback(self._calls.discard)
+            result = handler(owned)
+            if inspect.isawaitable(result):
+                await result
+
+        def called_from_thread(owned: list[Owned]) -> None:
+            if self._loop is None or self._loop.is_closed():
+                raise InvalidState("the event loop that the group was started in is closed")
+            asyncio.run_coroutine_threadsafe(call(owned), self._loop).result()
+
+        return called_from_thread
+
+    async def start(self) -> None:
+        """Join the group, and return once the node is registered; raises what :meth:`Group.start` does."""
+        before, self._loop = self._loop, asyncio.get_running_loop()
+        try:
+            await asyncio.to_thread(self._group.start)
+        except InvalidState:
+            self._loop = before
+            raise
+
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Leave gracefully and wait until that is done; raises what :meth:`Group.stop` does."""
+        task = asyncio.current_task()
+        if task in self._calls or (self._tasks is not None and self._tasks.includes(task)):
+            raise InvalidState("stop() was called from a handler; call request_stop() there")
+        await asyncio.to_thread(self._group.stop, timeout_s)
+
+    def request_stop(self) -> None:
+        """Begin a graceful stop and return at once."""
+        self._group.request_stop()
+
+    async def run(self) -> None:
+        """Take part until SIGINT or SIGTERM, or until :meth:`request_stop`; then stop gracefully.
+
+        A second signal has its usual effect. Raises what :meth:`Group.run` does.
+        """
+        with self._stopping_on_signals() as asked:
+            await self.start()
+            try:
+                if asked.is_set():
+                    self.request_stop()
+                await asyncio.to_thread(self._group.wait_stopped)
+            finally:
+                await self.stop()
+
+    @contextmanager
+    def _stopping_on_signals(self) -> Iterator[asyncio.Event]:
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+
+        def stop(number: signal.Signals) -> None:
+            loop.remove_signal_handler(number)
+            asked.set()
+            self.request_stop()
+
+        if threading.current_thread() is not threading.main_thread():
+            raise InvalidState("run() waits for signals, in the main thread only; use start() and stop()")
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, stop, number)
+        try:
+            yield asked
+        finally:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def resources(self) -> Mapping[str, Owned]:
+        """What this node owns now: a copy, by resource."""
+        return self._group.resources
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads its group, as far as it knows. Never rest exclusion on it."""
+        return self._group.is_leader
+
+    async def wait_settled(self, timeout_s: float = 30.0) -> None:
+        """Wait until this node owns exactly its share; raises what :meth:`Group.wait_settled` does."""
+        await asyncio.to_thread(self._group.wait_settled, timeout_s)

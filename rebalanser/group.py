@@ -1,0 +1,419 @@
+"""The group: what a host application holds. Two handlers, or one worker function; and ``run()``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FrameType, TracebackType
+from typing import Self, TypeVar
+
+from rebalanser import errors
+from rebalanser.allocation import balanced
+from rebalanser.errors import (
+    FixConfiguration,
+    Forked,
+    HandlerFailed,
+    InvalidHandlers,
+    InvalidSettings,
+    InvalidState,
+    NotSettled,
+    RegistryUnavailable,
+)
+from rebalanser.observing import Observer
+from rebalanser.protocol import Fact, Member, Membership, Node, OnOverrun, Role
+from rebalanser.registry import Coordinator, RegistryCoordinator, open_registry, parse_url
+from rebalanser.registry.keys import check_name
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.dead_man import DeadMansSwitch
+from rebalanser.runtime.engine import Engine
+from rebalanser.runtime.handlers import Handlers
+from rebalanser.runtime.owned import Owned, Tenure
+from rebalanser.runtime.workers import WorkerThreads
+from rebalanser.settings import Settings
+
+OwnedHandler = Callable[[list[Owned]], None]
+Worker = Callable[[Owned], None]
+HandlerT = TypeVar("HandlerT", bound=OwnedHandler)
+WorkerT = TypeVar("WorkerT", bound=Worker)
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _TwoHandlers:
+    """The handlers of an application that wrote OnStart and OnStop."""
+
+    def __init__(self, on_start: OwnedHandler, on_stop: OwnedHandler) -> None:
+        self.start = on_start
+        self.stop = on_stop
+
+
+def default_label() -> str:
+    """A node's name where the user gives none: host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def open_coordinator(name: str, url: str, settings: Settings, clock: SystemClock) -> Coordinator:
+    """Open the registry at ``url`` and check that the settings hold there.
+
+    Raises:
+        FixConfiguration: the URL, the settings or the registry have to be changed by a person.
+        RegistryUnavailable: the registry did not answer within ``connect_timeout_s``.
+    """
+    check_name(name, "group")
+    parsed = parse_url(url)
+    registry = open_registry(parsed, settings.connect_timeout_s)
+    shortest_s = registry.capabilities.min_lease_ttl_s
+    if settings.lease_ttl_s < shortest_s:
+        registry.close()
+        raise InvalidSettings(
+            f"lease_ttl_s {settings.lease_ttl_s:g} is below the {shortest_s:g} s that {parsed} allows"
+        )
+    return RegistryCoordinator(registry, parsed.root, name, clock.now, settings.registry_timeout_s)
+
+
+class Group:
+    """One node's membership in a group whose resources are shared out, each to exactly one owner.
+
+    ``name`` is the group's name and ``url`` its registry's. ``node`` is a label for people; the node's
+    identity is made anew for each incarnation (RB-4). Register either :meth:`on_start` and :meth:`on_stop`
+    or one :meth:`worker`, then :meth:`run`, or :meth:`start` and :meth:`stop`, or ``with group:``.
+
+    Raises:
+        InvalidName: the group or node name cannot be stored.
+        InvalidUrl: the URL is none.
+    """
+
+    def __init__(
+        self, name: str, url: str, *, node: str | None = None, settings: Settings | None = None
+    ) -> None:
+        self.name = check_name(name, "group")
+        self.node = check_name(node, "node") if node is not None else default_label()
+        self.settings = settings or Settings()
+        self._url = parse_url(url)
+        self._url_text = url
+        self._on_start: OwnedHandler | None = None
+        self._on_stop: OwnedHandler | None = None
+        self._worker: Worker | None = None
+        self._engine: Engine | None = None
+        self._observer: Observer | None = None
+        self._tenure: Tenure | None = None
+        self._fact_hooks: list[Callable[[Fact], None]] = []
+        self._workers: WorkerThreads | None = None
+        self._forked = False
+        _groups.add(self)
+
+    def __repr__(self) -> str:
+        return f"Group({self.name!r}, {str(self._url)!r}, node={self.node!r})"
+
+    def on_start(self, handler: HandlerT) -> HandlerT:
+        """Register what to do with resources that arrive; in eager mode it gets all that is owned.
+
+        It is called with an empty list when the node is to own nothing (RB-18). If it raises, OnStop is
+        called, and the node leaves and joins again after a growing delay (RB-24).
+        """
+        self._refuse_second(self._on_start, "on_start")
+        self._on_start = handler
+        return handler
+
+    def on_stop(self, handler: HandlerT) -> HandlerT:
+        """Register what to do with resources that leave. Access has ended when it returns.
+
+        If it raises, access is taken as not ended: the barriers stay until the lease ends (RB-24).
+        """
+        self._refuse_second(self._on_stop, "on_stop")
+        self._on_stop = handler
+        return handler
+
+    def worker(self, function: WorkerT) -> WorkerT:
+        """Register a function that is called for each owned resource, in a thread of its own.
+
+        It should return soon once ``owned.still_mine()`` says no; OnStop returns when it has.
+        """
+        self._refuse_second(self._worker, "worker")
+        self._worker = function
+        return function
+
+    def on_fact(self, hook: Callable[[Fact], None]) -> Callable[[Fact], None]:
+        """Register a hook that is told everything that happens on this node, for metrics.
+
+        It is called in the threads of the group: it must not block, and what it raises is ignored.
+        """
+        self._fact_hooks.append(hook)
+        return hook
+
+    def _refuse_second(self, present: object, what: str) -> None:
+        self._refuse_fork()
+        if present is not None:
+            raise InvalidHandlers(f"{what} is registered already")
+        if self._engine is not None:
+            raise InvalidState("handlers must be registered before the group starts")
+
+    def _handlers(self) -> Handlers:
+        if self._worker is not None:
+            if self._on_start is not None or self._on_stop is not None:
+                raise InvalidHandlers("register either a worker, or on_start and on_stop; not both")
+            self._workers = WorkerThreads(self._worker)
+            return self._workers
+        if self._on_start is None or self._on_stop is None:
+            missing = " and ".join(
+                name
+                for name, handler in (("on_start", self._on_start), ("on_stop", self._on_stop))
+                if handler is None
+            )
+            raise InvalidHandlers(
+                f"no handler registered for {missing}: register on_start and on_stop, or worker"
+            )
+        return _TwoHandlers(self._on_start, self._on_stop)
+
+    def start(self) -> None:
+        """Join the group, and return once the node is registered. Handlers are called from then on.
+
+        Raises:
+            InvalidHandlers: no handler is registered, or handlers that exclude each other are.
+            InvalidState: the group runs already.
+            FixConfiguration: the settings or the registry have to be changed by a person.
+            RegistryUnavailable: the registry did not answer within ``connect_timeout_s``.
+        """
+        self._refuse_fork()
+        if self._engine is not None:
+            if not self._engine.finished:
+                raise InvalidState(f"group {self.name!r} runs already on node {self.node!r}")
+            self._clean_up(self._engine)
+        engine = self._made()
+        self._engine = engine
+        engine.start()
+        self._wait_joined(engine)
+
+    def _made(self) -> Engine:
+        """An engine that has not begun; nothing stays open if it can't be made."""
+        handlers = self._handlers()
+        clock = SystemClock()
+        stem = uuid.uuid4().hex
+        with ExitStack() as undo:
+            switch = DeadMansSwitch() if self.settings.on_overrun is OnOverrun.KILL else None
+            if switch is not None:
+                undo.callback(switch.close)
+            coordinator = open_coordinator(self.name, self._url_text, self.settings, clock)
+            undo.callback(coordinator.close)
+            observer = Observer(self.name, self.node, self.settings, clock, self._fact_hooks)
+            undo.callback(observer.close)
+            observer.warn_of(coordinator.capabilities.unsafe_reasons)
+            self._observer = observer
+            self._tenure = Tenure(clock)
+            engine = Engine(
+                name=self.name,
+                node=Node(self._member(stem), self.settings.timings, balanced, self.settings.node_options),
+                coordinator=coordinator,
+                handlers=handlers,
+                clock=clock,
+                tenure=self._tenure,
+                observe=observer.observe,
+                switch=switch,
+            )
+            undo.pop_all()
+        return engine
+
+    def _member(self, stem: str) -> Member:
+        return Member(
+            node=stem,
+            label=self.node,
+            mode=self.settings.mode,
+            may_lead=self.settings.may_lead,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            attributes=self.settings.attributes,
+        )
+
+    def _wait_joined(self, engine: Engine) -> None:
+        try:
+            engine.wait(
+                lambda s: s.membership is Membership.MEMBER or (engine.join_error or ("", False))[1],
+                self.settings.connect_timeout_s,
+            )
+        except BaseException:
+            self._end(engine, None)
+            raise
+        if engine.snapshot.membership is Membership.MEMBER or (engine.finished and engine.join_error is None):
+            return
+        error, fatal = engine.join_error or ("no answer", False)
+        self._end(engine, self.settings.connect_timeout_s)
+        if fatal:
+            raise _refused(f"cannot join group {self.name!r}", error)
+        raise RegistryUnavailable(
+            f"cannot join group {self.name!r} at {self._url} within "
+            f"{self.settings.connect_timeout_s:g} s: {error}"
+        )
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Leave gracefully: OnStop, barriers removed, node removed, lease revoked (RB-26).
+
+        Waits until that is done, or for ``timeout_s`` seconds at most. Stopping twice does nothing.
+
+        Raises:
+            InvalidState: called from a handler, which would wait for itself.
+            NotSettled: it was not done in time; it goes on.
+            HandlerFailed: OnStop raised; its barriers stay until the lease ends (RB-24).
+        """
+        self._refuse_fork()
+        engine = self._engine
+        if engine is None:
+            return
+        if self._is_called_by_handler(engine):
+            raise InvalidState("stop() was called from a handler; call request_stop() there")
+        if not self._end(engine, timeout_s):
+            raise NotSettled(f"group {self.name!r} has not stopped within {timeout_s:g} s")
+        if engine.stop_error is not None:
+            raise HandlerFailed(
+                f"OnStop raised {engine.stop_error!r}: barriers stay until the lease ends"
+            ) from engine.stop_error
+
+    def _is_called_by_handler(self, engine: Engine) -> bool:
+        thread = threading.current_thread()
+        return thread is engine.handler_thread or (
+            self._workers is not None and self._workers.includes(thread)
+        )
+
+    def request_stop(self) -> None:
+        """Begin a graceful stop and return at once; may be called from handlers and signal handlers."""
+        self._refuse_fork()
+        if self._engine is not None:
+            self._engine.stop()
+
+    def _end(self, engine: Engine, timeout_s: float | None) -> bool:
+        engine.stop()
+        try:
+            return engine.wait_finished(timeout_s)
+        finally:
+            if engine.finished:
+                self._clean_up(engine)
+
+    def _clean_up(self, engine: Engine) -> None:
+        if self._observer is not None:
+            self._observer.close()
+        if self._engine is engine:
+            self._engine = None
+
+    def run(self) -> None:
+        """Take part until SIGINT or SIGTERM, or until :meth:`request_stop`; then stop gracefully.
+
+        A second signal has its usual effect.
+
+        Raises:
+            InvalidState: it was not called in the main thread, which alone gets signals.
+            RebalanserError: what :meth:`start` and :meth:`stop` raise.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise InvalidState("run() waits for signals, in the main thread only; use start() and stop()")
+        with self._stopping_on_signals() as asked:
+            self.start()
+            try:
+                if asked.is_set():
+                    self.request_stop()
+                self.wait_stopped()
+            finally:
+                self.stop()
+
+    def wait_stopped(self, timeout_s: float | None = None) -> bool:
+        """Wait until the node has stopped, for ``timeout_s`` seconds at most; whether it has."""
+        self._refuse_fork()
+        return self._engine is None or self._engine.wait_finished(timeout_s)
+
+    @contextmanager
+    def _stopping_on_signals(self) -> Iterator[threading.Event]:
+        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        asked = threading.Event()
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            signal.signal(number, before[signal.Signals(number)] or signal.SIG_DFL)
+            asked.set()
+            # A thread of its own: the signal may have come while this very thread holds the inbox's lock.
+            threading.Thread(target=self.request_stop, name="rebalanser-signal", daemon=True).start()
+
+        for number in STOP_SIGNALS:
+            signal.signal(number, stop)
+        try:
+            yield asked
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def resources(self) -> Mapping[str, Owned]:
+        """What this node owns now: a copy, by resource."""
+        self._refuse_fork()
+        return self._engine.owned if self._engine is not None else {}
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads its group, as far as it knows. Never rest exclusion on it."""
+        self._refuse_fork()
+        return self._engine is not None and self._engine.snapshot.role is Role.LEADER
+
+    def wait_settled(self, timeout_s: float = 30.0) -> None:
+        """Wait until this node owns exactly its share of the latest allocation and OnStart has returned.
+
+        Raises:
+            NotSettled: it is not so within ``timeout_s`` seconds; the message says what it waits for.
+            InvalidState: the group does not run.
+        """
+        self._refuse_fork()
+        engine = self._engine
+        if engine is None:
+            raise InvalidState(f"group {self.name!r} does not run")
+        if engine.wait(lambda s: s.settled, timeout_s):
+            return
+        snapshot = engine.snapshot
+        waiting = ", ".join(f"{r} held by {n}" for r, n in sorted(snapshot.blocked.items())[:5])
+        raise NotSettled(
+            f"group {self.name!r} has not settled within {timeout_s:g} s: "
+            f"the node is {snapshot.membership.value}" + (f", waiting for {waiting}" if waiting else "")
+        )
+
+    def _refuse_fork(self) -> None:
+        if self._forked:
+            raise Forked(
+                f"group {self.name!r} was started in the parent of this process; make a new one here"
+            )
+
+    def _after_fork_in_child(self) -> None:
+        """Nothing of the group lives in a child: it owns nothing and must not be used."""
+        if self._engine is None:
+            return
+        self._forked = True
+        if self._tenure is not None:
+            self._tenure.ended = True
+
+
+def _refused(what: str, error: str) -> FixConfiguration:
+    """The error of the type that an outcome's text begins with (:func:`rebalanser.registry.failure`)."""
+    name, _, reason = error.partition(": ")
+    kind = vars(errors).get(name)
+    if isinstance(kind, type) and issubclass(kind, FixConfiguration):
+        return kind(f"{what}: {reason}")
+    return FixConfiguration(f"{what}: {error}")
+
+
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def _refuse_groups_in_child() -> None:
+    for group in _groups:
+        group._after_fork_in_child()  # noqa: SLF001 - the hook belongs to the class
+
+
+os.register_at_fork(after_in_child=_refuse_groups_in_child)

@@ -1,0 +1,310 @@
+"""The engine: one node of a group, running. It carries out what the protocol core says, in order.
+
+Threads: the *loop* owns the core and never calls a handler nor waits for the registry; three *lanes* wait
+for the registry, one of them for heartbeats only; the *handler runner* calls the application. So neither a
+slow handler nor a slow request delays a heartbeat (RB-25).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rebalanser.errors import InternalError, RebalanserError
+from rebalanser.protocol import (
+    AskStop,
+    CallStart,
+    CallStop,
+    Effect,
+    Event,
+    Fact,
+    FactKind,
+    Finished,
+    Guard,
+    Lane,
+    Membership,
+    Node,
+    Perform,
+    Report,
+    Role,
+    Start,
+    Stop,
+    Wakeup,
+    Watch,
+)
+from rebalanser.registry import Coordinator
+from rebalanser.runtime.clock import Clock
+from rebalanser.runtime.handlers import HandlerRunner, Handlers
+from rebalanser.runtime.inbox import Inbox
+from rebalanser.runtime.lane import LaneThread
+from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.owned import Owned, Tenure
+
+CLOSE_TIMEOUT_S = 5.0
+
+_log = get_logger()
+
+
+class Switch(Protocol):
+    """The dead man's switch: kills the process at a deadline unless it is armed anew before (RB-34)."""
+
+    def arm(self, deadline: float) -> None:
+        """Kill this process at ``deadline`` (seconds of the clock)."""
+
+    def disarm(self) -> None:
+        """Do not."""
+
+    def close(self) -> None:
+        """Give the timer back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the node was like after its latest event."""
+
+    membership: Membership
+    role: Role
+    settled: bool
+    isolated: bool
+    node: str
+    term: int
+    version: int
+    blocked: Mapping[str, str]
+
+
+class Engine:
+    """Runs one node until it is stopped. ``observe`` is told each fact; it must not block nor raise."""
+
+    def __init__(
+        self,
+        name: str,
+        node: Node,
+        coordinator: Coordinator,
+        handlers: Handlers,
+        clock: Clock,
+        tenure: Tenure,
+        observe: Callable[[Fact], None],
+        switch: Switch | None = None,
+    ) -> None:
+        self._name = name
+        self._node = node
+        self._coordinator = coordinator
+        self._clock = clock
+        self._tenure = tenure
+        self._observe = observe
+        self._switch = switch
+        self._inbox = Inbox()
+        self._changed = threading.Condition()
+        self._deadline: float | None = None
+        self._stopped = False
+        self._finished = False
+        self._last_node = ""
+        self._failure: BaseException | None = None
+        self._join_error: tuple[str, bool] | None = None
+        self._snapshot = self._taken()
+        self._lanes = {
+            lane: LaneThread(f"rebalanser-{lane.value}-{name}", coordinator, self._inbox.put, self._fail)
+            for lane in Lane
+        }
+        self._runner = HandlerRunner(
+            f"rebalanser-handlers-{name}", handlers, clock, tenure, self._inbox.put, self._tell
+        )
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-loop-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take part."""
+        self._inbox.put(Start())
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin a graceful stop (RB-26)."""
+        self._inbox.put(Stop())
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the node is like now."""
+        return self._snapshot
+
+    @property
+    def owned(self) -> Mapping[str, Owned]:
+        """What is owned now: a copy."""
+        return self._runner.owned()
+
+    @property
+    def handler_thread(self) -> threading.Thread:
+        """The thread in which handlers are called."""
+        return self._runner.thread
+
+    @property
+    def stop_error(self) -> BaseException | None:
+        """What OnStop raised, if access was given up with that (RB-24)."""
+        return self._runner.stop_error
+
+    @property
+    def finished(self) -> bool:
+        """Whether the node has stopped for good."""
+        return self._finished
+
+    def wait(self, reached: Callable[[Snapshot], bool], timeout_s: float | None) -> bool:
+        """Wait until the node is as described, or has stopped; whether it is as described.
+
+        Raises:
+            InternalError: the engine has failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._finished or reached(self._snapshot), timeout_s)
+        self._raise_failure()
+        return reached(self._snapshot)
+
+    def wait_finished(self, timeout_s: float | None) -> bool:
+        """Wait until the node has stopped for good; whether it has.
+
+        Raises:
+            InternalError: the engine has failed.
+        """
+        with self._changed:
+            done = self._changed.wait_for(lambda: self._finished, timeout_s)
+        self._raise_failure()
+        return done
+
+    def _raise_failure(self) -> None:
+        if self._failure is None:
+            return
+        if isinstance(self._failure, RebalanserError):
+            raise self._failure
+        raise InternalError(f"the engine of {self._name} failed") from self._failure
+
+    def _tell(self, kind: FactKind, owned: Owned) -> None:
+        snapshot = self._snapshot
+        self._observe(
+            Fact(
+                kind=kind,
+                node=snapshot.node,
+                term=snapshot.term,
+                version=snapshot.version,
+                resource=owned.resource,
+                token=owned.token,
+            )
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        """Something is broken that no outcome can express: stop access, let the lease end."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+        _log.critical(
+            "the engine failed: access ends, and the lease ends by itself",
+            action="engine_failed",
+            group=self._name,
+            exc_info=error,
+        )
+        self._inbox.put(Wakeup())
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped and self._failure is None:
+                for event in self._next_events():
+                    self._handle(event)
+        except BaseException as error:
+            self._fail(error)
+        try:
+            if self._failure is not None:
+                self._give_up()
+            self._close()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            with self._changed:
+                self._finished = True
+                self._changed.notify_all()
+
+    def _next_events(self) -> list[Event]:
+        wakeup = self._node.next_wakeup
+        timeout_s = None if wakeup is None else max(0.0, wakeup - self._clock.now())
+        return self._inbox.take(timeout_s) or [Wakeup()]
+
+    def _handle(self, event: Event) -> None:
+        if self._stopped:
+            return
+        for effect in self._node.handle(event, self._clock.now()):
+            self._carry_out(effect)
+        if not self._node.started:
+            self._runner.abandon()
+        with self._changed:
+            self._snapshot = self._taken()
+            self._changed.notify_all()
+
+    def _taken(self) -> Snapshot:
+        node = self._node
+        leadership, header = node.leadership, node.header
+        if node.session is not None:
+            self._last_node = node.session.node
+        return Snapshot(
+            membership=node.membership,
+            role=node.role,
+            settled=node.settled,
+            isolated=node.isolated,
+            node=self._last_node,
+            term=leadership.term if leadership else 0,
+            version=header.version if header else 0,
+            blocked=dict(node.blocked),
+        )
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Perform(command):
+                self._lanes[command.lane].perform(command)
+            case CallStart() | CallStop():
+                self._runner.call(effect)
+            case AskStop(resources):
+                self._runner.ask_to_stop(resources)
+            case Guard(deadline):
+                self._guard(deadline)
+            case Watch(topics):
+                self._coordinator.watch(
+                    self._node.session.node if self._node.session else "", topics, self._inbox.notice
+                )
+            case Report(fact):
+                self._report(fact)
+            case Finished():
+                self._stopped = True
+
+    def _guard(self, deadline: float | None) -> None:
+        self._tenure.deadline = self._deadline = deadline
+        if self._switch is None:
+            return
+        if deadline is None:
+            self._switch.disarm()
+        else:
+            self._switch.arm(deadline)
+
+    def _report(self, fact: Fact) -> None:
+        if fact.kind is FactKind.JOIN_FAILED:
+            self._join_error = (str(fact.detail.get("error")), bool(fact.detail.get("fatal")))
+        elif fact.kind is FactKind.JOINED:
+            self._join_error = None
+            self._runner.forget_error()
+        self._observe(fact)
+
+    @property
+    def join_error(self) -> tuple[str, bool] | None:
+        """Why the latest registration failed, and whether a person must change something first."""
+        return self._join_error
+
+    def _give_up(self) -> None:
+        """End all access without the core: it can't be trusted any more. The lease ends by itself."""
+        self._tenure.ended = True
+        self._runner.give_up()
+
+    def _close(self) -> None:
+        """End all threads. The dead man's switch stays armed while something may still be accessed."""
+        for lane in self._lanes.values():
+            lane.close(CLOSE_TIMEOUT_S)
+        self._runner.close(CLOSE_TIMEOUT_S)
+        self._coordinator.close()
+        self._tenure.ended = True
+        accessed = self._deadline is not None if self._failure is None else bool(self._runner.owned())
+        if self._switch is not None and not accessed:
+            self._switch.close()

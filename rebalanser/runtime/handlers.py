@@ -1,0 +1,162 @@
+"""The handler runner: a thread of its own in which the host application's handlers are called."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from rebalanser.protocol import CallStart, CallStop, FactKind, Handler, HandlerReturned
+from rebalanser.runtime.clock import Clock
+from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.owned import Owned, Tenure
+
+
+class Handlers(Protocol):
+    """What a host application does when resources arrive and leave."""
+
+    def start(self, owned: list[Owned]) -> None:
+        """Begin to access these resources."""
+
+    def stop(self, owned: list[Owned]) -> None:
+        """End all access to these resources; it has ended when this returns."""
+
+
+Tell = Callable[[FactKind, Owned], None]
+
+MAX_WAITING = 3
+"""A handler that is not entered yet, OnStop of an engine that gives up, and the end of the runner."""
+
+_log = get_logger()
+_EVERYTHING = CallStop(frozenset())
+
+
+class HandlerRunner:
+    """Calls one handler at a time, in its own thread, and knows what is owned.
+
+    A resource is owned from just before OnStart is entered until OnStop has returned; if OnStop raises it
+    stays owned until the group gives it up (RB-24).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handlers: Handlers,
+        clock: Clock,
+        tenure: Tenure,
+        returned: Callable[[HandlerReturned], None],
+        tell: Tell,
+    ) -> None:
+        self._handlers = handlers
+        self._clock = clock
+        self._tenure = tenure
+        self._returned = returned
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._owned: dict[str, Owned] = {}
+        self._stop_error: BaseException | None = None
+        self._waiting: queue.Queue[CallStart | CallStop | None] = queue.Queue(maxsize=MAX_WAITING)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def call(self, effect: CallStart | CallStop) -> None:
+        """Call a handler as soon as the one before has returned."""
+        self._waiting.put_nowait(effect)
+
+    def close(self, timeout_s: float) -> None:
+        """Stop after the handler under way; wait at most ``timeout_s`` seconds for that."""
+        self._waiting.put_nowait(None)
+        if threading.current_thread() is not self.thread:
+            self.thread.join(timeout_s)
+
+    @property
+    def stop_error(self) -> BaseException | None:
+        """What OnStop raised in this session, unless it has returned since."""
+        return self._stop_error
+
+    def forget_error(self) -> None:
+        """A new session begins: the barriers of an OnStop that raised are gone."""
+        self._stop_error = None
+
+    def owned(self) -> Mapping[str, Owned]:
+        """What is owned now: a copy."""
+        with self._lock:
+            return dict(self._owned)
+
+    def ask_to_stop(self, resources: Iterable[str]) -> None:
+        """Tell the owners of these resources that OnStop is coming."""
+        with self._lock:
+            asked = [self._owned[resource] for resource in resources if resource in self._owned]
+        for owned in asked:
+            owned.stop_requested.set()
+
+    def give_up(self) -> None:
+        """Stop all that is owned once the handler under way has returned, or had not been entered."""
+        self.ask_to_stop(self.owned())
+        self._waiting.put_nowait(_EVERYTHING)
+
+    def abandon(self) -> None:
+        """Forget what could not be stopped: the session that owned it is over."""
+        if not self._owned:
+            return
+        with self._lock:
+            abandoned = list(self._owned.values())
+            self._owned.clear()
+        for owned in abandoned:
+            owned.stop_requested.set()
+
+    def _run(self) -> None:
+        while (effect := self._waiting.get()) is not None:
+            if isinstance(effect, CallStart):
+                self._start(effect)
+            elif effect is not _EVERYTHING:
+                self._stop(effect)
+            elif owned := self.owned():
+                self._stop(CallStop(frozenset(owned)))
+
+    def _start(self, effect: CallStart) -> None:
+        arriving = [Owned(resource, token, self._tenure) for resource, token in sorted(effect.owned.items())]
+        if self._clock.now() >= effect.not_after or self._tenure.ended:
+            self._report(FactKind.START_REFUSED, arriving)
+            self._returned(HandlerReturned(Handler.START, refused=True))
+            return
+        with self._lock:
+            self._owned.update((owned.resource, owned) for owned in arriving)
+        self._report(FactKind.START_ENTERED, arriving)
+        error = self._call(Handler.START, self._handlers.start, arriving)
+        if error is None:
+            self._report(FactKind.START_RETURNED, arriving)
+        self._returned(HandlerReturned(Handler.START, _text(error)))
+
+    def _stop(self, effect: CallStop) -> None:
+        self.ask_to_stop(effect.resources)
+        with self._lock:
+            leaving = [self._owned[r] for r in sorted(effect.resources) if r in self._owned]
+        self._report(FactKind.STOP_ENTERED, leaving)
+        error = self._call(Handler.STOP, self._handlers.stop, leaving)
+        self._stop_error = error
+        if error is None:
+            self._report(FactKind.STOP_RETURNED, leaving)
+            with self._lock:
+                for owned in leaving:
+                    self._owned.pop(owned.resource, None)
+        self._returned(HandlerReturned(Handler.STOP, _text(error)))
+
+    def _report(self, kind: FactKind, resources: Iterable[Owned]) -> None:
+        for owned in resources:
+            self._tell(kind, owned)
+
+    def _call(
+        self, name: Handler, handler: Callable[[list[Owned]], None], owned: list[Owned]
+    ) -> BaseException | None:
+        try:
+            handler(list(owned))
+        except BaseException as error:
+            _log.exception("a handler raised", action="handler_raised", handler=name.value)
+            return error
+        return None
+
+
+def _text(error: BaseException | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"

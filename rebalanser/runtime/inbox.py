@@ -1,0 +1,46 @@
+"""What waits for the loop: bounded by what can be under way, with notices of one topic folded into one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from rebalanser.protocol import Event, Noticed, Topic
+
+
+class Inbox:
+    """Events for one loop.
+
+    It cannot grow without bound: a node has at most one command per lane and one handler under way, is
+    started once and stopped once, and of each watched topic only the latest notice is kept.
+    """
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._events: list[Event] = []
+        self._notices: dict[Topic, Noticed] = {}
+
+    def put(self, event: Event) -> None:
+        """Add an event and wake the loop up."""
+        with self._arrived:
+            self._events.append(event)
+            self._arrived.notify()
+
+    def notice(self, notices: Sequence[Noticed]) -> None:
+        """Add notices; a later one of a topic takes the place of an earlier one that still waits."""
+        with self._arrived:
+            for notice in notices:
+                waiting = self._notices.get(notice.topic)
+                if waiting is None or notice.revision >= waiting.revision:
+                    self._notices[notice.topic] = notice
+            self._arrived.notify()
+
+    def take(self, timeout_s: float | None) -> list[Event]:
+        """All that arrived, waiting for at most ``timeout_s`` seconds; empty if nothing did."""
+        with self._arrived:
+            if not self._events and not self._notices:
+                self._arrived.wait(timeout_s)
+            taken = [*self._events, *self._notices.values()]
+            self._events.clear()
+            self._notices.clear()
+            return taken

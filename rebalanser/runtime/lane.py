@@ -1,0 +1,49 @@
+"""A lane: one thread that carries out one command after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from rebalanser.protocol import Answered, Command
+from rebalanser.registry import Coordinator
+
+
+class LaneThread:
+    """Carries out the commands of one lane, at most one at a time, and answers each.
+
+    ``failed`` is told of an error that no outcome can express: a fault of the library itself.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        coordinator: Coordinator,
+        answer: Callable[[Answered], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._answer = answer
+        self._failed = failed
+        self._waiting: queue.Queue[Command | None] = queue.Queue(maxsize=2)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def perform(self, command: Command) -> None:
+        """Carry out a command as soon as the one before has been answered."""
+        self._waiting.put_nowait(command)
+
+    def close(self, timeout_s: float) -> None:
+        """Let the command under way end, and stop; wait at most ``timeout_s`` seconds for that."""
+        self._waiting.put_nowait(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (command := self._waiting.get()) is not None:
+            try:
+                outcome = self._coordinator.perform(command)
+            except BaseException as error:
+                self._failed(error)
+                return
+            self._answer(Answered(command, outcome))

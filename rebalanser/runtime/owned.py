@@ -1,0 +1,120 @@
+"""What a handler gets: one owned resource, with its fencing token and its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from rebalanser.runtime.clock import SystemClock
+
+
+class StopRequest(threading.Event):
+    """An event that threads wait for and coroutines can wait for too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._callbacks_lock = threading.Lock()
+        self._callbacks: list[Callable[[], object]] = []
+
+    def set(self) -> None:
+        """Set the event and wake up all that wait for it."""
+        super().set()
+        with self._callbacks_lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def call_when_set(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once when the event is set, or now if it is."""
+        with self._callbacks_lock:
+            if not self.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def forget(self, callback: Callable[[], object]) -> None:
+        """Do not call ``callback`` any more."""
+        with self._callbacks_lock:
+            self._callbacks = [waiting for waiting in self._callbacks if waiting is not callback]
+
+
+class Tenure:
+    """Until when access may last: shared by all that one group owns, moved by every proof of life."""
+
+    def __init__(self, clock: SystemClock) -> None:
+        self.clock = clock
+        self.deadline: float | None = None
+        self.ended = False
+
+    def lasts(self) -> bool:
+        """Whether the deadline (seconds of the clock) has not come yet."""
+        deadline = self.deadline
+        return not self.ended and deadline is not None and self.clock.now() < deadline
+
+
+class Owned:
+    """One resource that this node owns, from OnStart to OnStop.
+
+    Give ``token`` along with every write to the outside, and have the receiver refuse a smaller one: that
+    makes a second owner impossible whatever happens to this process (RB-12, RB-27).
+    """
+
+    __slots__ = ("_tenure", "resource", "stop_requested", "token")
+
+    def __init__(self, resource: str, token: int, tenure: Tenure) -> None:
+        self.resource = resource
+        """The resource's name."""
+        self.token = token
+        """The fencing token: it grows from owner to owner."""
+        self.stop_requested = StopRequest()
+        """Set as soon as the resource has to be given up, before OnStop is called."""
+        self._tenure = tenure
+
+    @property
+    def deadline(self) -> float:
+        """When access must have ended unless life is proven again, in seconds of ``time.monotonic()``.
+
+        It moves on with every proof of life. Once the resource has to be given up it lies in the past.
+        """
+        deadline = self._tenure.deadline
+        if deadline is None or self._tenure.ended:
+            return 0.0
+        return self._tenure.clock.to_monotonic(deadline)
+
+    def still_mine(self) -> bool:
+        """Whether the resource may still be accessed: no stop was requested and the deadline has not come.
+
+        There is always a moment between this answer and what is done with it; only a receiver that checks
+        the token closes that gap.
+        """
+        return not self.stop_requested.is_set() and self._tenure.lasts()
+
+    async def until_stop_requested(self) -> None:
+        """Wait, in a coroutine, until the resource has to be given up."""
+        loop = asyncio.get_running_loop()
+        asked = loop.create_future()
+
+        def wake() -> None:
+            if not asked.done():
+                asked.set_result(None)
+
+        def wake_in_loop() -> None:
+            # The loop of a coroutine that was abandoned may be closed by now.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(wake)
+
+        self.stop_requested.call_when_set(wake_in_loop)
+        try:
+            await asked
+        finally:
+            self.stop_requested.forget(wake_in_loop)
+
+    def __repr__(self) -> str:
+        state = "mine" if self.still_mine() else "not mine"
+        return f"Owned({self.resource!r}, token={self.token}, {state}, deadline in {self._left_s():.1f} s)"
+
+    def _left_s(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())

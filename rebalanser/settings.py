@@ -1,0 +1,143 @@
+"""Every setting, with its unit in its name, checked against the others when it is made (RB-21)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from rebalanser.errors import InvalidSettings
+from rebalanser.protocol import Mode, NodeOptions, OnOverrun, Timings
+from rebalanser.registry.keys import check_attribute
+
+DEFAULT_LEASE_TTL_S = 10.0
+_TOLERANCE_S = 1e-9
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _share_of_lease(share: float) -> Any:
+    """A default that follows the lease, so that changing ``lease_ttl_s`` alone keeps RB-21."""
+    return Field(default_factory=lambda data: data.get("lease_ttl_s", DEFAULT_LEASE_TTL_S) * share)
+
+
+class Settings(BaseSettings):
+    """How a node of a group behaves. Each can be set in the environment, as ``REBALANSER_LEASE_TTL_S=5``.
+
+    Raises:
+        InvalidSettings: a value is out of range, or the timings cannot keep RB-21; with the numbers.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="REBALANSER_", frozen=True, extra="forbid")
+
+    lease_ttl_s: Seconds = Field(
+        default=DEFAULT_LEASE_TTL_S,
+        description="how long the registry waits for a node before it gives the node's resources away",
+    )
+    heartbeat_interval_s: Seconds = _share_of_lease(1 / 6)
+    """How often the lease is renewed and proven to live. Default: a sixth of the lease."""
+    stop_timeout_s: Seconds = _share_of_lease(0.4)
+    """How long OnStop may take. Default: four tenths of the lease."""
+    safety_margin_s: SecondsOrZero = _share_of_lease(0.1)
+    """How long before its lease can end a node's access has ended. Default: a tenth of the lease."""
+    registry_timeout_s: Seconds = _share_of_lease(0.125)
+    """How long one request to the registry may take. Default: an eighth of the lease."""
+    clock_drift_ratio: Annotated[float, Field(ge=0, lt=0.5)] = 0.01
+    """How much faster the registry's clock may run than the node's: 0.01 is a second in 100 s."""
+    start_timeout_s: Seconds = 60.0
+    """How long OnStart may take before it is reported (RB-25)."""
+    connect_timeout_s: Seconds = 10.0
+    """How long starting waits for the registry's first answer, and for the node to be registered."""
+    settle_time_s: SecondsOrZero = 0.0
+    """How long a leader collects further changes after a first one (RB-8)."""
+    min_rebalance_interval_s: SecondsOrZero = 0.1
+    """The shortest time between two rebalances (RB-8)."""
+    retry_initial_s: Seconds = 0.05
+    """The wait before a failed command is sent again; it doubles each time."""
+    retry_max_s: Seconds = 1.0
+    """The longest wait before a failed command is sent again."""
+    rejoin_initial_s: Seconds = 0.5
+    """The wait before joining again after a handler raised; it doubles each time (RB-24)."""
+    rejoin_max_s: Seconds = 30.0
+    """The longest wait before joining again."""
+    mode: Mode = Mode.COOPERATIVE
+    """``cooperative`` stops only what leaves and starts what arrives, ``eager`` everything (RB-17)."""
+    start_in_batches: bool = True
+    """In cooperative mode: start what is free at once, without waiting for what others still hold."""
+    may_lead: bool = True
+    """Whether the node stands for election. At least one node of a group must."""
+    on_overrun: OnOverrun = OnOverrun.REPORT
+    """``report`` a handler that overruns, or ``kill`` the process before its lease can end (RB-34)."""
+    attributes: dict[str, str] = Field(default_factory=dict)
+    """What to tell the group of this node, such as a zone; shown in its state."""
+    history_dir: Path | None = None
+    """The folder to which the node appends what it did, as JSON lines; none where unset."""
+    history_max_bytes: Annotated[int, Field(ge=65_536)] = 512 * 1024 * 1024
+    """The most that one node's history files may take; the oldest go first."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidSettings(_one_line(error)) from error
+        except SettingsError as error:
+            raise InvalidSettings(f"the environment can't be read: {error} ({error.__cause__})") from error
+
+    @model_validator(mode="after")
+    def _keeps_the_promises(self) -> Self:
+        """Refuse what cannot keep RB-21, with the numbers."""
+        detect_s = 2 * self.heartbeat_interval_s + self.registry_timeout_s
+        drift_s = self.lease_ttl_s * self.clock_drift_ratio
+        needed_s = detect_s + self.stop_timeout_s + self.safety_margin_s + drift_s
+        if needed_s > self.lease_ttl_s + _TOLERANCE_S:
+            raise InvalidSettings(
+                "OnStop could not return before the lease ends: two heartbeats and a time-out "
+                f"(2 x heartbeat_interval_s {self.heartbeat_interval_s:g} + registry_timeout_s "
+                f"{self.registry_timeout_s:g}) + stop_timeout_s {self.stop_timeout_s:g} + safety_margin_s "
+                f"{self.safety_margin_s:g} + clock drift {drift_s:g} = {needed_s:g} s, "
+                f"but lease_ttl_s is {self.lease_ttl_s:g}"
+            )
+        if self.retry_initial_s > self.retry_max_s:
+            raise InvalidSettings(
+                f"retry_initial_s {self.retry_initial_s:g} is over retry_max_s {self.retry_max_s:g}"
+            )
+        if self.rejoin_initial_s > self.rejoin_max_s:
+            raise InvalidSettings(
+                f"rejoin_initial_s {self.rejoin_initial_s:g} is over rejoin_max_s {self.rejoin_max_s:g}"
+            )
+        for name, value in self.attributes.items():
+            check_attribute(name, value, "node")
+        return self
+
+    @property
+    def timings(self) -> Timings:
+        """The times that the protocol runs on."""
+        return Timings(
+            lease_ttl_s=self.lease_ttl_s,
+            heartbeat_interval_s=self.heartbeat_interval_s,
+            stop_timeout_s=self.stop_timeout_s,
+            start_timeout_s=self.start_timeout_s,
+            safety_margin_s=self.safety_margin_s,
+            clock_drift_ratio=self.clock_drift_ratio,
+            settle_time_s=self.settle_time_s,
+            min_rebalance_interval_s=self.min_rebalance_interval_s,
+            retry_initial_s=self.retry_initial_s,
+            retry_max_s=self.retry_max_s,
+            rejoin_initial_s=self.rejoin_initial_s,
+            rejoin_max_s=self.rejoin_max_s,
+        )
+
+    @property
+    def node_options(self) -> NodeOptions:
+        """How the protocol's node behaves, beside its timings."""
+        return NodeOptions(start_in_batches=self.start_in_batches, on_overrun=self.on_overrun)
+
+
+def _one_line(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']} (got {problem['input']!r})"
+        for problem in error.errors(include_url=False)
+    )

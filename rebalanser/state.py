@@ -1,0 +1,139 @@
+"""The state of a group as anyone may read it (RB-19), and as the command line prints it."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rebalanser.allocation import balanced
+from rebalanser.protocol import Group, Member, Mode, ResourceSpec
+from rebalanser.registry import GroupView, Holding
+
+
+class NodeState(BaseModel):
+    """One live node."""
+
+    model_config = ConfigDict(frozen=True)
+
+    node: str
+    label: str
+    host: str
+    pid: int
+    mode: Mode
+    may_lead: bool
+    leader: bool
+    drained: bool
+    attributes: dict[str, str]
+    assigned: int = Field(description="how many resources the allocation gives the node")
+    held: int = Field(description="how many barriers the node holds")
+    completed: bool = Field(description="whether the node has acknowledged its share")
+
+
+class ResourceState(BaseModel):
+    """One resource, or one that was removed while its barrier is still held (RB-16)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    resource: str
+    assigned_to: str | None = Field(description="the node that the allocation names")
+    held_by: str | None = Field(description="the node that holds the barrier")
+    owner: str | None = Field(description="the label of the node that holds the barrier")
+    token: int | None = Field(description="the fencing token of the barrier")
+    weight: float
+    pin: str | None
+    attributes: dict[str, str]
+    removed: bool
+
+
+class GroupState(BaseModel):
+    """A group at one revision."""
+
+    model_config = ConfigDict(frozen=True)
+
+    group: str
+    revision: int
+    term: int
+    leader: str | None
+    version: int
+    completed: bool = Field(description="every live node has completed its share of this version")
+    balanced: bool = Field(
+        description="completed, and the allocation is the one for these nodes and resources"
+    )
+    nodes: tuple[NodeState, ...]
+    resources: tuple[ResourceState, ...]
+
+
+def describe(name: str, view: GroupView) -> GroupState:
+    """The state of group ``name`` from what was read of it."""
+    group, header = view.group, view.group.header
+    held = {holding.resource: holding for holding in view.holdings}
+    assigned = {resource: node for node, share in group.shares.items() for resource in share.resources}
+    shares = header.shares if header else {}
+    completed = {
+        node: node in shares and group.acknowledged.get(node, 0) >= shares[node] for node in group.members
+    }
+    leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
+    nodes = tuple(
+        NodeState(
+            node=node,
+            label=member.label,
+            host=member.host,
+            pid=member.pid,
+            mode=member.mode,
+            may_lead=member.may_lead,
+            leader=node == leader,
+            drained=member.label in group.drained,
+            attributes=dict(member.attributes),
+            assigned=len(group.shares[node].resources) if node in group.shares else 0,
+            held=sum(holding.node == node for holding in view.holdings),
+            completed=completed[node],
+        )
+        for node, member in sorted(group.members.items(), key=_by_label)
+    )
+    resources = tuple(
+        _resource(resource, group, assigned.get(resource), held.get(resource))
+        for resource in sorted(group.resources.keys() | held.keys())
+    )
+    all_completed = header is not None and all(completed.values())
+    return GroupState(
+        group=name,
+        revision=group.revision,
+        term=view.leadership.term if view.leadership else 0,
+        leader=group.members[leader].label if leader else None,
+        version=header.version if header else 0,
+        completed=all_completed,
+        balanced=all_completed and shares.keys() == group.members.keys() and _is_stable(group),
+        nodes=nodes,
+        resources=resources,
+    )
+
+
+def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
+    return item[1].label, item[0]
+
+
+def _is_stable(group: Group) -> bool:
+    """Whether a leader that read the group now would leave the allocation as it is."""
+    active = {node: member for node, member in group.members.items() if member.label not in group.drained}
+    by_label = {member.label: node for node, member in sorted(active.items(), reverse=True)}
+    pinned = {
+        spec.resource: by_label.get(spec.pin, "") for spec in group.resources.values() if spec.pin is not None
+    }
+    previous = {node: share.resources for node, share in group.shares.items()}
+    target = balanced(active.keys(), group.resources.keys(), previous, pinned)
+    return all(previous[node] == frozenset(target.get(node, ())) for node in group.members)
+
+
+def _resource(resource: str, group: Group, assigned_to: str | None, holding: Holding | None) -> ResourceState:
+    spec = group.resources.get(resource, ResourceSpec(resource))
+    holder = group.members.get(holding.node) if holding else None
+    return ResourceState(
+        resource=resource,
+        assigned_to=assigned_to,
+        held_by=holding.node if holding else None,
+        owner=holder.label if holder else None,
+        token=holding.token if holding else None,
+        weight=spec.weight,
+        pin=spec.pin,
+        attributes=dict(spec.attributes),
+        removed=resource not in group.resources,
+    )

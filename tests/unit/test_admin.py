@@ -1,0 +1,232 @@
+"""What an operator does to a group, on the memory registry."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from rebalanser import Admin, Group, Settings
+from rebalanser.errors import InvalidName, InvalidState, NotSettled, OutcomeUnknown, RegistryUnavailable
+from rebalanser.registry.contract import Put, Reply, Request, Transaction
+from rebalanser.testing import MemoryRegistry
+
+PATIENCE_S = 30.0
+QUICK = Settings(min_rebalance_interval_s=0.0)
+
+
+class Shop:
+    """A registry of this test, with an operator and nodes."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.url = f"memory://{uuid.uuid4().hex}"
+        self._stack = stack
+        self.admin = stack.enter_context(Admin("group", self.url, timeout_s=PATIENCE_S))
+
+    def node(self, label: str, **settings: Any) -> Group:
+        group = Group("group", self.url, node=label, settings=QUICK.model_copy(update=settings))
+        group.on_start(lambda _owned: None)
+        group.on_stop(lambda _owned: None)
+        return self._stack.enter_context(group)
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    with ExitStack() as stack:
+        yield Shop(stack)
+
+
+@pytest.fixture
+def admin(shop: Shop) -> Admin:
+    return shop.admin
+
+
+def names(admin: Admin) -> list[str]:
+    return [resource.resource for resource in admin.resources()]
+
+
+@pytest.mark.rule("RB-29")
+def test_adds_and_removes(admin: Admin) -> None:
+    assert admin.add("b", ["a", "c"]) == 3
+    assert admin.add("a", "d") == 1
+    assert names(admin) == ["a", "b", "c", "d"]
+    assert admin.remove(["a", "never"], "b") == 2
+    assert admin.remove("a") == 0
+    assert names(admin) == ["c", "d"]
+    assert admin.add() == admin.remove() == 0
+
+
+@pytest.mark.rule("RB-29")
+def test_thousands_at_a_time_show_their_progress(admin: Admin) -> None:
+    many = [f"resource {number}" for number in range(3000)]
+    seen: list[tuple[int, int]] = []
+    assert admin.add(many, progress=lambda done, total: seen.append((done, total))) == 3000
+    assert seen[-1] == (3000, 3000)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert len(seen) > 10
+    assert admin.remove(many, progress=lambda done, total: seen.append((done, total))) == 3000
+    assert names(admin) == []
+
+
+@pytest.mark.rule("RB-29")
+def test_says_things_of_resources(admin: Admin) -> None:
+    admin.add("a", weight=2.5, pin="worker 1", attributes={"zone": "z1"})
+    (resource,) = admin.resources()
+    assert (resource.weight, resource.pin, resource.attributes) == (2.5, "worker 1", {"zone": "z1"})
+    assert (resource.owner, resource.token, resource.removed) == (None, None, False)
+    admin.add("a")
+    (resource,) = admin.resources()
+    assert (resource.weight, resource.pin, resource.attributes) == (1.0, None, {})
+
+
+@pytest.mark.rule("RB-33")
+@pytest.mark.parametrize("bad", ["", "a\nb", "x" * 513, "\ud800"])
+@pytest.mark.parametrize("change", ["add", "remove"])
+def test_one_bad_name_changes_nothing(admin: Admin, change: str, bad: str) -> None:
+    admin.add("kept")
+    with pytest.raises(InvalidName, match=r"resource name.*\(number 3 of 4\); nothing was changed"):
+        getattr(admin, change)(["kept", "new", bad, "later"])
+    assert names(admin) == ["kept"]
+
+
+@pytest.mark.parametrize("change", ["add", "remove"])
+def test_a_resource_given_twice_changes_nothing(admin: Admin, change: str) -> None:
+    admin.add("kept")
+    with pytest.raises(InvalidName, match="resource 'kept' is given twice; nothing was changed"):
+        getattr(admin, change)("kept", ["new", "kept"])
+    assert names(admin) == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"weight": 0.0}, "weight 0.0 is not a positive number"),
+        ({"weight": float("nan")}, "weight nan"),
+        ({"weight": float("inf")}, "weight inf"),
+        ({"pin": ""}, "a node name must not be empty"),
+        ({"attributes": {"": "x"}}, "a resource attribute name must not be empty"),
+        ({"attributes": {"zone": "x" * 4097}}, "'zone' has a value of 4097 bytes; the limit is 4096"),
+    ],
+)
+def test_what_can_not_be_said_changes_nothing(admin: Admin, said: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidName, match=message):
+        admin.add("a", **said)
+    assert names(admin) == []
+
+
+@pytest.mark.rule("RB-2", "RB-19")
+def test_waits_until_balanced(shop: Shop) -> None:
+    shop.admin.add([f"r{number}" for number in range(10)])
+    nodes = [shop.node(label) for label in ("n1", "n2", "n3")]
+    state = shop.admin.wait_balanced(PATIENCE_S)
+    assert state.balanced
+    assert state.completed
+    assert sorted(node.held for node in state.nodes) == [3, 3, 4]
+    assert [node.label for node in state.nodes] == ["n1", "n2", "n3"]
+    assert {node.label for node in state.nodes if node.leader} == {state.leader}
+    assert all(node.completed and node.held == node.assigned for node in state.nodes)
+    owned = {name: each for node in nodes for name, each in node.resources.items()}
+    assert {each.resource: each.token for each in state.resources} == {n: o.token for n, o in owned.items()}
+    assert {each.owner for each in state.resources} == {"n1", "n2", "n3"}
+
+
+@pytest.mark.rule("RB-30")
+def test_drains_a_node_and_lets_it_work_again(shop: Shop) -> None:
+    shop.admin.add("a", "b", "c", "d")
+    first, second = shop.node("n1"), shop.node("n2")
+    before = dict(shop.admin.wait_balanced(PATIENCE_S) and second.resources)
+    shop.admin.drain("n1")
+    state = shop.admin.wait_balanced(PATIENCE_S)
+    assert [(node.label, node.held, node.drained) for node in state.nodes] == [
+        ("n1", 0, True),
+        ("n2", 4, False),
+    ]
+    assert dict(first.resources) == {}
+    assert all(second.resources[name] is owned for name, owned in before.items()), "its work never stopped"
+    shop.admin.undrain("n1")
+    assert [node.held for node in shop.admin.wait_balanced(PATIENCE_S).nodes] == [2, 2]
+
+
+@pytest.mark.rule("RB-29")
+def test_a_pin_is_kept(shop: Shop) -> None:
+    shop.admin.add("a", pin="n2")
+    shop.admin.add("b", pin="n9")
+    shop.node("n1")
+    shop.node("n2")
+    state = shop.admin.wait_balanced(PATIENCE_S)
+    assert {each.resource: each.owner for each in state.resources} == {"a": "n2", "b": None}
+
+
+def test_waiting_says_what_is_missing(shop: Shop) -> None:
+    shop.admin.add("a")
+    with pytest.raises(NotSettled, match=r"'group' is not balanced after 0 s: it has no nodes \(version 0\)"):
+        shop.admin.wait_balanced(0)
+    may_return = threading.Event()
+    slow = Group("group", shop.url, node="slow", settings=QUICK)
+    slow.on_start(lambda _owned: may_return.wait(PATIENCE_S) and None)
+    slow.on_stop(lambda _owned: None)
+    with slow:
+        slow.wait_stopped(0)
+        with pytest.raises(NotSettled, match="is not balanced after 0 s"):
+            shop.admin.wait_balanced(0)
+        may_return.set()
+        shop.admin.wait_balanced(PATIENCE_S)
+
+
+@pytest.mark.rule("RB-16")
+def test_a_removed_resource_is_shown_while_its_barrier_stands(shop: Shop) -> None:
+    shop.admin.add("a")
+    may_return = threading.Event()
+    slow = Group("group", shop.url, node="slow", settings=QUICK)
+    slow.on_start(lambda _owned: None)
+    slow.on_stop(lambda _owned: may_return.wait(PATIENCE_S) and None)
+    with slow:
+        shop.admin.wait_balanced(PATIENCE_S)
+        shop.admin.remove("a")
+        (resource,) = shop.admin.state().resources
+        assert (resource.resource, resource.owner, resource.removed) == ("a", "slow", True)
+        assert names(shop.admin) == []
+        may_return.set()
+
+
+def test_an_unknown_outcome_is_tried_again(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute, errors = MemoryRegistry.execute, [OutcomeUnknown("no answer")]
+
+    def lose_answers(self: MemoryRegistry, request: Request, timeout_s: float) -> Reply:
+        reply = execute(self, request, timeout_s)
+        writes = isinstance(request, Transaction) and any(isinstance(each, Put) for each in request.then)
+        if writes and errors:
+            raise errors.pop()
+        return reply
+
+    monkeypatch.setattr(MemoryRegistry, "execute", lose_answers)
+    admin.add("a", "b")
+    assert errors == []
+    assert names(admin) == ["a", "b"]
+
+
+def test_a_registry_that_stays_away_is_told(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object) -> Reply:
+        raise RegistryUnavailable("connection refused")
+
+    monkeypatch.setattr(MemoryRegistry, "execute", fail)
+    monkeypatch.setattr(admin, "_timeout_s", 0.01)
+    with pytest.raises(RegistryUnavailable, match="connection refused"):
+        admin.add("a")
+
+
+def test_a_closed_connection_is_refused(admin: Admin) -> None:
+    admin.close()
+    admin.close()
+    with pytest.raises(InvalidState, match="the connection to group 'group' is closed"):
+        admin.state()
+
+
+@pytest.mark.parametrize("name", ["", "a\tb"])
+def test_a_group_that_can_not_be_named_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName, match="group name"):
+        Admin(name, "memory://x")

@@ -1,0 +1,353 @@
+"""The asyncio twin of a group, in this process on the memory registry."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rebalanser import Admin, AsyncGroup, Settings
+from rebalanser.errors import HandlerFailed, InvalidHandlers, InvalidState, NotSettled
+from rebalanser.protocol import FactKind
+from rebalanser.runtime import workers
+
+if TYPE_CHECKING:
+    from rebalanser import Owned
+
+PATIENCE_S = 30.0
+QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01, connect_timeout_s=PATIENCE_S)
+
+
+@pytest.fixture
+def url() -> str:
+    """A registry with a group of one resource."""
+    made = f"memory://{uuid.uuid4().hex}"
+    with Admin("group", made) as admin:
+        admin.add("a")
+    return made
+
+
+def within_patience(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def names(owned: list[Owned]) -> list[str]:
+    return [each.resource for each in owned]
+
+
+def group_of(url: str) -> AsyncGroup:
+    return AsyncGroup("group", url, node="n", settings=QUICK)
+
+
+def test_says_what_it_is(url: str) -> None:
+    group = group_of(url)
+    assert (group.name, group.node, group.settings) == ("group", "n", QUICK)
+    assert repr(group) == f"AsyncGroup('group', '{url}', node='n')"
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "plain"])
+def test_handlers_run_in_the_loop(url: str, kind: str) -> None:
+    calls: list[object] = []
+    loops: set[object] = set()
+
+    def note(call: str, owned: list[Owned]) -> None:
+        loops.add(asyncio.get_running_loop())
+        calls.append((call, names(owned)))
+
+    def handler(call: str) -> Callable[[list[Owned]], Awaitable[None] | None]:
+        async def awaited(owned: list[Owned]) -> None:
+            await asyncio.sleep(0)
+            note(call, owned)
+
+        def plain(owned: list[Owned]) -> None:
+            note(call, owned)
+
+        return awaited if kind == "coroutine" else plain
+
+    async def main() -> None:
+        group = group_of(url)
+        group.on_start(handler("start"))
+        group.on_stop(handler("stop"))
+        async with group:
+            await group.wait_settled(PATIENCE_S)
+            assert list(group.resources) == ["a"]
+            assert group.resources["a"].still_mine()
+            assert group.is_leader
+        assert group.resources == {}
+        assert loops == {asyncio.get_running_loop()}
+
+    within_patience(main)
+    assert calls == [("start", ["a"]), ("stop", ["a"])]
+
+
+@pytest.mark.rule("RB-25")
+@pytest.mark.lesson(5)
+def test_a_blocked_loop_delays_no_heartbeat(url: str) -> None:
+    beats = threading.Semaphore(0)
+
+    async def main() -> None:
+        group = AsyncGroup("group", url, settings=Settings(lease_ttl_s=0.5))
+        facts: list[FactKind] = []
+        group.on_fact(lambda fact: facts.append(fact.kind))
+
+        @group.on_start
+        def block(owned: list[Owned]) -> None:
+            """Holds the loop until the lease was renewed many times."""
+            before = owned[0].deadline
+            while owned[0].deadline < before + 2 * group.settings.lease_ttl_s:
+                beats.acquire(timeout=0.01)
+
+        group.on_stop(lambda _owned: None)
+        async with group:
+            await group.wait_settled(PATIENCE_S)
+            assert facts.count(FactKind.JOINED) == 1
+            assert FactKind.ISOLATED not in facts
+
+    within_patience(main)
+
+
+def test_a_worker_is_a_task_for_each_resource(url: str) -> None:
+    async def main() -> None:
+        group, ended = group_of(url), asyncio.Event()
+        running = asyncio.Event()
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            assert asyncio.current_task() is not None
+            running.set()
+            await owned.until_stop_requested()
+            assert not owned.still_mine()
+            ended.set()
+
+        async with group:
+            await running.wait()
+        assert ended.is_set()
+
+    within_patience(main)
+
+
+def test_a_worker_that_raises_is_called_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 0.001)
+
+    async def main() -> None:
+        group, calls, enough = group_of(url), [], asyncio.Event()
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            calls.append(owned.resource)
+            if len(calls) < 4:
+                raise OSError("connection reset")
+            enough.set()
+            await owned.until_stop_requested()
+
+        async with group:
+            await enough.wait()
+        assert calls == ["a"] * 4
+
+    within_patience(main)
+
+
+def test_a_worker_is_not_called_again_once_its_resource_leaves(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 1000.0)
+    monkeypatch.setattr(workers, "RESTART_MAX_S", 1000.0)
+
+    async def main() -> None:
+        group, calls, called = group_of(url), [], asyncio.Event()
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            calls.append(owned.still_mine())
+            called.set()
+            raise OSError("connection reset")
+
+        async with group:
+            await called.wait()
+        assert calls == [True]
+
+    within_patience(main)
+
+
+def test_a_worker_task_that_was_cancelled_has_ended(url: str) -> None:
+    async def main() -> None:
+        group, running = group_of(url), asyncio.Event()
+        tasks = []
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            tasks.append(asyncio.current_task())
+            running.set()
+            await owned.until_stop_requested()
+
+        async with group:
+            await running.wait()
+            (task,) = tasks
+            assert task is not None
+            task.cancel()
+
+    within_patience(main)
+
+
+def test_a_plain_worker_is_refused(url: str) -> None:
+    with pytest.raises(InvalidHandlers, match="coroutine function"):
+        group_of(url).worker(lambda _owned: None)  # type: ignore[arg-type, return-value]
+
+
+async def work_on(owned: Owned) -> None:
+    await owned.until_stop_requested()
+
+
+def handle(_owned: list[Owned]) -> None:
+    """Does nothing."""
+
+
+@pytest.mark.parametrize("handler", ["on_start", "on_stop"])
+def test_a_worker_and_handlers_exclude_each_other(url: str, handler: str) -> None:
+    group = group_of(url)
+    group.worker(work_on)
+    with pytest.raises(InvalidHandlers, match="not both"):
+        getattr(group, handler)(handle)
+    with pytest.raises(InvalidHandlers, match="worker is registered already"):
+        group.worker(work_on)
+    group = group_of(url)
+    getattr(group, handler)(handle)
+    with pytest.raises(InvalidHandlers, match="not both"):
+        group.worker(work_on)
+
+
+def test_no_handler_is_refused(url: str) -> None:
+    with pytest.raises(InvalidHandlers, match="no handler registered"):
+        asyncio.run(group_of(url).start())
+
+
+@pytest.mark.rule("RB-24")
+def test_what_a_handler_raises_is_told(url: str) -> None:
+    async def main() -> None:
+        group = group_of(url)
+        group.on_start(handle)
+
+        @group.on_stop
+        async def stop(_owned: list[Owned]) -> None:
+            raise OSError("device busy")
+
+        await group.start()
+        await group.wait_settled(PATIENCE_S)
+        with pytest.raises(HandlerFailed, match="device busy"):
+            await group.stop()
+
+    within_patience(main)
+
+
+def test_stop_in_a_handler_is_refused(url: str) -> None:
+    async def main() -> None:
+        group, refused = group_of(url), asyncio.Event()
+
+        @group.on_start
+        async def start(_owned: list[Owned]) -> None:
+            with pytest.raises(InvalidState, match="from a handler; call request_stop"):
+                await group.stop()
+            refused.set()
+
+        group.on_stop(handle)
+        async with group:
+            await refused.wait()
+
+    within_patience(main)
+
+
+def test_stop_in_a_worker_is_refused(url: str) -> None:
+    async def main() -> None:
+        group, refused = group_of(url), asyncio.Event()
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            with pytest.raises(InvalidState, match="from a handler; call request_stop"):
+                await group.stop()
+            refused.set()
+            await owned.until_stop_requested()
+
+        async with group:
+            await refused.wait()
+
+    within_patience(main)
+
+
+def test_a_stop_that_takes_too_long_goes_on(url: str) -> None:
+    async def main() -> None:
+        group, may_return = group_of(url), asyncio.Event()
+        group.on_start(handle)
+
+        @group.on_stop
+        async def stop(_owned: list[Owned]) -> None:
+            await may_return.wait()
+
+        await group.start()
+        await group.wait_settled(PATIENCE_S)
+        with pytest.raises(NotSettled, match="has not stopped within 0 s"):
+            await group.stop(0)
+        may_return.set()
+        await group.stop()
+
+    within_patience(main)
+
+
+@pytest.mark.rule("RB-26")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_runs_until_a_signal(url: str, number: signal.Signals) -> None:
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    calls: list[str] = []
+
+    async def main() -> None:
+        group = group_of(url)
+
+        @group.on_start
+        async def start(_owned: list[Owned]) -> None:
+            calls.append("start")
+            os.kill(os.getpid(), number)
+
+        @group.on_stop
+        async def stop(_owned: list[Owned]) -> None:
+            calls.append("stop")
+
+        await group.run()
+        calls.append("end")
+
+    within_patience(main)
+    assert calls == ["start", "stop", "end"]
+    assert {each: signal.getsignal(each) for each in before} == before
+    with Admin("group", url) as admin:
+        assert admin.state().nodes == ()
+
+
+def test_starting_twice_is_refused(url: str) -> None:
+    async def main() -> None:
+        group = group_of(url)
+        group.on_start(handle)
+        group.on_stop(handle)
+        async with group:
+            with pytest.raises(InvalidState, match="runs already"):
+                await group.start()
+            await group.wait_settled(PATIENCE_S)
+
+    within_patience(main)
+
+
+def test_a_loop_that_is_gone_can_not_stop_access(url: str) -> None:
+    group = group_of(url)
+    group.on_start(handle)
+    group.on_stop(handle)
+
+    async def forget_to_stop() -> None:
+        await group.start()
+        await group.wait_settled(PATIENCE_S)
+
+    within_patience(forget_to_stop)
+    with pytest.raises(HandlerFailed, match="event loop that the group was started in is closed"):
+        group._group.stop()

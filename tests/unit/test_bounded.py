@@ -1,0 +1,58 @@
+"""No queue grows without a bound: a slow reader must never cost all memory."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted([*(ROOT / "rebalanser").rglob("*.py"), *(ROOT / "backends").rglob("*.py")])
+BOUNDED_OTHERWISE = {
+    "backends/rebalanser_etcd/watches.py": (2, "requests of this node's watches, dropped with their stream"),
+    "rebalanser/cli/guardian.py": (1, "a few lines for each child process, which are as many as resources"),
+    "rebalanser/cli/supervisor.py": (1, "a start, an exit and one request to stop of one child process"),
+    "rebalanser/history/sinks.py": (1, "one batch of a waiting room that has a limit"),
+    "rebalanser/testing/memory.py": (2, "the history, cut to its limit, and what is told within one call"),
+    "rebalanser/testing/simulation/process.py": (1, "effects of one event of the simulated node"),
+}
+"""How many queues of a file are bounded by what is put into them, and by what."""
+QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue", "deque"}
+
+
+def unbounded(tree: ast.AST) -> list[int]:
+    """The lines at which a queue is made that has no limit."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in QUEUES
+        and not any(keyword.arg in {"maxsize", "maxlen"} for keyword in node.keywords)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("queue.Queue()", [1]),
+        ("SimpleQueue()", [1]),
+        ("asyncio.Queue()", [1]),
+        ("queue.Queue(maxsize=2)", []),
+        ("collections.deque()", [1]),
+        ("deque(maxlen=10)", []),
+    ],
+)
+def test_the_check_sees_what_it_looks_for(code: str, lines: list[int]) -> None:
+    assert unbounded(ast.parse(code)) == lines
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_queue_has_a_limit(path: Path) -> None:
+    excused, _ = BOUNDED_OTHERWISE.get(path.relative_to(ROOT).as_posix(), (0, ""))
+    found = unbounded(ast.parse(path.read_text()))
+    assert len(found) == excused, f"lines {found}"
+
+
+def test_no_excuse_is_outdated() -> None:
+    assert {path.relative_to(ROOT).as_posix() for path in SOURCES} >= BOUNDED_OTHERWISE.keys()

@@ -1,0 +1,731 @@
+"""A group as a host application holds it, in this process on the memory registry."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rebalanser import Admin, Group, Settings
+from rebalanser.errors import (
+    Forked,
+    HandlerFailed,
+    InternalError,
+    InvalidHandlers,
+    InvalidName,
+    InvalidSettings,
+    InvalidState,
+    InvalidUrl,
+    NotSettled,
+    QuotaExceeded,
+    RegistryUnavailable,
+    UnknownScheme,
+)
+from rebalanser.protocol import FactKind, Mode, OnOverrun
+from rebalanser.registry import GroupKeys, RegistryCoordinator, Translation
+from rebalanser.registry.contract import Grant, Granted, Transaction
+from rebalanser.runtime import workers
+from rebalanser.testing import MemoryRegistry, open_memory
+
+if TYPE_CHECKING:
+    from rebalanser import Owned
+    from rebalanser.protocol import Fact
+    from rebalanser.registry.contract import Reply, Request
+
+PATIENCE_S = 30.0
+QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01, connect_timeout_s=PATIENCE_S)
+
+
+class Journal:
+    """What a node was called with and what happened on it; lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self.facts: list[Fact] = []
+        self.owned: dict[str, Owned] = {}
+        self._more = threading.Condition()
+
+    def start(self, owned: list[Owned]) -> None:
+        self.owned.update((each.resource, each) for each in owned)
+        self._note("start", owned)
+
+    def stop(self, owned: list[Owned]) -> None:
+        self._note("stop", owned)
+
+    def fact(self, fact: Fact) -> None:
+        with self._more:
+            self.facts.append(fact)
+            self._more.notify_all()
+
+    def _note(self, call: str, owned: list[Owned]) -> None:
+        with self._more:
+            self.calls.append((call, tuple(each.resource for each in owned)))
+            self._more.notify_all()
+
+    def wait_until(self, reached: Callable[[], object]) -> None:
+        with self._more:
+            assert self._more.wait_for(reached, PATIENCE_S), (self.calls, self.facts[-20:])
+
+    def wait_for_call(self, *call: object) -> None:
+        self.wait_until(lambda: tuple(call) in self.calls)
+
+    def wait_for_fact(self, kind: FactKind) -> None:
+        self.wait_until(lambda: any(fact.kind is kind for fact in self.facts))
+
+
+class Nodes:
+    """Nodes of groups in one registry of this test."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.url = f"memory://{uuid.uuid4().hex}"
+        self._stack = stack
+
+    def group(self, name: str = "group", settings: Settings = QUICK, node: str | None = None) -> Group:
+        group = Group(name, self.url, settings=settings, node=node)
+        self._stack.callback(group.stop)
+        return group
+
+    def journaled(
+        self, name: str = "group", settings: Settings = QUICK, node: str | None = None
+    ) -> tuple[Group, Journal]:
+        group, journal = self.group(name, settings, node), Journal()
+        group.on_start(journal.start)
+        group.on_stop(journal.stop)
+        group.on_fact(journal.fact)
+        return group, journal
+
+    def admin(self, name: str = "group") -> Admin:
+        return self._stack.enter_context(Admin(name, self.url))
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with ExitStack() as stack:
+        yield Nodes(stack)
+
+
+# -- handlers
+
+
+def test_no_handler_is_refused(nodes: Nodes) -> None:
+    group = nodes.group()
+    with pytest.raises(InvalidHandlers, match="on_start and on_stop"):
+        group.start()
+
+
+@pytest.mark.parametrize(("given", "missing"), [("on_start", "on_stop"), ("on_stop", "on_start")])
+def test_half_of_the_handlers_is_refused(nodes: Nodes, given: str, missing: str) -> None:
+    group = nodes.group()
+    getattr(group, given)(lambda _owned: None)
+    with pytest.raises(InvalidHandlers, match=f"no handler registered for {missing}:"):
+        group.start()
+
+
+@pytest.mark.parametrize("handler", ["on_start", "on_stop"])
+def test_a_worker_beside_handlers_is_refused(nodes: Nodes, handler: str) -> None:
+    group = nodes.group()
+    group.worker(lambda _owned: None)
+    getattr(group, handler)(lambda _owned: None)
+    with pytest.raises(InvalidHandlers, match="not both"):
+        group.start()
+
+
+@pytest.mark.parametrize("what", ["on_start", "on_stop", "worker"])
+def test_a_second_handler_is_refused(nodes: Nodes, what: str) -> None:
+    register = getattr(nodes.group(), what)
+
+    def handler(_owned: object) -> None:
+        """Does nothing."""
+
+    assert register(handler) is handler
+    with pytest.raises(InvalidHandlers, match=f"{what} is registered already"):
+        register(handler)
+
+
+def test_a_handler_comes_before_the_start(nodes: Nodes) -> None:
+    group, _ = nodes.journaled()
+    group.start()
+    with pytest.raises(InvalidState, match="before the group starts"):
+        group.worker(lambda _owned: None)
+
+
+# -- owning
+
+
+@pytest.mark.rule("RB-12")
+def test_owns_what_it_was_started_with(nodes: Nodes) -> None:
+    nodes.admin().add("a", "b")
+    group, journal = nodes.journaled()
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    assert journal.calls == [("start", ("a", "b"))]
+    resources = group.resources
+    assert sorted(resources) == ["a", "b"]
+    for name, owned in resources.items():
+        assert owned is journal.owned[name]
+        assert owned.resource == name
+        assert owned.token > 0
+        assert owned.still_mine()
+        assert owned.deadline > time.monotonic()
+        assert f"{name!r}, token={owned.token}, mine" in repr(owned)
+    group.stop()
+    assert group.resources == {}
+    assert journal.calls[1:] == [("stop", ("a", "b"))]
+    for owned in resources.values():
+        assert owned.stop_requested.is_set()
+        assert not owned.still_mine()
+        assert owned.deadline < time.monotonic()
+
+
+@pytest.mark.rule("RB-18")
+@pytest.mark.lesson(8)
+def test_an_empty_allocation_is_told(nodes: Nodes) -> None:
+    group, journal = nodes.journaled()
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    assert journal.calls == [("start", ())]
+    assert group.resources == {}
+    admin = nodes.admin()
+    admin.add("only")
+    journal.wait_for_call("start", ("only",))
+    admin.remove("only")
+    journal.wait_until(lambda: journal.calls[-1] == ("start", ()))
+    assert journal.calls[-2:] == [("stop", ("only",)), ("start", ())]
+
+
+@pytest.mark.rule("RB-17")
+@pytest.mark.lesson(11)
+def test_cooperative_mode_stops_only_what_leaves(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a", "b")
+    first, journal = nodes.journaled()
+    first.start()
+    first.wait_settled(PATIENCE_S)
+    second, arriving = nodes.journaled()
+    second.start()
+    admin.wait_balanced(PATIENCE_S)
+    (kept,), (moved,) = first.resources, second.resources
+    assert {kept, moved} == {"a", "b"}
+    assert journal.calls == [("start", ("a", "b")), ("stop", (moved,))]
+    assert arriving.calls == [("start", (moved,))]
+    assert arriving.owned[moved].token > journal.owned[moved].token
+
+
+@pytest.mark.rule("RB-17")
+def test_eager_mode_stops_and_starts_everything(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a", "b")
+    eager = QUICK.model_copy(update={"mode": Mode.EAGER})
+    first, journal = nodes.journaled(settings=eager)
+    first.start()
+    first.wait_settled(PATIENCE_S)
+    nodes.journaled(settings=eager)[0].start()
+    admin.wait_balanced(PATIENCE_S)
+    (kept,) = first.resources
+    assert journal.calls == [("start", ("a", "b")), ("stop", ("a", "b")), ("start", (kept,))]
+
+
+@pytest.mark.rule("RB-33")
+def test_two_groups_and_two_nodes_in_one_process(nodes: Nodes) -> None:
+    nodes.admin("a").add("r1", "r2")
+    nodes.admin("a/b").add("r1")
+    groups = [nodes.journaled(name)[0] for name in ("a", "a", "a/b")]
+    for group in groups:
+        group.start()
+    assert [s.balanced for s in (nodes.admin(n).wait_balanced(PATIENCE_S) for n in ("a", "a/b"))] == [
+        True
+    ] * 2
+    assert sorted(resource for group in groups[:2] for resource in group.resources) == ["r1", "r2"]
+    assert list(groups[2].resources) == ["r1"]
+    assert [groups[0].is_leader, groups[1].is_leader, groups[2].is_leader].count(True) == 2
+
+
+# -- a handler that raises
+
+
+@pytest.mark.rule("RB-24")
+@pytest.mark.lesson(9)
+def test_on_start_that_raises_is_stopped_and_tried_again(nodes: Nodes) -> None:
+    nodes.admin().add("a")
+    group, journal = nodes.group(), Journal()
+
+    @group.on_start
+    def start(owned: list[Owned]) -> None:
+        journal.start(owned)
+        if len(journal.calls) == 1:
+            raise ValueError("not yet")
+
+    group.on_stop(journal.stop)
+    group.on_fact(journal.fact)
+    group.start()
+    journal.wait_until(lambda: len(journal.calls) == 3)
+    assert journal.calls == [("start", ("a",)), ("stop", ("a",)), ("start", ("a",))]
+    journal.wait_for_fact(FactKind.START_FAILED)
+    (failed,) = (fact for fact in journal.facts if fact.kind is FactKind.START_FAILED)
+    assert failed.detail["error"] == "ValueError: not yet"
+    joined = [fact.node for fact in journal.facts if fact.kind is FactKind.JOINED]
+    assert len(set(joined)) == 2, "it joins again as another incarnation"
+
+
+@pytest.mark.rule("RB-24")
+def test_on_stop_that_raises_keeps_its_barriers(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a")
+    group, journal = nodes.group(), Journal()
+    group.on_start(journal.start)
+    error = OSError("device busy")
+
+    @group.on_stop
+    def stop(owned: list[Owned]) -> None:
+        raise error
+
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    with pytest.raises(HandlerFailed, match=r"device busy.*barriers stay until the lease ends") as raised:
+        group.stop()
+    assert raised.value.__cause__ is error
+    (resource,) = admin.resources()
+    assert resource.held_by is not None
+    assert not journal.owned["a"].still_mine()
+    group.stop()
+
+
+def test_the_traceback_of_a_handler_is_logged(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    nodes.admin().add("a")
+    group, journal = nodes.group(), Journal()
+
+    @group.on_start
+    def start(owned: list[Owned]) -> None:
+        if not journal.calls:
+            journal.start(owned)
+            raise ValueError("password=geheim")
+
+    group.on_stop(journal.stop)
+    group.start()
+    journal.wait_for_call("stop", ("a",))
+    group.stop()
+    (record,) = (r for r in caplog.records if getattr(r, "action", "") == "handler_raised")
+    assert "Traceback" in record.getMessage()
+    assert "geheim" not in caplog.text
+
+
+# -- stopping
+
+
+@pytest.mark.rule("RB-26")
+def test_a_graceful_stop_leaves_nothing(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a")
+    seen_by_on_stop = []
+    group = nodes.group()
+    group.on_start(lambda _owned: None)
+    group.on_stop(lambda _owned: seen_by_on_stop.append(admin.resources()[0].held_by))
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    group.stop()
+    state = admin.state()
+    assert state.nodes == ()
+    assert state.resources[0].held_by is None
+    assert seen_by_on_stop != [None], "the barrier was held while OnStop ran"
+
+
+def test_stopping_twice_is_stopping_once(nodes: Nodes) -> None:
+    group, journal = nodes.journaled()
+    group.stop()
+    group.start()
+    group.stop()
+    group.stop()
+    assert group.wait_stopped(0)
+    assert sum(fact.kind is FactKind.LEFT for fact in journal.facts) == 1
+
+
+def test_starting_twice_is_refused(nodes: Nodes) -> None:
+    group, journal = nodes.journaled()
+    group.start()
+    with pytest.raises(InvalidState, match="runs already"):
+        group.start()
+    assert sum(fact.kind is FactKind.JOINED for fact in journal.facts) == 1
+
+
+def test_starts_again_after_a_stop(nodes: Nodes) -> None:
+    nodes.admin().add("a")
+    group, journal = nodes.journaled()
+    for _ in range(2):
+        with group:
+            group.wait_settled(PATIENCE_S)
+            assert list(group.resources) == ["a"]
+    assert journal.calls == [("start", ("a",)), ("stop", ("a",))] * 2
+
+
+def test_starts_again_after_a_requested_stop(nodes: Nodes) -> None:
+    group, journal = nodes.journaled()
+    group.start()
+    group.request_stop()
+    assert group.wait_stopped(PATIENCE_S)
+    group.start()
+    assert sum(fact.kind is FactKind.JOINED for fact in journal.facts) == 2
+
+
+def test_stop_in_a_handler_is_refused_and_a_request_is_not(nodes: Nodes) -> None:
+    group, journal, refusals = nodes.group(), Journal(), []
+
+    @group.on_start
+    def start(owned: list[Owned]) -> None:
+        try:
+            group.stop()
+        except InvalidState as error:
+            refusals.append(str(error))
+        group.request_stop()
+
+    group.on_stop(journal.stop)
+    group.start()
+    assert group.wait_stopped(PATIENCE_S)
+    assert refusals == ["stop() was called from a handler; call request_stop() there"]
+
+
+def test_stop_in_a_worker_is_refused(nodes: Nodes) -> None:
+    nodes.admin().add("a")
+    group, refusals = nodes.group(), []
+
+    @group.worker
+    def work(owned: Owned) -> None:
+        try:
+            group.stop()
+        except InvalidState as error:
+            refusals.append(str(error))
+        group.request_stop()
+
+    group.start()
+    assert group.wait_stopped(PATIENCE_S)
+    assert refusals == ["stop() was called from a handler; call request_stop() there"]
+
+
+def test_a_stop_that_takes_too_long_goes_on(nodes: Nodes) -> None:
+    nodes.admin().add("a")
+    group, may_return = nodes.group(), threading.Event()
+    group.on_start(lambda _owned: None)
+    group.on_stop(lambda _owned: may_return.wait(PATIENCE_S) and None)
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    with pytest.raises(NotSettled, match="has not stopped within 0 s"):
+        group.stop(timeout_s=0)
+    may_return.set()
+    group.stop()
+    assert group.wait_stopped(0)
+
+
+def test_run_belongs_in_the_main_thread(nodes: Nodes) -> None:
+    group, _ = nodes.journaled()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            group.run()
+        except InvalidState as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(errors[0])
+
+
+def test_run_ends_on_request(nodes: Nodes) -> None:
+    group, journal = nodes.journaled()
+    group.on_fact(lambda fact: group.request_stop() if fact.kind is FactKind.ACKNOWLEDGED else None)
+    group.run()
+    assert journal.facts[-1].kind is FactKind.LEFT
+
+
+# -- waiting
+
+
+def test_waiting_says_what_for(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a")
+    may_return = threading.Event()
+    slow = nodes.group(node="slow")
+    slow.on_start(lambda _owned: None)
+    slow.on_stop(lambda _owned: may_return.wait(PATIENCE_S) and None)
+    slow.start()
+    slow.wait_settled(PATIENCE_S)
+    waiting, journal = nodes.journaled()
+    waiting.start()
+    admin.drain("slow")
+    journal.wait_for_fact(FactKind.BARRIER_BLOCKED)
+    assert waiting._engine is not None
+    assert waiting._engine.wait(lambda snapshot: bool(snapshot.blocked), PATIENCE_S)
+    with pytest.raises(
+        NotSettled, match=r"not settled within 0 s: the node is member, waiting for a held by"
+    ):
+        waiting.wait_settled(0)
+    may_return.set()
+    waiting.wait_settled(PATIENCE_S)
+    assert list(waiting.resources) == ["a"]
+
+
+def test_waiting_for_a_group_that_does_not_run_is_refused(nodes: Nodes) -> None:
+    with pytest.raises(InvalidState, match="does not run"):
+        nodes.group().wait_settled(0)
+
+
+def test_a_hook_that_raises_is_ignored(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    group, journal = nodes.journaled()
+
+    @group.on_fact
+    def hook(_fact: Fact) -> None:
+        raise RuntimeError("metrics are down")
+
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    group.stop()
+    assert journal.facts[-1].kind is FactKind.LEFT
+    assert "hook_failed" in {getattr(record, "action", "") for record in caplog.records}
+
+
+# -- workers
+
+
+@pytest.mark.rule("RB-11")
+def test_a_worker_has_a_thread_for_each_resource(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a", "b")
+    group, running, barrier = nodes.group(), {}, threading.Barrier(3)
+
+    @group.worker
+    def work(owned: Owned) -> None:
+        running[owned.resource] = threading.current_thread()
+        barrier.wait(PATIENCE_S)
+        owned.stop_requested.wait(PATIENCE_S)
+        assert not owned.still_mine()
+        del running[owned.resource]
+
+    group.start()
+    barrier.wait(PATIENCE_S)
+    assert len(set(running.values())) == 2
+    group.stop()
+    assert running == {}
+
+
+def test_a_worker_that_raises_is_called_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 0.001)
+    nodes.admin().add("a")
+    group, calls, enough = nodes.group(), [], threading.Event()
+
+    @group.worker
+    def work(owned: Owned) -> None:
+        calls.append(owned)
+        if len(calls) < 4:
+            raise OSError("connection reset")
+        enough.set()
+        owned.stop_requested.wait(PATIENCE_S)
+
+    group.start()
+    assert enough.wait(PATIENCE_S)
+    group.stop()
+    assert len(calls) == 4
+    assert len({id(owned) for owned in calls}) == 1
+    failures = [r for r in caplog.records if getattr(r, "action", "") == "worker_failed"]
+    assert [record.fields["attempt"] for record in failures] == [1, 2, 3]  # type: ignore[attr-defined]
+
+
+def test_a_worker_is_not_called_again_once_its_resource_leaves(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 1000.0)
+    monkeypatch.setattr(workers, "RESTART_MAX_S", 1000.0)
+    nodes.admin().add("a")
+    group, calls, called = nodes.group(), [], threading.Event()
+
+    @group.worker
+    def work(owned: Owned) -> None:
+        calls.append(owned.still_mine())
+        called.set()
+        raise OSError("connection reset")
+
+    group.start()
+    assert called.wait(PATIENCE_S)
+    group.stop(PATIENCE_S)
+    assert calls == [True]
+
+
+# -- what can't be
+
+
+@pytest.mark.rule("RB-33")
+@pytest.mark.parametrize("name", ["", "line\nbreak", "\x00", "x" * 513, "\ud800", 7])
+def test_a_name_that_can_not_be_stored_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName, match=r"group name|a group name"):
+        Group(name, "memory://x")
+    with pytest.raises(InvalidName, match=r"node name|a node name"):
+        Group("group", "memory://x", node=name)
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidUrl, match="is not a registry URL"):
+        Group("group", "groups.db")
+
+
+def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
+    group = Group("group", "redis://localhost:6379/")
+    group.worker(lambda _owned: None)
+    with pytest.raises(UnknownScheme, match=r"redis://; known: etcd, etcd\+tls, memory, sqlite"):
+        group.start()
+
+
+def test_no_password_is_shown() -> None:
+    group = Group("group", "etcd://root:geheim@127.0.0.1:2379/prefix")
+    assert repr(group).startswith("Group('group', 'etcd://root:***@127.0.0.1:2379/prefix', node=")
+    assert "geheim" not in str(vars(group) | {"_url_text": ""})
+
+
+class Strange(MemoryRegistry):
+    """Answers grants in its own way."""
+
+    answer: Callable[[Granted], Granted]
+
+    def execute(self, request: Request, timeout_s: float) -> Reply:
+        reply = super().execute(request, timeout_s)
+        if isinstance(request, Grant) and isinstance(reply, Granted):
+            return type(self).answer(reply)
+        return reply
+
+
+def strange(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Granted], Granted]) -> list[MemoryRegistry]:
+    """Open memory registries that answer grants so."""
+    opened: list[MemoryRegistry] = []
+
+    def open_strange(url: object, timeout_s: float) -> MemoryRegistry:
+        registry = open_memory(url, timeout_s)  # type: ignore[arg-type]
+        assert isinstance(registry, MemoryRegistry)
+        kind = type("Strange", (Strange,), {"answer": staticmethod(answer)})
+        opened.append(kind(registry._store, registry.close))
+        return opened[-1]
+
+    monkeypatch.setattr("rebalanser.group.open_registry", open_strange)
+    return opened
+
+
+def test_a_full_registry_refuses_the_start(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_granted: Granted) -> Granted:
+        raise QuotaExceeded("the server is over its quota: free space and disarm its alarm")
+
+    (*_,) = opened = strange(monkeypatch, refuse)
+    group, _ = nodes.journaled()
+    with pytest.raises(QuotaExceeded, match=r"cannot join group 'group': the server is over its quota"):
+        group.start()
+    assert opened[0]._closed
+    assert group.wait_stopped(0)
+
+
+def test_a_lease_that_is_made_longer_is_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    strange(monkeypatch, lambda granted: Granted(granted.lease, 30.0))
+    group, _ = nodes.journaled()
+    with pytest.raises(InvalidSettings, match=r"lease_ttl_s 10 is below .* it grants 30 s"):
+        group.start()
+    state = nodes.admin().state()
+    assert state.nodes == ()
+
+
+def test_a_lease_below_the_smallest_is_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = strange(monkeypatch, lambda granted: granted)
+    group, _ = nodes.journaled(settings=Settings(lease_ttl_s=1e-9))
+    with pytest.raises(InvalidSettings, match=r"lease_ttl_s 1e-09 is below the .* s that memory://"):
+        group.start()
+    assert opened[0]._closed
+
+
+def test_a_registry_that_never_answers_is_unavailable(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_granted: Granted) -> Granted:
+        raise RegistryUnavailable("connection refused")
+
+    strange(monkeypatch, fail)
+    group, journal = nodes.journaled(settings=QUICK.model_copy(update={"connect_timeout_s": 0.01}))
+    with pytest.raises(RegistryUnavailable, match=r"cannot join group 'group' at memory://\w+ within 0.01 s"):
+        group.start()
+    assert group.wait_stopped(PATIENCE_S)
+    assert FactKind.JOINED not in {fact.kind for fact in journal.facts}
+
+
+def test_a_stop_during_the_start_is_no_error(nodes: Nodes) -> None:
+    group, _ = nodes.journaled()
+    group.on_fact(lambda fact: group.request_stop() if fact.kind is FactKind.JOINING else None)
+    group.start()
+    assert group.wait_stopped(PATIENCE_S)
+    assert nodes.admin().state().nodes == ()
+
+
+class BrokenTranslation(Translation):
+    """Breaks an invariant when barriers are to be removed."""
+
+    def _remove_barriers(self, command: object) -> object:  # type: ignore[override]
+        raise InternalError("a broken invariant")
+        yield Transaction()
+
+
+def test_a_broken_invariant_ends_all_access(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = nodes.admin()
+    admin.add("a", "b")
+    group, journal = nodes.journaled()
+
+    class Broken(RegistryCoordinator):
+        def __init__(self, registry: MemoryRegistry, root: str, name: str, *rest: object) -> None:
+            super().__init__(registry, root, name, *rest)  # type: ignore[arg-type]
+            self._translation = BrokenTranslation(GroupKeys(root, name), registry.capabilities)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rebalanser.group.RegistryCoordinator", Broken)
+        group.start()
+    group.wait_settled(PATIENCE_S)
+    admin.remove("a")
+    with pytest.raises(InternalError, match="a broken invariant"):
+        group.wait_stopped(PATIENCE_S)
+    assert journal.calls == [("start", ("a", "b")), ("stop", ("a",)), ("stop", ("b",))]
+    assert not any(owned.still_mine() for owned in journal.owned.values())
+    assert "engine_failed" in {getattr(record, "action", "") for record in caplog.records}
+    with pytest.raises(InternalError):
+        group.stop()
+    group.stop()
+    assert admin.state().nodes[0].held == 2, "its lease has to end by itself"
+
+
+@pytest.mark.rule("RB-34")
+def test_a_switch_that_can_not_be_had_is_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise InvalidSettings("on_overrun='kill' can't be had here")
+
+    monkeypatch.setattr("rebalanser.group.DeadMansSwitch", refuse)
+    group, journal = nodes.journaled(settings=QUICK.model_copy(update={"on_overrun": OnOverrun.KILL}))
+    with pytest.raises(InvalidSettings, match="can't be had here"):
+        group.start()
+    assert journal.facts == []
+
+
+@pytest.mark.parametrize(
+    "use", ["start", "stop", "request_stop", "wait_settled", "wait_stopped", "resources"]
+)
+def test_a_group_is_of_no_use_in_a_child(nodes: Nodes, use: str) -> None:
+    nodes.admin().add("a")
+    group, journal = nodes.journaled()
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    group._after_fork_in_child()
+    assert not journal.owned["a"].still_mine()
+    with pytest.raises(Forked, match="make a new one here"):
+        operator.methodcaller(use)(group)
+    group._forked = False
+
+
+def test_default_labels_name_the_process() -> None:
+    assert Group("group", "memory://x").node.endswith(f":{os.getpid()}")

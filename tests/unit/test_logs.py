@@ -1,0 +1,271 @@
+"""Logs: what a fact looks like, what is left alone in the host application, and that no secret gets out."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+from rebalanser import redaction
+from rebalanser.errors import RebalanserError
+from rebalanser.protocol.messages import Fact, FactKind
+from rebalanser.redaction import hide_secret, redact
+from rebalanser.registry.urls import open_registry, parse_url
+from rebalanser.runtime.logs import LEVELS, configure_cli_logging, get_logger, log_fact
+
+if TYPE_CHECKING:
+    pass
+
+PASSWORD = "hunter2/§"
+FACT = Fact(
+    FactKind.BARRIER_BLOCKED, "w-1", term=2, version=5, resource="p 1", revision=44, detail={"holder": "w-2"}
+)
+
+
+@pytest.fixture(autouse=True)
+def _secrets_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", ())
+
+
+def test_a_fact_is_logged_with_its_kind_as_action(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "rebalanser")
+    log_fact(FACT, "orders")
+    (line,) = caplog.records
+    assert line.name == "rebalanser.facts"
+    assert line.getMessage() == (
+        "barrier blocked action=barrier_blocked group=orders node=w-1 "
+        'holder=w-2 term=2 version=5 resource="p 1" revision=44'
+    )
+    assert line.__dict__["action"] == "barrier_blocked"
+    assert line.__dict__["fields"]["revision"] == 44
+
+
+@pytest.mark.parametrize("kind", FactKind)
+def test_every_kind_is_logged_at_its_level(kind: FactKind, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "rebalanser")
+    log_fact(Fact(kind, "w-1"), "orders")
+    assert [(line.levelno, line.__dict__["action"]) for line in caplog.records] == [
+        (LEVELS[kind], kind.value)
+    ]
+
+
+def test_trouble_is_seen_and_routine_is_not() -> None:
+    seen = {kind for kind, level in LEVELS.items() if level >= logging.WARNING}
+    assert seen == {
+        FactKind.ISOLATED,
+        FactKind.SESSION_LOST,
+        FactKind.LAPSING,
+        FactKind.START_REFUSED,
+        FactKind.JOIN_FAILED,
+        FactKind.HANDLER_OVERRAN,
+        FactKind.START_FAILED,
+        FactKind.STOP_FAILED,
+    }
+    details = {kind for kind, level in LEVELS.items() if level == logging.DEBUG}
+    assert details == {kind for kind in FactKind if kind.value.startswith("barrier_")} | {FactKind.GROUP_READ}
+
+
+def test_what_is_below_the_level_is_not_made(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "rebalanser")
+    monkeypatch.setattr("rebalanser.runtime.logs._fact_log", None)
+    log_fact(FACT, "orders")
+    assert not caplog.records
+
+
+def test_the_host_applications_logging_is_left_alone(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = (logging.root.handlers[:], logging.root.level, structlog.get_config())
+    get_logger().error("something", action="tried")
+    log_fact(Fact(FactKind.STOP_FAILED, "w-1"), "orders")
+    assert (logging.root.handlers[:], logging.root.level, structlog.get_config()) == before
+    assert capsys.readouterr() == ("", "")
+    assert len(caplog.records) == 2
+    library = logging.getLogger("rebalanser")
+    assert library.level == logging.NOTSET
+    assert [type(handler) for handler in library.handlers] == [logging.NullHandler]
+
+
+def test_a_structlog_configuration_of_the_host_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    structlog.configure(processors=[lambda *_: pytest.fail("the host's processors are for the host")])
+    try:
+        get_logger("rebalanser.other").warning("something", action="tried")
+    finally:
+        structlog.reset_defaults()
+    assert caplog.messages == ["something action=tried"]
+
+
+def test_percent_signs_and_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    get_logger().warning("100 %% of %s", "it", action="tried")
+    get_logger().warning("100 %s", action="tried")
+    assert caplog.messages == ["100 % of it action=tried", "100 %s action=tried"]
+
+
+def test_no_text_can_look_like_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    get_logger().warning("one\ntwo\x1b[2J", action="tried", resource="a\r\nERROR fake")
+    assert caplog.messages == [r'one\ntwo\x1b[2J action=tried resource="a\\r\\nERROR fake"']
+
+
+SECRETIVE = [
+    f"etcd://ann:{PASSWORD}@h:2379/root",
+    f"etcd+tls://ann:{PASSWORD}@h1:2379,h2:2379?ca=f",
+    f"no etcd at etcd://ann:{PASSWORD}@h:1, nor at etcd://bob:{PASSWORD}@h:2",
+    f"etcd:/ann:{PASSWORD}@h:2379",
+    f"ann:{PASSWORD}@h:2379",
+    f"etcd://ann:p@{PASSWORD}@h:2379",
+    f"etcd://:{PASSWORD}@h:2379",
+    f"Settings(password='{PASSWORD}', user='ann')",
+    f'{{"user": "ann", "etcd_password": "{PASSWORD}"}}',
+    f"?password={PASSWORD}&ca=f",
+    f"Authorization: Bearer {PASSWORD}",
+    f"REBALANSER_SECRET={PASSWORD}",
+    f"api_key: {PASSWORD}",
+]
+
+
+@pytest.mark.parametrize("text", SECRETIVE)
+def test_redacting_hides_the_secret_and_is_stable(text: str) -> None:
+    hidden = redact(text)
+    assert PASSWORD not in hidden
+    assert "***" in hidden
+    assert redact(hidden) == hidden
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "etcd://127.0.0.1:2379/root",
+        "etcd://ann:***@127.0.0.1:2379",
+        "sqlite:////var/lib/groups.db",
+        "[::1]:2379 refused at 10:30:00",
+        "token=41 fencing token: 41",
+        "ask ops@example.org",
+        "password=None",
+        "wrong user name or password",
+    ],
+)
+def test_redacting_leaves_the_rest_alone(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_what_form_does_not_tell_can_be_told_once() -> None:
+    assert (
+        redact("server: 'swordfish ä' is no good, nor is 7a") == "server: 'swordfish ä' is no good, nor is 7a"
+    )
+    for secret in ("swordfish ä", "7a", "", None):
+        hide_secret(secret)
+    assert redact("server: 'swordfish ä' is no good, nor is 7a") == "server: '***' is no good, nor is ***"
+    assert redact("swordfish%20%C3%A4 in 17ab") == "*** in 17ab"
+
+
+def fail(text: str) -> None:
+    """Raise an error with a cause, both of which have the text."""
+    raise RuntimeError(f"failed: {text}") from ConnectionError(text)
+
+
+@pytest.mark.parametrize("text", SECRETIVE)
+@pytest.mark.parametrize("as_json", [True, False])
+def test_no_secret_is_in_any_line_wherever_it_came_from(
+    text: str, as_json: bool, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    formatter = logging.Formatter("%(message)s %(action)s %(fields)s")
+
+    def log_everything() -> None:
+        log = get_logger()
+        log.warning(text, action="tried")
+        log.warning("it", action="tried", url=text, nested={"list": [text], "password": PASSWORD})
+        log.warning("it", action="tried", password=PASSWORD)
+        log_fact(Fact(FactKind.JOIN_FAILED, "w-1", detail={"error": text}), "orders")
+        try:
+            fail(text)
+        except RuntimeError:
+            log.exception("it", action="tried")
+
+    log_everything()
+    assert len(caplog.records) == 5
+    shown = "\n".join(formatter.format(line) for line in caplog.records)
+    assert PASSWORD not in shown
+    assert json.dumps(PASSWORD)[1:-1] not in shown
+    assert "RuntimeError: failed" in shown, "the traceback is there"
+    configure_cli_logging(as_json, 2)
+    log_everything()
+    logging.getLogger("rebalanser.backend").error("standard library: %s", text)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "standard library" in err
+    assert PASSWORD not in err
+    assert json.dumps(PASSWORD)[1:-1] not in err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"etcd://ann:{PASSWORD}@127.0.0.1",
+        f"etcd://ann:{PASSWORD}@127.0.0.1:99999",
+        f"etcd:/ann:{PASSWORD}@127.0.0.1:2379",
+        f"ectd://ann:{PASSWORD}@127.0.0.1:2379",
+        f"ann:{PASSWORD}@127.0.0.1:2379",
+    ],
+)
+def test_a_wrong_url_never_gets_its_password_into_a_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(RebalanserError) as caught:
+        open_registry(url, 0.1)
+    get_logger().error(str(caught.value), action="open_failed", exc_info=caught.value)
+    (line,) = caplog.records
+    assert PASSWORD not in logging.Formatter("%(message)s %(fields)s").format(line)
+    assert "Traceback" in line.getMessage()
+
+
+def test_a_parsed_url_shows_no_password() -> None:
+    url = parse_url(f"etcd://ann:{PASSWORD}@127.0.0.1:2379/root")
+    assert url.password == PASSWORD
+    assert PASSWORD not in f"{url} {url!r}"
+
+
+def test_the_command_line_shows_lines_or_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_cli_logging(True, 2)
+    log_fact(FACT, "orders")
+    logging.getLogger("rebalanser.history").warning("late", extra={"action": "history_failing"})
+    fact, late = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert fact.pop("timestamp").endswith("Z")
+    assert fact == {
+        "event": "barrier blocked",
+        "holder": "w-2",
+        "action": "barrier_blocked",
+        "group": "orders",
+        "node": "w-1",
+        "term": 2,
+        "version": 5,
+        "resource": "p 1",
+        "revision": 44,
+        "level": "debug",
+    }
+    assert (late["event"], late["action"], late["level"]) == ("late", "history_failing", "warning")
+    configure_cli_logging(False, 2)
+    log_fact(FACT, "orders")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "barrier blocked" in line
+    assert "action=barrier_blocked" in line
+
+
+@pytest.mark.parametrize(
+    ("verbose", "shown"),
+    [
+        (0, ["error"]),
+        (1, ["error", "info"]),
+        (2, ["error", "info", "debug"]),
+        (9, ["error", "info", "debug"]),
+    ],
+)
+def test_the_command_line_shows_more_when_asked(
+    verbose: int, shown: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_cli_logging(True, verbose)
+    for kind in (FactKind.STOP_FAILED, FactKind.JOINED, FactKind.GROUP_READ):
+        log_fact(Fact(kind, "w-1"), "orders")
+    assert [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()] == shown

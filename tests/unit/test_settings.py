@@ -1,0 +1,135 @@
+"""Settings: their defaults, where they come from, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rebalanser import Settings
+from rebalanser.errors import InvalidName, InvalidSettings
+from rebalanser.protocol import Mode, OnOverrun
+
+
+@pytest.mark.rule("RB-21")
+@pytest.mark.parametrize("lease_ttl_s", [0.1, 1.0, 10.0, 3600.0])
+def test_the_lease_alone_sets_all_timings_that_keep_it(lease_ttl_s: float) -> None:
+    settings = Settings(lease_ttl_s=lease_ttl_s)
+    assert settings.heartbeat_interval_s == pytest.approx(lease_ttl_s / 6)
+    assert settings.stop_timeout_s == pytest.approx(lease_ttl_s * 0.4)
+    assert settings.safety_margin_s == pytest.approx(lease_ttl_s * 0.1)
+    assert settings.registry_timeout_s == pytest.approx(lease_ttl_s * 0.125)
+    timings = settings.timings
+    assert timings.detect_s + timings.stop_timeout_s == pytest.approx(timings.access_s)
+    assert timings.access_s < lease_ttl_s
+    assert timings.detect_s >= 2 * settings.heartbeat_interval_s + settings.registry_timeout_s
+
+
+@pytest.mark.rule("RB-21")
+@pytest.mark.lesson(5)
+def test_timings_that_can_not_hold_are_refused_with_the_numbers() -> None:
+    with pytest.raises(InvalidSettings) as raised:
+        Settings(lease_ttl_s=10, stop_timeout_s=6)
+    assert str(raised.value) == (
+        "OnStop could not return before the lease ends: two heartbeats and a time-out "
+        "(2 x heartbeat_interval_s 1.66667 + registry_timeout_s 1.25) + stop_timeout_s 6 + "
+        "safety_margin_s 1 + clock drift 0.1 = 11.6833 s, but lease_ttl_s is 10"
+    )
+
+
+@pytest.mark.rule("RB-21")
+@pytest.mark.parametrize(
+    "timings",
+    [
+        {"heartbeat_interval_s": 3.0},
+        {"registry_timeout_s": 2.0},
+        {"safety_margin_s": 3.0},
+        {"clock_drift_ratio": 0.2},
+    ],
+)
+def test_each_timing_counts(timings: dict[str, float]) -> None:
+    with pytest.raises(InvalidSettings, match="OnStop could not return before the lease ends"):
+        Settings(lease_ttl_s=10.0, **timings)
+
+
+def test_timings_that_just_hold_are_accepted() -> None:
+    Settings(
+        lease_ttl_s=10.0,
+        heartbeat_interval_s=1.0,
+        registry_timeout_s=1.0,
+        stop_timeout_s=5.9,
+        safety_margin_s=1.0,
+        clock_drift_ratio=0.01,
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lease_ttl_s": 0}, "lease_ttl_s: Input should be greater than 0 (got 0)"),
+        ({"lease_ttl_s": "ten"}, "lease_ttl_s: Input should be a valid number"),
+        ({"lease_ttl_s": float("inf")}, "lease_ttl_s: Input should be a finite number (got inf)"),
+        ({"lease_ttl_s": float("nan")}, "lease_ttl_s"),
+        ({"settle_time_s": -1}, "settle_time_s: Input should be greater than or equal to 0 (got -1)"),
+        ({"clock_drift_ratio": 0.5}, "clock_drift_ratio: Input should be less than 0.5 (got 0.5)"),
+        ({"mode": "lazy"}, "mode: Input should be 'cooperative' or 'eager' (got 'lazy')"),
+        ({"lease_ttl": 5}, "lease_ttl: Extra inputs are not permitted (got 5)"),
+        ({"history_max_bytes": 1}, "history_max_bytes"),
+        ({"retry_initial_s": 2}, "retry_initial_s 2 is over retry_max_s 1"),
+        ({"rejoin_initial_s": 60}, "rejoin_initial_s 60 is over rejoin_max_s 30"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_its_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettings) as raised:
+        Settings(**values)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_several_faults_are_told_at_once() -> None:
+    with pytest.raises(InvalidSettings, match=r"lease_ttl_s: .*; start_timeout_s: "):
+        Settings(lease_ttl_s=-1, start_timeout_s=0)
+
+
+def test_attributes_that_can_not_be_stored_are_refused() -> None:
+    with pytest.raises(InvalidName, match="node attribute"):
+        Settings(attributes={"zone": "x" * 5000})
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBALANSER_LEASE_TTL_S", "4")
+    monkeypatch.setenv("REBALANSER_MODE", "eager")
+    monkeypatch.setenv("REBALANSER_ON_OVERRUN", "kill")
+    monkeypatch.setenv("REBALANSER_ATTRIBUTES", '{"zone": "z1"}')
+    monkeypatch.setenv("REBALANSER_REGISTRY", "memory://for-the-command-line")
+    settings = Settings()
+    assert (settings.lease_ttl_s, settings.stop_timeout_s) == (4.0, 1.6)
+    assert (settings.mode, settings.on_overrun) == (Mode.EAGER, OnOverrun.KILL)
+    assert settings.attributes == {"zone": "z1"}
+    assert Settings(lease_ttl_s=8).lease_ttl_s == 8.0, "what is given counts more"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("LEASE_TTL_S", "soon"), ("ATTRIBUTES", "zone=z1"), ("MAY_LEAD", "perhaps")]
+)
+def test_an_environment_that_can_not_be_read_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"REBALANSER_{name}", value)
+    with pytest.raises(InvalidSettings, match=name.lower()):
+        Settings()
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().lease_ttl_s = 5  # type: ignore[misc]
+
+
+def test_the_protocol_gets_what_was_set() -> None:
+    settings = Settings(lease_ttl_s=8, settle_time_s=0.5, start_in_batches=False, on_overrun=OnOverrun.KILL)
+    timings, options = settings.timings, settings.node_options
+    assert {name: getattr(settings, name) for name in timings.__slots__} == {
+        name: getattr(timings, name) for name in timings.__slots__
+    }
+    assert (options.start_in_batches, options.on_overrun) == (False, OnOverrun.KILL)
