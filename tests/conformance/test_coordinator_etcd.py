@@ -1,0 +1,54 @@
+"""A group in etcd keeps the contract of coordinators, on a real server."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from rebalanser_etcd import open_etcd
+
+from rebalanser.registry import RegistryCoordinator
+from rebalanser.registry.urls import parse_url
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+
+if TYPE_CHECKING:
+    from rebalanser.registry import Coordinator
+    from rebalanser.testing.etcd_server import EtcdCluster
+
+
+class EtcdHarness(CoordinatorHarness):
+    """Groups on one server; time is the server's own, so letting it pass is waiting."""
+
+    min_ttl_s = 1.0
+    patience_s = 20.0
+
+    def __init__(self, server: EtcdCluster) -> None:
+        self._server = server
+        self._root = f"conformance/{uuid.uuid4().hex}"
+        self._clock = SystemClock()
+
+    def open(self, group: str = "group") -> Coordinator:
+        registry = open_etcd(parse_url(self._server.url()), 10)
+        return RegistryCoordinator(registry, self._root, group, self._clock.now, 10)
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def let_pass(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    def lose_history(self) -> None:
+        reading = self._server.call("/v3/kv/range", {"key": "MA=="})
+        revision = reading["header"]["revision"]
+        self._server.call("/v3/kv/compaction", {"revision": revision, "physical": True})
+
+
+@pytest.mark.rule("RB-4", "RB-5", "RB-6", "RB-15", "RB-16", "RB-20", "RB-28", "RB-33")
+@pytest.mark.lesson(2, 4, 6, 10)
+class TestEtcd(CoordinatorConformance):
+    @pytest.fixture
+    def harness(self, etcd: EtcdCluster) -> CoordinatorHarness:
+        return EtcdHarness(etcd)

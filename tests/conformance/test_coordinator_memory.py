@@ -1,0 +1,46 @@
+"""A group in the memory registry keeps the contract of coordinators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rebalanser.registry import RegistryCoordinator
+from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
+from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+
+if TYPE_CHECKING:
+    from rebalanser.registry import Coordinator
+
+
+class MemoryHarness(CoordinatorHarness):
+    """Groups in one memory store on a fake clock."""
+
+    min_ttl_s = 1.0
+    patience_s = 20.0
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock)
+
+    def open(self, group: str = "group") -> Coordinator:
+        return RegistryCoordinator(MemoryRegistry(self.store), "root", group, self.clock.now, 10)
+
+    def now(self) -> float:
+        return self.clock.now()
+
+    def let_pass(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.store.expire()
+
+    def lose_history(self) -> None:
+        self.store.compact(self.store.revision + 1)
+
+
+@pytest.mark.rule("RB-4", "RB-5", "RB-6", "RB-15", "RB-16", "RB-20", "RB-28", "RB-33")
+@pytest.mark.lesson(2, 4, 6, 10)
+class TestMemory(CoordinatorConformance):
+    @pytest.fixture
+    def harness(self) -> CoordinatorHarness:
+        return MemoryHarness()

@@ -1,0 +1,211 @@
+"""The published suite for coordinators sees faults, and quotes the contract truly."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rebalanser.protocol import messages, types
+from rebalanser.protocol.messages import Join, Noticed
+from rebalanser.registry import Coordinator, GroupKeys, RegistryCoordinator, Translation, coordinator
+from rebalanser.registry.contract import Delete, Transaction
+from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
+from rebalanser.testing.coordinator_suite import (
+    CoordinatorConformance,
+    CoordinatorHarness,
+    NoticeRecorder,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from rebalanser.protocol import Command, Session, Topic
+    from rebalanser.protocol.messages import Outcome
+    from rebalanser.protocol.types import Header, Leadership
+    from rebalanser.registry.contract import Capabilities, Guard, KeyValue, WatchEvent
+    from rebalanser.registry.coordinator import Listener, Progress
+    from rebalanser.registry.translation import Dialogue, Reading
+
+TESTS = dict(inspect.getmembers(CoordinatorConformance, inspect.isfunction))
+
+
+def plain(text: str) -> str:
+    return " ".join(re.sub(r":\w+:`~?[\w.]*?(\w+)`", r"\1", text).replace("`", "").replace("**", "").split())
+
+
+CONTRACT = plain(" ".join(map(inspect.getsource, (coordinator, messages, types)))).lower()
+
+
+@pytest.mark.parametrize("name", sorted(name for name in TESTS if name.startswith("test_")))
+def test_every_quotation_is_in_the_contract(name: str) -> None:
+    quotations = re.findall(r'"([^"]+)"', inspect.getdoc(TESTS[name]) or "")
+    assert quotations, f"{name} does not say what it holds"
+    for quotation in quotations:
+        assert plain(quotation).lower() in CONTRACT
+
+
+class NoSessionGuard(Translation):
+    def _alive(self, session: Session) -> tuple[Guard, ...]:
+        return ()
+
+
+class NoTermGuard(Translation):
+    def _leads(self, leadership: Leadership) -> tuple[Guard, ...]:
+        return ()
+
+
+class NoAllocationGuard(Translation):
+    def _acted_on(self, header_revision: int) -> tuple[Guard, ...]:
+        return ()
+
+
+class NoBaseGuard(Translation):
+    def _based_on(self, header: Header | None) -> tuple[Guard, ...]:
+        return ()
+
+
+class TakesHeldBarriers(Translation):
+    def _free(self, barrier: str) -> tuple[Guard, ...]:
+        return ()
+
+
+class RemovesAnyBarrier(Translation):
+    def _mine(self, barrier: str, token: int) -> tuple[Guard, ...]:
+        return ()
+
+
+class TakesOthersForMine(Translation):
+    def _is_mine(self, barrier: KeyValue, session: Session) -> bool:
+        return True
+
+
+class ForgetsWhoRegistered(Translation):
+    def _unregistered(self, key: str) -> tuple[Guard, ...]:
+        return ()
+
+
+class OvertakenAcknowledgements(Translation):
+    def _not_overtaken(self, key: str, revision: int) -> tuple[Guard, ...]:
+        return ()
+
+
+class BarrierUnderResource(Translation):
+    """Removes a resource's barrier along with it, as the original does."""
+
+    def remove_resources(self, resources: Sequence[str], progress: Progress) -> Reading[int]:
+        yield Transaction(then=tuple(Delete(self.keys.barrier(resource)) for resource in resources))
+        return (yield from super().remove_resources(resources, progress))
+
+
+class SilentAboutReleases(Translation):
+    def notices(self, topic: Topic, events: Sequence[WatchEvent], node: str) -> list[Noticed]:
+        return [n for n in super().notices(topic, events, node) if n.topic.kind != "progress"]
+
+
+class SilentAboutThePast(RegistryCoordinator):
+    def watch(self, node: str, topics: Mapping[Topic, int], listener: Listener) -> None:
+        now = self.read().group.revision + 1
+        super().watch(node, dict.fromkeys(topics, now), listener)
+
+
+class OneSpaceForAllGroups(Translation):
+    def __init__(self, _keys: GroupKeys, capabilities: Capabilities) -> None:
+        super().__init__(GroupKeys("root", "shared"), capabilities)
+
+
+class CountsFromTheAnswer(RegistryCoordinator):
+    """Takes the instant at which a registration was answered for the one at which it was asked for."""
+
+    def perform(self, command: Command) -> Outcome:
+        outcome = super().perform(command)
+        if isinstance(command, Join) and isinstance(outcome, messages.Joined):
+            return messages.Joined(outcome.session, outcome.proven_at + 1.0)
+        return outcome
+
+
+class LeavesWithoutRevoking(Translation):
+    def _leave(self, command: messages.Leave) -> Dialogue:
+        yield next(super()._leave(command))
+        return messages.Left()
+
+
+class Faulty(CoordinatorHarness):
+    """Groups in a memory store, by a translation or a coordinator with a fault."""
+
+    min_ttl_s = 1.0
+    patience_s = 0.1
+
+    def __init__(self, fault: type[Translation | RegistryCoordinator]) -> None:
+        self._fault = fault
+        self._clock = FakeClock()
+        self._store = MemoryStore(self._clock)
+
+    def open(self, group: str = "group") -> Coordinator:
+        kind = self._fault if issubclass(self._fault, RegistryCoordinator) else RegistryCoordinator
+        registry = MemoryRegistry(self._store)
+        opened = kind(registry, "root", group, self._clock.now, 10)
+        if issubclass(self._fault, Translation):
+            opened._translation = self._fault(GroupKeys("root", group), registry.capabilities)
+        return opened
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def let_pass(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+        self._store.expire()
+
+    def lose_history(self) -> None:
+        self._store.compact(self._store.revision + 1)
+
+
+FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
+    NoSessionGuard: "test_every_command_of_an_ended_session_is_refused",
+    NoTermGuard: "test_an_earlier_term_can_do_nothing",
+    NoAllocationGuard: "test_another_allocation_adds_nothing",
+    NoBaseGuard: "test_a_plan_on_an_old_allocation_conflicts",
+    TakesHeldBarriers: "test_a_held_barrier_blocks",
+    RemovesAnyBarrier: "test_only_own_barriers_are_removed",
+    TakesOthersForMine: "test_a_barrier_has_one_holder",
+    ForgetsWhoRegistered: "test_joining_again_makes_no_second_member",
+    OvertakenAcknowledgements: "test_a_late_acknowledgement_changes_nothing",
+    BarrierUnderResource: "test_removing_a_resource_leaves_its_barrier",
+    SilentAboutReleases: "test_notices_of_a_holder_that_removes_barriers",
+    SilentAboutThePast: "test_a_watch_tells_of_the_past",
+    OneSpaceForAllGroups: "test_groups_never_touch_each_other",
+    CountsFromTheAnswer: "test_life_is_proven_from_before_the_request",
+    LeavesWithoutRevoking: "test_leaving_takes_all_of_the_session_along",
+}
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[str, CoordinatorHarness], None]]:
+    with ExitStack() as stack:
+
+        def run_test(name: str, harness: CoordinatorHarness) -> None:
+            def connect(group: str = "group") -> Coordinator:
+                return stack.enter_context(closing(harness.open(group)))
+
+            fixtures = {
+                "harness": harness,
+                "connect": connect,
+                "coordinator": connect(),
+                "notices": NoticeRecorder(harness.patience_s),
+            }
+            parameters = list(inspect.signature(TESTS[name]).parameters)[1:]
+            TESTS[name](CoordinatorConformance(), **{each: fixtures[each] for each in parameters})
+
+        yield run_test
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_sees_a_fault(
+    fault: type[Translation | RegistryCoordinator], run: Callable[[str, CoordinatorHarness], None]
+) -> None:
+    run(FAULTS[fault], Faulty(Translation))
+    with pytest.raises(AssertionError):
+        run(FAULTS[fault], Faulty(fault))
