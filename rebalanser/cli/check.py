@@ -1,0 +1,181 @@
+"""``rebalanser check``: would a node work here, with these settings and this registry?"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+from pydantic import BaseModel, ConfigDict, Field
+
+from rebalanser.cli.face import Face, JsonOption, RegistryOption
+from rebalanser.cli.table import headline
+from rebalanser.errors import InternalError, InvalidSettings, RebalanserError
+from rebalanser.protocol import OnOverrun
+from rebalanser.redaction import redact
+from rebalanser.registry import Registry, RegistryCoordinator, open_registry, parse_url
+from rebalanser.registry.contract import Get, Grant, Granted, Revoke, Transaction
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.dead_man import DeadMansSwitch
+from rebalanser.settings import Settings
+from rebalanser.state import describe
+
+READS: Final = 9
+"""How many reads the latency is the median of."""
+LATE: Final = 0.5
+"""A read that takes this share of ``registry_timeout_s`` leaves too little to spare."""
+
+
+class Verdict(StrEnum):
+    """What a check found."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+class Finding(BaseModel):
+    """One thing that was looked at."""
+
+    model_config = ConfigDict(frozen=True)
+
+    check: str
+    verdict: Verdict
+    detail: str
+
+
+class Report(BaseModel):
+    """Everything that was looked at; ``ok`` if nothing failed."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ok: bool = Field(description="no check failed")
+    registry: str
+    findings: tuple[Finding, ...]
+
+
+def check(
+    group: Annotated[
+        str | None, typer.Argument(metavar="[GROUP]", help="A group to read too.", show_default=False)
+    ] = None,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check that the registry answers, that it grants the lease, and that the settings keep their promises.
+
+    The exit code is 1 if a check failed. Nothing is left behind in the registry.
+    """
+    face = Face.of(registry, json)
+    findings = tuple(_findings(face, group))
+    ok = all(finding.verdict is not Verdict.FAILED for finding in findings)
+    report = Report(ok=ok, registry=redact(str(parse_url(face.url))), findings=findings)
+    face.answer(report, *(f"{each.verdict.value:7} {each.check}: {each.detail}" for each in findings))
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _findings(face: Face, group: str | None) -> Iterator[Finding]:
+    settings = Settings.model_construct()
+    try:
+        settings = Settings()
+    except InvalidSettings as error:
+        yield _failed("settings", error)
+        yield from _findings_there(face, settings, group, lease=False)
+    else:
+        yield _timings(settings)
+        yield _switch(settings)
+        yield from _findings_there(face, settings, group, lease=True)
+
+
+def _findings_there(face: Face, settings: Settings, group: str | None, *, lease: bool) -> Iterator[Finding]:
+    """What the registry is like; without ``lease`` the settings do not say which one is needed."""
+    try:
+        with closing(open_registry(face.url, settings.connect_timeout_s)) as registry:
+            root = parse_url(face.url).root
+            yield _latency(registry, f"{root}/check", settings)
+            yield from _abilities(registry)
+            if lease:
+                yield _lease(registry, settings)
+            if group is not None:
+                yield _group(registry, root, group, settings)
+    except RebalanserError as error:
+        yield _failed("registry", error)
+
+
+def _failed(name: str, error: RebalanserError) -> Finding:
+    return Finding(check=name, verdict=Verdict.FAILED, detail=redact(str(error)))
+
+
+def _timings(settings: Settings) -> Finding:
+    timings = settings.timings
+    detail = (
+        f"a node out of touch calls OnStop {timings.detect_s:g} s after its last proof of life, access has "
+        f"ended after {timings.access_s:g} s, the lease of {timings.lease_ttl_s:g} s ends later; "
+        f"heartbeats every {timings.heartbeat_interval_s:g} s, OnStop has {timings.stop_timeout_s:g} s"
+    )
+    return Finding(check="settings", verdict=Verdict.OK, detail=detail)
+
+
+def _switch(settings: Settings) -> Finding:
+    reason = DeadMansSwitch.available()
+    if reason is None:
+        now = SystemClock().now()
+        detail = f"kernel timers and a clock that goes on during a suspend are there (at {now:.0f} s)"
+        return Finding(check="dead man's switch", verdict=Verdict.OK, detail=detail)
+    needed = settings.on_overrun is OnOverrun.KILL
+    return Finding(
+        check="dead man's switch", verdict=Verdict.FAILED if needed else Verdict.WARNING, detail=reason
+    )
+
+
+def _latency(registry: Registry, key: str, settings: Settings) -> Finding:
+    times = []
+    for _ in range(READS):
+        began = time.monotonic()
+        registry.execute(Transaction(then=(Get(key),)), settings.registry_timeout_s)
+        times.append(time.monotonic() - began)
+    late = max(times) > LATE * settings.registry_timeout_s
+    detail = (
+        f"answers in {1000 * statistics.median(times):.1f} ms, {1000 * max(times):.1f} ms at most of "
+        f"{READS} reads; registry_timeout_s is {settings.registry_timeout_s:g}"
+    )
+    return Finding(check="registry", verdict=Verdict.WARNING if late else Verdict.OK, detail=detail)
+
+
+def _abilities(registry: Registry) -> Iterator[Finding]:
+    can = registry.capabilities
+    detail = (
+        f"{can.max_operations} operations and {can.max_request_bytes:,} bytes a transaction; "
+        f"{'shared between hosts' if can.shared_between_hosts else 'for the processes of one host'}; "
+        f"{'outlives its processes' if can.survives_process else 'gone with this process'}"
+    )
+    yield Finding(check="abilities", verdict=Verdict.OK, detail=detail)
+    for reason in can.unsafe_reasons:
+        yield Finding(check="server", verdict=Verdict.WARNING, detail=reason)
+
+
+def _lease(registry: Registry, settings: Settings) -> Finding:
+    asked_s = settings.lease_ttl_s
+    granted = registry.execute(Grant(asked_s), settings.registry_timeout_s)
+    if not isinstance(granted, Granted):
+        raise InternalError(f"the registry answered a grant with {granted}")
+    registry.execute(Revoke(granted.lease), settings.registry_timeout_s)
+    shortest_s = max(granted.ttl_s, registry.capabilities.min_lease_ttl_s)
+    if shortest_s <= asked_s:
+        detail = f"granted for {granted.ttl_s:g} s, as asked"
+        return Finding(check="lease", verdict=Verdict.OK, detail=detail)
+    detail = (
+        f"lease_ttl_s {asked_s:g} is below what the registry allows, {shortest_s:g} s; "
+        f"set REBALANSER_LEASE_TTL_S to {shortest_s:g} or more"
+    )
+    return Finding(check="lease", verdict=Verdict.FAILED, detail=detail)
+
+
+def _group(registry: Registry, root: str, group: str, settings: Settings) -> Finding:
+    coordinator = RegistryCoordinator(registry, root, group, SystemClock().now, settings.registry_timeout_s)
+    state = describe(group, coordinator.read())
+    return Finding(check="group", verdict=Verdict.OK, detail=headline(state))

@@ -1,0 +1,110 @@
+"""What every command has in common: where the registry is, and how its answer is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rebalanser.admin import Admin
+from rebalanser.errors import UnusableStore
+from rebalanser.runtime.logs import configure_cli_logging
+from rebalanser.settings import Settings
+
+REGISTRY_VARIABLE: Final = "REBALANSER_REGISTRY"
+LONG_WORK: Final = 1_000
+"""From how many items on a progress bar is shown."""
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.", show_default=False)]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        metavar="URL",
+        envvar=REGISTRY_VARIABLE,
+        show_default="a SQLite file in the user's state folder",
+        help="The registry, such as sqlite:///groups.db or etcd://HOST:PORT,HOST:PORT.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too.")]
+
+
+def default_url() -> str:
+    """The registry where the user names none: a file in the user's state folder, which is made.
+
+    Raises:
+        UnusableStore: the folder can't be made.
+    """
+    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    if not state.is_absolute():
+        state = Path("~/.local/state").expanduser()
+    folder = state / "rebalanser"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnusableStore(
+            f"the state folder {folder} can't be made ({error.strerror}); "
+            f"name a registry with --registry or {REGISTRY_VARIABLE}"
+        ) from error
+    return f"sqlite:///{folder / 'groups.db'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """One command's way to its registry and to the person, or the script, that asked."""
+
+    url: str
+    json: bool
+
+    @classmethod
+    def of(cls, registry: str | None, json: bool, verbose: int = 0) -> Face:
+        """The face for these options. Logs go to standard error, more of them with ``verbose``."""
+        configure_cli_logging(json, verbose)
+        return cls(registry or default_url(), json)
+
+    @contextmanager
+    def admin(self, group: str) -> Iterator[Admin]:
+        """An operator's connection. The registry is waited for ``connect_timeout_s``, in all."""
+        settings = Settings()
+        with Admin(group, self.url, settings=settings, timeout_s=settings.connect_timeout_s) as admin:
+            yield admin
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether a person looks at the answer."""
+        return not self.json and sys.stdout.isatty()
+
+    def answer(self, document: BaseModel | Mapping[str, Any], *lines: str) -> None:
+        """Show the answer: the document as JSON, or else the lines."""
+        if not self.json:
+            for line in lines:
+                typer.echo(line)
+        elif isinstance(document, BaseModel):
+            typer.echo(document.model_dump_json())
+        else:
+            typer.echo(json.dumps(document))
+
+    def draw(self, picture: RenderableType) -> None:
+        """Show a picture on the terminal."""
+        Console(highlight=False).print(picture)
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Callable[[int, int], None]]:
+        """What to call along a long change: a bar on standard error, if that is a terminal."""
+        if self.json or total < LONG_WORK or not sys.stderr.isatty():
+            yield lambda _done, _total: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda done, _total: bar.update(task, completed=done)

@@ -1,0 +1,62 @@
+"""``rebalanser node``: take work off a node, and give it back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.table import counted
+
+app = typer.Typer(no_args_is_help=True, help="Drain a node, or end that.")
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's label.", show_default=False)]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the group is balanced again.")]
+TimeoutOption = Annotated[
+    float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait at most, with --wait.")
+]
+
+
+@app.command()
+def drain(
+    group: GroupArgument,
+    node: NodeArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Move all resources away from a node, and give it none, until it is undrained."""
+    _set_drained(Face.of(registry, json), group, node, drained=True, wait_s=timeout if wait else None)
+
+
+@app.command()
+def undrain(
+    group: GroupArgument,
+    node: NodeArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Let a node own resources again."""
+    _set_drained(Face.of(registry, json), group, node, drained=False, wait_s=timeout if wait else None)
+
+
+def _set_drained(face: Face, group: str, node: str, *, drained: bool, wait_s: float | None) -> None:
+    with face.admin(group) as admin:
+        if drained:
+            admin.drain(node)
+        else:
+            admin.undrain(node)
+        state = admin.state() if wait_s is None else admin.wait_balanced(wait_s)
+    here = [each for each in state.nodes if each.label == node]
+    held = sum(each.held for each in here)
+    word = "drained" if drained else "undrained"
+    face.answer(
+        {"group": group, "node": node, "drained": drained, "live": bool(here), "held": held},
+        f"{node} is {word}; it holds {counted(held, 'resource')} now"
+        if here
+        else f"{node} is {word}; no live node has that label now",
+    )

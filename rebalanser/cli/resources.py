@@ -1,0 +1,92 @@
+"""``rebalanser resources``: what a group shares out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.names import read_attributes, read_names
+from rebalanser.cli.table import counted, resource_line
+
+app = typer.Typer(no_args_is_help=True, help="Add, remove and list the resources of a group.")
+
+NamesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME]...", help="The resources' names.", show_default=False)
+]
+FileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="PATH",
+        allow_dash=True,
+        show_default=False,
+        help="A file of names, one a line; - is standard input. If one is bad, nothing is changed.",
+    ),
+]
+
+
+@app.command()
+def add(
+    group: GroupArgument,
+    names: NamesArgument = None,
+    file: FileOption = None,
+    weight: Annotated[float, typer.Option(help="How much of a node each takes.", metavar="NUMBER")] = 1.0,
+    pin: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", help="The node that alone may own them.", show_default=False),
+    ] = None,
+    attribute: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="What to say of them; repeatable.", show_default=False),
+    ] = None,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Add resources, or change what is said of those that are there."""
+    resources = read_names(names or (), file)
+    attributes = read_attributes(attribute or ())
+    face = Face.of(registry, json)
+    with face.admin(group) as admin, face.progress("adding", len(resources)) as progress:
+        added = admin.add(resources, weight=weight, pin=pin, attributes=attributes, progress=progress)
+    already = len(resources) - added
+    face.answer(
+        {"group": group, "given": len(resources), "added": added},
+        f"added {counted(added, 'resource')}"
+        + (f"; {already:,} {'was' if already == 1 else 'were'} there already" if already else ""),
+    )
+
+
+@app.command()
+def remove(
+    group: GroupArgument,
+    names: NamesArgument = None,
+    file: FileOption = None,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove resources. Their owners stop."""
+    resources = read_names(names or (), file)
+    face = Face.of(registry, json)
+    with face.admin(group) as admin, face.progress("removing", len(resources)) as progress:
+        removed = admin.remove(resources, progress=progress)
+    absent = len(resources) - removed
+    face.answer(
+        {"group": group, "given": len(resources), "removed": removed},
+        f"removed {counted(removed, 'resource')}"
+        + (f"; {absent:,} {'was' if absent == 1 else 'were'} not there" if absent else ""),
+    )
+
+
+@app.command("list")
+def list_resources(group: GroupArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
+    """List the resources with their owners."""
+    face = Face.of(registry, json)
+    with face.admin(group) as admin:
+        resources = admin.resources()
+    face.answer(
+        {"group": group, "resources": [resource.model_dump(mode="json") for resource in resources]},
+        *(resource_line(resource) for resource in resources),
+    )

@@ -1,0 +1,83 @@
+"""``rebalanser run``: a program in any language takes part in a group."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Annotated
+
+import typer
+
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.names import read_names
+from rebalanser.cli.outputs import Outputs, Style
+from rebalanser.cli.supervisor import Restart, Supervisor
+from rebalanser.group import Group
+from rebalanser.settings import Settings
+
+
+def run(
+    group: GroupArgument,
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND...",
+            show_default=False,
+            help="What to run; {resource} and {token} are replaced in it.",
+        ),
+    ],
+    node: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="This node's label.", show_default="host and process"),
+    ] = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Add a resource first; repeatable.", show_default=False),
+    ] = None,
+    restart: Annotated[
+        Restart, typer.Option(help="When to start a command again that has exited by itself.")
+    ] = Restart.ALWAYS,
+    prefix: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix/--no-prefix",
+            show_default="on a terminal",
+            help="Begin each line of output with [resource].",
+        ),
+    ] = None,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
+    ] = 0,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Join a group and run a command for each resource that this node owns, until Ctrl-C or SIGTERM.
+
+    The command gets REBALANSER_GROUP, REBALANSER_RESOURCE, REBALANSER_TOKEN and REBALANSER_NODE. It gets
+    SIGTERM when its resource has to be given up, and SIGKILL soon after, with its process group. None is
+    left behind, whatever becomes of this process, nor goes on when this node's lease can end. With --json
+    each event and each line of output is an object. A graceful stop exits with 0, or with 1 if a command
+    failed that was not to be started again.
+    """
+    if "{" not in command[0] and shutil.which(command[0]) is None:
+        raise typer.BadParameter(f"there is no command {command[0]!r}", param_hint="'COMMAND'")
+    resources = read_names(add, None) if add else []
+    settings = Settings()
+    face = Face.of(registry, json, verbose)
+    member = Group(group, face.url, node=node, settings=settings)
+    if resources:
+        with face.admin(group) as admin:
+            admin.add(resources)
+    outputs = Outputs(_style(prefix, json))
+    outputs.tell("joining", group=member.name, node=member.node)
+    supervisor = Supervisor(member, settings, command, restart, outputs)
+    supervisor.run()
+    if supervisor.failed:
+        raise typer.Exit(1)
+
+
+def _style(prefix: bool | None, json: bool) -> Style:
+    if json:
+        return Style.JSON
+    wanted = sys.stdout.isatty() if prefix is None else prefix
+    return Style.PREFIXED if wanted else Style.AS_IT_IS

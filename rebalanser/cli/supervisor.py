@@ -1,0 +1,224 @@
+"""One subprocess for each owned resource: started when it arrives, stopped before it leaves.
+
+A subprocess that exits by itself is started again after a delay that doubles from ``RESTART_INITIAL_S`` to
+``RESTART_MAX_S`` seconds, and begins anew once one has run for ``RESTART_RESET_S``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import resource
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tenacity import RetryCallState, Retrying, retry_if_result
+from tenacity.nap import sleep_using_event
+from tenacity.stop import stop_when_event_set
+from tenacity.wait import wait_base
+
+from rebalanser.cli.guarded import Events, Exited, GuardedProcesses, Started, StopAsked
+from rebalanser.cli.outputs import Outputs
+from rebalanser.errors import InternalError
+from rebalanser.group import Group
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.owned import Owned
+from rebalanser.settings import Settings
+
+RESTART_INITIAL_S: Final = 0.5
+RESTART_MAX_S: Final = 30.0
+RESTART_RESET_S: Final = 10.0
+STOP_SHARE: Final = 0.8
+"""SIGKILL comes after this share of ``stop_timeout_s``; the rest is for OnStop to notice and return."""
+OWN_HANDS_SHARE: Final = 0.9
+"""After this share the supervisor kills by itself: the guardian may have been stopped (SIGSTOP)."""
+EXTENSIONS_PER_HEARTBEAT: Final = 4
+
+
+class Restart(StrEnum):
+    """When a subprocess that has exited by itself is started again."""
+
+    ALWAYS = "always"
+    ON_FAILURE = "on-failure"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a command, over."""
+
+    exited: Exited
+    lasted_s: float
+
+
+class GrowingDelay(wait_base):
+    """How long to wait before the next run, by how many in a row were short."""
+
+    def __init__(self) -> None:
+        self._short_runs = 0
+
+    def after(self, lasted_s: float) -> float:
+        """The delay, in seconds, after a run that lasted ``lasted_s``."""
+        self._short_runs = 1 if lasted_s >= RESTART_RESET_S else self._short_runs + 1
+        delay_s = RESTART_INITIAL_S
+        for _ in range(1, self._short_runs):
+            delay_s = min(RESTART_MAX_S, 2 * delay_s)
+        return delay_s
+
+    def __call__(self, retry_state: RetryCallState) -> float:
+        """The delay after the run that this attempt was."""
+        outcome = retry_state.outcome
+        return self.after(outcome.result().lasted_s if outcome else 0.0)
+
+
+def _nothing_left_to_run(_state: RetryCallState) -> None:
+    """The resource has to be given up: that is no failure."""
+
+
+def _allow_many_files() -> None:
+    """Two pipes per resource may be more than the usual 1,024 files; the commands keep the usual limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Supervisor:
+    """Runs ``command`` once for each resource that this node owns in ``group``."""
+
+    def __init__(
+        self,
+        group: Group,
+        settings: Settings,
+        command: Sequence[str],
+        restart: Restart,
+        outputs: Outputs,
+    ) -> None:
+        self._group = group
+        self._settings = settings
+        self._command = command
+        self._restart = restart
+        self._outputs = outputs
+        self._clock = SystemClock()
+        self._stop_limit_s = STOP_SHARE * settings.stop_timeout_s
+        self._processes: GuardedProcesses | None = None
+        self._guardian_died = False
+        self._over = threading.Event()
+        self.failed: dict[str, int | None] = {}
+        """The exit codes of commands that failed and were not to be started again, by resource."""
+
+    def run(self) -> None:
+        """Take part in the group until SIGINT or SIGTERM. Raises what :meth:`rebalanser.Group.run` raises.
+
+        Raises:
+            InternalError: the guardian died; everything has been stopped.
+        """
+        self._group.worker(self.supervise)
+        with self._guarded() as processes, self._extending(processes):
+            _allow_many_files()
+            self._group.run()
+        if self._guardian_died:
+            raise InternalError("the guardian of the subprocesses died; everything was stopped")
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[GuardedProcesses]:
+        processes = GuardedProcesses(
+            self._group.name, self._group.node, self._stop_limit_s, self._command, self._lose_guardian
+        )
+        self._processes = processes
+        try:
+            yield processes
+        finally:
+            processes.close()
+
+    def _lose_guardian(self) -> None:
+        self._guardian_died = True
+        self._group.request_stop()
+
+    @contextlib.contextmanager
+    def _extending(self, processes: GuardedProcesses) -> Iterator[None]:
+        """Tell the guardian of every proof of life, soon after it."""
+        pause_s = self._settings.heartbeat_interval_s / EXTENSIONS_PER_HEARTBEAT
+
+        def extend() -> None:
+            while not self._over.wait(pause_s):
+                self._extend(processes)
+
+        thread = threading.Thread(target=extend, name="rebalanser-deadline", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _extend(self, processes: GuardedProcesses) -> None:
+        owned = next(iter(self._group.resources.values()), None)
+        if owned is not None and owned.deadline > 0:
+            processes.extend(self._deadline_of(owned))
+
+    def _deadline_of(self, owned: Owned) -> float:
+        """The deadline on the clock that goes on during a suspend; never later than it is."""
+        return self._clock.now() - time.monotonic() + owned.deadline
+
+    def supervise(self, owned: Owned) -> None:
+        """Keep the command running for a resource until it has to be given up; then stop it."""
+        events: Events = queue.SimpleQueue()
+        owned.stop_requested.call_when_set(lambda: events.put(StopAsked()))
+        runs = Retrying(
+            retry=retry_if_result(lambda run: self._again(owned, run)),
+            stop=stop_when_event_set(owned.stop_requested),
+            wait=GrowingDelay(),
+            sleep=sleep_using_event(owned.stop_requested),
+            retry_error_callback=_nothing_left_to_run,
+        )
+        try:
+            runs(self._run_once, owned, events)
+        except InternalError:
+            self._lose_guardian()
+
+    def _again(self, owned: Owned, run: Run | None) -> bool:
+        if run is None:
+            return False
+        failed = run.exited.code != 0
+        wanted = self._restart is Restart.ALWAYS or (self._restart is Restart.ON_FAILURE and failed)
+        again = wanted or run.exited.by_guardian
+        if failed and not again and not owned.stop_requested.is_set():
+            self.failed[owned.resource] = run.exited.code
+        return again
+
+    def _run_once(self, owned: Owned, events: Events) -> Run | None:
+        """Run the command until it exits or is stopped; None if there was no time for it any more."""
+        processes = self._processes
+        if processes is None or owned.stop_requested.is_set():
+            return None
+        began = self._clock.now()
+        if not owned.still_mine():
+            return Run(Exited(None, "access ended", by_guardian=True), 0.0)
+        with self._outputs.of(owned.resource) as files:
+            number = processes.start(owned.resource, owned.token, self._deadline_of(owned), events, files)
+        patience_s: float | None = None
+        while True:
+            try:
+                event = events.get(timeout=patience_s)
+            except queue.Empty:
+                processes.kill(number)
+                patience_s = None
+                continue
+            match event:
+                case Started(pid):
+                    self._tell("started", owned, pid=pid)
+                case StopAsked():
+                    processes.stop(number, self._clock.now() + self._stop_limit_s)
+                    patience_s = OWN_HANDS_SHARE * self._settings.stop_timeout_s
+                case Exited() as exited:
+                    self._outputs.finish(owned.resource)
+                    why = exited.error or ("access ended" if exited.by_guardian else None)
+                    self._tell("exited", owned, code=exited.code, reason=why)
+                    return Run(exited, self._clock.now() - began)
+
+    def _tell(self, event: str, owned: Owned, **what: int | str | None) -> None:
+        known = {name: value for name, value in what.items() if value is not None}
+        self._outputs.tell(event, resource=owned.resource, token=owned.token, **known)

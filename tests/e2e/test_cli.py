@@ -1,0 +1,215 @@
+"""The command line as people and scripts use it: real processes, a terminal, a real etcd."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE_S = 20.0
+
+
+class Shell:
+    """Runs the command line with a registry of the test's own."""
+
+    def __init__(self, registry: str) -> None:
+        self.environment = {**os.environ, "REBALANSER_REGISTRY": registry, "REBALANSER_LEASE_TTL_S": "2"}
+        self.environment.pop("COLUMNS", None)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "rebalanser", *arguments]
+
+    def run(self, *arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            env={**self.environment, **variables},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        with subprocess.Popen(
+            self.command(*arguments),
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(f"sqlite:///{tmp_path / 'groups.db'}")
+
+
+def wait_balanced(shell: Shell) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while shell.run("status", "orders", "--exit-code").returncode:
+        assert time.monotonic() < deadline, shell.run("status", "orders").stdout
+
+
+@pytest.mark.rule("RB-19", "RB-26", "RB-30")
+def test_a_day_with_the_command_line(shell: Shell) -> None:
+    assert shell.run("resources", "add", "orders", "a", "b").stdout == "added 2 resources\n"
+    with shell.running(
+        "run", "orders", "--node", "w1", "--prefix", "--", "sh", "-c", "echo at {resource}; cat"
+    ) as one:
+        assert one.stdout is not None
+        assert {one.stdout.readline() for _ in range(2)} == {"[a] at a\n", "[b] at b\n"}
+        wait_balanced(shell)
+        status = shell.run("status", "orders").stdout.splitlines()
+        assert status[0].startswith(
+            "orders: balanced, version 1, term 1, leader w1, 1 node, 2 of 2 resources"
+        )
+        assert status[1:] == ["  w1: leader, ready, holds 2 of 2 assigned"]
+        drained = shell.run("node", "drain", "orders", "w1", "--wait")
+        assert drained.stdout == "w1 is drained; it holds 0 resources now\n"
+        assert shell.run("node", "undrain", "orders", "w1", "--wait").returncode == 0
+        owners = json.loads(shell.run("resources", "list", "orders", "--json").stdout)["resources"]
+        assert [resource["owner"] for resource in owners] == ["w1", "w1"]
+        one.send_signal(signal.SIGINT)
+        assert one.wait(PATIENCE_S) == 0
+    state = json.loads(shell.run("status", "orders", "--json").stdout)
+    assert state["nodes"] == []
+    assert all(resource["held_by"] is None for resource in state["resources"])
+
+
+@pytest.mark.rule("RB-29")
+def test_ten_thousand_resources_come_through_a_pipe(shell: Shell) -> None:
+    names = "\n".join(f"partition {number}" for number in range(10_000))
+    added = shell.run("resources", "add", "orders", "--file", "-", "--json", stdin=names)
+    assert (json.loads(added.stdout)["added"], added.stderr) == (10_000, "")
+    assert len(shell.run("resources", "list", "orders").stdout.splitlines()) == 10_000
+    with subprocess.Popen(
+        shell.command("resources", "list", "orders"),
+        env=shell.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        assert listing.stdout.readline() == "partition 0: no owner\n"
+        listing.stdout.close()
+        assert listing.stderr.read() == "", "who reads only the head of a list is shown no traceback"
+
+
+@pytest.mark.rule("RB-19", "RB-7")
+def test_watch_prints_a_line_for_each_change_until_ctrl_c(shell: Shell) -> None:
+    with shell.running("watch", "orders", "--json", "--interval", "60") as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert json.loads(watching.stdout.readline())["resources"] == []
+        began = time.monotonic()
+        shell.run("resources", "add", "orders", "a")
+        state = json.loads(watching.stdout.readline())
+        assert time.monotonic() - began < 30, "it was found by the interval, not by the watch"
+        assert [resource["resource"] for resource in state["resources"]] == ["a"]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(PATIENCE_S) == 130
+        assert watching.stderr.read() == ""
+
+
+def on_terminal(shell: Shell, *arguments: str, until: str) -> tuple[str, int]:
+    """What a command shows on a terminal up to a text, and its exit code after Ctrl-C."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        shell.command(*arguments),
+        env={**shell.environment, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        seen = ""
+        while until not in seen:
+            seen += os.read(ours, 65_536).decode(errors="replace")
+        process.send_signal(signal.SIGINT)
+        code = process.wait(PATIENCE_S)
+    os.close(ours)
+    return seen, code
+
+
+@pytest.mark.rule("RB-19")
+def test_watch_draws_a_live_table_on_a_terminal(shell: Shell) -> None:
+    with shell.running("run", "orders", "--node", "w1", "--add", "a", "--", "sleep", "1000") as node:
+        wait_balanced(shell)
+        seen, code = on_terminal(shell, "watch", "orders", until="╰")
+        assert code == 130
+        assert "★ w1" in seen
+        assert "Traceback" not in seen
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.rule("RB-29")
+def test_long_work_shows_a_bar_on_a_terminal(shell: Shell, tmp_path: Path) -> None:
+    names = tmp_path / "names"
+    names.write_text("\n".join(map(str, range(10_000))))
+    seen, _ = on_terminal(
+        shell, "resources", "add", "orders", "--file", str(names), until="added 10,000 resources"
+    )
+    assert "10000/10000" in seen
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("command", [["status", "orders"], ["run", "orders", "--", "true"]])
+def test_an_etcd_that_does_not_answer_is_one_line(shell: Shell, command: list[str]) -> None:
+    port = closed_port()
+    variables = {"REBALANSER_CONNECT_TIMEOUT_S": "0.5", "REBALANSER_REGISTRY": f"etcd://127.0.0.1:{port}/x"}
+    began = time.monotonic()
+    answer = shell.run(*command, **variables)
+    assert time.monotonic() - began < PATIENCE_S
+    assert answer.returncode == 4
+    assert answer.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in answer.stderr
+    assert f"127.0.0.1:{port}" in answer.stderr
+    assert re.search(r"for 0\.\d s$", answer.stderr.rstrip())
+    document = json.loads(shell.run(command[0], "--json", *command[1:], **variables).stdout.splitlines()[-1])
+    assert (document["kind"], document["exit_code"]) == ("RegistryUnavailable", 4)
+
+
+def test_check_finds_a_real_etcd_good(shell: Shell, etcd_url: str) -> None:
+    report = shell.run("check", "orders", "--json", "--registry", f"{etcd_url}/test-cli")
+    assert report.returncode == 0, report
+    findings = {each["check"]: each for each in json.loads(report.stdout)["findings"]}
+    assert findings["lease"]["verdict"] == "ok"
+    assert "shared between hosts" in findings["abilities"]["detail"]
+
+
+@pytest.mark.rule("RB-21")
+def test_a_lease_below_what_etcd_allows_is_refused_with_the_numbers(shell: Shell, etcd_url: str) -> None:
+    url = f"{etcd_url}/test-cli"
+    report = shell.run("check", "--registry", url, REBALANSER_LEASE_TTL_S="0.5")
+    assert report.returncode == 1
+    assert "lease_ttl_s 0.5 is below what the registry allows" in report.stdout
+    refused = shell.run("run", "orders", "--registry", url, "--", "true", REBALANSER_LEASE_TTL_S="0.5")
+    assert refused.returncode == 3
+    assert "lease_ttl_s 0.5" in refused.stderr.splitlines()[-1]

@@ -1,0 +1,449 @@
+"""The command line, called in this process: what each command answers, and what bad input gets."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from rebalanser.admin import Admin
+from rebalanser.cli import app, check, main
+from rebalanser.cli.face import default_url
+from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
+from rebalanser.registry import RegistryCoordinator, open_registry
+from rebalanser.registry.contract import Grant, Granted
+from rebalanser.runtime import dead_man
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rebalanser.registry.contract import Capabilities, Registry, Reply, Request
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The one JSON document on standard output."""
+        return json.loads(self.out)
+
+
+class Cli(Protocol):
+    def __call__(self, *arguments: str) -> Answer: ...
+
+
+@pytest.fixture
+def cli(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Cli:
+    """The command line over a memory registry of the test's own."""
+    monkeypatch.setenv("REBALANSER_REGISTRY", f"memory://{request.node.nodeid}")
+
+    def call(*arguments: str) -> Answer:
+        code = main(arguments)
+        return Answer(code, *capsys.readouterr())
+
+    return call
+
+
+def refused(answer: Answer, code: int, *fragments: str) -> None:
+    """One line on standard error, none on standard output."""
+    assert answer.code == code, answer
+    assert answer.out == ""
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1, answer.err
+    for fragment in fragments:
+        assert fragment in answer.err
+
+
+@pytest.mark.rule("RB-29")
+def test_resources_are_added_listed_and_removed(cli: Cli) -> None:
+    assert cli("resources", "add", "orders", "b", "a", "c").out == "added 3 resources\n"
+    assert cli("resources", "add", "orders", "c", "d").out == "added 1 resource; 1 was there already\n"
+    assert cli("resources", "list", "orders").out == "".join(f"{name}: no owner\n" for name in "abcd")
+    assert cli("resources", "remove", "orders", "a", "x", "y").out == "removed 1 resource; 2 were not there\n"
+    assert cli("resources", "remove", "orders", "b", "--json").document == {
+        "group": "orders",
+        "given": 1,
+        "removed": 1,
+    }
+    listed = cli("resources", "list", "orders", "--json").document
+    assert [resource["resource"] for resource in listed["resources"]] == ["c", "d"]
+
+
+@pytest.mark.rule("RB-29")
+def test_resources_are_weighed_pinned_and_described_at_any_time(cli: Cli) -> None:
+    cli("resources", "add", "orders", "a")
+    answer = cli(
+        *("resources", "add", "orders", "a", "--weight", "2.5", "--pin", "worker 1"),
+        *("--attribute", "zone=eu=1", "--attribute", "owner=", "--json"),
+    )
+    assert answer.document == {"group": "orders", "given": 1, "added": 0}
+    (resource,) = cli("resources", "list", "orders", "--json").document["resources"]
+    assert (resource["weight"], resource["pin"]) == (2.5, "worker 1")
+    assert resource["attributes"] == {"zone": "eu=1", "owner": ""}
+    line = cli("resources", "list", "orders").out
+    assert line == "a: no owner, weight 2.5, pinned to worker 1, owner=, zone=eu=1\n"
+
+
+@pytest.mark.rule("RB-29")
+def test_names_come_from_a_file_and_from_standard_input(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = tmp_path / "names"
+    names.write_bytes("a b\r\nä\n# c".encode())
+    assert cli("resources", "add", "orders", "z", "--file", str(names)).out == "added 4 resources\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"y\nx\n")))
+    assert cli("resources", "add", "orders", "--file", "-").out == "added 2 resources\n"
+    listed = cli("resources", "list", "orders", "--json").document["resources"]
+    assert {resource["resource"] for resource in listed} == {"a b", "ä", "# c", "x", "y", "z"}
+
+
+@pytest.mark.rule("RB-29", "RB-33")
+@pytest.mark.parametrize("command", ["add", "remove"])
+def test_a_million_names_with_one_bad_line_change_nothing(cli: Cli, tmp_path: Path, command: str) -> None:
+    cli("resources", "add", "orders", "name-1")
+    names = [f"name-{number}" for number in range(1, 1_000_001)]
+    names[999_998] = "tab\tinside"
+    file = tmp_path / "names"
+    file.write_text("\n".join(names))
+    answer = cli("resources", command, "orders", "--file", str(file))
+    refused(answer, 3, "line 999999:", "'tab\\tinside'", "unprintable", "nothing was changed")
+    assert cli("resources", "list", "orders").out == "name-1: no owner\n"
+
+
+@pytest.mark.rule("RB-33")
+@pytest.mark.parametrize(
+    ("content", "fragment"),
+    [
+        (b"a\nb\na\n", "line 3: 'a' is given twice, first as line 1"),
+        (b"a\n\nb\n", "line 2: a resource name must not be empty"),
+        (b"a\n" + b"x" * 513, "line 2: resource name 'xxxx"),
+        (b"a\n\xff\n", "line 2: it is not UTF-8 text"),
+        (b"given\n", "line 1: 'given' is given twice, first as name 1"),
+    ],
+)
+def test_a_bad_line_is_named(cli: Cli, tmp_path: Path, content: bytes, fragment: str) -> None:
+    file = tmp_path / "names"
+    file.write_bytes(content)
+    answer = cli("resources", "add", "orders", "given", "--file", str(file))
+    refused(answer, 3, fragment, "nothing was changed")
+    assert cli("resources", "list", "orders").out == ""
+
+
+@pytest.mark.rule("RB-33")
+@pytest.mark.parametrize(
+    ("arguments", "code", "fragment"),
+    [
+        (("resources", "add", "orders", ""), 3, "must not be empty"),
+        (("resources", "add", "orders", "a\x07"), 3, "unprintable"),
+        (("resources", "add", "orders", "\udcff"), 3, "unprintable"),
+        (("resources", "add", "orders", "ü" * 257), 3, "514 bytes; the limit is 512"),
+        (("resources", "add", "orders", "a", "a"), 3, "given twice"),
+        (("resources", "add", "", "a"), 3, "a group name must not be empty"),
+        (("resources", "add", "orders", "a", "--pin", ""), 3, "a node name must not be empty"),
+        (("resources", "add", "orders", "a", "--weight", "0"), 3, "weight"),
+        (("resources", "add", "orders", "a", "--weight", "nan"), 3, "weight"),
+        (("resources", "add", "orders", "a", "--weight", "many"), 2, "--weight"),
+        (("resources", "add", "orders", "a", "--attribute", "zone"), 2, "'zone' is not KEY=VALUE"),
+        (("resources", "add", "orders", "a", "--attribute", "=x"), 3, "attribute name must not be empty"),
+        (("resources", "add", "orders", "a", "--attribute", f"k={'v' * 4097}"), 3, "the limit is 4096"),
+        (("resources", "add", "orders", "a", "--attribute", "k=1", "--attribute", "k=2"), 3, "given twice"),
+        (("resources", "add", "orders"), 2, "no resource is named"),
+        (("resources", "add", "orders", "--file", "/nowhere/names"), 2, "No such file"),
+        (("node", "drain", "orders", "\n"), 3, "unprintable"),
+        (("node", "drain", "orders"), 2, "Missing argument 'NODE'"),
+        (("status",), 2, "Missing argument 'GROUP'"),
+        (("status", "orders", "--jsn"), 2, "--jsn"),
+        (("status", "orders", "payments"), 2, "payments"),
+        (("statu", "orders"), 2, "statu"),
+        (("watch", "orders", "--interval", "0"), 2, "--interval"),
+        (("run", "orders"), 2, "COMMAND"),
+        (("run", "orders", "--", "no-such-command-anywhere"), 2, "no-such-command-anywhere"),
+        (("run", "orders", "--restart", "maybe", "--", "true"), 2, "maybe"),
+        (("run", "orders", "--add", "a", "--add", "a", "--", "true"), 3, "given twice"),
+        (("run", "orders", "--add", "a", "--node", "", "--", "true"), 3, "a node name must not be empty"),
+    ],
+)
+def test_bad_input_gets_one_line(cli: Cli, arguments: tuple[str, ...], code: int, fragment: str) -> None:
+    refused(cli(*arguments), code, fragment)
+    assert cli("resources", "list", "orders").out == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "fragments"),
+    [
+        ("zookeeper://127.0.0.1:1/x", ["no backend for zookeeper://", "etcd, etcd+tls, memory, sqlite"]),
+        ("kafka://127.0.0.1:1/x", ["no backend for kafka://", "pip install 'rebalanser[kafka]'"]),
+        ("groups.db", ["is not a registry URL such as sqlite:///groups.db"]),
+        ("etcd://127.0.0.1", ["is not HOST:PORT"]),
+        ("sqlite://", ["names no file"]),
+        ("sqlite:////nowhere/at/all/groups.db", ["there is no folder /nowhere/at/all"]),
+        ("memory://", ["memory://test"]),
+    ],
+)
+def test_a_bad_registry_gets_one_line(cli: Cli, url: str, fragments: list[str]) -> None:
+    refused(cli("status", "orders", "--registry", url), 3, *fragments)
+    document = cli("status", "orders", "--registry", url, "--json").document
+    assert document["exit_code"] == 3
+    assert fragments[0] in document["error"]
+
+
+def test_a_file_that_is_no_database_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    path.write_text("important notes\n" * 100)
+    refused(cli("resources", "add", "orders", "a", "--registry", f"sqlite:///{path}"), 3, str(path))
+    assert path.read_text() == "important notes\n" * 100
+
+
+@pytest.mark.rule("RB-21")
+@pytest.mark.parametrize(
+    ("variable", "value", "fragments"),
+    [
+        ("STOP_TIMEOUT_S", "20", ["OnStop could not return before the lease ends", "= 25.", "is 10"]),
+        ("LEASE_TTL_S", "0.01", ["lease_ttl_s 0.01 is below the 0.1 s"]),
+        ("LEASE_TTL_S", "-1", ["lease_ttl_s", "greater than 0", "-1"]),
+        ("LEASE_TTL_S", "ten", ["lease_ttl_s", "'ten'"]),
+        ("MODE", "greedy", ["mode", "'greedy'"]),
+    ],
+)
+def test_settings_that_cannot_hold_are_refused_with_the_numbers(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, fragments: list[str]
+) -> None:
+    monkeypatch.setenv(f"REBALANSER_{variable}", value)
+    refused(cli("run", "orders", "--add", "a", "--", "true"), 3, *fragments)
+    report = cli("check", "orders", "--json")
+    assert report.code == 1
+    (failed,) = [each for each in report.document["findings"] if each["verdict"] == "failed"]
+    assert fragments[0] in failed["detail"] or value in failed["detail"]
+
+
+@pytest.mark.rule("RB-19")
+def test_the_state_of_a_group_can_be_asked_for(cli: Cli) -> None:
+    cli("resources", "add", "orders", "a", "b")
+    cli("resources", "add", "orders", "c", "--pin", "worker-9")
+    answer = cli("status", "orders")
+    assert answer.code == 0
+    assert answer.out.splitlines() == [
+        "orders: nobody takes part, version 0, term 0, leader none, 0 nodes, 0 of 3 resources owned",
+        "  a waits for a node",
+        "  b waits for a node",
+        "  c waits for a node named worker-9",
+    ]
+    assert cli("status", "orders", "--exit-code").code == 1
+    state = cli("status", "orders", "--json", "--exit-code")
+    assert state.code == 1
+    assert state.document["balanced"] is False
+    assert len(state.document["resources"]) == 3
+
+
+@pytest.mark.rule("RB-33")
+def test_an_unknown_group_is_an_empty_one(cli: Cli) -> None:
+    cli("resources", "add", "orders", "a")
+    assert cli("status", "order").out.endswith("0 nodes, 0 of 0 resources owned\n")
+    assert cli("resources", "list", "order", "--json").document == {"group": "order", "resources": []}
+
+
+@pytest.mark.rule("RB-30")
+def test_a_node_is_drained_and_undrained(cli: Cli) -> None:
+    answer = cli("node", "drain", "orders", "worker-1")
+    assert answer == Answer(0, "worker-1 is drained; no live node has that label now\n", "")
+    assert cli("node", "undrain", "orders", "worker-1", "--json").document == {
+        "group": "orders",
+        "node": "worker-1",
+        "drained": False,
+        "live": False,
+        "held": 0,
+    }
+    cli("resources", "add", "orders", "a")
+    waiting = cli("node", "drain", "orders", "worker-1", "--wait", "--timeout", "0")
+    refused(waiting, 4, "not balanced after 0 s", "it has no nodes")
+
+
+def test_check_finds_all_well_and_leaves_nothing_behind(cli: Cli) -> None:
+    report = cli("check", "orders", "--json")
+    assert (report.code, report.document["ok"]) == (0, True)
+    assert [each["check"] for each in report.document["findings"]] == [
+        "settings",
+        "dead man's switch",
+        "registry",
+        "abilities",
+        "lease",
+        "group",
+    ]
+    plain = cli("check")
+    assert plain.code == 0
+    assert "granted for 10 s, as asked" in plain.out
+
+
+class Stingy:
+    """A registry that grants no lease below five seconds and has a known fault."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self._registry.capabilities, unsafe_reasons=("this server loses watches",))
+
+    def execute(self, request: Request, timeout_s: float) -> Reply:
+        reply = self._registry.execute(request, timeout_s)
+        if isinstance(request, Grant):
+            assert isinstance(reply, Granted)
+            return Granted(reply.lease, max(5.0, reply.ttl_s))
+        return reply
+
+
+@pytest.mark.rule("RB-21")
+def test_check_refuses_a_lease_below_what_the_server_grants(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REBALANSER_LEASE_TTL_S", "2")
+    monkeypatch.setattr(check, "open_registry", lambda url, timeout_s: Stingy(open_registry(url, timeout_s)))
+    answer = cli("check")
+    assert answer.code == 1
+    assert "failed  lease: lease_ttl_s 2 is below what the registry allows, 5 s" in answer.out
+    assert "warning server: this server loses watches" in answer.out
+
+
+@pytest.mark.rule("RB-34")
+@pytest.mark.parametrize(("on_overrun", "verdict"), [("report", "warning"), ("kill", "failed")])
+def test_check_says_whether_the_dead_mans_switch_can_be_had(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, on_overrun: str, verdict: str
+) -> None:
+    monkeypatch.setenv("REBALANSER_ON_OVERRUN", on_overrun)
+    monkeypatch.setattr(dead_man.sys, "platform", "plan9")
+    report = cli("check", "--json")
+    (finding,) = [each for each in report.document["findings"] if each["check"] == "dead man's switch"]
+    assert finding["verdict"] == verdict
+    assert "plan9 is not Linux" in finding["detail"]
+    assert report.code == (verdict == "failed")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RegistryUnavailable("127.0.0.1:2379 does not answer"), 4),
+        (OutcomeUnknown("no answer within 1 s"), 4),
+        (InternalError("a barrier has two holders"), 70),
+    ],
+)
+def test_exit_codes_say_what_to_do(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def fail(_admin: Admin) -> None:
+        raise error
+
+    monkeypatch.setattr(Admin, "state", fail)
+    refused(cli("status", "orders"), code, str(error))
+    answer = cli("status", "orders", "--json")
+    assert answer.document == {"error": str(error), "kind": type(error).__name__, "exit_code": code}
+    assert answer.err == ""
+
+
+def test_only_a_fault_of_its_own_shows_a_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_admin: Admin) -> None:
+        raise ZeroDivisionError("of etcd://me:hunter2@127.0.0.1:1/x")
+
+    monkeypatch.setattr(Admin, "state", fail)
+    answer = cli("status", "orders")
+    assert answer.code == 70
+    assert "Traceback" in answer.err
+    assert answer.err.splitlines()[-1].startswith("error: ZeroDivisionError")
+    assert "hunter2" not in answer.err
+    assert cli("status", "orders", "--json").document["kind"] == "InternalError"
+
+
+def test_ctrl_c_is_quiet(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_coordinator: RegistryCoordinator) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RegistryCoordinator, "read", interrupt)
+    assert cli("status", "orders") == Answer(130, "", "")
+    assert cli("watch", "orders") == Answer(130, "", "")
+
+
+def test_no_secret_is_shown(cli: Cli) -> None:
+    for arguments in (("status", "orders"), ("check",), ("status", "orders", "--json")):
+        answer = cli(*arguments, "--registry", "etcd://me:hunter2@nowhere/x")
+        assert "nowhere" in answer.out + answer.err
+        assert "hunter2" not in answer.out + answer.err
+
+
+def test_help_and_version(cli: Cli) -> None:
+    assert cli("--version").out.count(".") == 2
+    for command in ("resources", "status", "watch", "node", "run", "check"):
+        assert command in cli("--help").out
+    assert cli("run", "--help").code == 0
+    assert cli().code == 2
+    assert app.info.name == "rebalanser"
+
+
+class TestDefaultRegistry:
+    def test_is_a_file_in_the_state_folder(
+        self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("REBALANSER_REGISTRY")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        assert cli("resources", "add", "orders", "a").code == 0
+        assert (tmp_path / "state" / "rebalanser" / "groups.db").is_file()
+        monkeypatch.setenv("REBALANSER_REGISTRY", "")
+        assert cli("resources", "list", "orders").out == "a: no owner\n"
+
+    @pytest.mark.parametrize("state", ["", "relative/folder"])
+    def test_is_below_the_home_folder_otherwise(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("XDG_STATE_HOME", state)
+        assert default_url() == f"sqlite:///{tmp_path}/.local/state/rebalanser/groups.db"
+
+    def test_a_folder_that_cannot_be_made_is_one_line(
+        self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("REBALANSER_REGISTRY")
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+        refused(cli("status", "orders"), 3, "can't be made", "--registry")
+
+    def test_the_option_is_stronger_than_the_environment(self, cli: Cli, tmp_path: Path) -> None:
+        cli("resources", "add", "orders", "a")
+        other = f"sqlite:///{tmp_path / 'groups.db'}"
+        assert cli("resources", "list", "orders", "--registry", other).out == ""
+        assert cli("resources", "list", "orders").out == "a: no owner\n"
+
+
+class Terminal(io.StringIO):
+    """Text that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.rule("RB-29")
+def test_long_work_shows_its_progress_on_a_terminal(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    names = tmp_path / "names"
+    names.write_text("\n".join(map(str, range(10_000))))
+    seen = Terminal()
+    monkeypatch.setattr(sys, "stderr", seen)
+    assert cli("resources", "add", "big", "--file", str(names)).out == "added 10,000 resources\n"
+    assert "10000/10000" in seen.getvalue()
+    quiet = Terminal()
+    monkeypatch.setattr(sys, "stderr", quiet)
+    assert cli("resources", "remove", "big", "--file", str(names), "--json").document["removed"] == 10_000
+    assert cli("resources", "add", "big", "a", "b").code == 0
+    assert quiet.getvalue() == ""

@@ -1,0 +1,150 @@
+"""What ``rebalanser run`` decides: when a command is started again, and how it is told its resource."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rebalanser.cli.guarded import Events, Exited, Started
+from rebalanser.cli.guardian import filled_in
+from rebalanser.cli.outputs import Outputs, Style
+from rebalanser.cli.supervisor import (
+    RESTART_INITIAL_S,
+    RESTART_MAX_S,
+    RESTART_RESET_S,
+    GrowingDelay,
+    Restart,
+    Supervisor,
+)
+from rebalanser.errors import InternalError
+from rebalanser.group import Group
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.owned import Owned, Tenure
+from rebalanser.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def test_placeholders_are_filled_in_once_and_everywhere() -> None:
+    command = ["run-{resource}", "{token}:{resource}", "{other}", "$HOME", "{}"]
+    assert filled_in(command, "a {token} 'b'", 7) == [
+        "run-a {token} 'b'",
+        "7:a {token} 'b'",
+        "{other}",
+        "$HOME",
+        "{}",
+    ]
+
+
+def test_the_delay_doubles_up_to_a_limit_and_begins_anew_after_a_long_run() -> None:
+    delay = GrowingDelay()
+    delays = [delay.after(0.1) for _ in range(2_000)]
+    assert delays[:3] == [RESTART_INITIAL_S, 2 * RESTART_INITIAL_S, 4 * RESTART_INITIAL_S]
+    assert all(before <= after for before, after in itertools.pairwise(delays))
+    assert delays[-1] == RESTART_MAX_S
+    assert delay.after(RESTART_RESET_S) == RESTART_INITIAL_S
+    assert delay.after(0.1) == 2 * RESTART_INITIAL_S
+
+
+class ScriptedProcesses:
+    """Stands for the guardian: each start ends as the script says; the resource leaves after the last."""
+
+    def __init__(self, owned: Owned, script: list[Exited]) -> None:
+        self._owned = owned
+        self._script = script
+        self.started = 0
+
+    def start(self, resource: str, token: int, deadline: float, events: Events, files: Sequence[int]) -> int:
+        self.started += 1
+        exited = self._script.pop(0)
+        if not self._script:
+            self._owned.stop_requested.set()
+        events.put(Started(1234))
+        events.put(exited)
+        return self.started
+
+    def stop(self, number: int, kill_at: float) -> None:
+        """It has exited already."""
+
+
+@pytest.fixture
+def owned() -> Owned:
+    clock = SystemClock()
+    tenure = Tenure(clock)
+    tenure.deadline = clock.now() + 1_000
+    return Owned("a", 7, tenure)
+
+
+def supervisor(restart: Restart, processes: object) -> Supervisor:
+    made = Supervisor(
+        Group("orders", "memory://supervisor"), Settings(), ["true"], restart, Outputs(Style.AS_IT_IS)
+    )
+    made._processes = processes  # type: ignore[assignment]
+    return made
+
+
+GOOD = Exited(0, None, by_guardian=False)
+BAD = Exited(3, None, by_guardian=False)
+ENDED = Exited(0, None, by_guardian=True)
+
+
+@pytest.mark.parametrize(
+    ("restart", "first", "starts", "failed"),
+    [
+        (Restart.ALWAYS, GOOD, 2, {}),
+        (Restart.ALWAYS, BAD, 2, {}),
+        (Restart.ON_FAILURE, GOOD, 1, {}),
+        (Restart.ON_FAILURE, BAD, 2, {}),
+        (Restart.NEVER, GOOD, 1, {}),
+        (Restart.NEVER, BAD, 1, {"a": 3}),
+        (Restart.NEVER, ENDED, 2, {}),
+    ],
+)
+def test_a_command_is_started_again_as_asked(
+    owned: Owned,
+    monkeypatch: pytest.MonkeyPatch,
+    restart: Restart,
+    first: Exited,
+    starts: int,
+    failed: dict[str, int],
+) -> None:
+    monkeypatch.setattr(GrowingDelay, "after", lambda _delay, _lasted_s: 0.0)
+    processes = ScriptedProcesses(owned, [first, GOOD])
+    made = supervisor(restart, processes)
+    made.supervise(owned)
+    assert processes.started == starts
+    assert made.failed == failed
+
+
+@pytest.mark.rule("RB-27")
+def test_nothing_is_started_for_a_resource_that_has_to_be_given_up(owned: Owned) -> None:
+    processes = ScriptedProcesses(owned, [GOOD])
+    owned.stop_requested.set()
+    supervisor(Restart.ALWAYS, processes).supervise(owned)
+    assert processes.started == 0
+
+
+@pytest.mark.rule("RB-21")
+def test_nothing_is_started_after_the_deadline(owned: Owned) -> None:
+    processes = ScriptedProcesses(owned, [GOOD])
+    owned._tenure.deadline = SystemClock().now() - 1
+    made = supervisor(Restart.ALWAYS, processes)
+    run = made._run_once(owned, queue.SimpleQueue())
+    assert run is not None
+    assert run.exited.by_guardian
+    assert processes.started == 0
+
+
+def test_without_a_guardian_the_node_leaves(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def start(self, *_arguments: object) -> int:
+            raise InternalError("the guardian of the subprocesses is gone")
+
+    asked: list[bool] = []
+    monkeypatch.setattr(Group, "request_stop", lambda _group: asked.append(True))
+    supervisor(Restart.ALWAYS, Gone()).supervise(owned)
+    assert asked == [True]

@@ -1,0 +1,141 @@
+"""How the state of a group is shown to people."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rebalanser.cli.table import MOST_WAITS, plain, render, waits
+from rebalanser.protocol import Mode
+from rebalanser.state import GroupState, NodeState, ResourceState
+
+
+def node(label: str, *, leader: bool = False, drained: bool = False, completed: bool = True) -> NodeState:
+    return NodeState(
+        node=f"{label}-id",
+        label=label,
+        host="host",
+        pid=1,
+        mode=Mode.COOPERATIVE,
+        may_lead=True,
+        leader=leader,
+        drained=drained,
+        attributes={},
+        assigned=1,
+        held=1,
+        completed=completed,
+    )
+
+
+def resource(
+    name: str, assigned: str | None, held: str | None, *, removed: bool = False, pin: str | None = None
+) -> ResourceState:
+    return ResourceState(
+        resource=name,
+        assigned_to=assigned and f"{assigned}-id",
+        held_by=held and f"{held}-id",
+        owner=held if held != "dead" else None,
+        token=7 if held else None,
+        weight=1.0,
+        pin=pin,
+        attributes={},
+        removed=removed,
+    )
+
+
+def state(*resources: ResourceState, nodes: tuple[NodeState, ...], balanced: bool = False) -> GroupState:
+    return GroupState(
+        group="orders",
+        revision=9,
+        term=2,
+        leader="one",
+        version=3,
+        completed=balanced,
+        balanced=balanced,
+        nodes=nodes,
+        resources=resources,
+    )
+
+
+NODES = (node("one", leader=True), node("two", drained=True, completed=False))
+MOVING = state(
+    resource("kept", "one", "one"),
+    resource("moving", "two", "one"),
+    resource("free", "two", None),
+    resource("orphan", "one", "dead"),
+    resource("gone", None, "two", removed=True),
+    resource("homeless", None, None, pin="three"),
+    nodes=NODES,
+)
+
+
+def shown(of: GroupState, width: int = 160, note: str | None = None) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(render(of, note))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.rule("RB-19")
+def test_it_is_said_who_waits_for_what() -> None:
+    assert list(waits(MOVING)) == [
+        "two waits for moving, held by one",
+        "two has not taken free yet",
+        "one waits for orphan, held by dead-id (gone)",
+        "gone is removed and still held by two",
+        "homeless waits for a node named three",
+    ]
+
+
+@pytest.mark.rule("RB-19")
+def test_plain_lines_name_nodes_and_waits() -> None:
+    first, *rest = plain(MOVING)
+    assert first == "orders: rebalancing, version 3, term 2, leader one, 2 nodes, 4 of 6 resources owned"
+    assert rest[:2] == [
+        "  one: leader, ready, holds 1 of 1 assigned",
+        "  two: drained, rebalancing, holds 1 of 1 assigned",
+    ]
+    assert len(rest) == 2 + 5
+
+
+def test_a_balanced_group_waits_for_nothing() -> None:
+    balanced = state(resource("kept", "one", "one"), nodes=NODES[:1], balanced=True)
+    assert plain(balanced) == [
+        "orders: balanced, version 3, term 2, leader one, 1 node, 1 of 1 resource owned",
+        "  one: leader, ready, holds 1 of 1 assigned",
+    ]
+
+
+def test_the_table_shows_what_each_node_holds_gets_and_gives_up() -> None:
+    text = shown(MOVING, note="the registry does not answer").replace("\u00a0", " ")
+    (one,) = [line for line in text.splitlines() if "★ one" in line]
+    (two,) = [line for line in text.splitlines() if "two" in line and "│" in line]
+    assert "● kept 7  ◌ moving 7  ○ orphan" in one
+    assert "○ moving  ○ free  ◌ gone 7" in two
+    assert "drained, rebalancing" in two
+    assert text.splitlines()[-1] == "the registry does not answer"
+
+
+def test_names_are_never_taken_for_markup() -> None:
+    odd = state(resource("[red]a[/red]", "one", "one"), resource("[x", None, None), nodes=(node("[b]"),))
+    assert "[x waits for a node" in shown(odd)
+    assert "[b]" in shown(odd)
+    held = odd.model_copy(update={"nodes": (NODES[0],)})
+    assert "[red]a[/red]" in shown(held)
+
+
+@pytest.mark.parametrize("width", [20, 80, 300])
+def test_thousands_of_resources_are_cut_short(width: int) -> None:
+    held = [resource(f"held-{number}", "one", "one") for number in range(2_000)]
+    waiting = [resource(f"waiting-{number}", None, None) for number in range(2_000)]
+    text = shown(state(*held, *waiting, nodes=NODES[:1]), width)
+    assert len(text.splitlines()) < 300
+    assert f"and {2_000 - MOST_WAITS:,} more" in " ".join(text.split())
+
+
+def test_the_picture_can_be_saved() -> None:
+    console = Console(file=io.StringIO(), record=True, width=120)
+    console.print(render(MOVING))
+    assert "moving" in console.export_svg(title="rebalanser watch orders")
