@@ -302,7 +302,7 @@ class Group:
     def run(self) -> None:
         """Take part until SIGINT or SIGTERM, or until :meth:`request_stop`; then stop gracefully.
 
-        A second signal has its usual effect.
+        A second SIGINT has its usual effect; further SIGTERMs are ignored, as some supervisors send several.
 
         Raises:
             InvalidState: it was not called in the main thread, which alone gets signals.
@@ -330,7 +330,8 @@ class Group:
         asked = threading.Event()
 
         def stop(number: int, _frame: FrameType | None) -> None:
-            signal.signal(number, before[signal.Signals(number)] or signal.SIG_DFL)
+            if number == signal.SIGINT:
+                signal.signal(number, before[signal.SIGINT] or signal.SIG_DFL)
             asked.set()
             # A thread of its own: the signal may have come while this very thread holds the inbox's lock.
             threading.Thread(target=self.request_stop, name="rebalanser-signal", daemon=True).start()

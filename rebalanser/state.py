@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.allocation import balanced
-from rebalanser.protocol import Group, Member, Mode, ResourceSpec
+from rebalanser.protocol import Group, Member, Mode, ResourceSpec, intended
 from rebalanser.registry import GroupView, Holding
 
 
@@ -113,14 +113,8 @@ def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
 
 def _is_stable(group: Group) -> bool:
     """Whether a leader that read the group now would leave the allocation as it is."""
-    active = {node: member for node, member in group.members.items() if member.label not in group.drained}
-    by_label = {member.label: node for node, member in sorted(active.items(), reverse=True)}
-    pinned = {
-        spec.resource: by_label.get(spec.pin, "") for spec in group.resources.values() if spec.pin is not None
-    }
-    previous = {node: share.resources for node, share in group.shares.items()}
-    target = balanced(active.keys(), group.resources.keys(), previous, pinned)
-    return all(previous[node] == frozenset(target.get(node, ())) for node in group.members)
+    targets = intended(group, balanced)
+    return all(group.shares[node].resources == target for node, target in targets.items())
 
 
 def _resource(resource: str, group: Group, assigned_to: str | None, holding: Holding | None) -> ResourceState:

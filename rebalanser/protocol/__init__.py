@@ -57,7 +57,7 @@ Use :class:`Node`: ``node.handle(event, now)`` returns effects, in the order in 
 happen before what are described in :mod:`~rebalanser.protocol.messages`.
 """
 
-from rebalanser.protocol.leading import Allocate
+from rebalanser.protocol.leading import Allocate, intended
 from rebalanser.protocol.messages import (
     Answered,
     AskStop,
@@ -149,4 +149,5 @@ __all__ = [
     "TopicKind",
     "Wakeup",
     "Watch",
+    "intended",
 ]

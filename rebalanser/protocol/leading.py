@@ -40,6 +40,20 @@ def _revision(header: Header | None) -> int:
     return header.revision if header is not None else 0
 
 
+def intended(group: Group, allocate: Allocate) -> dict[NodeId, frozenset[Resource]]:
+    """What a leader that reads this group wants each member to own; drained nodes own nothing (RB-30)."""
+    active = {node: member for node, member in group.members.items() if member.label not in group.drained}
+    by_label = {member.label: node for node, member in sorted(active.items(), reverse=True)}
+    pins = {r: spec.pin for r, spec in group.resources.items() if spec.pin is not None}
+    allocation = allocate(
+        active.keys(),
+        group.resources.keys(),
+        {node: share.resources for node, share in group.shares.items()},
+        {resource: by_label.get(label, "") for resource, label in pins.items()},
+    )
+    return {node: frozenset(allocation.get(node, ())) for node in group.members}
+
+
 class Leading:
     """One node's side of leading: its role, and as a leader the group as it last read it."""
 
@@ -205,16 +219,8 @@ class Leading:
             self._changed_at = now
 
     def _planned(self, group: Group) -> Plan | None:
-        active = {n: m for n, m in group.members.items() if m.label not in group.drained}
-        by_label = {member.label: node for node, member in sorted(active.items(), reverse=True)}
-        pinned = {
-            spec.resource: by_label.get(spec.pin, "")
-            for spec in group.resources.values()
-            if spec.pin is not None
-        }
+        targets = intended(group, self._allocate)
         previous = {node: share.resources for node, share in group.shares.items()}
-        allocation = self._allocate(active.keys(), group.resources.keys(), previous, pinned)
-        targets = {node: frozenset(allocation.get(node, ())) for node in group.members}
         before = group.header.shares if group.header else {}
         changed = {n for n, share in targets.items() if n not in before or previous.get(n) != share}
         if not changed and before.keys() == targets.keys():

@@ -121,6 +121,7 @@ class Node:
         self._rebalancing = Rebalancing(member.mode, options.start_in_batches)
         self._leading = Leading(member.may_lead, timings, allocate)
         self._effects: list[Effect] = []
+        self._next_wakeup: float | None = None
 
     @property
     def membership(self) -> Membership:
@@ -219,8 +220,6 @@ class Node:
         self._advance(now)
         self._next_wakeup = self._earliest_wakeup(now)
         return self._effects
-
-    _next_wakeup: float | None = None
 
     def _report(
         self,

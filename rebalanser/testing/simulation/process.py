@@ -1,0 +1,494 @@
+"""One process that takes part in a group: the real core, driven as the runtime drives it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable
+from rebalanser.protocol.messages import (
+    Acknowledge,
+    Answered,
+    AskStop,
+    CallStart,
+    CallStop,
+    Command,
+    Effect,
+    Event,
+    Fact,
+    FactKind,
+    Finished,
+    Guard,
+    Handler,
+    HandlerReturned,
+    Join,
+    Joined,
+    Outcome,
+    Perform,
+    Report,
+    SessionLost,
+    Start,
+    Stop,
+    Wakeup,
+    Watch,
+)
+from rebalanser.protocol.node import Node
+from rebalanser.registry.contract import HistoryLost, Reply, Request
+from rebalanser.registry.translation import Answer, Dialogue, failure
+from rebalanser.testing.simulation.faults import FaultKind
+from rebalanser.testing.simulation.network import no_answer
+from rebalanser.testing.simulation.trace import listed, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rebalanser.protocol.types import Resource, Token, Topic
+    from rebalanser.registry.contract import Watch as Stream
+    from rebalanser.registry.contract import WatchEvent
+    from rebalanser.testing.simulation.world import Host, World
+
+_TIMER_SLACK_S = 1e-6
+
+
+class LocalClock:
+    """A host's monotonic clock, which may run faster or slower than true time."""
+
+    def __init__(self, now: float, start: float) -> None:
+        self.rate = 1.0
+        self._true = now
+        self._local = start
+
+    def local(self, true: float) -> float:
+        """What it shows at a true time."""
+        return self._local + (true - self._true) * self.rate
+
+    def true(self, local: float) -> float:
+        """When it shows a time, if its rate stays."""
+        return self._true + (local - self._local) / self.rate
+
+    def run_at(self, rate: float, now: float) -> None:
+        """Run at another rate from true time ``now`` on."""
+        self._local, self._true = self.local(now), now
+        self.rate = rate
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a handler that has been asked for."""
+
+    handler: Handler
+    resources: tuple[Resource, ...]
+    owned: Mapping[Resource, Token]
+    not_after: float
+
+
+class Conversation:
+    """Drives one command's dialogue, as ``RegistryCoordinator`` does, without blocking."""
+
+    def __init__(self, process: Process, command: Command) -> None:
+        self._process = process
+        self.command = command
+        self._dialogue: Dialogue = process.world.translation.dialogue(command)
+        self._sent_at = 0.0
+        self._waiting_for = 0
+
+    @property
+    def origin(self) -> str:
+        """The incarnation that the command is for."""
+        command = self.command
+        return command.member.node if isinstance(command, Join) else command.session.node
+
+    def begin(self) -> None:
+        """Send the first request."""
+        self._process.world.commands[type(self.command).__name__] += 1
+        self._step(lambda: next(self._dialogue))
+
+    def _step(self, advance: Callable[[], Request]) -> None:
+        try:
+            request = advance()
+        except StopIteration as stop:
+            self._process.answered(self, stop.value)
+        except InternalError:
+            raise
+        except RebalanserError as error:
+            self._process.answered(self, failure(error))
+        else:
+            self._send(request)
+
+    def _send(self, request: Request) -> None:
+        process, world = self._process, self._process.world
+        self._waiting_for += 1
+        attempt = self._waiting_for
+        self._sent_at = process.now
+        soon = world.network.send(
+            process.host.link,
+            process.label,
+            type(self.command).__name__,
+            self.origin,
+            request,
+            lambda at, reply: process.post(at, lambda: self._receive(attempt, reply)),
+        )
+        if not soon:
+            self._give_up_in_time(attempt)
+
+    def _give_up_in_time(self, attempt: int) -> None:
+        process = self._process
+        gives_up = process.clock.true(self._sent_at + process.world.scenario.request_timeout_s)
+        process.post(gives_up, lambda: self._resume(attempt, no_answer()))
+
+    def _receive(self, attempt: int, reply: Reply | RebalanserError) -> None:
+        if self._process.host.link.cut is not None and not isinstance(reply, RegistryUnavailable):
+            self._give_up_in_time(attempt)
+        else:
+            self._resume(attempt, reply)
+
+    def _resume(self, attempt: int, reply: Reply | RebalanserError) -> None:
+        if attempt != self._waiting_for:
+            return
+        self._waiting_for += 1
+        if isinstance(reply, RebalanserError):
+            self._step(lambda: self._dialogue.throw(reply))
+        else:
+            self._step(lambda: self._dialogue.send(Answer(reply, self._sent_at)))
+
+
+class Watching:
+    """One watched topic: its streams, and what becomes of their events on the way."""
+
+    def __init__(self, process: Process, topic: Topic, from_revision: int) -> None:
+        self._process = process
+        self._topic = topic
+        self._streams: list[Stream] = []
+        self._told_at = 0.0
+        self._closed = False
+        self._missed = False
+        session = process.node.session
+        self._node = session.node if session else ""
+        world = process.world
+        world.scheduler.at(world.scheduler.now + world.network.latency(), lambda: self._open(from_revision))
+
+    def close(self) -> None:
+        """Stop watching. Events on their way still arrive."""
+        self._closed = True
+        self._close_streams()
+
+    def _close_streams(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
+    def _open(self, from_revision: int) -> None:
+        if self._closed:
+            return
+        world = self._process.world
+        self._streams = [
+            world.store.watch(target, from_revision, self._sink)
+            for target in world.translation.targets(self._topic)
+        ]
+
+    def _sink(self, events: Sequence[WatchEvent]) -> None:
+        link, world = self._process.host.link, self._process.world
+        if link.cut is not None:
+            self._missed = True
+            return
+        if link.watch_silent:
+            world.hit(FaultKind.WATCH_SILENT, f"{self._process.label}: a watch event is dropped")
+            return
+        if link.watch_lag_s:
+            world.hit(FaultKind.WATCH_SLOW, f"{self._process.label}: a watch event is late")
+        arrives = world.scheduler.now + world.network.latency() + link.watch_lag_s
+        self._told_at = max(self._told_at, arrives)
+        world.network.late_until = max(world.network.late_until, self._told_at)
+        self._process.post(self._told_at, lambda: self._tell(events))
+
+    def _tell(self, events: Sequence[WatchEvent]) -> None:
+        for notice in self._process.world.translation.notices(self._topic, events, self._node):
+            self._process.handle(notice)
+
+    def lose(self) -> None:
+        """The stream breaks, and comes back without what happened meanwhile."""
+        self._close_streams()
+        world = self._process.world
+
+        def reopen() -> None:
+            if not self._closed and self._process.alive:
+                self._open(world.store.revision + 1)
+                self._sink((HistoryLost(world.store.revision),))
+
+        world.scheduler.at(world.scheduler.now + 10 * world.network.latency(), reopen)
+
+    def reconnected(self) -> None:
+        """The link is whole again: what was missed while it was cut is told as lost history."""
+        if self._missed and not self._closed:
+            self._missed = False
+            self._sink((HistoryLost(self._process.world.store.revision),))
+
+
+class Process:
+    """A process on a host: mailbox, timers, handlers and watches around one :class:`Node`."""
+
+    def __init__(self, world: World, host: Host, stem: str) -> None:
+        self.world = world
+        self.host = host
+        self.label = host.plan.label
+        self.stem = stem
+        self.clock = host.clock
+        self.alive = True
+        self.finished = False
+        self.stopping = False
+        self.paused = False
+        self.call: Call | None = None
+        self.entered = False
+        self.hung = False
+        self.told_of_nothing = False
+        """Whether the last OnStart said that this process owns nothing (RB-18)."""
+        self.tokens: dict[Resource, Token] = {}
+        self.node: Node = world.make_node(host.plan, stem)
+        self._mailbox: deque[Callable[[], None]] = deque()
+        self._watching: dict[Topic, Watching] = {}
+        self._wakes_at = float("inf")
+        self._guard: float | None = None
+        self._first_on_resume: Callable[[], None] | None = None
+
+    @property
+    def now(self) -> float:
+        """This process's monotonic time in seconds."""
+        return self.clock.local(self.world.scheduler.now)
+
+    def is_incarnation(self, node: str) -> bool:
+        """Whether a member is, or was, this process."""
+        return node.rpartition("-")[0] == self.stem
+
+    def post(self, at: float, action: Callable[[], None]) -> None:
+        """Let something reach this process at a true time; it waits while the process is stopped."""
+        self.world.scheduler.at(at, lambda: self._arrive(action))
+
+    def _arrive(self, action: Callable[[], None]) -> None:
+        if not self.alive:
+            return
+        if self.paused:
+            self._mailbox.append(action)
+        else:
+            action()
+
+    def begin(self) -> None:
+        """Take part."""
+        self.handle(Start())
+
+    def ask_stop(self) -> None:
+        """SIGTERM: stop gracefully."""
+        self.stopping = True
+        self._arrive(lambda: self.handle(Stop()))
+
+    def pause(self) -> None:
+        """SIGSTOP: from now on nothing of this process runs."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """SIGCONT: the application goes on where it was, then all that waited is worked off."""
+        self.paused = False
+        self.write_something()
+        first, self._first_on_resume = self._first_on_resume, None
+        if first is not None:
+            first()
+        while self._mailbox and self.alive and not self.paused:
+            self._mailbox.popleft()()
+
+    def die(self) -> None:
+        """SIGKILL."""
+        self.alive = False
+        self._mailbox.clear()
+        self._close_watches()
+
+    def handle(self, event: Event) -> None:
+        """Give the core an event and carry out what it says."""
+        if not self.alive:
+            return
+        for effect in self.node.handle(event, self.now):
+            self._carry_out(effect)
+        self._set_timer()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Perform(command=command):
+                if isinstance(command, Acknowledge):
+                    self.world.oracle.acknowledging(self, command)
+                Conversation(self, command).begin()
+            case CallStart(owned=owned, not_after=not_after):
+                self._ask_call(Call(Handler.START, tuple(sorted(owned)), dict(owned), not_after))
+            case CallStop(resources=resources):
+                self._ask_call(Call(Handler.STOP, tuple(sorted(resources)), {}, 0.0))
+            case AskStop():
+                pass
+            case Guard(deadline=deadline):
+                self._arm(deadline)
+            case Watch(topics=topics):
+                self._watch(topics)
+            case Report(fact=fact):
+                self.world.report(self, fact)
+            case Finished():
+                self.finished = True
+                self.world.finished(self)
+
+    def answered(self, conversation: Conversation, outcome: Outcome) -> None:
+        """A command has ended."""
+        command = conversation.command
+        if isinstance(outcome, SessionLost) and not isinstance(command, Join):
+            self.world.oracle.told_session_lost(self, command.session)
+        elif isinstance(outcome, Joined):
+            self.world.oracle.told_joined(outcome.session)
+        if self.world.trace:
+            self.world.say(self.label, f"{type(command).__name__} → {text(outcome)}")
+        self.handle(Answered(command, outcome))
+
+    def _set_timer(self) -> None:
+        wakeup = self.node.next_wakeup
+        if wakeup is None or not self.alive:
+            return
+        due = self.clock.true(wakeup) + _TIMER_SLACK_S
+        if due < self._wakes_at:
+            self._wakes_at = due
+            self.post(due, lambda: self._wake(due))
+
+    def clock_changed(self) -> None:
+        """The clock runs at another rate: timers are set anew."""
+        self._wakes_at = float("inf")
+        self._set_timer()
+        if self._guard is not None:
+            self._arm(self._guard)
+
+    def _wake(self, due: float) -> None:
+        if due != self._wakes_at:
+            return
+        self._wakes_at = float("inf")
+        wakeup = self.node.next_wakeup
+        if wakeup is not None and wakeup <= self.now:
+            self.handle(Wakeup())
+            if self.tokens and self.world.random.random() < self.world.scenario.writes:
+                self.write_something()
+        else:
+            self._set_timer()
+
+    def _arm(self, deadline: float | None) -> None:
+        self._guard = deadline
+        if deadline is None:
+            return
+        self.world.oracle.guarded(self, self.clock.true(deadline))
+        if self.host.plan.kills:
+            self.world.scheduler.at(self.clock.true(deadline), lambda: self._fire(deadline))
+
+    def _fire(self, deadline: float) -> None:
+        if self.alive and self._guard == deadline and self.now >= deadline - _TIMER_SLACK_S:
+            self.world.hit(FaultKind.KILLED_BY_GUARD, f"{self.label}: killed by its dead man's switch")
+            self.world.crash(self.host)
+            self.world.start_soon(self.host)
+
+    def _watch(self, topics: Mapping[Topic, int]) -> None:
+        for topic in [topic for topic in self._watching if topic not in topics]:
+            self._watching.pop(topic).close()
+        for topic, revision in topics.items():
+            if topic not in self._watching:
+                self._watching[topic] = Watching(self, topic, revision)
+
+    def _close_watches(self) -> None:
+        for watching in self._watching.values():
+            watching.close()
+        self._watching.clear()
+
+    def lose_watches(self) -> None:
+        """Every watch stream of this process breaks."""
+        for watching in list(self._watching.values()):
+            watching.lose()
+
+    def reconnected(self) -> None:
+        """The link to the registry is whole again."""
+        for watching in list(self._watching.values()):
+            watching.reconnected()
+
+    def _ask_call(self, call: Call) -> None:
+        if self.call is not None:
+            raise InternalError(f"{call} was asked for while {self.call} runs")
+        self.call = call
+        self.post(self.world.scheduler.now + self.world.handler_latency(), lambda: self._enter(call))
+
+    def _enter(self, call: Call) -> None:
+        if call.handler is Handler.STOP:
+            self._run(call)
+        elif self.refuses(call.not_after):
+            self.call = None
+            self._fact(FactKind.START_REFUSED, call)
+            self.handle(HandlerReturned(Handler.START, refused=True))
+        elif call.resources and self.host.pauses_at_entry():
+            self._first_on_resume = lambda: self._run(call, late=True)
+        else:
+            self._run(call)
+
+    def refuses(self, not_after: float) -> bool:
+        """Whether it is too late to enter OnStart."""
+        return self.now >= not_after
+
+    def _run(self, call: Call, late: bool = False) -> None:
+        world = self.world
+        if call.handler is Handler.START:
+            world.oracle.start_entered(self, call.owned, late)
+            self.told_of_nothing = not call.owned
+            self.tokens.update(call.owned)
+            self._fact(FactKind.START_ENTERED, call)
+            if world.random.random() < world.scenario.writes:
+                self.write(call.resources)
+        else:
+            world.oracle.stop_entered(self, call.resources)
+            self._fact(FactKind.STOP_ENTERED, call)
+        duration_s, error = self.host.behaviour(call.handler, bool(call.resources))
+        if world.trace:
+            world.say(self.label, f"{call.handler} entered for {listed(call.resources)}")
+        if duration_s is None:
+            self.hung = True
+            return
+        self.post(world.scheduler.now + duration_s, lambda: self._return(call, error))
+
+    def _return(self, call: Call, error: str | None) -> None:
+        world = self.world
+        if call.handler is Handler.STOP and world.random.random() < world.scenario.writes:
+            self.write(call.resources)
+        self.call = None
+        if call.handler is Handler.STOP:
+            world.oracle.stop_returned(self, call.resources, error)
+            if error is None:
+                for resource in call.resources:
+                    self.tokens.pop(resource, None)
+        else:
+            world.oracle.start_returned(self)
+        if world.trace:
+            world.say(self.label, f"{call.handler} {error or 'returned'}: {listed(call.resources)}")
+        if error is None:
+            self._fact(
+                FactKind.STOP_RETURNED if call.handler is Handler.STOP else FactKind.START_RETURNED, call
+            )
+        self.handle(HandlerReturned(call.handler, error))
+
+    def _fact(self, kind: FactKind, call: Call) -> None:
+        session = self.node.session
+        for resource in call.resources:
+            self.world.report(
+                self,
+                Fact(
+                    kind,
+                    session.node if session else self.stem,
+                    resource=resource,
+                    token=call.owned.get(resource, self.tokens.get(resource)),
+                ),
+            )
+
+    def write_something(self) -> None:
+        """The application writes to a fenced store, wherever it believes to have access."""
+        if self.tokens:
+            self.write(tuple(self.tokens))
+
+    def write(self, resources: Sequence[Resource]) -> None:
+        """Write to some fenced resources, each with the token that OnStart was given."""
+        for resource in resources:
+            token = self.tokens.get(resource)
+            if token is not None:
+                self.world.oracle.write(self, resource, token)

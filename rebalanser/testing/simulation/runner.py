@@ -1,0 +1,208 @@
+"""Runs: chaos, healing, and the demand that all is well soon and stays so."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from rebalanser.errors import InternalError
+from rebalanser.protocol.messages import FactKind
+from rebalanser.testing.simulation.chaos import Chaos
+from rebalanser.testing.simulation.faults import FaultKind
+from rebalanser.testing.simulation.oracle import Violation
+from rebalanser.testing.simulation.scenario import ANYTHING, PROFILES, Profile
+from rebalanser.testing.simulation.trace import Trace, Write
+from rebalanser.testing.simulation.world import OnFact, World
+
+SETTLES_WITHIN_S = 25.0
+"""How long after healing all must be well: leases that end, late requests, rejoining, a few rebalances."""
+STAYS_FOR_S = 1.5
+_LOOK_EVERY_S = 0.4
+
+
+@dataclass
+class Report:
+    """What one run or many of them did and found."""
+
+    seeds: int = 0
+    simulated_s: float = 0.0
+    events: int = 0
+    rebalances: int = 0
+    versions: int = 0
+    leader_changes: int = 0
+    writes: int = 0
+    stale_writes: int = 0
+    excused: int = 0
+    faults: Counter[FaultKind] = field(default_factory=Counter)
+    facts: Counter[FactKind] = field(default_factory=Counter)
+    violations: list[tuple[int, str, str]] = field(default_factory=list)
+    """Seed, rule, sentence."""
+
+    def add(self, other: Report) -> None:
+        """Take in the report of other runs."""
+        self.seeds += other.seeds
+        self.simulated_s += other.simulated_s
+        self.events += other.events
+        self.rebalances += other.rebalances
+        self.versions += other.versions
+        self.leader_changes += other.leader_changes
+        self.writes += other.writes
+        self.stale_writes += other.stale_writes
+        self.excused += other.excused
+        self.faults.update(other.faults)
+        self.facts.update(other.facts)
+        self.violations.extend(other.violations)
+
+
+def replay_command(seed: int, profile: Profile = ANYTHING) -> str:
+    """The one command that shows a seed's run again."""
+    which = "" if profile is ANYTHING else f" --profile {shlex.quote(profile.name)}"
+    return f"python -m rebalanser.testing.simulation --seed {seed}{which} --trace"
+
+
+def run_seed(
+    seed: int,
+    profile: Profile = ANYTHING,
+    write: Write | None = None,
+    on_fact: OnFact | None = None,
+    make_world: Callable[..., World] = World,
+) -> Report:
+    """Run one seed. Same seed, same run: in another process, with another hash seed, on another day."""
+    random = Random(f"{profile.name}/{seed}")  # noqa: S311 - to be repeated, not to be secret
+    world = make_world(profile.draw(random), random, Trace(write), on_fact)
+    report = Report(seeds=1)
+    try:
+        _run(world)
+    except Violation as violation:
+        report.violations.append((seed, violation.rule, str(violation)))
+    except InternalError as error:
+        report.violations.append((seed, "the core's own", f"{type(error).__name__}: {error}"))
+    if write is not None and report.violations:
+        world.say("oracle", f"VIOLATION {report.violations[0][2]}")
+    _account(world, report)
+    return report
+
+
+def _account(world: World, report: Report) -> None:
+    oracle = world.oracle
+    report.simulated_s = world.now
+    report.events = world.scheduler.events
+    report.rebalances = world.facts[FactKind.REBALANCE_COMPLETED]
+    report.versions = oracle.headers
+    report.leader_changes = max(0, oracle.leader_changes - 1)
+    report.writes, report.stale_writes, report.excused = oracle.writes, oracle.stale_writes, oracle.excused
+    report.faults = world.hits
+    report.facts = world.facts
+
+
+def _run(world: World) -> None:
+    chaos = Chaos(world)
+    chaos.begin()
+    world.run_for(world.scenario.chaos_s)
+    chaos.end()
+    heal(world)
+    settle(world)
+    stay(world)
+
+
+def heal(world: World) -> None:
+    """End all faults, and see to it that somebody is there to own resources."""
+    world.heal()
+    for host in world.hosts:
+        if host.running is None and world.random.random() < 0.7:
+            world.start(host)
+    first = world.hosts[0]
+    if first.running is None or first.running.stopping:
+        world.crash(first)
+        world.start(first)
+
+
+def settle(world: World, within_s: float = SETTLES_WITHIN_S) -> None:
+    """Wait until all is well (RB-2, RB-3, RB-19), which must be soon.
+
+    What a fault has set going may still come after it is healed: a node that was cut off notices up to a
+    lease later. So all must be well after that, and still be when a rebalance that was held back is over.
+    """
+    timings = world.scenario.timings
+    ends = world.now + within_s
+    aftermath_ends = world.now + timings.lease_ttl_s
+    while True:
+        world.run_for(_LOOK_EVERY_S)
+        unsettled = world.unsettled()
+        quiet_since = max(aftermath_ends, world.network.late_until + _LOOK_EVERY_S)
+        if unsettled is None and world.now > quiet_since:
+            world.run_for(timings.settle_time_s + timings.min_rebalance_interval_s)
+            unsettled = world.unsettled()
+            if unsettled is None:
+                return
+        if world.now >= ends:
+            raise Violation("RB-3", f"{within_s:g} s after all was healed: {unsettled}")
+
+
+def stay(world: World, for_s: float = STAYS_FOR_S) -> None:
+    """All is well and must stay so: no change of the registry, no handler called (RB-3, RB-10).
+
+    What nodes still have to find out they may ask, for a while; in the end they send heartbeats only (RB-7).
+    """
+    ends = world.now + SETTLES_WITHIN_S
+    before = (world.store.revision, world.oracle.handler_calls, world.oracle.headers)
+    while True:
+        asked = _asked(world)
+        world.run_for(for_s)
+        if (world.store.revision, world.oracle.handler_calls, world.oracle.headers) != before:
+            raise Violation("RB-3", "something changed although all was well")
+        if _asked(world) == asked:
+            return
+        if world.now >= ends:
+            raise Violation("RB-7", f"{_asked(world) - asked} sent although all was well")
+
+
+def _asked(world: World) -> Counter[str]:
+    return Counter({command: count for command, count in world.commands.items() if command != "Heartbeat"})
+
+
+_AT_LEAST_PER_SEED = 0.01
+_MIN_SEEDS_TO_JUDGE = 50
+
+
+def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
+    """What runs should have exercised and did not: an oracle that saw nothing happen has proven nothing.
+
+    Every rebalance, leader change and kind of fault must have come often enough; a batch too small for that
+    is judged by its rebalances alone.
+    """
+    missing = []
+    if report.rebalances < report.seeds:
+        missing.append(f"{report.seeds} seeds completed {report.rebalances} rebalances only")
+    if report.seeds < _MIN_SEEDS_TO_JUDGE:
+        return missing
+    if report.leader_changes < report.seeds * 0.2:
+        missing.append(f"{report.seeds} seeds had {report.leader_changes} changes of the leader only")
+    if not report.stale_writes and profile is ANYTHING:
+        missing.append("no stale write was ever refused")
+    missing.extend(
+        f"{report.seeds} seeds had {report.faults[kind]} times only: {kind}"
+        for kind in (FaultKind if profile is ANYTHING else profile.faults)
+        if report.faults[kind] < max(1, report.seeds * _AT_LEAST_PER_SEED)
+    )
+    return missing
+
+
+def run_seeds(first: int, count: int, profile: Profile = ANYTHING) -> Report:
+    """Run many seeds in this process. A run that had no rebalance at all is a violation of its own."""
+    total = Report()
+    for seed in range(first, first + count):
+        report = run_seed(seed, profile)
+        if not report.versions and not report.violations:
+            report.violations.append((seed, "exercise", f"seed {seed} published no allocation"))
+        total.add(report)
+    return total
+
+
+def run_chunk(chunk: tuple[int, int, str]) -> Report:
+    """:func:`run_seeds` for other processes: the first seed, how many, and the profile's name."""
+    first, count, profile = chunk
+    return run_seeds(first, count, PROFILES[profile])

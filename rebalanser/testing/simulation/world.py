@@ -1,0 +1,457 @@
+"""The simulated world: hosts with processes, a network, the registry, and an operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from random import Random
+from typing import TypeAlias, TypeVar
+
+from rebalanser.allocation import balanced
+from rebalanser.errors import RebalanserError
+from rebalanser.protocol.messages import Fact, FactKind, Handler
+from rebalanser.protocol.node import Node, NodeOptions
+from rebalanser.protocol.states import Membership
+from rebalanser.protocol.types import Member, OnOverrun, ResourceSpec
+from rebalanser.registry.contract import Grant, Granted, KeepAlive, KeyValue, Reply, Request, Target
+from rebalanser.registry.keys import GroupKeys
+from rebalanser.registry.translation import Answer, Reading, Translation
+from rebalanser.testing.memory import MemoryStore
+from rebalanser.testing.simulation.faults import FaultKind
+from rebalanser.testing.simulation.network import Link, Network
+from rebalanser.testing.simulation.oracle import Oracle, Spans
+from rebalanser.testing.simulation.process import LocalClock, Process
+from rebalanser.testing.simulation.scenario import HostPlan, Scenario
+from rebalanser.testing.simulation.scheduler import Scheduler
+from rebalanser.testing.simulation.trace import Trace, listed, reply_sentence, request_sentence, text
+
+ResultT = TypeVar("ResultT")
+OnFact: TypeAlias = Callable[[str, Fact, float, float], None]
+"""Called with the host's label, the fact, wall-clock seconds, and the host's monotonic seconds."""
+
+OPERATOR = "operator"
+_TICK_S = 1e-6
+
+
+class SimulatedStore(MemoryStore):
+    """The memory store, whose leases may be found over a little later than they are."""
+
+    late_until = 0.0
+
+    def expire(self) -> None:
+        """End the leases that are over, unless the registry is late just now."""
+        if self._clock.now() >= self.late_until:
+            super().expire()
+
+
+class Host:
+    """A machine: its clock and its link outlive the processes that run on it one after another."""
+
+    def __init__(self, world: World, plan: HostPlan, start: float) -> None:
+        self.world = world
+        self.plan = plan
+        self.clock = LocalClock(0.0, start)
+        self.link = Link()
+        self.process: Process | None = None
+        self.generation = 0
+        self.handler_faults: list[FaultKind] = []
+        self.pause_at_entry_s = 0.0
+        self.off_clock = Spans()
+        """When its clock ran further off true time than the bound allows."""
+
+    @property
+    def running(self) -> Process | None:
+        """The process, if one lives and has not finished."""
+        process = self.process
+        return process if process is not None and process.alive and not process.finished else None
+
+    def pauses_at_entry(self) -> bool:
+        """Whether the process is stopped just now, between the check of the clock and the entering."""
+        duration_s, self.pause_at_entry_s = self.pause_at_entry_s, 0.0
+        if not duration_s:
+            return False
+        self.world.pause(self, duration_s, FaultKind.PAUSE_AT_ENTRY)
+        return True
+
+    def behaviour(self, handler: Handler, has_work: bool) -> tuple[float | None, str | None]:
+        """How long (seconds) a call of a handler takes, None for ever, and the error that it raises."""
+        random, timings = self.world.random, self.world.scenario.timings
+        limit_s = timings.stop_timeout_s if handler is Handler.STOP else timings.start_timeout_s
+        for fault in self.handler_faults:
+            if fault is FaultKind.START_RAISES and handler is Handler.STOP:
+                continue
+            if fault is FaultKind.STOP_RAISES and handler is Handler.START:
+                continue
+            if not has_work:
+                continue
+            self.handler_faults.remove(fault)
+            self.world.hit(fault, f"{self.plan.label}: {fault} ({handler})")
+            match fault:
+                case FaultKind.HANDLER_SLOW:
+                    return limit_s * random.uniform(0.3, 0.95), None
+                case FaultKind.HANDLER_OVERRUN:
+                    return limit_s * random.uniform(1.2, 4.0), None
+                case FaultKind.HANDLER_HUNG:
+                    return None, None
+                case _:
+                    return limit_s * random.uniform(0.0, 0.5), "the application raised"
+        return random.random() * 0.03, None
+
+
+class World:
+    """Everything of one run. What is done to it by name can be done by a script or by chance."""
+
+    translation_class: type[Translation] = Translation
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        random: Random,
+        trace: Trace,
+        on_fact: OnFact | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.random = random
+        self.trace = trace
+        self._on_fact = on_fact
+        self.scheduler = Scheduler()
+        self.store = SimulatedStore(self.scheduler.clock, scenario.capabilities)
+        self.keys = GroupKeys("sim", "group")
+        self.translation = self.translation_class(self.keys, scenario.capabilities)
+        self.hits: Counter[FaultKind] = Counter()
+        self.facts: Counter[FactKind] = Counter()
+        self.commands: Counter[str] = Counter()
+        self.completed_version = 0
+        self.oracle = Oracle(self)
+        self.network = Network(self.scheduler, random, self._deliver, self.hit)
+        self.hosts = [
+            Host(self, plan, start=1000.0 * (index + 1)) for index, plan in enumerate(scenario.hosts)
+        ]
+        self.resources: dict[str, ResourceSpec] = {}
+        self.drained: set[str] = set()
+        self.reacts: Callable[[Process, Fact], None] | None = None
+        self._lease_timer = False
+        self.store.watch(Target(self.keys.prefix, prefix=True), 1, self.oracle.changed)
+        self.add([f"r{index}" for index in range(scenario.resources)])
+
+    @property
+    def now(self) -> float:
+        """True time in seconds."""
+        return self.scheduler.now
+
+    def run_for(self, seconds: float) -> None:
+        """Let time pass."""
+        self.scheduler.run_until(self.now + seconds)
+
+    def say(self, where: str, sentence: str) -> None:
+        """Tell the trace."""
+        self.trace.line(self.now, where, sentence)
+
+    def hit(self, kind: FaultKind, sentence: str) -> None:
+        """A fault took effect."""
+        self.hits[kind] += 1
+        if self.trace:
+            self.say("fault", sentence)
+
+    def make_node(self, plan: HostPlan, stem: str) -> Node:
+        """The core of a new process."""
+        return Node(
+            Member(node=stem, label=plan.label, mode=plan.mode, may_lead=plan.may_lead, host=plan.label),
+            self.scenario.timings,
+            balanced,
+            NodeOptions(
+                start_in_batches=plan.start_in_batches,
+                on_overrun=OnOverrun.KILL if plan.kills else OnOverrun.REPORT,
+            ),
+        )
+
+    def stored(self, key: str) -> KeyValue:
+        """A key as it stands in the registry."""
+        return next(entry for entry in self.store.items(key) if entry.key == key)
+
+    def acknowledged(self, node: str) -> int:
+        """The version that a member has acknowledged, as the registry has it."""
+        return int(self.stored(self.keys.ack(node)).value)
+
+    def handler_latency(self) -> float:
+        """How long (seconds) it takes until the handler's thread runs."""
+        return self.random.random() * 0.001
+
+    def report(self, process: Process, fact: Fact) -> None:
+        """A process tells what happened to it."""
+        self.facts[fact.kind] += 1
+        if fact.kind is FactKind.REBALANCE_COMPLETED:
+            version = int(str(fact.detail["completed_version"]))
+            self.completed_version = max(self.completed_version, version)
+            self.oracle.told_completed(process, version)
+        if self._on_fact is not None:
+            self._on_fact(process.label, fact, self.scheduler.clock.wall(), process.now)
+        if self.trace:
+            self.say(process.label, _fact_sentence(fact))
+        if self.reacts is not None:
+            self.reacts(process, fact)
+
+    def finished(self, process: Process) -> None:
+        """A process has stopped gracefully, and exits."""
+        if self.trace:
+            self.say(process.label, "exits")
+        process.die()
+        self.oracle.died(process)
+
+    def changed_versions(self) -> None:
+        """A new version of the allocation is committed; its shares are looked at when all is written."""
+        self.scheduler.at(self.now, self.oracle.check_shares)
+
+    def _deliver(self, request: Request, origin: str) -> Reply | RebalanserError:
+        self.store.expire()
+        self.oracle.delivering(request, origin)
+        try:
+            reply = self.store.execute(request)
+        except RebalanserError as error:
+            self._say_request(request, origin, error)
+            return error
+        finally:
+            self.oracle.delivered()
+        self._say_request(request, origin, reply)
+        if isinstance(request, KeepAlive):
+            self.oracle.renewed(request.lease, self.scenario.timings.lease_ttl_s)
+        elif isinstance(request, Grant) and isinstance(reply, Granted):
+            self.oracle.renewed(reply.lease, reply.ttl_s)
+            self._time_leases()
+        return reply
+
+    def _say_request(self, request: Request, origin: str, reply: Reply | RebalanserError) -> None:
+        if self.trace:
+            sentence = request_sentence(request, self.keys.prefix)
+            self.say("registry", f"{origin}: {sentence} → {reply_sentence(reply)}")
+
+    def _time_leases(self) -> None:
+        if self._lease_timer:
+            return
+        following = self.store.next_expiry()
+        if following is None:
+            return
+        self._lease_timer = True
+        self.scheduler.at(max(following, self.store.late_until) + _TICK_S, self._end_leases)
+
+    def _end_leases(self) -> None:
+        self._lease_timer = False
+        self.store.expire()
+        self._time_leases()
+
+    def start(self, host: Host) -> Process:
+        """Start a process on a host where none runs."""
+        host.generation += 1
+        process = Process(self, host, f"{host.plan.label}.{host.generation}")
+        host.process = process
+        host.handler_faults.clear()
+        host.pause_at_entry_s = 0.0
+        if self.trace:
+            self.say(host.plan.label, f"starts as {process.stem}")
+        process.begin()
+        return process
+
+    def start_soon(self, host: Host) -> None:
+        """A supervisor starts what was killed again."""
+
+        def start() -> None:
+            if host.running is None:
+                self.start(host)
+
+        self.scheduler.at(self.now + 0.5, start)
+
+    def stop(self, host: Host) -> None:
+        """Stop a process gracefully."""
+        process = host.running
+        if process is not None and not process.stopping:
+            self.hit(FaultKind.GRACEFUL_STOP, f"{host.plan.label}: is asked to stop")
+            process.ask_stop()
+
+    def crash(self, host: Host) -> None:
+        """Kill a process."""
+        process = host.running
+        if process is not None:
+            if self.trace:
+                self.say(host.plan.label, "dies")
+            process.die()
+            self.oracle.died(process)
+
+    def pause(self, host: Host, seconds: float, kind: FaultKind) -> None:
+        """Stop a process for a while (SIGSTOP)."""
+        process = host.running
+        if process is None or process.paused:
+            return
+        self.hit(kind, f"{host.plan.label}: is stopped for {seconds:.3f} s")
+        self.oracle.conduct(process).paused.begin(self.now)
+        process.pause()
+        self.scheduler.at(self.now + seconds, lambda: self.resume(process))
+
+    def resume(self, process: Process) -> None:
+        """Let a stopped process go on."""
+        if process.alive and process.paused:
+            self.oracle.conduct(process).paused.end(self.now)
+            if self.trace:
+                self.say(process.label, "goes on")
+            process.resume()
+
+    def cut(self, host: Host, seconds: float, refuses: bool) -> None:
+        """Cut a host off from the registry for a while."""
+        if host.link.cut is not None:
+            return
+        self.hit(FaultKind.PARTITION, f"{host.plan.label}: is cut off for {seconds:.3f} s")
+        host.link.cut, host.link.refuses = FaultKind.PARTITION, refuses
+        self.scheduler.at(self.now + seconds, lambda: self.join(host))
+
+    def join(self, host: Host) -> None:
+        """Connect a host with the registry again."""
+        if host.link.cut is not None:
+            host.link.cut = None
+            if self.trace:
+                self.say(host.plan.label, "is connected again")
+            if host.running is not None:
+                host.running.reconnected()
+
+    def drift(self, host: Host, rate: float, kind: FaultKind) -> None:
+        """Let a host's clock run at another rate."""
+        self.hit(kind, f"{host.plan.label}: clock runs at {rate:.4f}")
+        self._run_clock(host, rate)
+
+    def _run_clock(self, host: Host, rate: float) -> None:
+        host.off_clock.end(self.now)
+        if abs(rate - 1) > self.scenario.timings.clock_drift_ratio:
+            host.off_clock.begin(self.now)
+        host.clock.run_at(rate, self.now)
+        if host.running is not None:
+            host.running.clock_changed()
+
+    def restart_registry(self) -> None:
+        """The registry comes back from a restart."""
+        self.hit(FaultKind.REGISTRY_RESTART, "the registry restarts")
+        self.oracle.leases_renewed_by_restart(self.scenario.timings.lease_ttl_s)
+        self.store.restart()
+
+    def compact(self) -> None:
+        """The registry forgets its history."""
+        self.hit(FaultKind.COMPACTION, "the registry's history is compacted")
+        self.store.compact(self.store.revision + 1)
+
+    def end_leases_late(self, seconds: float) -> None:
+        """For a while the registry does not notice that leases are over."""
+        self.hit(FaultKind.LEASES_LATE, f"leases are found over {seconds:.3f} s late")
+        self.store.late_until = self.now + seconds
+        self.scheduler.at(self.store.late_until + _TICK_S, self.store.expire)
+
+    def operate(self, reading: Reading[ResultT]) -> ResultT:
+        """Carry out what an operator does, at once."""
+        try:
+            request = next(reading)
+            while True:
+                reply = self._deliver(request, OPERATOR)
+                if isinstance(reply, RebalanserError):
+                    raise reply
+                request = reading.send(Answer(reply, self.now))
+        except StopIteration as stop:
+            result: ResultT = stop.value
+            return result
+
+    def add(self, names: Sequence[str], pin: str | None = None) -> None:
+        """Add resources, or change what they are pinned to."""
+        specs = [ResourceSpec(name, pin=pin) for name in names]
+        self.resources.update((spec.resource, spec) for spec in specs)
+        if self.trace:
+            self.say(OPERATOR, f"adds {listed(names)}" + (f", pinned to {pin}" if pin else ""))
+        self.operate(self.translation.put_resources(specs, lambda _: None))
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove resources."""
+        for name in names:
+            self.resources.pop(name, None)
+        if self.trace:
+            self.say(OPERATOR, f"removes {listed(names)}")
+        self.operate(self.translation.remove_resources(names, lambda _: None))
+
+    def set_drained(self, label: str, drained: bool) -> None:
+        """Drain a host, or give it work again."""
+        (self.drained.add if drained else self.drained.discard)(label)
+        if self.trace:
+            self.say(OPERATOR, f"{'drains' if drained else 'undrains'} {label}")
+        self.operate(self.translation.set_drained(label, drained))
+
+    def unsettled(self) -> str | None:
+        """What is not yet as it must be once nothing is wrong any more; None where all is well."""
+        live = [process for host in self.hosts if (process := host.running) is not None]
+        for process in live:
+            if process.stopping:
+                return f"{process.label} has not stopped"
+            if process.call is not None:
+                return f"a handler of {process.label} runs"
+            if process.node.membership is not Membership.MEMBER:
+                return f"{process.label} is no member"
+            if not process.tokens and not process.told_of_nothing:
+                return f"{process.label} owns nothing and was not told"
+        return self._unsettled_group(live) or self._unowned(live) or self._unacknowledged()
+
+    def _unsettled_group(self, live: Collection[Process]) -> str | None:
+        oracle = self.oracle
+        sessions = {process.node.session.node for process in live if process.node.session is not None}
+        if oracle.members.keys() != sessions:
+            return f"members are {listed(oracle.members)}, not {listed(sessions)}"
+        if oracle.header is None or oracle.header.shares.keys() != sessions:
+            return "the allocation is for other members"
+        if oracle.leader not in sessions:
+            return f"{oracle.leader} leads, which is gone"
+        return None
+
+    def _unowned(self, live: Collection[Process]) -> str | None:
+        owners: dict[str, set[str]] = {process.label: set() for process in live}
+        for resource, accesses in self.oracle.accesses.items():
+            if accesses and resource not in self.resources:
+                return f"{resource} is removed and still accessed"
+            for access in accesses.values():
+                owners[access.process.label].add(resource)
+        active = sorted(label for label in owners if label not in self.drained)
+        pinned = {spec.resource: spec.pin for spec in self.resources.values() if spec.pin is not None}
+        expected = balanced(active, self.resources, owners, pinned)
+        for label, owned in owners.items():
+            if owned != set(expected.get(label, ())):
+                return f"{label} accesses {listed(owned)}, not {listed(expected.get(label, ()))}"
+        barriers = self.oracle.barriers.keys()
+        held = set().union(*owners.values()) if owners else set()
+        if barriers != held:
+            return f"barriers of {listed(barriers ^ held)} belong to nobody who started"
+        return None
+
+    def _unacknowledged(self) -> str | None:
+        header = self.oracle.header
+        if header is None:
+            return "there is no allocation"
+        for node, version in header.shares.items():
+            if self.acknowledged(node) != version:
+                return f"{node} has not acknowledged version {version}"
+        if self.completed_version != header.version:
+            return f"the leader has not seen that version {header.version} is complete"
+        return None
+
+    def heal(self) -> None:
+        """End every fault; start something on hosts where nothing can go on by itself."""
+        self.reacts = None
+        self.store.late_until = 0.0
+        for host in self.hosts:
+            host.handler_faults.clear()
+            host.pause_at_entry_s = 0.0
+            self.join(host)
+            host.link.clear()
+            if host.clock.rate != 1.0:
+                self._run_clock(host, 1.0)
+            if host.running is not None and host.running.hung:
+                self.crash(host)
+            if host.running is not None:
+                self.resume(host.running)
+        if self.trace:
+            self.say("world", "everything is healed")
+
+
+def _fact_sentence(fact: Fact) -> str:
+    named = {"resource": fact.resource, "token": fact.token, "revision": fact.revision, **fact.detail}
+    about = ", ".join(f"{name} {text(value)}" for name, value in named.items() if value is not None)
+    return f"{fact.kind.value.replace('_', ' ')}{': ' if about else ''}{about} ({fact.node})"

@@ -1,0 +1,120 @@
+"""What the simulator once found, each as the shortest script that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import pytest
+
+from rebalanser.protocol import FactKind, Membership
+from rebalanser.testing.simulation import Armed, FaultKind
+
+if TYPE_CHECKING:
+    from tests.simulation.conftest import Script
+
+MakeScript: TypeAlias = "Callable[..., Script]"
+
+
+@pytest.mark.rule("RB-11", "RB-12")
+def test_a_late_removal_takes_no_barrier_from_under_a_resource_that_came_back(script: MakeScript) -> None:
+    group = script(hosts=2, resources=4)
+    group.start(0)
+    group[0].link.armed.append(Armed(FaultKind.REQUEST_LATE, "RemoveBarriers"))
+    group.world.start(group[1])
+    group.run_until(lambda: FaultKind.REQUEST_LATE in group.world.hits)
+    group.world.crash(group[1])
+    group.world.set_drained("host-1", drained=True)
+    group.settle()
+    assert group.owned(0) == set(group.world.resources)
+
+
+@pytest.mark.rule("RB-19")
+def test_a_late_acknowledgement_does_not_hide_that_a_newer_version_is_complete(script: MakeScript) -> None:
+    group = script(hosts=2, resources=4)
+    group[0].link.armed.append(Armed(FaultKind.REQUEST_LATE, "Acknowledge"))
+    group.world.start(group[0])
+    group.run_until(lambda: FaultKind.REQUEST_LATE in group.world.hits)
+    group.world.start(group[1])
+    group.settle()
+
+
+@pytest.mark.rule("RB-19")
+def test_the_leader_learns_of_acknowledgements_that_no_watch_told(script: MakeScript) -> None:
+    group = script(hosts=2, resources=4)
+    group.start(0)
+    group.world.start(group[1])
+    group.run_until(lambda: bool(group.times(FactKind.ALLOCATION_PUBLISHED, 0, group.world.now - 0.01)))
+    group[0].link.watch_silent = True
+    group.run_until(lambda: bool(group.times(FactKind.ACKNOWLEDGED, 1)))
+    group.world.run_for(0.01)
+    group[0].link.watch_silent = False
+    group.settle()
+    assert group.world.hits[FaultKind.WATCH_SILENT] > 0
+
+
+@pytest.mark.rule("RB-9", "RB-2")
+def test_a_plan_that_was_given_up_is_never_committed_later(script: MakeScript) -> None:
+    group = script(hosts=2, resources=4)
+    group.start()
+    group[0].link.armed.append(Armed(FaultKind.REQUEST_LATE, "Publish"))
+    removed = sorted(group.owned(1))
+    group.world.remove(removed)
+    group.run_until(lambda: FaultKind.REQUEST_LATE in group.world.hits)
+    group.world.add(removed)
+    group.settle()
+    assert group.owned(0) | group.owned(1) == set(group.world.resources)
+
+
+@pytest.mark.rule("RB-9")
+def test_late_parts_of_a_plan_rewrite_no_share_of_another(script: MakeScript) -> None:
+    group = script(hosts=4, resources=8, max_operations=8)
+    group.start(0)
+    for skip in range(3):
+        group[0].link.armed.append(Armed(FaultKind.REQUEST_LATE, "Publish", skip))
+    for index in (1, 2, 3):
+        group.world.start(group[index])
+        group.world.run_for(0.2)
+    group.settle()
+    assert group.world.hits[FaultKind.REQUEST_LATE] == 3
+
+
+@pytest.mark.rule("RB-14")
+@pytest.mark.parametrize("kind", [FaultKind.REQUEST_LATE, FaultKind.REPLY_LOST])
+def test_a_barrier_that_was_added_without_a_word_is_given_back(script: MakeScript, kind: FaultKind) -> None:
+    group = script(hosts=2, resources=4)
+    group.start(0)
+    group[0].link.armed.append(Armed(kind, "AddBarriers"))
+    group.world.add(["new"])
+    group.run_until(lambda: kind in group.world.hits)
+    group.world.set_drained("host-0", drained=True)
+    group.start(1)
+    assert group.owned(1) == set(group.world.resources)
+
+
+@pytest.mark.rule("RB-24", "RB-20")
+def test_a_node_whose_onstop_raised_does_nothing_until_its_lease_has_ended(script: MakeScript) -> None:
+    group = script(hosts=2, resources=4)
+    group.start()
+    process = group[1].running
+    assert process is not None
+    group[1].handler_faults.append(FaultKind.STOP_RAISES)
+    group.world.set_drained("host-1", drained=True)
+    group.run_until(lambda: process.node.membership is Membership.LAPSING)
+    before = dict(group.world.commands)
+    group[0].running.lose_watches() if group[0].running else None
+    group.run_until(lambda: process.node.membership is not Membership.LAPSING)
+    later = {command: count - before.get(command, 0) for command, count in group.world.commands.items()}
+    assert later.get("Acknowledge", 0) <= 1
+    group.settle()
+
+
+@pytest.mark.rule("RB-26")
+def test_a_graceful_stop_of_a_node_that_is_cut_off_ends(script: MakeScript) -> None:
+    group = script(hosts=2, resources=4)
+    group.start()
+    group.world.cut(group[1], 60.0, refuses=True)
+    group.world.stop(group[1])
+    group.run_until(lambda: group[1].running is None)
+    group.settle()
+    assert group.owned(0) == set(group.world.resources)

@@ -1,0 +1,365 @@
+"""Proof that the oracle sees: each safeguard of the protocol is taken out in turn, and that is noticed.
+
+The switches exist here only: a safeguard is a small method of the product, replaced while the seeds of a
+profile are scanned, from seed 0 on. ``make safeguards`` prints the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from rebalanser.protocol.leading import Leading
+from rebalanser.protocol.node import Node
+from rebalanser.protocol.rebalancing import Rebalancing
+from rebalanser.protocol.types import Group, Timings
+from rebalanser.registry.contract import Delete
+from rebalanser.registry.translation import Answer, Reading, Translation
+from rebalanser.testing.simulation import PROFILES, Process, run_seed, run_seeds
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A method of the product, and what stands in for it; ``replacement`` is given the original."""
+
+    owner: type
+    method: str
+    replacement: Callable[[Any], Any]
+
+    def patched(self) -> Any:
+        """A context in which the method is replaced."""
+        original = getattr(self.owner, self.method)
+        return mock.patch.object(self.owner, self.method, self.replacement(original))
+
+
+@dataclass(frozen=True)
+class Safeguard:
+    """What is taken out, what it is for, and the rules of which one is then seen to be broken."""
+
+    name: str
+    purpose: str
+    switches: tuple[Switch, ...]
+    rules: frozenset[str]
+    profile: str = "anything"
+    second_line: tuple[Switch, ...] = ()
+    """Another safeguard that would make the loss good; with it alone taken out no rule is broken."""
+
+
+@dataclass(frozen=True)
+class Caught:
+    """The first seed in which a rule was seen to be broken."""
+
+    seeds: int
+    rule: str
+    sentence: str
+
+
+def scan(safeguard: Safeguard, limit: int) -> Caught | None:
+    """Run seeds of the safeguard's profile, from 0 on, without it; None where ``limit`` seeds saw nothing."""
+    with ExitStack() as stack:
+        for switch in (*safeguard.switches, *safeguard.second_line):
+            stack.enter_context(switch.patched())
+        for seed in range(limit):
+            for _, rule, sentence in run_seed(seed, PROFILES[safeguard.profile]).violations:
+                return Caught(seed + 1, rule, sentence)
+    return None
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda _: lambda *_args, **_kwargs: value
+
+
+def _guard(method: str) -> tuple[Switch, ...]:
+    return (Switch(Translation, method, _always(())),)
+
+
+def _remove_while_started(_: Any) -> Any:
+    def to_remove(self: Rebalancing, everything: bool) -> dict[str, int]:
+        return {r: token for r, token in self.held.items() if everything or r not in self.wanted}
+
+    return to_remove
+
+
+def _keep_after_lost_lease(original: Callable[[Rebalancing], None]) -> Any:
+    def forget(self: Rebalancing) -> None:
+        held = dict(self.held)
+        original(self)
+        self.held.update(held)
+
+    return forget
+
+
+def _as_if_stopped_once_it_overruns(original: property) -> Any:
+    return property(lambda self: not self._overran and original.__get__(self))
+
+
+def _barriers_go_with_the_resource(original: Callable[..., Reading[int]]) -> Any:
+    def remove_resources(self: Translation, resources: Sequence[str], progress: Any) -> Reading[int]:
+        removed = yield from original(self, resources, progress)
+        yield from self._change([Delete(self.keys.barrier(name)) for name in resources], 0, progress)
+        return removed
+
+    return remove_resources
+
+
+def _proven_when_answered(_: Any) -> Any:
+    def proven_at(self: Translation, renewed: Answer, proof: Answer) -> float:
+        return proof.sent_at
+
+    return proven_at
+
+
+def _any_acknowledgement_counts(_: Any) -> Any:
+    return lambda self, node, version: self._acknowledged.get(node, 0) > 0
+
+
+def _next_version(_: Any) -> Any:
+    def unused_version(self: Leading, group: Group) -> int:
+        return (group.header.version if group.header else 0) + 1
+
+    return unused_version
+
+
+def _forget_changes(_: Any) -> Any:
+    def keep_later_changes(self: Leading, group: Group, now: float) -> None:
+        self._changed_at = None
+
+    return keep_later_changes
+
+
+def _say_nothing_of_nothing(original: Callable[[Rebalancing], dict[str, int] | None]) -> Any:
+    return lambda self: original(self) or None
+
+
+def _constant_id(_: Any) -> Any:
+    return property(lambda self: f"{self._stem}-0")
+
+
+def _stop_when_access_must_have_ended(_: Any) -> Any:
+    return property(lambda self: self.access_s)
+
+
+_SELF_HEAL = Switch(Node, "_make_good", _always(None))
+
+SAFEGUARDS = (
+    Safeguard(
+        "term guard",
+        "what a leader writes takes effect in its own term only",
+        _guard("_leads"),
+        frozenset({"RB-5", "RB-6"}),
+        "leaders",
+    ),
+    Safeguard(
+        "create-revision check",
+        "what a node writes takes effect, and its lease counts as alive, only while its own key is there",
+        _guard("_alive"),
+        frozenset({"RB-1", "RB-12", "RB-21", "RB-22", "RB-3", "RB-6"}),
+    ),
+    Safeguard(
+        "remove only own barriers",
+        "a barrier is removed only if it is the very one that this session added",
+        _guard("_mine"),
+        frozenset({"RB-15", "RB-11"}),
+        "late requests",
+    ),
+    Safeguard(
+        "OnStop before remove",
+        "a barrier is removed only once OnStop has returned",
+        (
+            Switch(Node, "_stops_first", lambda _: property(lambda _: False)),
+            Switch(Rebalancing, "to_remove", _remove_while_started),
+        ),
+        frozenset({"RB-11"}),
+    ),
+    Safeguard(
+        "barrier independent of resource",
+        "removing a resource leaves its barrier alone",
+        (Switch(Translation, "remove_resources", _barriers_go_with_the_resource),),
+        frozenset({"RB-15"}),
+    ),
+    Safeguard(
+        "clear on lost lease",
+        "barriers and tokens are forgotten with the session",
+        (Switch(Rebalancing, "forget", _keep_after_lost_lease),),
+        frozenset({"RB-11", "RB-12", "RB-15", "RB-21"}),
+        "short lives",
+    ),
+    Safeguard(
+        "deadline from before the send",
+        "a proof of life counts from before the renewal was sent",
+        (Switch(Translation, "_proven_at", _proven_when_answered),),
+        frozenset({"RB-21", "RB-1"}),
+        "slow network",
+    ),
+    Safeguard(
+        "early self-fence",
+        "OnStop is called so early that it can return before the lease ends",
+        (Switch(Timings, "detect_s", _stop_when_access_must_have_ended),),
+        frozenset({"RB-1", "RB-21"}),
+        "isolation",
+    ),
+    Safeguard(
+        "idempotent registration",
+        "registering again takes over what an earlier attempt left",
+        _guard("_unregistered"),
+        frozenset({"RB-4"}),
+        "late requests",
+    ),
+    Safeguard(
+        "fresh id",
+        "every incarnation has an id of its own",
+        (Switch(Node, "_node_id", _constant_id),),
+        frozenset({"RB-4"}),
+    ),
+    Safeguard(
+        "acknowledgement by version",
+        "an acknowledgement counts for its version only",
+        (Switch(Leading, "_has_completed", _any_acknowledgement_counts),),
+        frozenset({"RB-19"}),
+    ),
+    Safeguard(
+        "acknowledgement not overtaken",
+        "a late acknowledgement never replaces a newer one",
+        _guard("_not_overtaken"),
+        frozenset({"RB-3"}),
+        "late requests",
+    ),
+    Safeguard(
+        "last change not lost",
+        "a change after the snapshot leads to another rebalance",
+        (Switch(Leading, "_keep_later_changes", _forget_changes),),
+        frozenset({"RB-3"}),
+        "operator",
+        second_line=(_SELF_HEAL,),
+    ),
+    Safeguard(
+        "self-heal by heartbeat",
+        "a heartbeat makes good what a watch did not tell",
+        (_SELF_HEAL,),
+        frozenset({"RB-3"}),
+        "silent watches",
+    ),
+    Safeguard(
+        "barrier guarded by allocation",
+        "a barrier is added only while the allocation acted on is the latest",
+        _guard("_acted_on"),
+        frozenset({"RB-3"}),
+        "late requests",
+    ),
+    Safeguard(
+        "barrier absent",
+        "a barrier is added only where there is none",
+        _guard("_free"),
+        frozenset({"RB-1"}),
+    ),
+    Safeguard(
+        "hold on overrun",
+        "barriers stay held while a handler overruns its limit",
+        (
+            Switch(Node, "_stops_first", _as_if_stopped_once_it_overruns),
+            Switch(Rebalancing, "to_remove", _remove_while_started),
+        ),
+        frozenset({"RB-11"}),
+        "overruns",
+    ),
+    Safeguard(
+        "clock checked at entry",
+        "OnStart is not entered once it is too late for OnStop",
+        (Switch(Process, "refuses", _always(False)),),
+        frozenset({"RB-21"}),
+        "isolation",
+    ),
+    Safeguard(
+        "uncertain barriers read back",
+        "a barrier that may have been added is looked for before it is forgotten",
+        (Switch(Rebalancing, "barriers_unknown", _always(None)),),
+        frozenset({"RB-3"}),
+        "late requests",
+    ),
+    Safeguard(
+        "uncertain removals finished",
+        "a barrier that may be gone protects nothing any more",
+        (Switch(Rebalancing, "removal_unknown", _always(None)),),
+        frozenset({"RB-11", "RB-12"}),
+        "late requests",
+    ),
+    Safeguard(
+        "given-up plan forbidden",
+        "a plan that was given up is made impossible before the leader rests",
+        (Switch(Leading, "_must_forbid", _always(False)),),
+        frozenset({"RB-3"}),
+        "given-up plans",
+    ),
+    Safeguard(
+        "version never used twice",
+        "a late request can't rewrite a share that is in use",
+        (Switch(Leading, "_unused_version", _next_version),),
+        frozenset({"RB-9", "RB-3"}),
+        "late requests",
+    ),
+    Safeguard(
+        "empty allocation told",
+        "a node that owns nothing is told so",
+        (Switch(Rebalancing, "to_start", _say_nothing_of_nothing),),
+        frozenset({"RB-3", "RB-18"}),
+    ),
+    Safeguard(
+        "dead man's switch",
+        "a process that asked for it is killed before its lease can end",
+        (Switch(Process, "_fire", _always(None)),),
+        frozenset({"RB-1"}),
+        "isolation",
+    ),
+)
+
+
+LIMIT = 500
+"""How many seeds may be needed at most."""
+
+
+@pytest.fixture(scope="module")
+def caught() -> Iterator[dict[str, Caught]]:
+    """What was caught; printed as a table when all is done."""
+    found: dict[str, Caught] = {}
+    yield found
+    table = Table(title="safeguards, each taken out in turn")
+    for column in ("safeguard", "what it is for", "profile", "rule broken", "seeds"):
+        table.add_column(column)
+    for safeguard in SAFEGUARDS:
+        if safeguard.name in found:
+            seen = found[safeguard.name]
+            row = (safeguard.name, safeguard.purpose, safeguard.profile, seen.rule, str(seen.seeds))
+            table.add_row(*row)
+    Console(width=150).print("\n", table)
+
+
+@pytest.mark.lesson(12)
+@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
+def test_the_oracle_sees_that_a_safeguard_is_missing(safeguard: Safeguard, caught: dict[str, Caught]) -> None:
+    found = scan(safeguard, LIMIT)
+    assert found is not None, f"{LIMIT} seeds without it, and nothing was noticed"
+    assert found.rule in safeguard.rules, found.sentence
+    caught[safeguard.name] = found
+
+
+@pytest.mark.parametrize("safeguard", [s for s in SAFEGUARDS if s.second_line], ids=lambda s: s.name)
+def test_it_is_the_safeguard_that_is_missed_and_not_its_second_line(safeguard: Safeguard) -> None:
+    with ExitStack() as stack:
+        for switch in safeguard.second_line:
+            stack.enter_context(switch.patched())
+        report = run_seeds(0, 60, PROFILES[safeguard.profile])
+    assert not report.violations
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_with_all_safeguards_every_profile_is_clean(profile: str) -> None:
+    report = run_seeds(0, 60, PROFILES[profile])
+    assert not report.violations
+    assert report.rebalances > 60

@@ -1,0 +1,147 @@
+"""Thousands of groups under faults: no rule is broken, and all is well soon after the faults end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from rebalanser.protocol import FactKind
+from rebalanser.testing.simulation import (
+    ANYTHING,
+    FaultKind,
+    Profile,
+    Report,
+    exercised,
+    replay_command,
+    run_seed,
+    run_seeds,
+)
+
+CHUNK = 100
+CHUNKS = 20
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.rule(
+    "RB-1",
+    "RB-2",
+    "RB-3",
+    "RB-4",
+    "RB-5",
+    "RB-6",
+    "RB-7",
+    "RB-8",
+    "RB-9",
+    "RB-10",
+    "RB-11",
+    "RB-12",
+    "RB-13",
+    "RB-14",
+    "RB-15",
+    "RB-16",
+    "RB-17",
+    "RB-19",
+    "RB-20",
+    "RB-21",
+    "RB-22",
+    "RB-23",
+    "RB-24",
+    "RB-26",
+    "RB-27",
+    "RB-28",
+    "RB-30",
+    "RB-34",
+)
+@pytest.mark.lesson(1, 2, 3, 6, 7, 8, 9, 10, 12, 13)
+def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
+    report = run_seeds(chunk * CHUNK, CHUNK)
+    assert not report.violations, "\n".join(
+        f"{sentence}\n  {replay_command(seed)}" for seed, _, sentence in report.violations
+    )
+    assert exercised(report) == []
+
+
+_DIGEST = """
+import hashlib
+from rebalanser.testing.simulation import run_seed
+
+digest = hashlib.sha256()
+for seed in range(8):
+    run_seed(seed, write=lambda line: digest.update(line.encode()))
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.lesson(12)
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", _DIGEST],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2", "3")
+    }
+    assert len(digests) == 1
+
+
+@pytest.mark.lesson(12)
+def test_runs_that_exercised_nothing_fail() -> None:
+    idle = Profile("idle", faults={}, kinds=(0, 0), hosts=(1, 1), resources=(1, 1))
+    report = run_seeds(0, 50, idle)
+    assert not report.violations
+    missing = "\n".join(exercised(report))
+    assert "changes of the leader" in missing
+    for kind in FaultKind:
+        assert kind in missing
+
+
+def test_a_batch_too_small_to_judge_still_needs_rebalances() -> None:
+    assert exercised(Report(seeds=10, rebalances=9)) == ["10 seeds completed 9 rebalances only"]
+    assert exercised(Report(seeds=10, rebalances=10)) == []
+
+
+def test_facts_are_handed_out_with_the_hosts_own_clock() -> None:
+    told: list[tuple[str, FactKind, float, float]] = []
+    run_seed(3, on_fact=lambda host, fact, wall, monotonic: told.append((host, fact.kind, wall, monotonic)))
+    kinds = Counter(kind for _, kind, _, _ in told)
+    assert kinds[FactKind.START_ENTERED] >= kinds[FactKind.START_RETURNED] > 0
+    assert kinds[FactKind.JOINED] > 0
+    for host in {host for host, *_ in told}:
+        times = [monotonic for where, _, _, monotonic in told if where == host]
+        assert times == sorted(times)
+
+
+def test_the_trace_of_a_seed_tells_what_happened() -> None:
+    lines: list[str] = []
+    run_seed(0, ANYTHING, lines.append)
+    text = "\n".join(lines)
+    for sentence in ("starts as host-0.1", "elected", "everything is healed", "on_start entered for"):
+        assert sentence in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (("--seed", "0"), 0, "seed 0: no violation"),
+        (("--seed", "0", "--trace"), 0, "everything is healed"),
+        (("--seeds", "4", "--jobs", "1"), 0, "stale writes refused"),
+        (("--seeds", "4", "--profile", "weather"), 2, "unknown profile"),
+    ],
+)
+def test_the_command_line_replays_and_soaks(arguments: tuple[str, ...], status: int, told: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "rebalanser.testing.simulation", *arguments],
+        env={**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == status, ran.stderr
+    assert told in ran.stdout + ran.stderr

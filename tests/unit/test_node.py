@@ -1,0 +1,777 @@
+"""The core, one event at a time: what the simulator does not show by itself, and what it once found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from rebalanser.allocation import balanced
+from rebalanser.errors import InternalError
+from rebalanser.protocol import (
+    Answered,
+    AskStop,
+    CallStart,
+    CallStop,
+    Command,
+    Effect,
+    Event,
+    FactKind,
+    Failed,
+    Fingerprint,
+    Finished,
+    Group,
+    Guard,
+    Handler,
+    HandlerReturned,
+    Header,
+    Leadership,
+    Member,
+    Membership,
+    Mode,
+    Node,
+    NodeOptions,
+    Noticed,
+    OnOverrun,
+    Outcome,
+    Perform,
+    Report,
+    ResourceSpec,
+    Role,
+    Session,
+    Share,
+    Start,
+    Step,
+    Stop,
+    Timings,
+    Topic,
+    TopicKind,
+    Wakeup,
+    Watch,
+)
+from rebalanser.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    AddBarriers,
+    Alive,
+    BarriersAdded,
+    BarriersRead,
+    BarriersRemoved,
+    Campaign,
+    Elected,
+    Follows,
+    GroupRead,
+    Heartbeat,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Publish,
+    Published,
+    ReadBarriers,
+    ReadGroup,
+    ReadShare,
+    RemoveBarriers,
+    SessionLost,
+    ShareRead,
+)
+
+TIMINGS = Timings(
+    lease_ttl_s=10.0,
+    heartbeat_interval_s=1.0,
+    stop_timeout_s=2.0,
+    start_timeout_s=2.0,
+    safety_margin_s=1.0,
+    clock_drift_ratio=0.0,
+    settle_time_s=0.5,
+    min_rebalance_interval_s=3.0,
+    retry_initial_s=0.1,
+    retry_max_s=1.0,
+    rejoin_initial_s=1.0,
+    rejoin_max_s=8.0,
+)
+SESSION = Session("n-0", lease=1, created=10)
+LOST = Failed("no answer", unknown=True)
+CommandT = TypeVar("CommandT", bound=Command)
+EffectT = TypeVar("EffectT", bound=Effect)
+
+
+class Driven:
+    """A node whose world is the test."""
+
+    def __init__(
+        self,
+        mode: Mode = Mode.COOPERATIVE,
+        may_lead: bool = False,
+        options: NodeOptions | None = None,
+        timings: Timings = TIMINGS,
+    ) -> None:
+        member = Member("n", label="n", mode=mode, may_lead=may_lead)
+        self.node = Node(member, timings, balanced, options or NodeOptions())
+        self.now = 0.0
+        self.effects: list[Effect] = []
+        self.under_way: list[Command] = []
+
+    def feed(self, event: Event) -> list[Effect]:
+        self.effects = self.node.handle(event, self.now)
+        self.under_way += [effect.command for effect in self.effects if isinstance(effect, Perform)]
+        return self.effects
+
+    def pass_to(self, now: float) -> list[Effect]:
+        self.now = now
+        return self.feed(Wakeup())
+
+    def all(self, kind: type[EffectT]) -> list[EffectT]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def sent(self, kind: type[CommandT]) -> CommandT | None:
+        return next((command for command in self.under_way if isinstance(command, kind)), None)
+
+    def answer(self, kind: type[Command], outcome: Outcome) -> list[Effect]:
+        command = self.sent(kind)
+        assert command is not None, f"{kind.__name__} was not sent, but {self.under_way}"
+        self.under_way.remove(command)
+        return self.feed(Answered(command, outcome))
+
+    def returns(self, handler: Handler, error: str | None = None) -> list[Effect]:
+        return self.feed(HandlerReturned(handler, error))
+
+    def facts(self) -> list[FactKind]:
+        return [report.fact.kind for report in self.all(Report)]
+
+    def join(self) -> None:
+        self.feed(Start())
+        self.answer(Join, Joined(SESSION, proven_at=self.now))
+
+    def give(self, version: int, *resources: str) -> None:
+        """The next ReadShare is answered with this share."""
+        revision = 100 + version
+        header = Header(version, 1, revision, {"n-0": version})
+        self.answer(ReadShare, ShareRead(revision, header, Share(version, frozenset(resources)), None))
+
+    def notice(self, version: int) -> None:
+        self.feed(Noticed(Topic(TopicKind.ALLOCATION, "n-0"), 100 + version, version))
+
+    def add(self, token: int, *resources: str, blocked: Mapping[str, str] | None = None) -> None:
+        self.answer(AddBarriers, BarriersAdded(token, dict.fromkeys(resources, token), blocked or {}))
+
+    def own(self, *resources: str) -> None:
+        """Join, and own these with token 200."""
+        self.join()
+        self.give(1, *resources)
+        self.add(200, *resources)
+        self.returns(Handler.START)
+        self.answer(Acknowledge, Acknowledged(1, 201))
+
+    def beat(self, **seen: object) -> None:
+        """The heartbeat of this moment is answered."""
+        self.answer(Heartbeat, Alive(proven_at=self.now, revision=500, header_revision=101, **seen))  # type: ignore[arg-type]
+
+
+def leading(resources: int = 2, group_revision: int = 50) -> Driven:
+    """A leader that has published version 1 for itself."""
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.answer(Campaign, Elected(Leadership(1, "n-0", 40)))
+    driven.answer(ReadGroup, GroupRead(group(resources, group_revision)))
+    driven.answer(Publish, Published(Header(1, 1, 51, {"n-0": 1})))
+    return driven
+
+
+def group(
+    resources: int, revision: int, header: Header | None = None, acknowledged: int = 0, **shares: Share
+) -> Group:
+    named = {f"r{index}": ResourceSpec(f"r{index}") for index in range(resources)}
+    return Group(
+        revision=revision,
+        members={"n-0": Member("n-0", "n")},
+        resources=named,
+        drained=frozenset(),
+        header=header,
+        shares={name.replace("_", "-"): share for name, share in shares.items()},
+        leftover_shares=frozenset(),
+        acknowledged={"n-0": acknowledged},
+        fingerprint=Fingerprint((1, 10), (resources, 5)),
+    )
+
+
+@pytest.mark.rule("RB-5")
+def test_a_node_that_may_lead_campaigns_and_leads_when_elected() -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    assert driven.sent(Campaign) == Campaign(SESSION)
+    driven.answer(Campaign, Elected(Leadership(7, "n-0", 40)))
+    assert driven.node.role is Role.LEADER
+    assert driven.sent(ReadGroup) == ReadGroup(SESSION, Leadership(7, "n-0", 40))
+
+
+@pytest.mark.rule("RB-5")
+def test_a_node_that_may_not_lead_never_campaigns() -> None:
+    driven = Driven(may_lead=False)
+    driven.join()
+    driven.pass_to(1.0)
+    driven.beat(leader_alive=False)
+    assert driven.sent(Campaign) is None
+    assert driven.node.role is Role.NONE
+
+
+@pytest.mark.rule("RB-6")
+def test_a_leader_that_sees_another_term_reverts_and_asks_who_leads() -> None:
+    driven = leading()
+    driven.feed(Noticed(Topic(TopicKind.LEADERSHIP), 60))
+    assert FactKind.DEPOSED in driven.facts()
+    assert driven.node.role is Role.FOLLOWER
+    driven.answer(Campaign, Follows(Leadership(2, "m-0", 60), 61))
+    assert driven.node.leadership == Leadership(2, "m-0", 60)
+
+
+@pytest.mark.rule("RB-7")
+def test_heartbeats_trigger_no_rebalance_and_a_change_does() -> None:
+    driven = leading()
+    driven.now = 5.0
+    driven.feed(Wakeup())
+    driven.beat(fingerprint=Fingerprint((1, 10), (2, 5)), leadership_revision=40)
+    assert driven.sent(ReadGroup) is None
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
+    assert driven.sent(ReadGroup) is None
+    driven.pass_to(5.5)
+    assert driven.sent(ReadGroup) is not None
+
+
+@pytest.mark.rule("RB-7", "RB-28")
+def test_a_heartbeat_makes_good_a_change_that_no_watch_told() -> None:
+    driven = leading()
+    driven.pass_to(5.0)
+    driven.beat(fingerprint=Fingerprint((1, 10), (3, 60)), leadership_revision=40)
+    driven.pass_to(5.5)
+    assert driven.sent(ReadGroup) is not None
+
+
+@pytest.mark.rule("RB-8")
+def test_changes_within_the_settle_time_are_one_rebalance() -> None:
+    driven = leading()
+    driven.now = 10.0
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
+    driven.now = 10.4
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 61))
+    assert driven.sent(ReadGroup) is None
+    driven.pass_to(10.5)
+    assert driven.sent(ReadGroup) is not None
+    driven.answer(ReadGroup, GroupRead(group(3, 61)))
+    driven.answer(Publish, Published(Header(2, 1, 62, {"n-0": 2})))
+    driven.pass_to(30.0)
+    assert driven.sent(ReadGroup) is None
+
+
+@pytest.mark.rule("RB-8")
+def test_rebalances_keep_their_distance() -> None:
+    driven = leading()
+    driven.now = 1.0
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
+    driven.pass_to(2.9)
+    assert driven.sent(ReadGroup) is None
+    driven.pass_to(3.0)
+    assert driven.sent(ReadGroup) is not None
+
+
+@pytest.mark.rule("RB-8", "RB-9")
+def test_a_change_after_the_snapshot_is_never_lost() -> None:
+    driven = leading()
+    driven.now = 10.0
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
+    driven.pass_to(10.5)
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 70))
+    driven.answer(ReadGroup, GroupRead(group(2, 65, Header(1, 1, 51, {"n-0": 1}), n_0=_share(2))))
+    driven.pass_to(12.0)
+    assert driven.sent(ReadGroup) is not None
+
+
+def _share(resources: int, version: int = 1) -> Share:
+    return Share(version, frozenset(f"r{index}" for index in range(resources)))
+
+
+@pytest.mark.rule("RB-10")
+def test_a_balanced_group_is_left_as_it_is() -> None:
+    driven = leading()
+    driven.now = 10.0
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
+    driven.pass_to(10.5)
+    driven.answer(ReadGroup, GroupRead(group(2, 65, Header(1, 1, 51, {"n-0": 1}), n_0=_share(2))))
+    assert driven.sent(Publish) is None
+
+
+@pytest.mark.rule("RB-9", "RB-10")
+def test_a_plan_that_was_given_up_is_made_impossible_even_where_nothing_has_to_change() -> None:
+    driven = leading()
+    header = Header(1, 1, 51, {"n-0": 1})
+    driven.now = 10.0
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
+    driven.pass_to(10.5)
+    driven.answer(ReadGroup, GroupRead(group(3, 65, header, n_0=_share(2))))
+    given_up = driven.sent(Publish)
+    assert given_up is not None
+    driven.answer(Publish, LOST)
+    driven.pass_to(12.0)
+    driven.answer(ReadGroup, GroupRead(group(2, 70, header, n_0=_share(2))))
+    publish = driven.sent(Publish)
+    assert publish is not None
+    assert publish.plan.based_on == given_up.plan.based_on
+    assert publish.plan.version > given_up.plan.version
+    assert publish.plan.shares == {"n-0": 1}
+    assert publish.plan.changed == {}
+
+
+@pytest.mark.rule("RB-14")
+def test_a_newer_allocation_aborts_step_3() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a", "b")
+    driven.add(200, "a", blocked={"b": "m-0"})
+    driven.returns(Handler.START)
+    assert driven.node.step is Step.ADDING
+    driven.notice(2)
+    driven.give(2, "a")
+    assert driven.node.blocked == {}
+    assert driven.sent(AddBarriers) is None
+    assert driven.sent(Acknowledge) == Acknowledge(SESSION, 2, replaces=10)
+
+
+@pytest.mark.rule("RB-14")
+def test_a_superseded_attempt_reads_the_share_again() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a")
+    driven.answer(AddBarriers, BarriersAdded(150, {}, {}, superseded=True))
+    assert driven.sent(ReadShare) == ReadShare(SESSION)
+
+
+@pytest.mark.rule("RB-14")
+def test_a_newer_allocation_never_interrupts_onstart() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a")
+    driven.add(200, "a")
+    driven.notice(2)
+    driven.give(2)
+    assert driven.all(AskStop) == [AskStop(frozenset({"a"}))]
+    assert driven.all(CallStop) == []
+    assert driven.sent(RemoveBarriers) is None
+    driven.returns(Handler.START)
+    assert driven.all(CallStop) == [CallStop(frozenset({"a"}))]
+
+
+@pytest.mark.rule("RB-14")
+def test_what_was_added_for_an_aborted_rebalance_is_removed() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a", "b")
+    driven.answer(AddBarriers, LOST)
+    driven.pass_to(0.2)
+    driven.notice(2)
+    driven.answer(AddBarriers, BarriersAdded(102, {}, {}, superseded=True))
+    driven.give(2, "a")
+    assert driven.sent(ReadBarriers) == ReadBarriers(SESSION, frozenset({"b"}))
+    driven.answer(ReadBarriers, BarriersRead({"b": 120}))
+    assert driven.sent(RemoveBarriers) == RemoveBarriers(SESSION, {"b": 120})
+
+
+@pytest.mark.rule("RB-11", "RB-12")
+def test_a_barrier_that_may_be_gone_protects_nothing_any_more() -> None:
+    driven = Driven()
+    driven.own("a", "b")
+    driven.notice(2)
+    driven.give(2, "a")
+    driven.returns(Handler.STOP)
+    driven.answer(RemoveBarriers, LOST)
+    driven.notice(3)
+    driven.pass_to(0.2)
+    driven.give(3, "a", "b")
+    assert driven.all(CallStart) == []
+    assert driven.sent(RemoveBarriers) == RemoveBarriers(SESSION, {"b": 200})
+    driven.answer(RemoveBarriers, BarriersRemoved(frozenset({"b"}), 210))
+    driven.add(211, "b")
+    assert driven.all(CallStart)[0].owned == {"b": 211}
+
+
+@pytest.mark.rule("RB-17")
+@pytest.mark.parametrize(("mode", "stopped"), [(Mode.COOPERATIVE, {"b"}), (Mode.EAGER, {"a", "b"})])
+def test_what_a_rebalance_stops(mode: Mode, stopped: set[str]) -> None:
+    driven = Driven(mode)
+    driven.own("a", "b")
+    driven.notice(2)
+    driven.give(2, "a", "c")
+    assert driven.all(CallStop) == [CallStop(frozenset(stopped))]
+    driven.returns(Handler.STOP)
+    driven.answer(RemoveBarriers, BarriersRemoved(frozenset(stopped), 210))
+    asked = driven.sent(AddBarriers)
+    assert asked is not None
+    assert asked.resources == (stopped | {"c"}) - {"b"}
+    driven.add(211, *sorted(asked.resources))
+    assert driven.all(CallStart)[0].owned.keys() == asked.resources
+
+
+@pytest.mark.rule("RB-17")
+@pytest.mark.parametrize("batches", [True, False])
+def test_whether_what_is_free_starts_before_the_rest(batches: bool) -> None:
+    driven = Driven(options=NodeOptions(start_in_batches=batches))
+    driven.join()
+    driven.give(1, "a", "b")
+    driven.add(200, "a", blocked={"b": "m-0"})
+    assert [set(call.owned) for call in driven.all(CallStart)] == ([{"a"}] if batches else [])
+    if batches:
+        driven.returns(Handler.START)
+    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 205))
+    driven.add(206, "b")
+    assert [set(call.owned) for call in driven.all(CallStart)] == [{"b"} if batches else {"a", "b"}]
+
+
+@pytest.mark.rule("RB-13")
+def test_a_blocked_node_watches_who_is_in_the_way_and_tries_again_when_told() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a")
+    driven.add(200, blocked={"a": "m-0"})
+    assert driven.all(Watch)[-1].topics[Topic(TopicKind.PROGRESS, "m-0")] == 201
+    assert driven.sent(AddBarriers) is None
+    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 200))
+    assert driven.sent(AddBarriers) is None
+    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 201))
+    assert driven.sent(AddBarriers) is not None
+
+
+@pytest.mark.rule("RB-13")
+def test_a_release_between_two_attempts_is_not_lost() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a", "b", "c")
+    driven.add(200, "c", blocked={"a": "m-0", "b": "o-0"})
+    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "o-0"), 203))
+    driven.add(210, blocked={"b": "p-0"})
+    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 205))
+    asked = driven.sent(AddBarriers)
+    assert asked is not None
+    assert asked.resources == {"a"}
+
+
+@pytest.mark.rule("RB-18")
+@pytest.mark.lesson(8)
+def test_an_empty_allocation_is_told_once() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1)
+    assert [dict(call.owned) for call in driven.all(CallStart)] == [{}]
+    driven.returns(Handler.START)
+    driven.answer(Acknowledge, Acknowledged(1, 201))
+    driven.pass_to(0.5)
+    assert driven.all(CallStart) == []
+    assert driven.node.settled
+
+
+@pytest.mark.rule("RB-18")
+def test_a_node_that_loses_everything_is_told() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.notice(2)
+    driven.give(2)
+    driven.returns(Handler.STOP)
+    assert [dict(call.owned) for call in driven.all(CallStart)] == []
+    driven.answer(RemoveBarriers, BarriersRemoved(frozenset({"a"}), 210))
+    assert [dict(call.owned) for call in driven.all(CallStart)] == [{}]
+
+
+@pytest.mark.rule("RB-19")
+def test_a_share_is_acknowledged_once_onstart_has_returned() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a")
+    driven.add(200, "a")
+    assert driven.sent(Acknowledge) is None
+    driven.returns(Handler.START)
+    assert driven.sent(Acknowledge) == Acknowledge(SESSION, 1, replaces=10)
+
+
+@pytest.mark.rule("RB-19")
+def test_an_acknowledgement_that_a_late_one_overtook_is_written_again() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.notice(2)
+    driven.give(2, "a")
+    driven.answer(Acknowledge, Acknowledged(1, 300))
+    assert driven.sent(Acknowledge) == Acknowledge(SESSION, 2, replaces=300)
+
+
+@pytest.mark.rule("RB-19")
+def test_the_leader_sees_that_every_node_has_completed_its_share_of_the_version() -> None:
+    driven = leading()
+    topic = Topic(TopicKind.ACKNOWLEDGEMENTS, "n-0")
+    driven.feed(Noticed(topic, 52, version=0))
+    assert FactKind.REBALANCE_COMPLETED not in driven.facts()
+    driven.feed(Noticed(topic, 53, version=1))
+    assert FactKind.REBALANCE_COMPLETED in driven.facts()
+    driven.feed(Noticed(topic, 54, version=1))
+    assert FactKind.REBALANCE_COMPLETED not in driven.facts()
+
+
+@pytest.mark.rule("RB-21")
+@pytest.mark.lesson(5)
+def test_out_of_touch_everything_is_stopped_in_time_and_the_barriers_are_kept() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.pass_to(TIMINGS.detect_s - 0.01)
+    assert driven.all(CallStop) == []
+    assert driven.node.next_wakeup is not None
+    assert driven.node.next_wakeup <= TIMINGS.detect_s
+    driven.pass_to(TIMINGS.detect_s)
+    assert driven.all(CallStop) == [CallStop(frozenset({"a"}))]
+    assert driven.facts() == [FactKind.ISOLATED]
+    driven.returns(Handler.STOP)
+    assert driven.sent(RemoveBarriers) is None
+    driven.now = 7.5
+    driven.beat()
+    assert FactKind.RECONNECTED in driven.facts()
+    assert driven.all(CallStart) == [CallStart({"a": 200}, 7.5 + TIMINGS.detect_s)]
+
+
+@pytest.mark.rule("RB-11", "RB-21")
+def test_back_in_touch_a_node_goes_on_waiting_for_what_was_blocked() -> None:
+    driven = Driven(options=NodeOptions(start_in_batches=False))
+    driven.own("a")
+    driven.notice(2)
+    driven.give(2, "a", "b")
+    driven.add(210, blocked={"b": "m-0"})
+    driven.pass_to(TIMINGS.detect_s)
+    assert driven.node.step is Step.STOPPING
+    driven.now = 7.5
+    driven.beat()
+    driven.returns(Handler.STOP)
+    assert driven.node.step is Step.ADDING
+    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 220))
+    driven.add(221, "b")
+    assert driven.all(CallStart)[0].owned == {"a": 200, "b": 221}
+
+
+@pytest.mark.rule("RB-21")
+def test_the_deadline_follows_the_proofs_of_life() -> None:
+    driven = Driven()
+    driven.own("a")
+    assert driven.node.deadline == TIMINGS.access_s
+    driven.pass_to(1.0)
+    driven.beat()
+    assert driven.all(Guard) == [Guard(1.0 + TIMINGS.access_s)]
+
+
+@pytest.mark.rule("RB-22")
+@pytest.mark.lesson(3)
+def test_after_a_lost_lease_everything_is_forgotten_onstop_is_called_once_and_the_node_joins_anew() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.pass_to(1.0)
+    driven.answer(Heartbeat, SessionLost())
+    assert driven.node.held == {}
+    assert driven.all(CallStop) == [CallStop(frozenset({"a"}))]
+    assert driven.sent(Join) is None
+    driven.returns(Handler.STOP)
+    assert driven.all(CallStop) == []
+    join = driven.sent(Join)
+    assert join is not None
+    assert join.member.node == "n-1"
+
+
+@pytest.mark.rule("RB-24")
+@pytest.mark.lesson(9)
+def test_an_onstart_that_raises_is_stopped_left_and_tried_again_after_a_growing_delay() -> None:
+    delays = []
+    driven = Driven()
+    driven.feed(Start())
+    for attempt in range(3):
+        session = Session(f"n-{attempt}", attempt + 1, 10)
+        driven.answer(Join, Joined(session, proven_at=driven.now))
+        header = Header(1, 1, 101, {session.node: 1})
+        driven.answer(ReadShare, ShareRead(101, header, Share(1, frozenset({"a"})), None))
+        driven.add(200 + attempt, "a")
+        driven.returns(Handler.START, "the application raised")
+        assert FactKind.START_FAILED in driven.facts()
+        assert driven.all(CallStop) == [CallStop(frozenset({"a"}))]
+        driven.returns(Handler.STOP)
+        driven.answer(RemoveBarriers, BarriersRemoved(frozenset({"a"}), 300))
+        driven.answer(Leave, Left())
+        assert driven.node.membership is Membership.BACKOFF
+        assert driven.node.next_wakeup is not None
+        delays.append(driven.node.next_wakeup - driven.now)
+        driven.pass_to(driven.node.next_wakeup)
+    assert delays == [1.0, 2.0, 4.0]
+
+
+@pytest.mark.rule("RB-24")
+def test_an_onstop_that_raises_leaves_the_barriers_until_the_lease_has_ended() -> None:
+    driven = Driven()
+    driven.own("a", "b")
+    driven.notice(2)
+    driven.give(2, "a")
+    driven.returns(Handler.STOP, "the application raised")
+    assert FactKind.STOP_FAILED in driven.facts()
+    driven.returns(Handler.STOP)
+    driven.answer(RemoveBarriers, BarriersRemoved(frozenset({"a"}), 300))
+    assert driven.node.membership is Membership.LAPSING
+    driven.pass_to(2.0)
+    assert driven.sent(Heartbeat) is None
+    assert driven.under_way == []
+    lapsed = TIMINGS.lease_ttl_s + TIMINGS.safety_margin_s
+    driven.pass_to(lapsed - 0.1)
+    assert driven.node.membership is Membership.LAPSING
+    driven.pass_to(lapsed)
+    assert driven.node.membership is Membership.BACKOFF
+
+
+@pytest.mark.rule("RB-24")
+def test_a_lapsing_node_takes_part_in_nothing() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.pass_to(1.0)
+    driven.notice(2)
+    driven.give(2)
+    driven.returns(Handler.STOP, "the application raised")
+    assert driven.node.membership is Membership.LAPSING
+    driven.notice(3)
+    assert driven.sent(ReadShare) is None
+    driven.answer(Heartbeat, SessionLost())
+    assert driven.node.membership is Membership.BACKOFF
+
+
+@pytest.mark.rule("RB-25")
+def test_an_overrun_is_reported_while_it_lasts_and_heartbeats_go_on() -> None:
+    driven = Driven()
+    driven.own("a", "b")
+    driven.notice(2)
+    driven.give(2, "a")
+    for second in (1.0, 2.0, 3.0, 4.0):
+        driven.pass_to(second)
+        assert (FactKind.HANDLER_OVERRAN in driven.facts()) == (second == 2.0)
+        driven.beat()
+        assert driven.sent(RemoveBarriers) is None
+    assert driven.node.held == {"a": 200, "b": 200}
+    driven.returns(Handler.STOP)
+    assert driven.sent(RemoveBarriers) == RemoveBarriers(SESSION, {"b": 200})
+
+
+@pytest.mark.rule("RB-34")
+def test_an_overrun_with_kill_ends_the_process_now() -> None:
+    driven = Driven(options=NodeOptions(on_overrun=OnOverrun.KILL))
+    driven.own("a")
+    driven.notice(2)
+    driven.give(2)
+    driven.pass_to(2.0)
+    assert driven.all(Guard)[-1] == Guard(2.0)
+
+
+@pytest.mark.rule("RB-26")
+@pytest.mark.lesson(1)
+@pytest.mark.parametrize("leads", [False, True])
+def test_the_order_of_a_graceful_stop(leads: bool) -> None:
+    driven = leading() if leads else Driven()
+    if leads:
+        driven.give(1, "a")
+        driven.add(200, "a")
+        driven.returns(Handler.START)
+        driven.answer(Acknowledge, Acknowledged(1, 201))
+    else:
+        driven.own("a")
+    driven.feed(Stop())
+    assert driven.all(CallStop) == [CallStop(frozenset({"a"}))]
+    assert driven.sent(RemoveBarriers) is None
+    assert driven.sent(Leave) is None
+    driven.returns(Handler.STOP)
+    assert driven.sent(RemoveBarriers) == RemoveBarriers(SESSION, {"a": 200})
+    assert driven.sent(Leave) is None
+    driven.answer(RemoveBarriers, BarriersRemoved(frozenset({"a"}), 300))
+    assert driven.sent(Leave) == Leave(SESSION)
+    driven.answer(Leave, Left())
+    assert driven.all(Finished) == [Finished()]
+    assert driven.node.membership is Membership.STOPPED
+    assert driven.node.next_wakeup is None
+
+
+@pytest.mark.rule("RB-26", "RB-3")
+def test_a_graceful_stop_ends_even_if_the_registry_never_answers_again() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.feed(Stop())
+    driven.returns(Handler.STOP)
+    for tick in range(1, 400):
+        driven.now = tick * 0.1
+        for command in list(driven.under_way):
+            driven.under_way.remove(command)
+            driven.feed(Answered(command, LOST))
+        driven.feed(Wakeup())
+        if driven.all(Finished):
+            break
+    assert driven.now <= TIMINGS.detect_s + TIMINGS.lease_ttl_s + TIMINGS.safety_margin_s + 1
+
+
+@pytest.mark.rule("RB-26")
+def test_a_stop_before_the_registration_is_sent_ends_at_once() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.pass_to(1.0)
+    driven.notice(2)
+    driven.answer(Heartbeat, SessionLost())
+    driven.returns(Handler.STOP)
+    assert driven.node.membership is Membership.JOINING
+    assert driven.sent(Join) is None
+    driven.feed(Stop())
+    assert driven.node.membership is Membership.WITHDRAWING
+    driven.answer(ReadShare, LOST)
+    assert driven.all(Finished) == [Finished()]
+
+
+def test_a_stop_while_registering_leaves_what_was_registered() -> None:
+    driven = Driven()
+    driven.feed(Start())
+    driven.feed(Stop())
+    driven.answer(Join, Joined(SESSION, 0.0))
+    assert driven.sent(Leave) == Leave(SESSION)
+
+
+def test_a_node_that_was_never_started_stops_at_once() -> None:
+    driven = Driven()
+    driven.feed(Stop())
+    assert driven.all(Finished) == [Finished()]
+
+
+def test_notices_for_an_earlier_incarnation_are_ignored() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.feed(Noticed(Topic(TopicKind.ALLOCATION, "n-9"), 400, 1))
+    assert driven.node.header is not None
+    assert driven.node.header.revision == 101
+
+
+def test_an_allocation_that_leaves_the_share_alone_needs_no_read() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.feed(Noticed(Topic(TopicKind.ALLOCATION, "n-0"), 400, 1))
+    assert driven.sent(ReadShare) is None
+    assert driven.node.settled
+
+
+@pytest.mark.parametrize("event", [HandlerReturned(Handler.START), Answered(Leave(SESSION), Left())])
+def test_what_nobody_asked_for_is_a_broken_invariant(event: Event) -> None:
+    driven = Driven()
+    driven.join()
+    with pytest.raises(InternalError):
+        driven.feed(event)
+
+
+@pytest.mark.rule("RB-21")
+def test_brief_losses_cause_retries_only() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.pass_to(1.0)
+    for retry in range(10):
+        driven.answer(Heartbeat, replace(LOST, unknown=retry % 2 == 0))
+        assert driven.all(CallStop) == []
+        driven.pass_to(1.01 + (retry + 1) * 1.01 * TIMINGS.retry_initial_s)
+    driven.beat()
+    assert driven.node.settled

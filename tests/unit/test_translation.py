@@ -1,0 +1,346 @@
+"""Commands as requests: chunks under the registry's limits, late requests, and names with any text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import ceil
+from typing import TypeVar
+
+import pytest
+
+from rebalanser.allocation import balanced
+from rebalanser.errors import InvalidName, OutcomeUnknown, RebalanserError, RegistryUnavailable
+from rebalanser.protocol import Group, Header, Member, Plan, ResourceSpec, Session
+from rebalanser.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    AddBarriers,
+    BarriersAdded,
+    BarriersRead,
+    BarriersRemoved,
+    Campaign,
+    Command,
+    Elected,
+    Failed,
+    GroupRead,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Outcome,
+    Publish,
+    Published,
+    ReadBarriers,
+    ReadGroup,
+    ReadShare,
+    RemoveBarriers,
+    SessionLost,
+    ShareRead,
+)
+from rebalanser.registry.contract import Reply, Request, Transaction
+from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
+from rebalanser.registry.translation import Answer, Reading, Translation, failure
+from rebalanser.testing import MEMORY_CAPABILITIES, FakeClock, MemoryStore
+
+ResultT = TypeVar("ResultT")
+OutcomeT = TypeVar("OutcomeT", bound=Outcome)
+ODD_NAMES = ("100%", "%2F", "a/b", "a", "a/", "/", "ü", "日本", "*", "a b", "..", "0", "a%2Fb", "🦊")
+
+
+class Wire:
+    """A store, with the means to count requests and to lose some."""
+
+    def __init__(self, max_operations: int = 128, group: str = "g", store: MemoryStore | None = None) -> None:
+        capabilities = replace(MEMORY_CAPABILITIES, max_operations=max_operations)
+        self.store = store or MemoryStore(FakeClock(), capabilities)
+        self.keys = GroupKeys("root", group)
+        self.translation = Translation(self.keys, capabilities)
+        self.requests: list[Request] = []
+        self.disturb: Callable[[int], RebalanserError | None] = lambda _: None
+
+    def drive(self, dialogue: Reading[ResultT]) -> ResultT:
+        try:
+            request = next(dialogue)
+            while True:
+                self.requests.append(request)
+                error = self.disturb(len(self.requests))
+                if error is not None:
+                    request = dialogue.throw(error)
+                else:
+                    request = dialogue.send(Answer(self.reply(request), 0.0))
+        except StopIteration as stop:
+            result: ResultT = stop.value
+            return result
+
+    def reply(self, request: Request) -> Reply:
+        return self.store.execute(request)
+
+    def perform(self, command: Command, expected: type[OutcomeT]) -> OutcomeT:
+        self.requests = []
+        try:
+            outcome = self.drive(self.translation.dialogue(command))
+        except RebalanserError as error:
+            outcome = failure(error)
+        assert isinstance(outcome, expected), outcome
+        return outcome
+
+    def join(self, node: str = "n-0") -> Session:
+        return self.perform(Join(Member(node, node), 10.0), Joined).session
+
+    def add(self, resources: Iterable[str]) -> int:
+        specs = [ResourceSpec(name) for name in resources]
+        return self.drive(self.translation.put_resources(specs, lambda _: None))
+
+    def lead(self, session: Session) -> tuple[Elected, Group]:
+        elected = self.perform(Campaign(session), Elected)
+        return elected, self.perform(ReadGroup(session, elected.leadership), GroupRead).group
+
+    def publish(self, session: Session, version: int = 1) -> Header:
+        """Lead, and share out everything among all members."""
+        elected, group = self.lead(session)
+        plan = plan_for(group, version)
+        return self.perform(Publish(session, elected.leadership, plan), Published).header
+
+    def under(self, prefix: str) -> list[str]:
+        return [entry.key for entry in self.store.items(prefix)]
+
+
+def plan_for(group: Group, version: int) -> Plan:
+    shares = balanced(group.members, group.resources, {}, {})
+    return Plan(
+        version=version,
+        based_on=group.header,
+        shares=dict.fromkeys(shares, version),
+        changed={node: frozenset(share) for node, share in shares.items()},
+        superseded=group.leftover_shares | frozenset((group.header.shares if group.header else {}).items()),
+    )
+
+
+def names(count: int) -> frozenset[str]:
+    return frozenset(f"resource-{index:05}" for index in range(count))
+
+
+@pytest.mark.rule("RB-29")
+@pytest.mark.parametrize("max_operations", [16, 128])
+def test_a_thousand_barriers_take_as_few_transactions_as_the_limit_allows(max_operations: int) -> None:
+    wire = Wire(max_operations)
+    session = wire.join()
+    wire.add(names(1000))
+    header = wire.publish(session)
+    added = wire.perform(AddBarriers(session, header.revision, names(1000)), BarriersAdded)
+    assert added.added.keys() == names(1000)
+    assert len(wire.requests) == ceil(1000 / (max_operations - 4))
+    assert len(set(added.added.values())) == len(wire.requests)
+    mine = wire.perform(ReadBarriers(session, names(1000)), BarriersRead)
+    assert mine.mine == added.added
+    wire.perform(RemoveBarriers(session, added.added), BarriersRemoved)
+    assert len(wire.requests) == ceil(1000 / (max_operations - 4))
+    assert wire.under(wire.keys.barriers) == []
+
+
+@pytest.mark.rule("RB-29")
+def test_ten_thousand_resources_are_added_with_progress_and_only_once() -> None:
+    wire = Wire()
+    progress: list[int] = []
+    specs = [ResourceSpec(name) for name in sorted(names(10_000))]
+    assert wire.drive(wire.translation.put_resources(specs, progress.append)) == 10_000
+    assert progress[0] == 0
+    assert progress == sorted(progress)
+    assert progress[-1] == 10_000
+    assert len(progress) > 50
+    assert wire.drive(wire.translation.put_resources(specs, progress.append)) == 0
+    assert progress[-1] == 10_000
+
+
+@pytest.mark.rule("RB-9")
+def test_a_publish_that_fits_is_one_transaction() -> None:
+    wire = Wire()
+    session = wire.join()
+    wire.add(names(10))
+    wire.publish(session)
+    assert len(wire.requests) == 1
+
+
+@pytest.mark.rule("RB-9")
+def test_a_publish_that_does_not_fit_is_committed_by_its_header() -> None:
+    wire = Wire(max_operations=8)
+    leader = wire.join("n-0")
+    sessions = [leader, *(wire.join(f"n-{index}") for index in range(1, 12))]
+    wire.add(names(24))
+    elected, group = wire.lead(leader)
+    publish = Publish(leader, elected.leadership, plan_for(group, 1))
+    wire.disturb = lambda count: OutcomeUnknown("lost") if count == 3 else None
+    assert wire.perform(publish, Failed).unknown
+    assert wire.under(wire.keys.shares) != []
+    assert wire.perform(ReadShare(sessions[3]), ShareRead).share is None
+    wire.disturb = lambda _: None
+
+    group = wire.perform(ReadGroup(leader, elected.leadership), GroupRead).group
+    assert group.header is None
+    assert group.leftover_shares
+    plan = plan_for(group, 2)
+    wire.perform(Publish(leader, elected.leadership, plan), Published)
+    assert len(wire.requests) > 2
+    shares = [wire.perform(ReadShare(session), ShareRead).share for session in sessions]
+    owned = [name for share in shares if share is not None for name in share.resources]
+    assert sorted(owned) == sorted(names(24))
+    assert wire.under(wire.keys.shares) == sorted(wire.keys.share(s.node, 2) for s in sessions)
+
+
+@pytest.mark.rule("RB-14")
+def test_adding_that_fails_half_way_is_unknown_as_a_whole() -> None:
+    wire = Wire(max_operations=16)
+    session = wire.join()
+    wire.add(names(30))
+    header = wire.publish(session)
+    wire.disturb = lambda count: RegistryUnavailable("refused") if count == 2 else None
+    assert wire.perform(AddBarriers(session, header.revision, names(30)), Failed).unknown
+    wire.disturb = lambda _: None
+    added = wire.perform(AddBarriers(session, header.revision, names(30)), BarriersAdded)
+    assert added.added.keys() == names(30)
+
+
+@pytest.mark.rule("RB-11", "RB-15")
+def test_removing_that_fails_half_way_is_unknown_as_a_whole() -> None:
+    wire = Wire(max_operations=16)
+    session = wire.join()
+    wire.add(names(30))
+    added = wire.perform(AddBarriers(session, wire.publish(session).revision, names(30)), BarriersAdded).added
+    wire.disturb = lambda count: RegistryUnavailable("refused") if count == 2 else None
+    assert wire.perform(RemoveBarriers(session, added), Failed).unknown
+    wire.disturb = lambda count: RegistryUnavailable("refused") if count == 1 else None
+    assert not wire.perform(RemoveBarriers(session, added), Failed).unknown
+
+
+@pytest.mark.rule("RB-4")
+@pytest.mark.lesson(6)
+def test_registering_again_after_a_lost_answer_makes_no_second_member() -> None:
+    wire = Wire()
+    join = Join(Member("n-0", "n"), 10.0)
+    dialogue = wire.translation.dialogue(join)
+    granted = wire.reply(next(dialogue))
+    registration = dialogue.send(Answer(granted, 0.0))
+    wire.reply(registration)
+    with pytest.raises(OutcomeUnknown):
+        dialogue.throw(OutcomeUnknown("no answer"))
+    session = wire.perform(join, Joined).session
+    assert wire.under(wire.keys.nodes) == [wire.keys.node("n-0")]
+    assert session.created == wire.store.items(wire.keys.nodes)[0].create_revision
+    wire.perform(ReadShare(session), ShareRead)
+
+
+@pytest.mark.rule("RB-3", "RB-5")
+def test_a_campaign_that_an_earlier_attempt_of_its_own_overtook_is_won() -> None:
+    wire = Wire()
+    session = wire.join()
+    late, again = (wire.translation.dialogue(Campaign(session)) for _ in range(2))
+    attempts = [dialogue.send(Answer(wire.reply(next(dialogue)), 0.0)) for dialogue in (late, again)]
+    wire.reply(attempts[0])
+    with pytest.raises(StopIteration) as ended:
+        again.send(Answer(wire.reply(attempts[1]), 0.0))
+    assert isinstance(ended.value.value, Elected)
+    assert ended.value.value.leadership.term == 1
+
+
+@pytest.mark.rule("RB-19")
+def test_a_late_acknowledgement_never_replaces_a_newer_one() -> None:
+    wire = Wire()
+    session = wire.join()
+    late = next(wire.translation.dialogue(Acknowledge(session, 1, session.created)))
+    acknowledged = wire.perform(Acknowledge(session, 2, session.created), Acknowledged)
+    wire.reply(late)
+    assert wire.perform(Acknowledge(session, 3, session.created), Acknowledged) == acknowledged
+    assert acknowledged.version == 2
+    assert wire.perform(Acknowledge(session, 3, acknowledged.revision), Acknowledged).version == 3
+
+
+@pytest.mark.rule("RB-15", "RB-20", "RB-26")
+def test_after_leaving_nothing_of_the_session_is_left_and_nothing_it_sends_takes_effect() -> None:
+    wire = Wire()
+    session = wire.join()
+    wire.add(["r"])
+    header = wire.publish(session)
+    add = AddBarriers(session, header.revision, frozenset({"r"}))
+    wire.perform(add, BarriersAdded)
+    wire.perform(Leave(session), Left)
+    assert wire.under(wire.keys.nodes) == wire.under(wire.keys.barriers) == wire.under(wire.keys.acks) == []
+    wire.perform(add, SessionLost)
+    wire.perform(Acknowledge(session, 1, session.created), SessionLost)
+    wire.perform(RemoveBarriers(session, {"r": 1}), SessionLost)
+    wire.perform(ReadBarriers(session, frozenset({"r"})), SessionLost)
+
+
+@pytest.mark.rule("RB-16")
+@pytest.mark.lesson(10)
+def test_removing_a_resource_leaves_its_barrier() -> None:
+    wire = Wire()
+    session = wire.join()
+    wire.add(["r"])
+    token = wire.perform(
+        AddBarriers(session, wire.publish(session).revision, frozenset({"r"})), BarriersAdded
+    ).added["r"]
+    assert wire.drive(wire.translation.remove_resources(["r"], lambda _: None)) == 1
+    wire.add(["r"])
+    assert wire.store.items(wire.keys.barrier("r"))[0].create_revision == token
+    other = wire.join("m-0")
+    refused = wire.perform(AddBarriers(other, _header_revision(wire), frozenset({"r"})), BarriersAdded)
+    assert refused.blocked == {"r": "n-0"}
+
+
+def _header_revision(wire: Wire) -> int:
+    return wire.store.items(wire.keys.header)[0].mod_revision
+
+
+@pytest.mark.rule("RB-33")
+def test_names_may_hold_any_printable_text() -> None:
+    wire = Wire(group="50% / ü")
+    session = wire.join("worker/1 %")
+    assert wire.add(ODD_NAMES) == len(ODD_NAMES)
+    _, group = wire.lead(session)
+    assert set(group.resources) == set(ODD_NAMES)
+    assert set(group.members) == {"worker/1 %"}
+    header = wire.publish(session)
+    added = wire.perform(AddBarriers(session, header.revision, frozenset(ODD_NAMES)), BarriersAdded)
+    assert set(added.added) == set(ODD_NAMES)
+    share = wire.perform(ReadShare(session), ShareRead).share
+    assert share is not None
+    assert share.resources == frozenset(ODD_NAMES)
+    view = wire.drive(wire.translation.read())
+    assert {holding.resource for holding in view.holdings} == set(ODD_NAMES)
+    for label in ODD_NAMES:
+        wire.drive(wire.translation.set_drained(label, drained=True))
+    assert wire.drive(wire.translation.read()).group.drained == set(ODD_NAMES)
+
+
+@pytest.mark.rule("RB-33")
+@pytest.mark.parametrize(
+    ("one", "other"), [("a", "a/b"), ("a", "ab"), ("a", "a%2F"), ("a/", "a"), ("%", "%25")]
+)
+def test_no_groups_keys_are_under_anothers(one: str, other: str) -> None:
+    first = Wire(group=one)
+    second = Wire(group=other, store=first.store)
+    first.add(["r1", "nodes/x"])
+    second.add(["r2"])
+    assert set(first.drive(first.translation.read()).group.resources) == {"r1", "nodes/x"}
+    assert set(second.drive(second.translation.read()).group.resources) == {"r2"}
+    assert not first.keys.prefix.startswith(second.keys.prefix)
+    assert not second.keys.prefix.startswith(first.keys.prefix)
+
+
+@pytest.mark.rule("RB-33")
+@pytest.mark.parametrize(
+    "name", ["", "a\nb", "\x00", "\ud800", "x" * (MAX_NAME_BYTES + 1), "é" * MAX_NAME_BYTES]
+)
+def test_what_cannot_be_stored_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName):
+        check_name(name, "resource")
+
+
+def test_every_request_keeps_the_limits_of_a_small_registry() -> None:
+    wire = Wire(max_operations=8)
+    session = wire.join()
+    wire.add(names(40))
+    header = wire.publish(session)
+    wire.perform(AddBarriers(session, header.revision, names(40)), BarriersAdded)
+    assert all(len(r.then) <= 8 for r in wire.requests if isinstance(r, Transaction))
