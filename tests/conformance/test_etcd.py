@@ -46,6 +46,7 @@ class EtcdHarness(RegistryHarness):
 
 
 @pytest.mark.rule("RB-20", "RB-28", "RB-33")
+@pytest.mark.lesson(16)
 class TestEtcd(RegistryConformance):
     @pytest.fixture
     def harness(self, etcd: EtcdCluster) -> RegistryHarness:

@@ -39,6 +39,7 @@ class MemoryHarness(RegistryHarness):
 
 
 @pytest.mark.rule("RB-20", "RB-28", "RB-33")
+@pytest.mark.lesson(16)
 class TestMemory(RegistryConformance):
     @pytest.fixture
     def harness(self) -> RegistryHarness:

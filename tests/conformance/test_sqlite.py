@@ -47,6 +47,7 @@ class SqliteHarness(RegistryHarness):
 
 
 @pytest.mark.rule("RB-20", "RB-28", "RB-33")
+@pytest.mark.lesson(16)
 class TestSqlite(RegistryConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> RegistryHarness:

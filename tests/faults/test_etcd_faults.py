@@ -223,6 +223,7 @@ def test_a_watch_survives_a_change_of_leader_and_restarts_of_all_members(
 
 
 @pytest.mark.rule("RB-28")
+@pytest.mark.lesson(18)
 def test_a_cut_stream_is_resumed_without_a_gap(
     etcd: EtcdCluster, connect: Opener, recorder: Recorder, prefix: str
 ) -> None:
@@ -283,6 +284,7 @@ def test_a_silent_stream_is_noticed_without_any_request(
 
 
 @pytest.mark.rule("RB-28")
+@pytest.mark.lesson(18)
 def test_a_compaction_while_the_watch_is_down_is_told(
     etcd: EtcdCluster, connect: Opener, recorder: Recorder, prefix: str
 ) -> None:
@@ -377,6 +379,7 @@ def test_without_a_quorum_nothing_has_an_effect_and_afterwards_all_goes_on(
     recorder.wait_for(put_surely(registry, f"{prefix}again"))
 
 
+@pytest.mark.lesson(19)
 def test_a_full_server_says_that_nodes_cannot_join(tmp_path: Path, connect: Opener, prefix: str) -> None:
     with EtcdCluster(data_folder=tmp_path, quota_bytes=2_000_000) as server:
         registry = connect(server.url())

@@ -527,6 +527,7 @@ def test_a_brief_loss_stops_nothing(stage: Stage) -> None:
 
 
 @pytest.mark.rule("RB-25")
+@pytest.mark.lesson(15)
 def test_a_slow_handler_is_reported_and_loses_no_lease(stage: Stage) -> None:
     slow_s = 2.5 * stage.place.ttl_s
     admin = stage.admin()
@@ -678,6 +679,7 @@ def test_a_lease_below_what_etcd_allows_is_refused(etcd: EtcdCluster) -> None:
         group.start()
 
 
+@pytest.mark.lesson(20)
 def test_a_lease_below_the_servers_election_timeout_is_refused(tmp_path: Path) -> None:
     with EtcdCluster(1, data_folder=tmp_path, heartbeat_ms=100, election_ms=1500) as slow:
         url = slow.url("faults/short")

@@ -260,7 +260,7 @@ def test_the_hash_seed_does_not_matter() -> None:
 
 
 @pytest.mark.rule("RB-10")
-@pytest.mark.lesson(11)
+@pytest.mark.lesson(11, 14)
 @pytest.mark.parametrize(
     ("after", "fewest"),
     [

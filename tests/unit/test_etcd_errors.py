@@ -192,6 +192,7 @@ def test_a_connection_error_is_told_by_its_last_cause() -> None:
         ("unheard of", ["tells no version"]),
     ],
 )
+@pytest.mark.lesson(17)
 def test_faults_of_versions_are_known(version: str, sentences: list[str]) -> None:
     reasons = unsafe_reasons([version, version])
     assert len(reasons) == len(sentences)

@@ -1,0 +1,90 @@
+# Everything runs in .venv, made here; nothing is installed outside of it, save Debian's python3-venv where
+# Python comes without ensurepip and there is the right to install it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/installed
+REGISTRY ?= sqlite
+SEEDS ?= 10000
+
+.PHONY: help
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(PYTHON):
+	@for candidate in python3.13 python3.12 python3.11 python3; do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    found=$$candidate; break; \
+	  fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then echo "Python 3.11 or later is needed and none was found" >&2; exit 1; fi; \
+	if ! "$$found" -c 'import ensurepip' 2>/dev/null; then \
+	  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	    echo "$$found has no ensurepip: install its venv package (Debian: apt-get install python3-venv)" >&2; \
+	    exit 1; \
+	  fi; \
+	  package=$$("$$found" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	  apt-get install -y -q "$$package" || { apt-get update -q && apt-get install -y -q "$$package"; }; \
+	fi; \
+	"$$found" -m venv $(VENV)
+	@echo '*' > $(VENV)/.gitignore
+
+# pip knows dependency groups from 25.1 on.
+$(INSTALLED): pyproject.toml | $(PYTHON)
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[all]' --group dev
+	@touch $@
+
+.PHONY: setup
+setup: $(INSTALLED) ## Make .venv with everything that work on the project needs
+
+.PHONY: servers
+servers: $(INSTALLED) ## Get an etcd server for tests, demo and benchmarks (kept in the user's cache)
+	@$(PYTHON) -m rebalanser.testing.etcd_server
+
+.PHONY: demo
+demo: $(INSTALLED) $(if $(filter etcd,$(REGISTRY)),servers) ## See a group work: REGISTRY=sqlite or etcd
+	@$(PYTHON) examples/demo.py --registry $(REGISTRY)
+
+.PHONY: lint
+lint: $(INSTALLED) ## Style, types, and whether the generated documentation is current
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+	@$(PYTHON) docs/generate.py --check
+
+# Without an etcd the tests that need one say so: they are skipped on a laptop and fail in CI.
+.PHONY: test
+test: lint ## Everything that CI runs
+	@$(MAKE) servers || true
+	@$(PYTHON) -m pytest -n auto
+
+.PHONY: simulate
+simulate: $(INSTALLED) ## A soak of the simulator on all cores: SEEDS=100000
+	@$(PYTHON) -m rebalanser.testing.simulation --seeds $(SEEDS)
+
+.PHONY: safeguards
+safeguards: $(INSTALLED) ## Take out each safeguard in turn and print what catches it
+	@$(PYTHON) -m pytest -q -s tests/simulation/test_safeguards.py
+
+.PHONY: bench
+bench: servers ## The benchmark table
+	@$(PYTHON) benchmarks/run.py
+
+.PHONY: docs
+docs: $(INSTALLED) ## Write the generated parts of the documentation
+	@$(PYTHON) docs/generate.py
+
+.PHONY: wheel
+wheel: $(INSTALLED) ## Build the wheel and try it in a clean environment
+	@$(PYTHON) -m pytest tests/e2e/test_wheel.py
+
+.PHONY: clean
+clean: ## Remove what the other targets made
+	@rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache dist build
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,444 @@
+"""Writes the generated parts of the documentation: ``python docs/generate.py``, or ``--check`` to verify.
+
+A part stands between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->``; everything outside is written
+by hand. The rules and lessons themselves are written by hand too; which tests hold them is read from the
+``rule`` and ``lesson`` marks in ``tests/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import io
+import re
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperArgument, TyperGroup
+
+import rebalanser
+from rebalanser import cli, errors
+from rebalanser.cli.table import render as render_state
+from rebalanser.protocol import (
+    MEMBERSHIP,
+    ROLE,
+    STEPS,
+    Fingerprint,
+    Group,
+    Header,
+    Leadership,
+    Member,
+    ResourceSpec,
+    Share,
+    Step,
+)
+from rebalanser.protocol.states import Table
+from rebalanser.registry import GroupView, Holding
+from rebalanser.settings import Settings
+from rebalanser.state import GroupState, describe
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PICTURE = DOCS / "live-table.svg"
+"""Written and never verified: each version of the library that draws it draws it a little differently."""
+RULE = re.compile(r"^- \*\*(RB-\d+)\*\* (.+)$", re.MULTILINE)
+LESSON = re.compile(r"^(\d+)\. (.+)$", re.MULTILINE)
+NOT_YET_CLAIMED = "## Not yet claimed"
+MARKER = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end: (?P=name) -->)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """A test that says which rule or lesson it holds."""
+
+    kind: str
+    key: str
+    file: str
+    test: str
+
+
+def claimed_rules() -> dict[str, str]:
+    """The rules that this release claims to keep, with their texts."""
+    return dict(RULE.findall((DOCS / "rules.md").read_text().partition(NOT_YET_CLAIMED)[0]))
+
+
+def unclaimed_rules() -> dict[str, str]:
+    """The rules that are still to come."""
+    return dict(RULE.findall((DOCS / "rules.md").read_text().partition(NOT_YET_CLAIMED)[2]))
+
+
+def lessons() -> dict[str, str]:
+    """The numbered lessons."""
+    return dict(LESSON.findall((DOCS / "lessons.md").read_text()))
+
+
+def _calls(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    for call in (inner for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Call)):
+        match call.func:
+            case ast.Attribute(attr="rule" | "lesson" as kind, value=ast.Attribute(attr="mark")):
+                yield from ((kind, str(ast.literal_eval(argument))) for argument in call.args)
+
+
+def _marks_in(body: Iterable[ast.stmt], file: str, outer: str) -> Iterator[Mark]:
+    for node in body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                name = f"{outer}.{node.name}".lstrip(".")
+                yield from (Mark(kind, key, file, name) for kind, key in _calls(node.decorator_list))
+                if isinstance(node, ast.ClassDef):
+                    yield from _marks_in(node.body, file, name)
+            case ast.Assign(targets=[ast.Name(id="pytestmark")]):
+                yield from (Mark(kind, key, file, outer or "every test") for kind, key in _calls([node]))
+
+
+def marks(folder: Path = ROOT / "tests") -> list[Mark]:
+    """Every ``rule`` and ``lesson`` mark of the tests, in order."""
+    found: set[Mark] = set()
+    for path in folder.rglob("test_*.py"):
+        file = path.relative_to(folder.parent).as_posix()
+        found.update(_marks_in(ast.parse(path.read_text()).body, file, ""))
+    return sorted(found)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    titles = list(head)
+    return "\n".join([line(titles), line("---" for _ in titles), *(line(row) for row in rows)])
+
+
+def _held_by(kind: str, keys: Iterable[str]) -> str:
+    tests: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for mark in marks():
+        if mark.kind == kind:
+            tests[mark.key][mark.file].append(mark.test)
+    return _table(
+        [kind.capitalize(), "Tests"],
+        (
+            [
+                key,
+                "<br>".join(
+                    f"[{file.removeprefix('tests/')}](../{file}): " + ", ".join(f"`{name}`" for name in names)
+                    for file, names in tests[key].items()
+                ),
+            ]
+            for key in keys
+        ),
+    )
+
+
+def rule_tests() -> str:
+    """Which tests hold each claimed rule."""
+    return _held_by("rule", claimed_rules())
+
+
+def lesson_tests() -> str:
+    """Which tests hold each lesson."""
+    return _held_by("lesson", lessons())
+
+
+def _diagram(first: str, names: Mapping[str, str], edges: Mapping[tuple[str, str], Iterable[str]]) -> str:
+    leaving = {state for state, _ in edges}
+    lines = [f'    state "{label}" as {state}' for state, label in names.items() if state != label]
+    lines.append(f"    [*] --> {first}")
+    lines += [
+        f"    {state} --> {after}: {' or '.join(why).replace(':', ',')}"
+        for (state, after), why in edges.items()
+    ]
+    lines += [f"    {state} --> [*]" for state in names if state not in leaving]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
+
+
+def _diagram_of(table: Table[Any, Any]) -> str:
+    edges: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (state, trigger), after in table.rows.items():
+        edges[state.name.lower(), after.name.lower()].append(trigger.value)
+    return _diagram(table.first.name.lower(), {s.name.lower(): s.value for s in type(table.first)}, edges)
+
+
+def membership() -> str:
+    """The diagram of a node's life."""
+    return _diagram_of(MEMBERSHIP)
+
+
+def role() -> str:
+    """The diagram of a node's role."""
+    return _diagram_of(ROLE)
+
+
+def steps() -> str:
+    """The diagram of the four steps."""
+    edges = {
+        (step.name.lower(), after.name.lower()): [why]
+        for step, row in STEPS.items()
+        for after, why in row.items()
+    }
+    return _diagram("settled", {step.name.lower(): step.value for step in Step}, edges)
+
+
+def _first_sentences(text: str | None) -> str:
+    return " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
+
+
+def _code_quotes(text: str) -> str:
+    """Sphinx's roles and quotes as those of Markdown; a reference with a tilde shows its last name only."""
+    text = re.sub(r":\w+:`~[\w.]*?(\w+)`", r"`\1`", text)
+    return re.sub(r"``(.+?)``", r"`\1`", re.sub(r":\w+:`([^`]+)`", r"`\1`", text))
+
+
+def public_names() -> str:
+    """The public names and what each of them is."""
+    rows = []
+    for name in rebalanser.__all__:
+        thing = getattr(rebalanser, name)
+        rows.append([f"`rebalanser.{name}`", _code_quotes(_first_sentences(inspect.getdoc(thing)))])
+    return _table(["Name", "What it is"], rows)
+
+
+def _attribute_docstrings(owner: type) -> dict[str, str]:
+    """The strings that stand below a class's attributes, wherever they are set."""
+    found = {}
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        for statement, following in pairwise(node.body):
+            match statement, following:
+                case (
+                    ast.AnnAssign(target=target) | ast.Assign(targets=[target]),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[ast.unparse(target).removeprefix("self.")] = text
+    return found
+
+
+def _without_annotations(function: Callable[..., Any]) -> str:
+    signature = inspect.signature(function)
+    bare = [each.replace(annotation=each.empty) for each in list(signature.parameters.values())[1:]]
+    shown = str(signature.replace(parameters=bare, return_annotation=signature.empty))
+    return re.sub(r"<function .+?>", "…", shown)
+
+
+def _members_of(owner: type) -> Iterator[tuple[str, str]]:
+    """The public attributes, properties and methods of a class, with their docstrings."""
+    attributes = _attribute_docstrings(owner)
+    for name, text in attributes.items():
+        yield f"`{name}`", text
+    for name, member in inspect.getmembers_static(owner):
+        if name.startswith("_") or name in attributes:
+            continue
+        documented = inspect.getdoc(member) or ""
+        if isinstance(member, property):
+            yield f"`{name}`", documented
+        elif inspect.isfunction(member):
+            prefix = "await " if inspect.iscoroutinefunction(member) else ""
+            yield f"`{prefix}{name}{_without_annotations(member)}`", documented
+
+
+def _members_table(owner: type) -> str:
+    return _table(
+        ["Member", "What it does"],
+        ([name, _code_quotes(_first_sentences(text))] for name, text in _members_of(owner)),
+    )
+
+
+def group_members() -> str:
+    """What a group offers."""
+    return _members_table(rebalanser.Group)
+
+
+def admin_members() -> str:
+    """What an admin offers."""
+    return _members_table(rebalanser.Admin)
+
+
+def owned_members() -> str:
+    """What an owned resource offers."""
+    return _members_table(rebalanser.Owned)
+
+
+def _shown_default(value: object) -> str:
+    plain = getattr(value, "value", value)
+    return f"`{plain:.4g}`" if isinstance(plain, float) else f"`{plain}`" if plain not in (None, {}) else ""
+
+
+def settings_table() -> str:
+    """Every setting, its environment variable, default and meaning."""
+    meanings = _attribute_docstrings(Settings)
+    defaults = Settings.model_construct()
+    rows = []
+    for name, field in Settings.model_fields.items():
+        meaning = _code_quotes(_first_sentences(field.description or meanings.get(name)))
+        meaning = meaning[:1].upper() + meaning[1:]
+        default = _shown_default(getattr(defaults, name))
+        rows.append([f"`{name}`", f"`REBALANSER_{name.upper()}`", default, meaning])
+    return _table(["Setting", "Environment", "Default", "Meaning"], rows)
+
+
+def worked_timings() -> str:
+    """RB-21 in numbers, for some lengths of the lease."""
+    rows = []
+    for ttl in (2, 5, 10, 30, 60):
+        settings = Settings(lease_ttl_s=ttl)
+        seconds = (
+            settings.lease_ttl_s,
+            settings.heartbeat_interval_s,
+            settings.registry_timeout_s,
+            settings.stop_timeout_s,
+            settings.safety_margin_s,
+            settings.lease_ttl_s * settings.clock_drift_ratio,
+            settings.timings.detect_s,
+            settings.timings.access_s,
+        )
+        rows.append([f"{value:.2f}" for value in seconds])
+    head = [
+        "`lease_ttl_s`",
+        "`heartbeat_interval_s`",
+        "`registry_timeout_s`",
+        "`stop_timeout_s`",
+        "`safety_margin_s`",
+        "drift",
+        "OnStop is called after",
+        "access has ended after",
+    ]
+    return _table(head, rows)
+
+
+def command_tree() -> Any:
+    """The command line, as the library that parses it sees it."""
+    return typer.main.get_command(cli.app)
+
+
+def _commands_below(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(command, TyperGroup):
+        for name, inner in command.commands.items():
+            yield from _commands_below(inner, f"{path} {name}")
+    elif not command.hidden:
+        yield path, command
+
+
+def _usage(parameter: Any) -> str:
+    """How a parameter is written; made here, since the library's own text differs between its versions."""
+    if isinstance(parameter, TyperArgument):
+        return str(parameter.metavar or parameter.name.upper())
+    names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    value = "" if parameter.is_flag or parameter.count else parameter.metavar or parameter.name.upper()
+    return f"{names} {value}".strip()
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    sections = []
+    for path, command in _commands_below(command_tree(), "rebalanser"):
+        shown = [each for each in command.params if not each.hidden and each.name != "help"]
+        arguments = [_usage(each) for each in shown if isinstance(each, TyperArgument)]
+        rows = [[f"`{_usage(each)}`", _code_quotes(" ".join((each.help or "").split()))] for each in shown]
+        title = f"### `{' '.join([path, *arguments])}`"
+        sections += [title, _code_quotes(_first_sentences(command.help)), _table(["", "Meaning"], rows)]
+    return "\n\n".join(sections)
+
+
+def exit_codes() -> str:
+    """What the exit codes of the command line mean."""
+    found = re.findall(r"^(\d+) +(.+)$", cli.__doc__ or "", re.MULTILINE)
+    return _table(["Exit code", "Meaning"], ([code, _code_quotes(meaning)] for code, meaning in found))
+
+
+def error_tree() -> str:
+    """The tree of errors, grouped by what the caller must do."""
+
+    def lines(error: type[Exception], depth: int) -> Iterator[str]:
+        yield f"{'  ' * depth}- `{error.__name__}`: {_code_quotes(_first_sentences(error.__doc__))}"
+        for inner in error.__subclasses__():
+            if inner.__module__ == errors.__name__:
+                yield from lines(inner, depth + 1)
+
+    return "\n".join(lines(errors.RebalanserError, 0))
+
+
+def example_state() -> GroupState:
+    """A group of twelve partitions while a fourth node takes its share over."""
+    nodes = {f"{number}": Member(f"{number}", f"worker-{number}", host="10.0.0.1") for number in range(1, 5)}
+    resources = [f"partition-{number:02}" for number in range(12)]
+    held = {resource: str(1 + number % 3) for number, resource in enumerate(resources)}
+    wanted = {**held, **dict.fromkeys(resources[-3:], "4")}
+    moved = {**held, resources[-3]: "4"}
+    group = Group(
+        revision=41,
+        members=nodes,
+        resources={resource: ResourceSpec(resource) for resource in resources},
+        drained=frozenset(),
+        header=Header(version=17, term=3, revision=40, shares=dict.fromkeys(nodes, 17)),
+        shares={node: Share(17, frozenset(r for r in resources if wanted[r] == node)) for node in nodes},
+        leftover_shares=frozenset(),
+        acknowledged={"1": 17},
+        fingerprint=Fingerprint(),
+    )
+    tokens = {resource: 41 if moved[resource] == "4" else 8 + int(held[resource]) for resource in resources}
+    holdings = tuple(Holding(resource, moved[resource], tokens[resource]) for resource in resources)
+    return describe("orders", GroupView(group, Leadership(3, "1", 20), holdings))
+
+
+def live_table() -> str:
+    """What ``rebalanser watch`` shows, as a picture."""
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(render_state(example_state()))
+    return console.export_svg(title="rebalanser watch orders", unique_id="live-table")
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "rule-tests": rule_tests,
+    "lesson-tests": lesson_tests,
+    "membership": membership,
+    "role": role,
+    "steps": steps,
+    "public-names": public_names,
+    "group": group_members,
+    "admin": admin_members,
+    "owned": owned_members,
+    "settings": settings_table,
+    "timings": worked_timings,
+    "commands": commands,
+    "exit-codes": exit_codes,
+    "errors": error_tree,
+}
+
+
+def render(text: str) -> str:
+    """A page with its generated parts as they should be. Raises KeyError for a part that nobody makes."""
+    return MARKER.sub(lambda match: f"{match[1]}{PARTS[match['name']]()}\n{match[3]}", text)
+
+
+def outdated() -> dict[Path, str]:
+    """The pages whose generated parts are not current, with what they should be."""
+    pages = {path: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    return {path: new for path, text in pages.items() if (new := render(text)) != text}
+
+
+def main() -> int:
+    """Write what is out of date, or with ``--check`` name it and fail."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not current")
+    check: bool = parser.parse_args().check
+    pages = outdated()
+    for path, text in pages.items():
+        if not check:
+            path.write_text(text)
+        sys.stdout.write(f"{path.relative_to(ROOT)} {'is out of date: make docs' if check else 'written'}\n")
+    if not check:
+        PICTURE.write_text(live_table())
+    return 1 if check and pages else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

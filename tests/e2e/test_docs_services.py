@@ -1,0 +1,43 @@
+"""The programs in the documentation that are marked ``python service`` serve until they are told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICES = [
+    pytest.param(token.content, id=page.name)
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for token in MarkdownIt("commonmark").parse(page.read_text())
+    if token.type == "fence" and token.info == "python service"
+]
+
+
+@pytest.mark.rule("RB-26")
+@pytest.mark.parametrize("program", SERVICES)
+def test_program_owns_something_and_stops_gracefully(program: str, tmp_path: Path) -> None:
+    file = tmp_path / "service.py"
+    file.write_text(program)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REBALANSER_")}
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", file],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        output, complaints = process.communicate(timeout=60)
+    assert "is mine, fencing token" in first, complaints
+    assert "is given up" in output
+    assert process.returncode == 0, complaints

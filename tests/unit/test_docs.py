@@ -1,0 +1,308 @@
+"""The documentation is current, and names no rule, command, option, setting, variable or API that is none."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import shlex
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from markdown_it import MarkdownIt
+from typer.core import TyperGroup
+
+import rebalanser
+from rebalanser.registry.urls import ENTRY_POINT_GROUP
+from rebalanser.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CLAIMED = {f"RB-{number}" for number in (*range(1, 31), 33, 34)}
+SHELLS = {"bash", "console", "sh"}
+API = re.compile(
+    r"\b(rebalanser|AsyncGroup|Group|Admin|Settings|Owned|group|admin|owned)((?:\.[A-Za-z_]\w*)+)"
+)
+VARIABLE = re.compile(r"\bREBALANSER_[A-Z_]*[A-Z]\b")
+
+
+def _load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = _load_generator()
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A block of code (``info`` says of which language) or a span of it in a sentence (no ``info``)."""
+
+    page: str
+    line: int
+    info: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def _code_of(page: Path) -> Iterator[Code]:
+    line = 0
+    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
+        line = token.map[0] + 1 if token.map else line
+        if token.type == "fence":
+            yield Code(page.name, line, token.info, token.content)
+        for child in token.children or ():
+            if child.type == "code_inline":
+                yield Code(page.name, line, "", child.content)
+
+
+CODE = [code for page in PAGES for code in _code_of(page)]
+
+
+def _commands() -> Iterator[tuple[Code, list[str]]]:
+    """Every mention of the ``rebalanser`` command, taken apart as a shell does."""
+    for code in CODE:
+        if code.info and code.info.split()[0] not in SHELLS:
+            continue
+        for line in code.text.replace("\\\n", " ").splitlines():
+            words = re.split(r"\s(?:&&|[|>])(?:\s|$)", line.removeprefix("$ "))[0]
+            if re.match(r"(?:\w+=\S+ )*rebalanser( |$)", words):
+                found = shlex.split(words, comments=True)
+                yield code, found[found.index("rebalanser") + 1 :]
+
+
+COMMANDS = list(_commands())
+
+
+def test_generated_parts_are_current() -> None:
+    pages = [page.name for page in generate.outdated()]
+    assert not pages, "run `make docs`"
+
+
+def test_every_generated_part_stands_somewhere() -> None:
+    written = {match["name"] for page in PAGES for match in generate.MARKER.finditer(page.read_text())}
+    assert written == set(generate.PARTS)
+
+
+def test_a_page_that_is_out_of_date_is_noticed() -> None:
+    stale = "<!-- generated: role -->\nby hand\n<!-- end: role -->"
+    assert generate.render(stale) != stale
+    assert generate.render(generate.render(stale)) == generate.render(stale)
+
+
+def test_rules_are_those_that_this_release_claims() -> None:
+    assert set(generate.claimed_rules()) == CLAIMED
+    assert set(generate.claimed_rules()) | set(generate.unclaimed_rules()) == {
+        f"RB-{number}" for number in range(1, 36)
+    }
+
+
+def test_every_claimed_rule_has_a_test() -> None:
+    held = {mark.key for mark in generate.marks() if mark.kind == "rule"}
+    without = [rule for rule in generate.claimed_rules() if rule not in held]
+    assert not without, f"no test holds {', '.join(without)}"
+
+
+def test_every_lesson_has_a_test() -> None:
+    held = {mark.key for mark in generate.marks() if mark.kind == "lesson"}
+    without = [lesson for lesson in generate.lessons() if lesson not in held]
+    assert not without, f"no test holds the lessons {', '.join(without)}"
+
+
+def test_marks_name_what_there_is() -> None:
+    rules = {*generate.claimed_rules(), *generate.unclaimed_rules()}
+    known = {"rule": rules, "lesson": set(generate.lessons())}
+    unknown = [mark for mark in generate.marks() if mark.key not in known[mark.kind]]
+    assert not unknown
+
+
+def test_marks_are_found_wherever_they_may_stand(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_example.py").write_text(
+        "pytestmark = pytest.mark.rule('RB-1')\n"
+        "@pytest.mark.rule('RB-2', 'RB-3')\n"
+        "class TestIt:\n"
+        "    @pytest.mark.parametrize('x', [pytest.param(1, marks=pytest.mark.rule('RB-4'))])\n"
+        "    def test_a(self, x): ...\n"
+        "@pytest.mark.lesson(5)\n"
+        "async def test_b(): ...\n"
+        "@pytest.mark.timeout(9)\n"
+        "def test_c(): ...\n"
+    )
+    found = {(mark.key, mark.test) for mark in generate.marks(tmp_path / "tests")}
+    assert found == {
+        ("RB-1", "every test"),
+        ("RB-2", "TestIt"),
+        ("RB-3", "TestIt"),
+        ("RB-4", "TestIt.test_a"),
+        ("5", "test_b"),
+    }
+
+
+def _resolve(command: Any, words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words name, and the words that are left."""
+    while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
+        inner = command.commands.get(words[0])
+        assert inner is not None, f"there is no command {words[0]!r}"
+        command, words = inner, words[1:]
+    return command, words
+
+
+def test_documentation_shows_the_commands() -> None:
+    assert len(COMMANDS) > 10
+
+
+@pytest.mark.parametrize(("code", "words"), COMMANDS, ids=lambda value: str(value))
+def test_commands_exist_with_their_options(code: Code, words: list[str]) -> None:
+    command, rest = _resolve(generate.command_tree(), words)
+    if code.info:
+        command.make_context("rebalanser", list(rest))
+        return
+    options = {
+        option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    named = {word.partition("=")[0] for word in rest if word.startswith("--") and word != "--"}
+    assert named <= options
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["resources", "nonsense"]])
+def test_a_command_that_is_none_is_noticed(words: list[str]) -> None:
+    with pytest.raises(AssertionError, match="nonsense"):
+        _resolve(generate.command_tree(), words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_environment_variables_exist(page: Path) -> None:
+    known = {f"REBALANSER_{name.upper()}" for name in Settings.model_fields}
+    for path in (ROOT / "rebalanser").rglob("*.py"):
+        known.update(re.findall(r'"(REBALANSER_[A-Z_]+)"', path.read_text()))
+    assert set(VARIABLE.findall(page.read_text())) <= known
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {target for code in CODE for target in re.findall(r"\bmake ([a-z]+)", code.text)}
+    assert named
+    assert named <= targets
+
+
+def test_extras_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {name for code in CODE for name in re.findall(r"rebalanser\[(\w+)\]", code.text)}
+    assert named
+    assert named <= set(project["optional-dependencies"])
+
+
+def _named_parts() -> dict[str, Any]:
+    group = rebalanser.Group("documentation", "memory://documentation")
+    return {
+        "rebalanser": rebalanser,
+        "Admin": rebalanser.Admin,
+        "AsyncGroup": rebalanser.AsyncGroup,
+        "Group": group,
+        "Owned": rebalanser.Owned,
+        "Settings": group.settings,
+        "admin": rebalanser.Admin,
+        "group": group,
+        "owned": rebalanser.Owned,
+    }
+
+
+def _has(owner: Any, path: str) -> bool:
+    """Whether ``path`` leads to something: attributes, and modules that have to be imported."""
+    for name in path.strip(".").split("."):
+        if isinstance(owner, ModuleType) and not hasattr(owner, name):
+            try:
+                importlib.import_module(f"{owner.__name__}.{name}")
+            except ModuleNotFoundError:
+                return False
+        if not hasattr(owner, name):
+            return False
+        owner = getattr(owner, name)
+        if not isinstance(owner, ModuleType | type):
+            return True
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_of_the_api_exist(page: Path) -> None:
+    parts = _named_parts()
+    texts = [
+        code.text.replace(ENTRY_POINT_GROUP, "")
+        for code in CODE
+        if code.page == page.name and (not code.info or code.info.startswith("python"))
+    ]
+    missing = {
+        f"{owner}{path}"
+        for text in texts
+        for owner, path in API.findall(text)
+        if not _has(parts[owner], path)
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("mention", ["rebalanser.nonsense", "rebalanser.testing.nonsense", "group.nonsense"])
+def test_a_name_that_is_none_is_noticed(mention: str) -> None:
+    ((owner, path),) = API.findall(mention)
+    assert not _has(_named_parts()[owner], path)
+
+
+def _settings_given(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "Settings":
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_exist(page: Path) -> None:
+    codes = [code for code in CODE if code.page == page.name]
+    given = {name for code in codes if code.info.startswith("python") for name in _settings_given(code.text)}
+    given |= {name for code in codes if not code.info for name in re.findall(r"Settings\((\w+)=", code.text)}
+    assert given <= set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_with_units_are_in_the_code(page: Path) -> None:
+    spans = (code.text for code in CODE if code.page == page.name and not code.info)
+    named = {text for text in spans if re.fullmatch(r"[a-z_]+_(?:s|bytes|ratio)", text)}
+    words = {
+        word for path in (ROOT / "rebalanser").rglob("*.py") for word in re.findall(r"\w+", path.read_text())
+    }
+    assert named <= words
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in _anchors(file), target
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in PAGES[1:] if f"docs/{page.name}" not in readme] == []

@@ -1,0 +1,239 @@
+"""The style of the house: who may import whom, what is pure, documented, marked and named how."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rebalanser.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+PURE = {"rebalanser.allocation", "rebalanser.protocol"}
+"""Events in, effects out: the standard library only, and of that nothing that touches the world."""
+LEAVES = {"rebalanser.errors", "rebalanser.redaction"}
+"""They import nothing of the house."""
+CORE = PURE | LEAVES | {"rebalanser.registry"}
+LIBRARY = CORE | {
+    "rebalanser.history",
+    "rebalanser.observing",
+    "rebalanser.runtime",
+    "rebalanser.settings",
+    "rebalanser.state",
+}
+FACADE = {"rebalanser", "rebalanser.admin", "rebalanser.async_group", "rebalanser.group"}
+
+WALLS: dict[str, set[str]] = {
+    "rebalanser": LIBRARY | FACADE,
+    "rebalanser.errors": set(),
+    "rebalanser.redaction": set(),
+    "rebalanser.allocation": {"rebalanser.errors", "rebalanser.protocol"},
+    "rebalanser.protocol": {"rebalanser.errors"},
+    "rebalanser.registry": LEAVES | {"rebalanser.protocol"},
+    "rebalanser.history": LEAVES | {"rebalanser.protocol"},
+    "rebalanser.runtime": LEAVES | {"rebalanser.protocol", "rebalanser.registry"},
+    "rebalanser.settings": CORE,
+    "rebalanser.state": CORE,
+    "rebalanser.observing": LIBRARY,
+    "rebalanser.group": LIBRARY,
+    "rebalanser.async_group": LIBRARY | {"rebalanser.group"},
+    "rebalanser.admin": LIBRARY | {"rebalanser.group"},
+    "rebalanser.__main__": {"rebalanser.cli"},
+    "rebalanser.cli": LIBRARY | FACADE,
+    "rebalanser.testing": LIBRARY | FACADE,
+    "rebalanser_etcd": CORE,
+    "rebalanser_sqlite": CORE,
+}
+"""What else each package or module may import. Nobody imports ``testing``, nor ``cli`` but to run it."""
+
+IMPURE_MODULES = {
+    "asyncio", "concurrent", "ctypes", "datetime", "io", "logging", "multiprocessing", "os", "pathlib",
+    "queue", "random", "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3",
+    "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",
+}  # fmt: skip
+IMPURE_BUILTINS = {"print", "open", "input", "id", "hash"}
+UNITS = ("_s", "_bytes", "_ratio")
+TOP_LEVEL = {
+    "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "backends", "benchmarks", "docs", "examples",
+    "pyproject.toml", "rebalanser", "tests",
+}  # fmt: skip
+TIMELESS_TESTS = ("conformance", "simulation", "unit")
+TEXT = {"", ".cfg", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+
+
+def _module_of(path: Path) -> str:
+    base = ROOT / "backends" if path.is_relative_to(ROOT / "backends") else ROOT
+    return ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _sources() -> dict[str, ast.Module]:
+    paths = [*(ROOT / "rebalanser").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]
+    return {_module_of(path): ast.parse(path.read_text(), str(path)) for path in sorted(paths)}
+
+
+SOURCES = _sources()
+
+
+def _room_of(module: str) -> str:
+    """The wall that a module stands behind: ``rebalanser.registry`` for ``rebalanser.registry.urls``."""
+    head, _, rest = module.partition(".")
+    inner = f"{head}.{rest.partition('.')[0]}"
+    return inner if inner in WALLS else head
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported anywhere in the tree, also inside functions and for type checking."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            assert node.module is not None
+            children = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (child if child in SOURCES or child in WALLS else node.module for child in children)
+
+
+def _house(module: str) -> bool:
+    return module.partition(".")[0] in {"rebalanser", "rebalanser_etcd", "rebalanser_sqlite"}
+
+
+def test_every_module_stands_behind_a_wall() -> None:
+    unknown = {module for module in SOURCES if module != "rebalanser" and _room_of(module) == "rebalanser"}
+    assert not unknown, f"say in WALLS what these may import: {sorted(unknown)}"
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_respect_the_walls(module: str) -> None:
+    room = _room_of(module)
+    allowed = WALLS[room] | {room}
+    crossed = {name for name in _imports(SOURCES[module]) if _house(name) and _room_of(name) not in allowed}
+    assert not crossed, f"{module} may not import {sorted(crossed)}"
+
+
+@pytest.mark.parametrize("module", [module for module in SOURCES if _room_of(module) in PURE])
+def test_pure_packages_touch_nothing(module: str) -> None:
+    tops = {name.partition(".")[0] for name in _imports(SOURCES[module]) if not _house(name)}
+    assert tops <= sys.stdlib_module_names, f"{module} imports what is not of the standard library"
+    assert not tops & IMPURE_MODULES, f"{module} imports {sorted(tops & IMPURE_MODULES)}"
+    calls = (node.func for node in ast.walk(SOURCES[module]) if isinstance(node, ast.Call))
+    called = {function.id for function in calls if isinstance(function, ast.Name)}
+    assert not called & IMPURE_BUILTINS, f"{module} calls {sorted(called & IMPURE_BUILTINS)}"
+
+
+def _public_definitions(tree: ast.Module, module: str) -> Iterator[tuple[str, ast.AST]]:
+    yield module, tree
+    todo: list[tuple[str, ast.Module | ast.ClassDef]] = [(module, tree)]
+    for path, owner in todo:
+        for node in owner.body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if node.name.startswith("_") or _is_spelled_out_elsewhere(node):
+                continue
+            yield f"{path}.{node.name}", node
+            if isinstance(node, ast.ClassDef):
+                todo.append((f"{path}.{node.name}", node))
+
+
+def _is_spelled_out_elsewhere(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    names = {ast.unparse(decorator) for decorator in node.decorator_list}
+    return bool(names & {"overload", "override"}) or any(name.endswith(".setter") for name in names)
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_every_public_name_has_a_docstring(module: str) -> None:
+    silent = [
+        name
+        for name, node in _public_definitions(SOURCES[module], module)
+        if ast.get_docstring(node) is None  # type: ignore[arg-type]
+    ]
+    assert not silent
+
+
+def test_numbers_in_settings_carry_their_unit() -> None:
+    numbers = [
+        name
+        for name, field in Settings.model_fields.items()
+        if field.annotation in {float, int, float | None}
+    ]
+    assert numbers
+    assert [name for name in numbers if not name.endswith(UNITS)] == []
+
+
+def test_top_level_holds_only_what_belongs_there() -> None:
+    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")} - {"build", "dist"}
+    assert found == TOP_LEVEL
+
+
+def _tests(folders: tuple[str, ...]) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / "tests" / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", _tests(TIMELESS_TESTS), ids=lambda path: path.name)
+def test_timeless_tests_never_sleep(path: Path) -> None:
+    sleeps = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] == "sleep"
+        and not (node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+    ]
+    assert not sleeps, f"{path.name} sleeps at lines {sleeps}"
+
+
+def _texts() -> list[Path]:
+    folders = [ROOT / name for name in (*TOP_LEVEL, ".ci", ".github") if (ROOT / name).is_dir()]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    files += [ROOT / name for name in TOP_LEVEL if (ROOT / name).is_file()]
+    return sorted(path for path in files if path.suffix in TEXT and "__pycache__" not in path.parts)
+
+
+UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b")
+PLACE_OF_WORK = re.compile(r"(?<![\w.])/(?:root|work)/|(?i:\bissue\s*#?\d)|(?<![\w&(])#\d+\b")
+
+
+@pytest.mark.parametrize("path", _texts(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_text_is_unfinished_or_tells_of_its_place_of_work(path: Path) -> None:
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        assert not UNFINISHED.search(line), f"{path}:{number}"
+        assert not PLACE_OF_WORK.search(line), f"{path}:{number}: a path of one machine or an issue's number"
+
+
+def test_changelog_has_safety_first() -> None:
+    headings = re.findall(r"^(##+) (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    releases = [position for position, (level, _) in enumerate(headings) if level == "##"]
+    assert headings[releases[0]] == ("##", "Unreleased")
+    for position, following in zip(releases, [*releases[1:], len(headings)], strict=True):
+        kinds = [title for _, title in headings[position + 1 : following]]
+        assert "Safety" not in kinds[1:], "changes that concern safety come first"
+
+
+def test_every_backend_is_packed_and_registered() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {path.name for path in (ROOT / "backends").iterdir() if (path / "__init__.py").is_file()}
+    packed = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {Path(package).name for package in packed if package.startswith("backends/")} == folders
+    loaded = {
+        point.partition(":")[0]
+        for point in project["project"]["entry-points"]["rebalanser.backends"].values()
+    }
+    assert {module for module in loaded if not module.startswith("rebalanser.")} == folders
+
+
+def test_dependencies_state_a_floor() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = [
+        item for group in project["dependency-groups"].values() for item in group if isinstance(item, str)
+    ]
+    extras = [item for extra in project["project"]["optional-dependencies"].values() for item in extra]
+    named = [*project["project"]["dependencies"], *extras, *groups]
+    packages = [item for item in named if isinstance(item, str) and not item.startswith("rebalanser[")]
+    without = [item for item in packages if ">=" not in item]
+    assert not without
