@@ -312,12 +312,17 @@ class Group:
             raise InvalidState("run() waits for signals, in the main thread only; use start() and stop()")
         with self._stopping_on_signals() as asked:
             self.start()
+            impatient = False
             try:
                 if asked.is_set():
                     self.request_stop()
                 self.wait_stopped()
+            except KeyboardInterrupt:
+                impatient = True
+                raise
             finally:
-                self.stop()
+                if not impatient:
+                    self.stop()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
         """Wait until the node has stopped, for ``timeout_s`` seconds at most; whether it has."""

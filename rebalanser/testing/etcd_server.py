@@ -431,6 +431,14 @@ class EtcdCluster:
         self._start_member(member)
         self.wait_healthy(members=(member,))
 
+    def restart_all(self) -> None:
+        """Kill every member, paused ones too, start them all again, and wait until they serve."""
+        for member in range(self.members):
+            self.kill(member)
+        for member in range(self.members):
+            self._start_member(member)
+        self.wait_healthy()
+
     def leader(self) -> int | None:
         """The member that running members say is the leader; None where none of them knows one."""
         for member in range(self.members):
