@@ -2,9 +2,10 @@
 
 from rebalanser.registry.contract import Capabilities, Registry
 from rebalanser.registry.coordinator import Coordinator, GroupView, Holding
+from rebalanser.registry.dialogue import Answer, failure
 from rebalanser.registry.keys import MAX_ATTRIBUTE_BYTES, MAX_NAME_BYTES, GroupKeys
 from rebalanser.registry.registry_coordinator import RegistryCoordinator
-from rebalanser.registry.translation import Answer, Translation, failure
+from rebalanser.registry.translation import Translation
 from rebalanser.registry.urls import RegistryUrl, known_schemes, open_registry, parse_url
 
 __all__ = [

@@ -11,8 +11,9 @@ from rebalanser.protocol.messages import Command, Outcome
 from rebalanser.protocol.types import NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities, Registry, Watch, WatchEvent
 from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Progress
+from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import GroupKeys
-from rebalanser.registry.translation import Answer, Reading, Translation, failure
+from rebalanser.registry.translation import Translation
 
 ResultT = TypeVar("ResultT")
 

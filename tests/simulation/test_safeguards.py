@@ -21,7 +21,8 @@ from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
 from rebalanser.protocol.types import Group, Timings
 from rebalanser.registry.contract import Delete
-from rebalanser.registry.translation import Answer, Reading, Translation
+from rebalanser.registry.dialogue import Answer, Reading
+from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation import PROFILES, Process, run_seed, run_seeds
 
 

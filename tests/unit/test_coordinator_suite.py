@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rebalanser.protocol.types import Header, Leadership
     from rebalanser.registry.contract import Capabilities, Guard, KeyValue, WatchEvent
     from rebalanser.registry.coordinator import Listener, Progress
-    from rebalanser.registry.translation import Dialogue, Reading
+    from rebalanser.registry.dialogue import Dialogue, Reading
 
 TESTS = dict(inspect.getmembers(CoordinatorConformance, inspect.isfunction))
 

@@ -39,8 +39,9 @@ from rebalanser.protocol.messages import (
     ShareRead,
 )
 from rebalanser.registry.contract import Reply, Request, Transaction
+from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
-from rebalanser.registry.translation import Answer, Reading, Translation, failure
+from rebalanser.registry.translation import Translation
 from rebalanser.testing import MEMORY_CAPABILITIES, FakeClock, MemoryStore
 
 ResultT = TypeVar("ResultT")

@@ -35,7 +35,7 @@ from rebalanser.protocol.messages import (
 )
 from rebalanser.protocol.node import Node
 from rebalanser.registry.contract import HistoryLost, Reply, Request
-from rebalanser.registry.translation import Answer, Dialogue, failure
+from rebalanser.registry.dialogue import Answer, Dialogue, failure
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.network import no_answer
 from rebalanser.testing.simulation.trace import listed, text

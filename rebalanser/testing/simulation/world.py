@@ -14,8 +14,9 @@ from rebalanser.protocol.node import Node, NodeOptions
 from rebalanser.protocol.states import Membership
 from rebalanser.protocol.types import Member, OnOverrun, ResourceSpec
 from rebalanser.registry.contract import Grant, Granted, KeepAlive, KeyValue, Reply, Request, Target
+from rebalanser.registry.dialogue import Answer, Reading
 from rebalanser.registry.keys import GroupKeys
-from rebalanser.registry.translation import Answer, Reading, Translation
+from rebalanser.registry.translation import Translation
 from rebalanser.testing.memory import MemoryStore
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.network import Link, Network

@@ -1,0 +1,192 @@
+"""What every dialogue with a registry is made of: its form, its guards, and how it keeps the limits.
+
+A dialogue is a generator: it yields :class:`~rebalanser.registry.contract.Request` after request, is sent an
+:class:`Answer` for each, and returns what came of it. It does no I/O and knows no time beyond what its
+answers carry, so that the runtime and the simulator drive the very same code. A driver throws the registry's
+errors into the generator; :func:`failure` turns what a dialogue does not handle into an outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from rebalanser.errors import (
+    FixConfiguration,
+    InternalError,
+    OutcomeUnknown,
+    RebalanserError,
+)
+from rebalanser.protocol.messages import (
+    Failed,
+    Outcome,
+)
+from rebalanser.protocol.types import (
+    Header,
+    Leadership,
+    Resource,
+    Session,
+    Token,
+)
+from rebalanser.registry import contract
+from rebalanser.registry.contract import (
+    Absent,
+    Capabilities,
+    Created,
+    Delete,
+    Guard,
+    KeyValue,
+    Operation,
+    Put,
+    Reply,
+    Request,
+    Result,
+    Stats,
+    Unchanged,
+)
+from rebalanser.registry.keys import GroupKeys
+
+ItemT = TypeVar("ItemT")
+_RESERVED_OPERATIONS = 4
+_RESERVED_BYTES = 4096
+ROUNDING_S = 1.0
+"""A registry may round a lease up to whole seconds; more than that would delay every take-over unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the registry answered, and the monotonic instant (seconds) just before it was asked."""
+
+    reply: Reply
+    sent_at: float
+
+
+Dialogue: TypeAlias = Generator[Request, Answer, Outcome]
+Reading: TypeAlias = Generator[Request, Answer, ItemT]
+
+
+def failure(error: RebalanserError) -> Failed:
+    """The outcome of a command that ended with an error of the registry."""
+    return Failed(
+        error=f"{type(error).__name__}: {error}",
+        unknown=isinstance(error, OutcomeUnknown),
+        fatal=isinstance(error, FixConfiguration),
+    )
+
+
+def outcome_of(answer: Answer) -> contract.Outcome:
+    """What a transaction was answered with."""
+    if not isinstance(answer.reply, contract.Outcome):
+        raise InternalError(f"a transaction was answered with {answer.reply!r}")
+    return answer.reply
+
+
+def one_entry(result: Result) -> KeyValue | None:
+    """The result of reading one key."""
+    if result is None or isinstance(result, KeyValue):
+        return result
+    raise InternalError(f"reading one key was answered with {result!r}")
+
+
+def all_entries(result: Result) -> tuple[KeyValue, ...]:
+    """The result of reading a range."""
+    if isinstance(result, tuple):
+        return result
+    raise InternalError(f"reading a range was answered with {result!r}")
+
+
+def stats_of(result: Result) -> tuple[int, int]:
+    """The result of counting a range: how many keys, and the newest revision."""
+    if isinstance(result, Stats):
+        return result.count, result.newest
+    raise InternalError(f"counting a range was answered with {result!r}")
+
+
+def nested_outcome(result: Result) -> contract.Outcome:
+    """The result of a nested transaction."""
+    if isinstance(result, contract.Outcome):
+        return result
+    raise InternalError(f"a nested transaction was answered with {result!r}")
+
+
+def fingerprint_of(entries: Iterable[KeyValue]) -> tuple[int, int]:
+    """How many keys these are, and the newest revision among them."""
+    revisions = [entry.mod_revision for entry in entries]
+    return len(revisions), max(revisions, default=0)
+
+
+def sized(operations: Iterable[Put | Delete]) -> list[tuple[Operation, int]]:
+    """Writes with their sizes in bytes."""
+    return [(op, len(op.key) + (len(op.value) if isinstance(op, Put) else 0)) for op in operations]
+
+
+class Dialogues:
+    """The guards that safety rests on, a method each, and chunks that keep the registry's limits."""
+
+    def __init__(self, keys: GroupKeys, capabilities: Capabilities) -> None:
+        self.keys = keys
+        self._max_operations = capabilities.max_operations
+        self._chunk_operations = max(1, capabilities.max_operations - _RESERVED_OPERATIONS)
+        self._chunk_bytes = max(1, capabilities.max_request_bytes - _RESERVED_BYTES)
+
+    def _alive(self, session: Session) -> tuple[Guard, ...]:
+        """The session lives: its node key is there, and it is the very key that the session created."""
+        return (Created(self.keys.node(session.node), session.created),)
+
+    def _leads(self, leadership: Leadership) -> tuple[Guard, ...]:
+        """The term is still the leader's."""
+        return (Unchanged(self.keys.term, leadership.revision),)
+
+    def _acted_on(self, header_revision: int) -> tuple[Guard, ...]:
+        """The allocation is still the one acted on."""
+        return (Unchanged(self.keys.header, header_revision),)
+
+    def _free(self, barrier: str) -> tuple[Guard, ...]:
+        """Nobody holds the barrier."""
+        return (Absent(barrier),)
+
+    def _mine(self, barrier: str, token: Token) -> tuple[Guard, ...]:
+        """The barrier is still the one that this session added."""
+        return (Unchanged(barrier, token),)
+
+    def _unregistered(self, key: str) -> tuple[Guard, ...]:
+        """No earlier attempt of this incarnation has registered it."""
+        return (Absent(key),)
+
+    def _not_overtaken(self, key: str, revision: int) -> tuple[Guard, ...]:
+        """No other acknowledgement of this node was written since."""
+        return (Unchanged(key, revision),)
+
+    def _based_on(self, header: Header | None) -> tuple[Guard, ...]:
+        """The allocation is still the one that the plan changes."""
+        if header is None:
+            return (Absent(self.keys.header),)
+        return (Unchanged(self.keys.header, header.revision),)
+
+    def _is_session(self, own: KeyValue | None, session: Session) -> bool:
+        return own is not None and own.create_revision == session.created
+
+    def _is_mine(self, barrier: KeyValue, session: Session) -> bool:
+        return barrier.lease == session.lease and barrier.value.decode() == session.node
+
+    def _chunks(self, items: Iterable[tuple[ItemT, int]]) -> Iterator[list[ItemT]]:
+        """Cut items with their sizes in bytes into chunks that keep the registry's limits."""
+        chunk: list[ItemT] = []
+        room = self._chunk_bytes
+        for item, size in items:
+            if chunk and (len(chunk) >= self._chunk_operations or size > room):
+                yield chunk
+                chunk, room = [], self._chunk_bytes
+            chunk.append(item)
+            room -= size
+        if chunk:
+            yield chunk
+
+    def _barrier_chunks(self, resources: Iterable[Resource]) -> Iterator[list[Resource]]:
+        return self._chunks((r, 3 * len(self.keys.barrier(r)) + 256) for r in sorted(resources))
+
+    @staticmethod
+    def _half_done(error: RebalanserError, begun: bool) -> Failed:
+        lost = failure(error)
+        return Failed(lost.error, unknown=lost.unknown or begun, fatal=lost.fatal)

@@ -1,0 +1,186 @@
+"""The dialogues of a leader: becoming one, reading the group, publishing an allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rebalanser.errors import (
+    InternalError,
+)
+from rebalanser.protocol.messages import (
+    Campaign,
+    Conflict,
+    Deposed,
+    Elected,
+    Follows,
+    GroupRead,
+    Outcome,
+    Publish,
+    Published,
+    ReadGroup,
+    SessionLost,
+)
+from rebalanser.protocol.types import (
+    Fingerprint,
+    Group,
+    Header,
+    Leadership,
+)
+from rebalanser.registry import contract, values
+from rebalanser.registry.contract import (
+    Absent,
+    Delete,
+    Get,
+    Guard,
+    Operation,
+    Put,
+    Range,
+    Transaction,
+)
+from rebalanser.registry.dialogue import (
+    Dialogue,
+    Dialogues,
+    all_entries,
+    fingerprint_of,
+    one_entry,
+    outcome_of,
+    sized,
+)
+
+
+class LeaderDialogues(Dialogues):
+    """What a node does for its group."""
+
+    def _campaign(self, command: Campaign) -> Dialogue:
+        """Increment the term if nobody alive leads; after a lost answer find out who won."""
+        session, keys = command.session, self.keys
+        answer = yield Transaction(guards=self._alive(session), then=(Get(keys.term),))
+        outcome = outcome_of(answer)
+        if not outcome.succeeded:
+            return SessionLost()
+        entry = one_entry(outcome.results[0])
+        current = values.load_leadership(entry) if entry else None
+        if current is not None and current.leader == session.node:
+            return Elected(current)
+        vacant: tuple[Guard, ...] = (Absent(keys.term),)
+        if current is not None:
+            vacant = (*self._leads(current), Absent(keys.node(current.leader)))
+        term = (current.term if current else 0) + 1
+        answer = yield Transaction(
+            guards=self._alive(session) + vacant,
+            then=(Put(keys.term, values.dump_leadership(term, session.node)),),
+            otherwise=(Get(keys.node(session.node)), Get(keys.term)),
+        )
+        outcome = outcome_of(answer)
+        if outcome.succeeded:
+            return Elected(Leadership(term, session.node, outcome.revision))
+        if not self._is_session(one_entry(outcome.results[0]), session):
+            return SessionLost()
+        entry = one_entry(outcome.results[1])
+        if entry is None:
+            raise InternalError("the term key is gone; it is never deleted")
+        winner = values.load_leadership(entry)
+        if winner.leader == session.node:
+            return Elected(winner)
+        return Follows(winner, outcome.revision)
+
+    def _group_reads(self) -> tuple[Operation, ...]:
+        keys = self.keys
+        return (
+            Get(keys.header),
+            Range(keys.nodes),
+            Range(keys.resources),
+            Range(keys.drains),
+            Range(keys.shares),
+            Range(keys.acks),
+        )
+
+    def _group_in(self, outcome: contract.Outcome) -> Group:
+        keys = self.keys
+        header_entry = one_entry(outcome.results[0])
+        nodes, resources, drains, shares, acks = (all_entries(result) for result in outcome.results[1:6])
+        header = values.load_header(header_entry) if header_entry else None
+        by_key = {entry.key: entry for entry in shares}
+        named = {
+            node: keys.share(node, version) for node, version in (header.shares if header else {}).items()
+        }
+        names = {keys.name(entry.key, keys.nodes): entry for entry in nodes}
+        return Group(
+            revision=outcome.revision,
+            members={node: values.load_member(node, entry) for node, entry in names.items()},
+            resources={
+                name: values.load_resource(name, entry)
+                for name, entry in ((keys.name(e.key, keys.resources), e) for e in resources)
+            },
+            drained=frozenset(keys.name(entry.key, keys.drains) for entry in drains),
+            header=header,
+            shares={
+                node: values.load_share(header.shares[node], by_key[key].value)
+                for node, key in named.items()
+                if header is not None
+            },
+            leftover_shares=frozenset(keys.node_and_version(k) for k in by_key.keys() - set(named.values())),
+            acknowledged={keys.name(entry.key, keys.acks): int(entry.value) for entry in acks},
+            fingerprint=Fingerprint(*map(fingerprint_of, (nodes, resources, drains, acks))),
+        )
+
+    def _read_group(self, command: ReadGroup) -> Dialogue:
+        answer = yield Transaction(
+            guards=self._alive(command.session) + self._leads(command.leadership),
+            then=self._group_reads(),
+            otherwise=(Get(self.keys.node(command.session.node)),),
+        )
+        outcome = outcome_of(answer)
+        if not outcome.succeeded:
+            alive = self._is_session(one_entry(outcome.results[0]), command.session)
+            return Deposed() if alive else SessionLost()
+        return GroupRead(self._group_in(outcome))
+
+    def _publish(self, command: Publish) -> Dialogue:
+        """Write the changed shares under keys of their own, then commit them all by the header.
+
+        Where all fits in one transaction it is one. Else nobody reads a share before the header names it,
+        and shares that no header names are deleted afterwards, by this leader or a later one.
+        """
+        leadership, plan = command.leadership, command.plan
+        header = Put(self.keys.header, values.dump_header(plan.version, leadership.term, plan.shares))
+        shares = [
+            Put(self.keys.share(node, plan.version), values.dump_share(resources))
+            for node, resources in sorted(plan.changed.items())
+        ]
+        outdated = [Delete(self.keys.share(node, version)) for node, version in sorted(plan.superseded)]
+        together = list(self._chunks(sized([*shares, *outdated, header])))
+        if len(together) == 1:
+            before, commit, after = [], together[0], []
+        else:
+            before = list(self._chunks(sized(shares)))
+            commit = [header]
+            after = list(self._chunks(sized(outdated)))
+        for chunk in before:
+            answer = yield self._as_leader(command, chunk)
+            if not outcome_of(answer).succeeded:
+                return self._publish_refused(command, outcome_of(answer))
+        answer = yield self._as_leader(command, commit, self._based_on(plan.based_on))
+        committed = outcome_of(answer)
+        if not committed.succeeded:
+            return self._publish_refused(command, committed)
+        for chunk in after:
+            yield self._as_leader(command, chunk)
+        return Published(Header(plan.version, leadership.term, committed.revision, plan.shares))
+
+    def _as_leader(
+        self, command: Publish, operations: Sequence[Operation], guards: tuple[Guard, ...] = ()
+    ) -> Transaction:
+        return Transaction(
+            guards=self._alive(command.session) + self._leads(command.leadership) + guards,
+            then=tuple(operations),
+            otherwise=(Get(self.keys.node(command.session.node)), Get(self.keys.term)),
+        )
+
+    def _publish_refused(self, command: Publish, outcome: contract.Outcome) -> Outcome:
+        if not self._is_session(one_entry(outcome.results[0]), command.session):
+            return SessionLost()
+        term = one_entry(outcome.results[1])
+        if term is None or term.mod_revision != command.leadership.revision:
+            return Deposed()
+        return Conflict()

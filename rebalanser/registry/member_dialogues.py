@@ -1,0 +1,333 @@
+"""The dialogues of a member: joining, proving life, its share, its barriers, leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rebalanser.errors import (
+    InternalError,
+    InvalidSettings,
+    LeaseNotFound,
+    RebalanserError,
+)
+from rebalanser.protocol.messages import (
+    Acknowledge,
+    Acknowledged,
+    AddBarriers,
+    Alive,
+    BarriersAdded,
+    BarriersRead,
+    BarriersRemoved,
+    Failed,
+    Heartbeat,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    ReadBarriers,
+    ReadShare,
+    RemoveBarriers,
+    SessionLost,
+    ShareRead,
+)
+from rebalanser.protocol.types import (
+    Fingerprint,
+    Header,
+    NodeId,
+    Resource,
+    Session,
+    Share,
+    Token,
+)
+from rebalanser.registry import contract, values
+from rebalanser.registry.contract import (
+    Delete,
+    Get,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeyValue,
+    Operation,
+    Put,
+    Range,
+    Revoke,
+    Stat,
+    Transaction,
+)
+from rebalanser.registry.dialogue import (
+    ROUNDING_S,
+    Answer,
+    Dialogue,
+    Dialogues,
+    all_entries,
+    failure,
+    nested_outcome,
+    one_entry,
+    outcome_of,
+    stats_of,
+)
+
+
+class MemberDialogues(Dialogues):
+    """What a node does for itself."""
+
+    def _join(self, command: Join) -> Dialogue:
+        """Grant a lease and create the node key; after a lost answer take over what is found (RB-4)."""
+        member = command.member
+        granted = yield Grant(command.lease_ttl_s)
+        if not isinstance(granted.reply, Granted):
+            raise InternalError(f"a grant was answered with {granted.reply!r}")
+        lease = granted.reply.lease
+        if granted.reply.ttl_s >= command.lease_ttl_s + ROUNDING_S:
+            yield Revoke(lease)
+            return failure(
+                InvalidSettings(
+                    f"lease_ttl_s {command.lease_ttl_s:g} is below what the registry allows: "
+                    f"it grants {granted.reply.ttl_s:g} s; ask for as much"
+                )
+            )
+        key = self.keys.node(member.node)
+        answer = yield Transaction(
+            guards=self._unregistered(key),
+            then=(
+                Put(key, values.dump_member(member), lease),
+                Put(self.keys.release(member.node), b"", lease),
+                Put(self.keys.ack(member.node), b"0", lease),
+            ),
+            otherwise=(Get(key),),
+        )
+        outcome = outcome_of(answer)
+        if outcome.succeeded:
+            return Joined(Session(member.node, lease, outcome.revision), granted.sent_at)
+        return (yield from self._take_over(member.node, lease, one_entry(outcome.results[0])))
+
+    def _take_over(self, node: NodeId, spare_lease: int, found: KeyValue | None) -> Dialogue:
+        yield Revoke(spare_lease)
+        if found is None:
+            return Failed("the node key came and went; register again")
+        session = Session(node, found.lease, found.create_revision)
+        renewed = yield KeepAlive(session.lease)
+        answer = yield Transaction(guards=self._alive(session))
+        if not outcome_of(answer).succeeded:
+            return Failed("the lease of an earlier attempt has ended; register again")
+        return Joined(session, renewed.sent_at)
+
+    def _heartbeat(self, command: Heartbeat) -> Dialogue:
+        """Renew, then prove by a linearizable read that the renewed lease lived afterwards."""
+        session, keys = command.session, self.keys
+        try:
+            renewed = yield KeepAlive(session.lease)
+        except LeaseNotFound:
+            return (yield from self._confirm_loss(session))
+        looks: list[Operation] = [Get(keys.header), Get(keys.term)]
+        if command.leading:
+            looks += [Stat(keys.nodes), Stat(keys.resources), Stat(keys.drains), Stat(keys.acks)]
+        if command.leader is not None:
+            looks.append(Get(keys.node(command.leader)))
+        blockers = sorted(command.blockers)[: max(0, self._max_operations - len(looks))]
+        looks += [Get(keys.release(node)) for node in blockers]
+        answer = yield Transaction(guards=self._alive(session), then=tuple(looks))
+        outcome = outcome_of(answer)
+        if not outcome.succeeded:
+            return SessionLost()
+        return self._seen(command, outcome, self._proven_at(renewed, answer), blockers)
+
+    def _proven_at(self, renewed: Answer, proof: Answer) -> float:  # noqa: ARG002 - the proof's own time proves less
+        """The lease was renewed no earlier than the instant just before the renewal was sent."""
+        return renewed.sent_at
+
+    def _confirm_loss(self, session: Session) -> Dialogue:
+        """A keep-alive's word is no proof in either direction: look."""
+        answer = yield Transaction(guards=self._alive(session))
+        if outcome_of(answer).succeeded:
+            return Failed("the registry did not renew a lease that it still has")
+        return SessionLost()
+
+    def _seen(
+        self, command: Heartbeat, outcome: contract.Outcome, proven_at: float, blockers: Sequence[NodeId]
+    ) -> Alive:
+        results = list(outcome.results)
+        header, term = one_entry(results.pop(0)), one_entry(results.pop(0))
+        fingerprint = None
+        if command.leading:
+            fingerprint = Fingerprint(
+                members=stats_of(results.pop(0)),
+                resources=stats_of(results.pop(0)),
+                drains=stats_of(results.pop(0)),
+                acknowledgements=stats_of(results.pop(0)),
+            )
+        leader_alive = command.leader is None or one_entry(results.pop(0)) is not None
+        released = [one_entry(result) for result in results]
+        return Alive(
+            proven_at=proven_at,
+            revision=outcome.revision,
+            header_revision=header.mod_revision if header else 0,
+            leadership_revision=term.mod_revision if term else 0,
+            leader_alive=leader_alive,
+            progress={
+                node: entry.mod_revision if entry else 0
+                for node, entry in zip(blockers, released, strict=True)
+            },
+            fingerprint=fingerprint,
+        )
+
+    def _read_share(self, command: ReadShare) -> Dialogue:
+        node = command.session.node
+        answer = yield Transaction(
+            guards=self._alive(command.session),
+            then=(Get(self.keys.header), Get(self.keys.term), Range(self.keys.shares_of(node))),
+        )
+        outcome = outcome_of(answer)
+        if not outcome.succeeded:
+            return SessionLost()
+        header_entry, term_entry = one_entry(outcome.results[0]), one_entry(outcome.results[1])
+        header = values.load_header(header_entry) if header_entry else None
+        share = None
+        if header is not None and node in header.shares:
+            share = self._share_in(all_entries(outcome.results[2]), node, header)
+        return ShareRead(
+            revision=outcome.revision,
+            header=header,
+            share=share,
+            leadership=values.load_leadership(term_entry) if term_entry else None,
+        )
+
+    def _share_in(self, entries: Iterable[KeyValue], node: NodeId, header: Header) -> Share:
+        version = header.shares[node]
+        key = self.keys.share(node, version)
+        for entry in entries:
+            if entry.key == key:
+                return values.load_share(version, entry.value)
+        raise InternalError(f"the header of version {header.version} names {key!r}, which is not there")
+
+    def _read_barriers(self, command: ReadBarriers) -> Dialogue:
+        mine: dict[Resource, Token] = {}
+        for chunk in self._barrier_chunks(command.resources):
+            answer = yield Transaction(
+                guards=self._alive(command.session),
+                then=tuple(Get(self.keys.barrier(resource)) for resource in chunk),
+            )
+            outcome = outcome_of(answer)
+            if not outcome.succeeded:
+                return SessionLost()
+            for resource, result in zip(chunk, outcome.results, strict=True):
+                entry = one_entry(result)
+                if entry is not None and self._is_mine(entry, command.session):
+                    mine[resource] = entry.create_revision
+        return BarriersRead(mine)
+
+    def _add_barriers(self, command: AddBarriers) -> Dialogue:
+        """Add what is free, in as few transactions as the limits allow; learn who holds the rest.
+
+        A chunk that fails after others took effect makes the whole command's outcome unknown, which is
+        read back or repeated by the node like any other.
+        """
+        added: dict[Resource, Token] = {}
+        blocked: dict[Resource, NodeId] = {}
+        revision = 0
+        for chunk in self._barrier_chunks(command.resources):
+            try:
+                answer = yield self._adding(command, chunk)
+            except RebalanserError as error:
+                return self._half_done(error, begun=bool(added))
+            outcome = outcome_of(answer)
+            revision = revision or outcome.revision
+            if not outcome.succeeded:
+                if not self._is_session(one_entry(outcome.results[0]), command.session):
+                    return SessionLost()
+                if added:
+                    return Failed("the allocation changed between two chunks", unknown=True)
+                return BarriersAdded(outcome.revision, {}, {}, superseded=True)
+            self._sort_out(command.session, chunk, outcome, added, blocked)
+        return BarriersAdded(revision, added, blocked)
+
+    def _adding(self, command: AddBarriers, chunk: Sequence[Resource]) -> Transaction:
+        session = command.session
+        return Transaction(
+            guards=self._alive(session) + self._acted_on(command.header_revision),
+            then=tuple(
+                Transaction(
+                    guards=self._free(barrier),
+                    then=(Put(barrier, session.node.encode(), session.lease),),
+                    otherwise=(Get(barrier),),
+                )
+                for barrier in map(self.keys.barrier, chunk)
+            ),
+            otherwise=(Get(self.keys.node(session.node)),),
+        )
+
+    def _sort_out(
+        self,
+        session: Session,
+        chunk: Sequence[Resource],
+        outcome: contract.Outcome,
+        added: dict[Resource, Token],
+        blocked: dict[Resource, NodeId],
+    ) -> None:
+        for resource, result in zip(chunk, outcome.results, strict=True):
+            attempt = nested_outcome(result)
+            if attempt.succeeded:
+                added[resource] = outcome.revision
+                continue
+            entry = one_entry(attempt.results[0])
+            if entry is None:
+                raise InternalError(f"the barrier of {resource!r} was there and was not")
+            if self._is_mine(entry, session):
+                added[resource] = entry.create_revision
+            else:
+                blocked[resource] = entry.value.decode()
+
+    def _remove_barriers(self, command: RemoveBarriers) -> Dialogue:
+        """Remove what is still this session's; each chunk wakes up who waits for this node.
+
+        A chunk that fails after others took effect makes the whole command's outcome unknown.
+        """
+        revision = 0
+        for chunk in self._barrier_chunks(command.barriers):
+            try:
+                answer = yield self._removing(command, chunk)
+            except RebalanserError as error:
+                return self._half_done(error, begun=revision > 0)
+            outcome = outcome_of(answer)
+            if not outcome.succeeded:
+                return SessionLost()
+            revision = outcome.revision
+        return BarriersRemoved(frozenset(command.barriers), revision)
+
+    def _removing(self, command: RemoveBarriers, chunk: Sequence[Resource]) -> Transaction:
+        session = command.session
+        removals = tuple(
+            Transaction(guards=self._mine(barrier, token), then=(Delete(barrier),))
+            for barrier, token in ((self.keys.barrier(r), command.barriers[r]) for r in chunk)
+        )
+        told = Put(self.keys.release(session.node), b"", session.lease)
+        return Transaction(guards=self._alive(session), then=(*removals, told))
+
+    def _acknowledge(self, command: Acknowledge) -> Dialogue:
+        session, key = command.session, self.keys.ack(command.session.node)
+        answer = yield Transaction(
+            guards=self._alive(session) + self._not_overtaken(key, command.replaces),
+            then=(Put(key, str(command.version).encode(), session.lease),),
+            otherwise=(Get(self.keys.node(session.node)), Get(key)),
+        )
+        outcome = outcome_of(answer)
+        if outcome.succeeded:
+            return Acknowledged(command.version, outcome.revision)
+        present = one_entry(outcome.results[1])
+        if not self._is_session(one_entry(outcome.results[0]), session) or present is None:
+            return SessionLost()
+        return Acknowledged(int(present.value), present.mod_revision)
+
+    def _leave(self, command: Leave) -> Dialogue:
+        """Remove the node, then revoke its lease, which takes whatever else is under it (RB-26)."""
+        session = command.session
+        yield Transaction(
+            guards=self._alive(session),
+            then=(
+                Delete(self.keys.node(session.node)),
+                Delete(self.keys.release(session.node)),
+                Delete(self.keys.ack(session.node)),
+            ),
+        )
+        yield Revoke(session.lease)
+        return Left()
