@@ -127,10 +127,17 @@ class AsyncGroup:
     async def start(self) -> None:
         """Join the group, and return once the node is registered; raises what :meth:`Group.start` does."""
         before, self._loop = self._loop, asyncio.get_running_loop()
+        starting = asyncio.ensure_future(asyncio.to_thread(self._group.start))
         try:
-            await asyncio.to_thread(self._group.start)
+            await asyncio.shield(starting)
         except InvalidState:
             self._loop = before
+            raise
+        except asyncio.CancelledError:
+            # The thread can't be cancelled: what it starts has to be stopped.
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await asyncio.to_thread(self._group.stop)
             raise
 
     async def stop(self, timeout_s: float | None = None) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rebalanser.history import HistorySink, JsonlSink, Record
 from rebalanser.protocol import Fact
@@ -13,12 +16,17 @@ from rebalanser.settings import Settings
 
 HISTORY_FILES = 8
 CLOSE_TIMEOUT_S = 2.0
+QUEUE_SIZE = 10_000
 
 _log = get_logger()
 
 
 class Observer:
-    """Tells each fact on, in order. Never blocks the protocol and never fails it."""
+    """Tells each fact on, in order. Never blocks the protocol and never fails it.
+
+    The history takes a fact in at once; the log and the hooks hear of it in a thread of their own, since
+    either may block, as a terminal does under Ctrl-S, and a node that waits for one could not stop in time.
+    """
 
     def __init__(
         self,
@@ -44,12 +52,30 @@ class Observer:
                 max_files=HISTORY_FILES,
             )
 
+        self._told: queue.Queue[Fact | None] = queue.Queue(maxsize=QUEUE_SIZE)
+        self._untold = 0
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-facts-{group}", daemon=True)
+        self._thread.start()
+
     def observe(self, fact: Fact) -> None:
-        """Tell everyone."""
-        self._tell(self._write, fact)
-        self._tell(self._log, fact)
-        for hook in self._hooks:
-            self._tell(hook, fact)
+        """Tell everyone. What comes faster than the log and the hooks can take it is counted and dropped."""
+        with contextlib.suppress(Exception):
+            self._write(fact)
+        try:
+            self._told.put_nowait(fact)
+        except queue.Full:
+            self._untold += 1
+
+    def _run(self) -> None:
+        while (fact := self._told.get()) is not None:
+            self._tell(self._log, fact)
+            for hook in self._hooks:
+                self._tell(hook, fact)
+            if self._untold and self._told.empty():
+                untold, self._untold = self._untold, 0
+                self._warn(
+                    "facts were dropped: log and hooks are too slow", action="facts_dropped", count=untold
+                )
 
     def _write(self, fact: Fact) -> None:
         sink = self._sink
@@ -73,15 +99,23 @@ class Observer:
     def _tell(self, hook: Callable[[Fact], None], fact: Fact) -> None:
         try:
             hook(fact)
-        except Exception:
-            _log.exception("a hook raised", action="hook_failed", group=self._group)
+        except BaseException as error:
+            self._warn("a log or a hook raised", action="hook_failed", exc_info=error)
+
+    def _warn(self, event: str, **fields: Any) -> None:
+        with contextlib.suppress(Exception):
+            _log.warning(event, group=self._group, **fields)
 
     def warn_of(self, reasons: Sequence[str]) -> None:
         """Say at start what is known to weaken this registry's promises."""
         for reason in reasons:
-            _log.warning(reason, action="unsafe_registry", group=self._group)
+            self._warn(reason, action="unsafe_registry")
 
     def close(self) -> None:
-        """Put what is still to be written on disk."""
+        """Let log and hooks hear what is still to be told, and put the history on disk."""
+        with contextlib.suppress(queue.Full):
+            self._told.put(None, timeout=CLOSE_TIMEOUT_S)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_TIMEOUT_S)
         if self._sink is not None:
             self._sink.close(CLOSE_TIMEOUT_S)

@@ -18,7 +18,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ import tenacity
 from etcd3 import etcdrpc
 
 from rebalanser.errors import RebalanserError
-from rebalanser.registry.contract import Changed, HistoryLost, Sink, Target, Watch
+from rebalanser.registry.contract import Changed, HistoryLost, Sink, Target, Watch, WatchEvent
 from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints
 from rebalanser_etcd.translation import to_watch_request
 
@@ -50,6 +50,13 @@ class EtcdWatch:
         self.closed = False
         self.scouted = False
         self._stream = stream
+
+    def tell(self, events: Sequence[WatchEvent]) -> None:
+        """Tell the sink. One that raises harms nobody else."""
+        try:
+            self.sink(events)
+        except Exception:
+            _log.exception("a sink raised for %s", self.target.key, extra={"action": "sink_failed"})
 
     def close(self) -> None:
         """Stop it. Events already under way may still be told. Closing twice does nothing."""
@@ -246,7 +253,7 @@ class WatchStream:
             if behind and first:
                 session.create(watch, scout=True)
         if behind and served.scout and not watch.closed:
-            watch.sink([HistoryLost(response.header.revision)])
+            watch.tell([HistoryLost(response.header.revision)])
 
     def _tell(self, session: _Session, response: Any) -> None:
         served = session.by_id.get(response.watch_id)
@@ -267,7 +274,7 @@ class WatchStream:
         watch.resume_at = changes[-1].revision + 1
         with self._lock:
             session.dismiss(watch)
-        watch.sink(changes)
+        watch.tell(changes)
 
     def _scouted(self, session: _Session, served: _Served, revision: int) -> None:
         """A scout saw a change, which the watch itself may only tell when it has caught up."""
@@ -276,7 +283,7 @@ class WatchStream:
             with self._lock:
                 session.dismiss(watch)
         elif revision >= watch.resume_at:
-            watch.sink([HistoryLost(revision)])
+            watch.tell([HistoryLost(revision)])
 
     def _handle_cancelled(self, session: _Session, response: Any) -> None:
         with self._lock:
@@ -298,7 +305,7 @@ class WatchStream:
         except RebalanserError as error:
             raise _Broken(str(error)) from error
         watch.resume_at = revision + 1
-        watch.sink([HistoryLost(revision)])
+        watch.tell([HistoryLost(revision)])
         with self._lock:
             if watch in self._watches and self._session is session:
                 session.create(watch)

@@ -111,7 +111,9 @@ class Node:
         self._isolated = False
         self._failures = 0
         self._wait_until = 0.0
-        self._handler_since = 0.0
+        self._handler_limit_s = 0.0
+        self._handler_ends = 0.0
+        self._abandoned = False
         self._overran = False
         self._asked_to_stop = NOTHING
         self._stopping = NOTHING
@@ -277,15 +279,12 @@ class Node:
 
     def _watch_handler(self, now: float) -> None:
         running = self._rebalancing.running
-        if running is None or self._overran or now < self._handler_since + self._limit(running):
+        if running is None or self._overran or now < self._handler_ends:
             return
         self._overran = True
-        self._report(FactKind.HANDLER_OVERRAN, handler=running.value, limit_s=self._limit(running))
+        self._report(FactKind.HANDLER_OVERRAN, handler=running.value, limit_s=self._handler_limit_s)
         if self._options.on_overrun is OnOverrun.KILL:
             self._effects.append(Guard(now))
-
-    def _limit(self, handler: Handler) -> float:
-        return self._timings.stop_timeout_s if handler is Handler.STOP else self._timings.start_timeout_s
 
     def _answered(self, command: Command, outcome: Outcome, now: float) -> None:
         self._lanes.answered(command)
@@ -485,7 +484,7 @@ class Node:
 
     def _depart(self, now: float) -> None:
         """The session is over with nothing of it left: rest, or stop for good."""
-        abandoned = bool(self._rebalancing.stuck)
+        self._abandoned = self._abandoned or bool(self._rebalancing.stuck)
         self._rebalancing.stuck.clear()
         self._rebalancing.started.clear()
         if self._session is not None:
@@ -494,13 +493,11 @@ class Node:
         self._wait_until = now + self._rejoin_delay(self._failures)
         self._move(Life.LEFT_FOR_GOOD if self._stop_asked else Life.LEFT)
         if self._membership is Membership.STOPPED:
-            self._finish(abandoned)
+            self._finish()
 
-    def _finish(self, abandoned: bool = False) -> None:
-        """Stop for good. What was abandoned may still be accessed, so its dead man's switch stays armed."""
+    def _finish(self) -> None:
         self._update_watches()
-        if not (abandoned and self._options.on_overrun is OnOverrun.KILL):
-            self._update_guard()
+        self._update_guard()
         self._effects.append(Finished())
 
     def _noticed(self, noticed: Noticed, now: float) -> None:
@@ -648,19 +645,34 @@ class Node:
             if to_stop - self._asked_to_stop - self._stopping:
                 self._asked_to_stop |= to_stop
                 self._effects.append(AskStop(to_stop))
+                self._hurry(now)
             return
         if to_stop:
             rebalancing.calling_stop()
             self._stopping = to_stop
-            self._handler_since = now
+            self._limit_handler(now, self._timings.stop_timeout_s)
             self._effects.append(CallStop(to_stop))
         elif self._may_start:
             owned = rebalancing.to_start()
             if owned is not None:
                 rebalancing.calling_start(owned)
-                self._handler_since = now
+                self._limit_handler(now, self._timings.start_timeout_s)
                 self._update_guard()
                 self._effects.append(CallStart(owned, self._proven_at + self._timings.detect_s))
+
+    def _limit_handler(self, now: float, limit_s: float) -> None:
+        self._handler_limit_s = limit_s
+        self._handler_ends = now + limit_s
+
+    def _hurry(self, now: float) -> None:
+        """Out of touch, an OnStart that still runs uses up the time that OnStop has (RB-21)."""
+        limit_s = self._timings.stop_timeout_s
+        if (
+            self._giving_up
+            and self._rebalancing.running is Handler.START
+            and now + limit_s < self._handler_ends
+        ):
+            self._limit_handler(now, limit_s)
 
     @property
     def _may_start(self) -> bool:
@@ -731,7 +743,8 @@ class Node:
             self._effects.append(Watch(topics))
 
     def _update_guard(self) -> None:
-        if self._overran and self._options.on_overrun is OnOverrun.KILL:
+        """Tell until when access may last. Once it may have outlived its limit, the switch stays as it is."""
+        if (self._overran or self._abandoned) and self._options.on_overrun is OnOverrun.KILL:
             return
         deadline = self._guard
         if not self._rebalancing.started:
@@ -758,5 +771,5 @@ class Node:
             times.append(now if self._stop_asked else self._wait_until)
         running = self._rebalancing.running
         if running is not None and not self._overran:
-            times.append(self._handler_since + self._limit(running))
+            times.append(self._handler_ends)
         return min(times, default=None)

@@ -115,12 +115,12 @@ class LeaderDialogues(Dialogues):
             drained=frozenset(keys.name(entry.key, keys.drains) for entry in drains),
             header=header,
             shares={
-                node: values.load_share(header.shares[node], by_key[key].value)
+                node: values.load_share(header.shares[node], by_key[key])
                 for node, key in named.items()
                 if header is not None
             },
             leftover_shares=frozenset(keys.node_and_version(k) for k in by_key.keys() - set(named.values())),
-            acknowledged={keys.name(entry.key, keys.acks): int(entry.value) for entry in acks},
+            acknowledged={keys.name(e.key, keys.acks): values.load_acknowledgement(e) for e in acks},
             fingerprint=Fingerprint(*map(fingerprint_of, (nodes, resources, drains, acks))),
         )
 

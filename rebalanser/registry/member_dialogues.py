@@ -197,7 +197,7 @@ class MemberDialogues(Dialogues):
         key = self.keys.share(node, version)
         for entry in entries:
             if entry.key == key:
-                return values.load_share(version, entry.value)
+                return values.load_share(version, entry)
         raise InternalError(f"the header of version {header.version} names {key!r}, which is not there")
 
     def _read_barriers(self, command: ReadBarriers) -> Dialogue:
@@ -316,7 +316,7 @@ class MemberDialogues(Dialogues):
         present = one_entry(outcome.results[1])
         if not self._is_session(one_entry(outcome.results[0]), session) or present is None:
             return SessionLost()
-        return Acknowledged(int(present.value), present.mod_revision)
+        return Acknowledged(values.load_acknowledgement(present), present.mod_revision)
 
     def _leave(self, command: Leave) -> Dialogue:
         """Remove the node, then revoke its lease, which takes whatever else is under it (RB-26)."""

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
+from rebalanser.errors import UnusableStore
 from rebalanser.protocol.messages import (
     Acknowledge,
     AddBarriers,
@@ -167,14 +169,18 @@ class Translation(MemberDialogues, LeaderDialogues):
         latest = max(events, key=lambda event: event.revision)
         version = None
         if topic.kind is TopicKind.ALLOCATION and isinstance(latest, Changed) and latest.value is not None:
-            version = values.load_header(_as_entry(latest)).shares.get(node)
+            with suppress(UnusableStore):
+                version = values.load_header(_as_entry(latest)).shares.get(node)
         return [Noticed(topic, latest.revision, version)]
 
     def _acknowledgement(self, topic: Topic, event: WatchEvent) -> Noticed:
         if isinstance(event, HistoryLost) or event.value is None:
             return Noticed(topic, event.revision)
         acknowledger = self.keys.name(event.key, self.keys.acks)
-        return Noticed(Topic(topic.kind, acknowledger), event.revision, int(event.value))
+        version = None
+        with suppress(UnusableStore):
+            version = values.load_acknowledgement(_as_entry(event))
+        return Noticed(Topic(topic.kind, acknowledger), event.revision, version)
 
 
 def _is_deletion(event: WatchEvent) -> bool:

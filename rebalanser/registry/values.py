@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from rebalanser.errors import InternalError, UnusableStore
+from rebalanser.errors import UnusableStore
 from rebalanser.protocol.types import Header, Leadership, Member, Mode, ResourceSpec, Share
 from rebalanser.registry.contract import KeyValue
 
@@ -18,13 +19,19 @@ def _dump(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
 
-def _load(entry: KeyValue) -> dict[str, Any]:
+@contextmanager
+def _reading(key: str) -> Iterator[None]:
+    """Whatever cannot be read is named, for a person to repair; the node goes on once it is."""
     try:
-        value = json.loads(entry.value)
-    except ValueError as error:
-        raise InternalError(f"the registry holds no JSON under {entry.key!r}") from error
-    if not isinstance(value, dict):
-        raise InternalError(f"the registry holds no JSON object under {entry.key!r}")
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+        raise UnusableStore(
+            f"{key!r} holds what no Rebalanser wrote ({error!r}): repair or delete it"
+        ) from error
+
+
+def _load(entry: KeyValue) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(entry.value)
     if value.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
         raise UnusableStore(
             f"{entry.key!r} was written by a newer Rebalanser (schema {value['schema']}, "
@@ -50,16 +57,17 @@ def dump_member(member: Member) -> bytes:
 
 def load_member(node: str, entry: KeyValue) -> Member:
     """A member from its node key."""
-    value = _load(entry)
-    return Member(
-        node=node,
-        label=value["label"],
-        mode=Mode(value["mode"]),
-        may_lead=value["may_lead"],
-        host=value["host"],
-        pid=value["pid"],
-        attributes=value["attributes"],
-    )
+    with _reading(entry.key):
+        value = _load(entry)
+        return Member(
+            node=node,
+            label=value["label"],
+            mode=Mode(value["mode"]),
+            may_lead=value["may_lead"],
+            host=value["host"],
+            pid=value["pid"],
+            attributes=value["attributes"],
+        )
 
 
 def dump_leadership(term: int, leader: str) -> bytes:
@@ -69,8 +77,9 @@ def dump_leadership(term: int, leader: str) -> bytes:
 
 def load_leadership(entry: KeyValue) -> Leadership:
     """Who leads, from the term key."""
-    value = _load(entry)
-    return Leadership(term=value["term"], leader=value["leader"], revision=entry.mod_revision)
+    with _reading(entry.key):
+        value = _load(entry)
+        return Leadership(term=value["term"], leader=value["leader"], revision=entry.mod_revision)
 
 
 def dump_resource(spec: ResourceSpec) -> bytes:
@@ -87,15 +96,16 @@ def dump_resource(spec: ResourceSpec) -> bytes:
 
 def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
     """A resource from its key."""
-    if not entry.value:
-        return ResourceSpec(resource)
-    value = _load(entry)
-    return ResourceSpec(
-        resource,
-        weight=value.get("weight", 1.0),
-        pin=value.get("pin"),
-        attributes=value.get("attributes", {}),
-    )
+    with _reading(entry.key):
+        if not entry.value:
+            return ResourceSpec(resource)
+        value = _load(entry)
+        return ResourceSpec(
+            resource,
+            weight=value.get("weight", 1.0),
+            pin=value.get("pin"),
+            attributes=value.get("attributes", {}),
+        )
 
 
 def dump_header(version: int, term: int, shares: Mapping[str, int]) -> bytes:
@@ -105,10 +115,11 @@ def dump_header(version: int, term: int, shares: Mapping[str, int]) -> bytes:
 
 def load_header(entry: KeyValue) -> Header:
     """The committed allocation's header."""
-    value = _load(entry)
-    return Header(
-        version=value["version"], term=value["term"], revision=entry.mod_revision, shares=value["shares"]
-    )
+    with _reading(entry.key):
+        value = _load(entry)
+        return Header(
+            version=value["version"], term=value["term"], revision=entry.mod_revision, shares=value["shares"]
+        )
 
 
 def dump_share(resources: Iterable[str]) -> bytes:
@@ -116,6 +127,13 @@ def dump_share(resources: Iterable[str]) -> bytes:
     return zlib.compress(json.dumps(sorted(resources), ensure_ascii=False).encode())
 
 
-def load_share(version: int, value: bytes) -> Share:
-    """A share from its value."""
-    return Share(version=version, resources=frozenset(json.loads(zlib.decompress(value))))
+def load_share(version: int, entry: KeyValue) -> Share:
+    """A share from its key."""
+    with _reading(entry.key):
+        return Share(version=version, resources=frozenset(json.loads(zlib.decompress(entry.value))))
+
+
+def load_acknowledgement(entry: KeyValue) -> int:
+    """The version that a node has completed, from its acknowledgement."""
+    with _reading(entry.key):
+        return int(entry.value)

@@ -39,12 +39,11 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.handlers import HandlerRunner, Handlers
 from rebalanser.runtime.inbox import Inbox
 from rebalanser.runtime.lane import LaneThread
-from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.logs import log_aside
 from rebalanser.runtime.owned import Owned, Tenure
 
 CLOSE_TIMEOUT_S = 5.0
-
-_log = get_logger()
+LOOK_AT_CLOCK_S = 0.5
 
 
 class Switch(Protocol):
@@ -194,13 +193,13 @@ class Engine:
         with self._changed:
             if self._failure is None:
                 self._failure = error
-        _log.critical(
+        self._inbox.put(Wakeup())
+        log_aside(
             "the engine failed: access ends, and the lease ends by itself",
+            error,
             action="engine_failed",
             group=self._name,
-            exc_info=error,
         )
-        self._inbox.put(Wakeup())
 
     def _run(self) -> None:
         try:
@@ -223,6 +222,9 @@ class Engine:
     def _next_events(self) -> list[Event]:
         wakeup = self._node.next_wakeup
         timeout_s = None if wakeup is None else max(0.0, wakeup - self._clock.now())
+        if self._deadline is not None:
+            # The wait does not count while the host is suspended, but leases do.
+            timeout_s = LOOK_AT_CLOCK_S if timeout_s is None else min(timeout_s, LOOK_AT_CLOCK_S)
         return self._inbox.take(timeout_s) or [Wakeup()]
 
     def _handle(self, event: Event) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rebalanser.protocol import CallStart, CallStop, FactKind, Handler, HandlerReturned
 from rebalanser.runtime.clock import Clock
-from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.logs import log_aside
 from rebalanser.runtime.owned import Owned, Tenure
 
 
@@ -28,7 +28,6 @@ Tell = Callable[[FactKind, Owned], None]
 MAX_WAITING = 3
 """A handler that is not entered yet, OnStop of an engine that gives up, and the end of the runner."""
 
-_log = get_logger()
 _EVERYTHING = CallStop(frozenset())
 
 
@@ -55,6 +54,7 @@ class HandlerRunner:
         self._tell = tell
         self._lock = threading.Lock()
         self._owned: dict[str, Owned] = {}
+        self._arriving: dict[str, Owned] = {}
         self._stop_error: BaseException | None = None
         self._waiting: queue.Queue[CallStart | CallStop | None] = queue.Queue(maxsize=MAX_WAITING)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -62,6 +62,9 @@ class HandlerRunner:
 
     def call(self, effect: CallStart | CallStop) -> None:
         """Call a handler as soon as the one before has returned."""
+        if isinstance(effect, CallStart):
+            with self._lock:
+                self._arriving = {r: Owned(r, token, self._tenure) for r, token in effect.owned.items()}
         self._waiting.put_nowait(effect)
 
     def close(self, timeout_s: float) -> None:
@@ -85,15 +88,18 @@ class HandlerRunner:
             return dict(self._owned)
 
     def ask_to_stop(self, resources: Iterable[str]) -> None:
-        """Tell the owners of these resources that OnStop is coming."""
+        """Tell the owners of these resources, also of those that arrive just now, that OnStop is coming."""
         with self._lock:
-            asked = [self._owned[resource] for resource in resources if resource in self._owned]
+            known = self._arriving | self._owned
+            asked = [known[resource] for resource in resources if resource in known]
         for owned in asked:
             owned.stop_requested.set()
 
     def give_up(self) -> None:
         """Stop all that is owned once the handler under way has returned, or had not been entered."""
-        self.ask_to_stop(self.owned())
+        with self._lock:
+            resources = [*self._arriving, *self._owned]
+        self.ask_to_stop(resources)
         self._waiting.put_nowait(_EVERYTHING)
 
     def abandon(self) -> None:
@@ -116,13 +122,17 @@ class HandlerRunner:
                 self._stop(CallStop(frozenset(owned)))
 
     def _start(self, effect: CallStart) -> None:
-        arriving = [Owned(resource, token, self._tenure) for resource, token in sorted(effect.owned.items())]
-        if self._clock.now() >= effect.not_after or self._tenure.ended:
+        too_late = self._clock.now() >= effect.not_after or self._tenure.ended
+        with self._lock:
+            arriving = [owned for _, owned in sorted(self._arriving.items())]
+            self._arriving = {}
+            refused = too_late or any(owned.stop_requested.is_set() for owned in arriving)
+            if not refused:
+                self._owned.update((owned.resource, owned) for owned in arriving)
+        if refused:
             self._report(FactKind.START_REFUSED, arriving)
             self._returned(HandlerReturned(Handler.START, refused=True))
             return
-        with self._lock:
-            self._owned.update((owned.resource, owned) for owned in arriving)
         self._report(FactKind.START_ENTERED, arriving)
         error = self._call(Handler.START, self._handlers.start, arriving)
         if error is None:
@@ -153,10 +163,15 @@ class HandlerRunner:
         try:
             handler(list(owned))
         except BaseException as error:
-            _log.exception("a handler raised", action="handler_raised", handler=name.value)
+            log_aside("a handler raised", error, action="handler_raised", handler=name.value)
             return error
         return None
 
 
 def _text(error: BaseException | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"
+    if error is None:
+        return None
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

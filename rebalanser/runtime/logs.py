@@ -9,8 +9,10 @@ that belongs to it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+import threading
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, TextIO, cast
@@ -23,6 +25,7 @@ from rebalanser.redaction import HIDDEN, names_secret, redact
 
 ROOT: Final = "rebalanser"
 FACTS: Final = "rebalanser.facts"
+LOG_ASIDE_S: Final = 0.5
 
 _STRANGE: Final = {FactKind.ISOLATED, FactKind.SESSION_LOST, FactKind.LAPSING, FactKind.START_REFUSED}
 _WRONG: Final = {FactKind.HANDLER_OVERRAN, FactKind.START_FAILED, FactKind.STOP_FAILED}
@@ -138,6 +141,21 @@ def log_fact(fact: Fact, group: str) -> None:
         **{name: value for name, value in known.items() if value is not None},
     }
     _fact_log.log(level, fact.kind.value.replace("_", " "), **fields)
+
+
+def log_aside(event: str, error: BaseException, **fields: Any) -> None:
+    """Log an error from a thread of its own, and wait for it half a second at most.
+
+    For the threads that lead access to its end: neither a log that blocks nor one that raises may stop them.
+    """
+
+    def log() -> None:
+        with contextlib.suppress(Exception):
+            get_logger().error(event, exc_info=error, **fields)
+
+    thread = threading.Thread(target=log, name="rebalanser-log", daemon=True)
+    thread.start()
+    thread.join(LOG_ASIDE_S)
 
 
 class _CliHandler(logging.StreamHandler[TextIO]):

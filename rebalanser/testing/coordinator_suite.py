@@ -1076,7 +1076,7 @@ class CoordinatorConformance:
         assert after.group.drained == frozenset()
         acknowledge(quiet, bystander, header.version)
         notices.wait_for(TopicKind.ACKNOWLEDGEMENTS, since)
-        assert [notice for kind in kinds[:3] for notice in notices.of(kind)] == []
+        assert {notice.version for kind in kinds[:3] for notice in notices.of(kind)} <= {None}
         assert {notice.version for notice in notices.of(TopicKind.ACKNOWLEDGEMENTS)} <= {None, header.version}
 
     def test_revisions_only_grow(self, coordinator: Coordinator) -> None:

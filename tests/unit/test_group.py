@@ -351,6 +351,7 @@ def test_starting_twice_is_refused(nodes: Nodes) -> None:
     group.start()
     with pytest.raises(InvalidState, match="runs already"):
         group.start()
+    group.stop(PATIENCE_S)
     assert sum(fact.kind is FactKind.JOINED for fact in journal.facts) == 1
 
 
@@ -370,6 +371,7 @@ def test_starts_again_after_a_requested_stop(nodes: Nodes) -> None:
     group.request_stop()
     assert group.wait_stopped(PATIENCE_S)
     group.start()
+    group.stop(PATIENCE_S)
     assert sum(fact.kind is FactKind.JOINED for fact in journal.facts) == 2
 
 

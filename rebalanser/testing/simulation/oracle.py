@@ -305,7 +305,7 @@ class Oracle:
 
     @staticmethod
     def _share(version: int, value: bytes) -> Share:
-        return values.load_share(version, value)
+        return values.load_share(version, KeyValue("a share", value, 0, 0))
 
     @staticmethod
     def _entry(event: Changed) -> KeyValue:
