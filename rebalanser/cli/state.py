@@ -95,13 +95,15 @@ def follow(coordinator: Coordinator, group: str, interval_s: float) -> Iterator[
 
 def _show_live(states: Iterator[GroupState | RetryLater]) -> None:
     latest: GroupState | None = None
-    with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False, screen=True) as live:
         for state in states:
+            note = None
             if isinstance(state, GroupState):
                 latest = state
-                live.update(render(state), refresh=True)
-            elif latest is not None:
-                live.update(render(latest, f"as of before, since {state}"), refresh=True)
+            else:
+                note = f"this may be out of date: {state}" if latest else str(state)
+            live.update(render(latest, note, console.height) if latest else note or "", refresh=True)
 
 
 def _show_changes(face: Face, states: Iterator[GroupState | RetryLater]) -> None:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from rich.box import ROUNDED
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from rebalanser.state import GroupState, NodeState, ResourceState
 
-MOST_RESOURCES: Final = 120
-"""How many resources of one node are named in the table."""
+MOST_LINES: Final = 10
+"""How many lines of the table one node gets where the height is not limited."""
 MOST_WAITS: Final = 10
 """How many waits are listed below the table."""
 
+FRAME_LINES: Final = 6
+"""What the table needs beside its rows: the title, the head with its three rules, and the legend."""
+NARROWEST: Final = 12
+"""The least width that the names of resources are cut down to."""
+GAP: Final = "  "
+
 HELD, COMING, LEAVING = "green", "yellow", "red"
+LEGEND: Final = "★ leads   ● held   ○ coming   ◌ leaving   the number is the fencing token"
 
 
 def waits(state: GroupState) -> Iterator[str]:
@@ -40,9 +51,8 @@ def waits(state: GroupState) -> Iterator[str]:
 def headline(state: GroupState) -> str:
     """The group in one line."""
     owned = sum(resource.held_by is not None for resource in state.resources)
-    condition = "balanced" if state.balanced else "rebalancing" if state.nodes else "nobody takes part"
     return (
-        f"{state.group}: {condition}, version {state.version}, term {state.term}, "
+        f"{state.group}: {_condition(state)}, version {state.version}, term {state.term}, "
         f"leader {state.leader or 'none'}, {counted(len(state.nodes), 'node')}, "
         f"{owned:,} of {counted(len(state.resources), 'resource')} owned"
     )
@@ -55,7 +65,8 @@ def counted(number: int, noun: str) -> str:
 
 def node_line(node: NodeState) -> str:
     """A node in one line."""
-    return f"{node.label}: {', '.join(_roles(node))}, holds {node.held} of {node.assigned} assigned"
+    role = "leader, " if node.leader else ""
+    return f"{node.label}: {role}{_condition_of(node)}, holds {node.held} of {node.assigned} assigned"
 
 
 def resource_line(resource: ResourceState) -> str:
@@ -66,8 +77,13 @@ def resource_line(resource: ResourceState) -> str:
         parts.append(f"weight {resource.weight:g}")
     if resource.pin is not None:
         parts.append(f"pinned to {resource.pin}")
-    parts += [f"{name}={value}" for name, value in resource.attributes.items()]
+    parts += [f"{name}={_printable(value)}" for name, value in resource.attributes.items()]
     return f"{resource.resource}: {', '.join(parts)}"
+
+
+def _printable(value: str) -> str:
+    """An attribute's value may be any text; none may give orders to the terminal."""
+    return value if value.isprintable() else repr(value)
 
 
 def plain(state: GroupState) -> list[str]:
@@ -75,52 +91,131 @@ def plain(state: GroupState) -> list[str]:
     return [headline(state), *(f"  {node_line(node)}" for node in state.nodes), *_first_waits(state)]
 
 
-def render(state: GroupState, note: str | None = None) -> RenderableType:
+def render(state: GroupState, note: str | None = None, height: int | None = None) -> RenderableType:
     """The group as a table: a row for each node, with the resources that it holds, gets and gives up.
 
-    ``note`` is shown below it, for what a person should know beside the state.
+    ``note`` is shown below it, for what a person should know beside the state. With a ``height`` it is kept
+    within so many lines, as long as the note is one: what does not fit is counted.
     """
+    below = [Text(line, style=COMING, no_wrap=True, overflow="ellipsis") for line in _first_waits(state)]
+    if note is not None:
+        below.append(Text(note, style="bold red"))
+    if not state.nodes:
+        return Group(_title(state), *below)
+    room = len(state.nodes) * MOST_LINES if height is None else height - FRAME_LINES - len(below)
+    nodes = state.nodes
+    if len(nodes) > room:
+        nodes = nodes[: max(1, room - 1)]
+        below.insert(0, Text(f"  and {counted(len(state.nodes) - len(nodes), 'more node')}", style="dim"))
+    legend = Text(LEGEND, style="dim", no_wrap=True, overflow="ellipsis")
+    return Group(_title(state), _table(state, nodes, max(1, room // len(nodes))), legend, *below)
+
+
+def _title(state: GroupState) -> Text:
+    owned = sum(resource.held_by is not None for resource in state.resources)
+    title = Text(no_wrap=True, overflow="ellipsis")
+    title.append(f"{state.group}  ", style="bold")
+    title.append(_condition(state), style=f"bold {HELD if state.balanced else COMING}")
+    title.append(f"  {owned:,} of {counted(len(state.resources), 'resource')} owned")
+    title.append(f" · {counted(len(state.nodes), 'node')}")
+    title.append(f" · version {state.version} · term {state.term}", style="dim")
+    return title
+
+
+def _table(state: GroupState, nodes: Sequence[NodeState], most_lines: int) -> Table:
     table = Table(box=ROUNDED)
     table.add_column("node", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("holds", justify="right", no_wrap=True)
     table.add_column("resources", ratio=1)
-    for node in state.nodes:
+    concerned: defaultdict[str, list[ResourceState]] = defaultdict(list)
+    for resource in sorted(state.resources, key=lambda each: _as_people_count(each.resource)):
+        for each in {resource.held_by, resource.assigned_to} - {None}:
+            concerned[each].append(resource)
+    for node in nodes:
         table.add_row(
             Text(f"{'★' if node.leader else ' '} {node.label}", style="bold" if node.leader else ""),
-            Text(", ".join(_roles(node)), style=HELD if node.completed else COMING),
+            Text(_condition_of(node), style=HELD if node.completed else COMING),
             Text(f"{node.held}/{node.assigned}"),
-            _resources_of(node, state.resources),
+            _Cells([_cell(node, resource) for resource in concerned[node.node]], most_lines),
         )
-    below = [Text(line, style=COMING) for line in _first_waits(state)]
-    if note is not None:
-        below.append(Text(note, style="bold red"))
-    above = Text(headline(state), style=f"bold {HELD if state.balanced else COMING}")
-    return Group(above, *([table] if state.nodes else []), *below)
+    return table
 
 
-def _roles(node: NodeState) -> list[str]:
-    roles = ["leader"] if node.leader else []
-    roles += ["drained"] if node.drained else []
-    return [*roles, "ready" if node.completed else "rebalancing"]
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One resource beside a node."""
+
+    text: Text
+    moves: bool
 
 
-def _resources_of(node: NodeState, resources: Sequence[ResourceState]) -> Text:
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Resources in even columns, as many as the width allows; what moves is shown first if not all fits."""
+
+    cells: Sequence[_Cell]
+    most_lines: int
+
+    def _widths(self) -> tuple[int, int]:
+        """The width of the widest, and of all in one line."""
+        widths = [cell.text.cell_len for cell in self.cells]
+        return max(widths, default=0), sum(widths) + len(GAP) * max(0, len(widths) - 1)
+
+    def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
+        widest, line = self._widths()
+        return Measurement(min(widest, NARROWEST), line).with_maximum(options.max_width)
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        widest, line = self._widths()
+        if line <= options.max_width:
+            yield Text(GAP).join(cell.text for cell in self.cells)
+            return
+        width = min(widest, options.max_width)
+        columns = (options.max_width + len(GAP)) // (width + len(GAP))
+        texts = self._that_fit(columns * self.most_lines)
+        for start in range(0, len(texts), columns):
+            row = (_padded(text, width) for text in texts[start : start + columns])
+            yield Text(GAP, no_wrap=True, overflow="ellipsis").join(row)
+
+    def _that_fit(self, room: int) -> list[Text]:
+        if len(self.cells) <= room:
+            return [cell.text for cell in self.cells]
+        first = sorted(self.cells, key=lambda cell: not cell.moves)[: max(0, room - 1)]
+        more = Text(
+            f"{'and ' if first else ''}{len(self.cells) - len(first):,} {'more' if first else 'in all'}"
+        )
+        more.stylize("dim")
+        return [*(cell.text for cell in first), more]
+
+
+def _padded(text: Text, width: int) -> Text:
+    padded = text.copy()
+    padded.truncate(width, overflow="ellipsis", pad=True)
+    return padded
+
+
+def _condition(state: GroupState) -> str:
+    return "balanced" if state.balanced else "rebalancing" if state.nodes else "nobody takes part"
+
+
+def _condition_of(node: NodeState) -> str:
+    condition = "ready" if node.completed else "rebalancing"
+    return f"drained, {condition}" if node.drained else condition
+
+
+def _cell(node: NodeState, resource: ResourceState) -> _Cell:
     """``●`` is held, ``○`` is coming, ``◌`` is leaving; the number is the fencing token."""
-    concerned = [r for r in resources if node.node in {r.held_by, r.assigned_to}]
-    text = Text()
-    for resource in concerned[:MOST_RESOURCES]:
-        text.append("  " if text else "")
-        if resource.held_by != node.node:
-            text.append(f"○\u00a0{resource.resource}", style=COMING)
-            continue
-        leaving = resource.assigned_to != node.node
-        style = LEAVING if leaving else HELD
-        text.append(f"{'◌' if leaving else '●'}\u00a0{resource.resource}", style=style)
-        text.append(f"\u00a0{resource.token}", style="dim")
-    if len(concerned) > MOST_RESOURCES:
-        text.append(f"  and {len(concerned) - MOST_RESOURCES:,} more", style="dim")
-    return text
+    if resource.held_by != node.node:
+        return _Cell(Text(f"○ {resource.resource}", style=COMING), moves=True)
+    leaving = resource.assigned_to != node.node
+    text = Text(f"{'◌' if leaving else '●'} {resource.resource}", style=LEAVING if leaving else HELD)
+    return _Cell(text.append(f" {resource.token}", style="dim"), moves=leaving)
+
+
+def _as_people_count(name: str) -> list[str | int]:
+    """A key that sorts ``part-2`` before ``part-10``: text and numbers take turns in it."""
+    return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _first_waits(state: GroupState) -> list[str]:

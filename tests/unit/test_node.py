@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -664,6 +665,30 @@ def test_an_overrun_with_kill_ends_the_process_now() -> None:
     driven.give(2)
     driven.pass_to(2.0)
     assert driven.all(Guard)[-1] == Guard(2.0)
+
+
+@pytest.mark.rule("RB-34")
+def test_the_switch_stays_armed_over_what_a_lost_session_left_behind() -> None:
+    driven = Driven(options=NodeOptions(on_overrun=OnOverrun.KILL))
+    driven.own("a")
+    driven.pass_to(1.0)
+    driven.answer(Heartbeat, SessionLost())
+    driven.returns(Handler.STOP, error="it is stuck")
+    assert driven.all(Guard) == []
+    assert driven.node.deadline is not None
+
+
+@pytest.mark.rule("RB-21")
+def test_an_onstart_that_runs_when_touch_is_lost_has_the_limit_of_onstop() -> None:
+    slow = dataclasses.replace(TIMINGS, start_timeout_s=60.0)
+    driven = Driven(timings=slow)
+    driven.join()
+    driven.give(1, "a")
+    driven.add(200, "a")
+    driven.pass_to(slow.detect_s)
+    assert FactKind.ISOLATED in driven.facts()
+    driven.pass_to(slow.detect_s + slow.stop_timeout_s)
+    assert FactKind.HANDLER_OVERRAN in driven.facts()
 
 
 @pytest.mark.rule("RB-26")

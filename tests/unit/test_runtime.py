@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,6 +14,7 @@ import pytest
 from rebalanser import Settings
 from rebalanser.allocation import balanced
 from rebalanser.errors import InternalError
+from rebalanser.observing import Observer
 from rebalanser.protocol import (
     Answered,
     CallStart,
@@ -386,6 +388,71 @@ def test_a_start_that_comes_too_late_is_not_entered(runner: Runner) -> None:
     runner.story.wait_for(HandlerReturned(Handler.START, refused=True))
     assert runner.story.lines[0] == (FactKind.START_REFUSED, "a")
     assert runner.runner.owned() == {}
+
+
+@pytest.mark.rule("RB-21")
+def test_what_is_asked_to_stop_before_onstart_is_entered_is_not_started(runner: Runner) -> None:
+    runner.handlers.may_return[Handler.START].clear()
+    runner.runner.call(CallStart({"b": 7}, not_after=runner.clock.now() + 1))
+    runner.story.wait_for((Handler.START, ("b",)))
+    runner.runner.call(CallStart({"a": 8}, not_after=runner.clock.now() + 1))
+    runner.runner.ask_to_stop(["a"])
+    runner.handlers.may_return[Handler.START].set()
+    runner.story.wait_for(HandlerReturned(Handler.START, refused=True))
+    assert (Handler.START, ("a",)) not in runner.story.lines
+    assert set(runner.runner.owned()) == {"b"}
+
+
+@pytest.mark.rule("RB-25")
+def test_a_hook_that_blocks_holds_nobody_up() -> None:
+    may_go, story = threading.Event(), Story()
+
+    def block(fact: Fact) -> None:
+        assert may_go.wait(PATIENCE_S)
+        story.add(fact.kind)
+
+    observer = Observer("g", "n", SETTINGS, Clock(), [block])
+    for _ in range(20_000):
+        observer.observe(Fact(FactKind.ISOLATED, "n-0"))
+    assert story.lines == []
+    may_go.set()
+    story.wait_for(FactKind.ISOLATED)
+    observer.close()
+
+
+def test_a_log_and_a_hook_that_raise_harm_nobody() -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError(record.getMessage())
+
+    broken, story = Broken(), Story()
+    library = logging.getLogger("rebalanser")
+    library.addHandler(broken)
+    try:
+        observer = Observer("g", "n", SETTINGS, Clock(), [fail, lambda fact: story.add(fact.kind)])
+        for kind in (FactKind.SESSION_LOST, FactKind.LEFT):
+            observer.observe(Fact(kind, "n-0"))
+            story.wait_for(kind)
+        observer.close()
+    finally:
+        library.removeHandler(broken)
+
+
+@pytest.mark.rule("RB-24")
+def test_an_error_that_has_no_text_is_told_by_its_type(runner: Runner) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def fail(_owned: list[Owned]) -> None:
+        raise Mute
+
+    runner.handlers.start = fail  # type: ignore[method-assign]
+    runner.runner.call(CallStart({"a": 7}, not_after=runner.clock.now() + 1))
+    runner.story.wait_for(HandlerReturned(Handler.START, "Mute"))
 
 
 @pytest.mark.rule("RB-24")

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from rebalanser.allocation import balanced
-from rebalanser.errors import InvalidName, OutcomeUnknown, RebalanserError, RegistryUnavailable
+from rebalanser.errors import InvalidName, OutcomeUnknown, RebalanserError, RegistryUnavailable, UnusableStore
 from rebalanser.protocol import Group, Header, Member, Plan, ResourceSpec, Session
 from rebalanser.protocol.messages import (
     Acknowledge,
@@ -38,7 +38,8 @@ from rebalanser.protocol.messages import (
     SessionLost,
     ShareRead,
 )
-from rebalanser.registry.contract import Reply, Request, Transaction
+from rebalanser.registry import values
+from rebalanser.registry.contract import KeyValue, Reply, Request, Transaction
 from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
 from rebalanser.registry.translation import Translation
@@ -345,3 +346,22 @@ def test_every_request_keeps_the_limits_of_a_small_registry() -> None:
     header = wire.publish(session)
     wire.perform(AddBarriers(session, header.revision, names(40)), BarriersAdded)
     assert all(len(r.then) <= 8 for r in wire.requests if isinstance(r, Transaction))
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        values.load_leadership,
+        values.load_header,
+        values.load_acknowledgement,
+        lambda entry: values.load_member("n-0", entry),
+        lambda entry: values.load_resource("r", entry),
+        lambda entry: values.load_share(1, entry),
+    ],
+)
+@pytest.mark.parametrize("value", [b"hello", b"[]", b"\xff"])
+def test_what_no_rebalanser_wrote_is_named_for_a_person_to_repair(
+    load: Callable[[KeyValue], object], value: bytes
+) -> None:
+    with pytest.raises(UnusableStore, match="some key"):
+        load(KeyValue("root/g/some key", value, 1, 1))
