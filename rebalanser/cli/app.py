@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from rebalanser.cli import check, node, resources, run, state
+from rebalanser.cli.face import UnwritableAnswer
 from rebalanser.errors import FixConfiguration, RebalanserError, RetryLater, StopAccess
 from rebalanser.redaction import redact
 
@@ -25,6 +26,7 @@ app = typer.Typer(
     name="rebalanser",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     help="Nodes of a group share out resources so that every resource has exactly one owner.",
 )
 app.add_typer(resources.app, name="resources")
@@ -61,11 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(given, prog_name="rebalanser", standalone_mode=False)
     except typer.TyperException as error:
-        return _fail(error.format_message(), "Usage", USAGE, as_json)
+        return _fail(_with_help(error), "Usage", USAGE, as_json)
     except RebalanserError as error:
         return _fail(str(error), type(error).__name__, _code_of(error), as_json)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except UnwritableAnswer as error:
+        return _fail(str(error), "UnwritableAnswer", FIX_CONFIGURATION, as_json=False)
     except Exception as error:
         sys.stderr.write(redact(traceback.format_exc()))
         return _fail(
@@ -75,6 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             as_json,
         )
     return code if isinstance(code, int) else 0
+
+
+def _with_help(error: typer.TyperException) -> str:
+    """What is wrong with the command line, and which help says what would be right."""
+    message = error.format_message().removeprefix("Invalid value: ").rstrip(".")
+    context = getattr(error, "ctx", None)
+    if not message or context is None:  # a command group alone has shown its help already
+        return message
+    return f"{message}; see {context.command_path} --help"
 
 
 def _code_of(error: RebalanserError) -> int:

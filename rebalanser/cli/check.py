@@ -93,17 +93,22 @@ def _findings(face: Face, group: str | None) -> Iterator[Finding]:
 
 def _findings_there(face: Face, settings: Settings, group: str | None, *, lease: bool) -> Iterator[Finding]:
     """What the registry is like; without ``lease`` the settings do not say which one is needed."""
+    looking_at = "registry"
     try:
-        with closing(open_registry(face.url, settings.connect_timeout_s)) as registry:
+        with face.patience(settings):
+            opened = open_registry(face.url, settings.connect_timeout_s)
+        with closing(opened) as registry:
             root = parse_url(face.url).root
             yield _latency(registry, f"{root}/check", settings)
             yield from _abilities(registry)
             if lease:
+                looking_at = "lease"
                 yield _lease(registry, settings)
             if group is not None:
+                looking_at = "group"
                 yield _group(registry, root, group, settings)
     except RebalanserError as error:
-        yield _failed("registry", error)
+        yield _failed(looking_at, error)
 
 
 def _failed(name: str, error: RebalanserError) -> Finding:
@@ -115,7 +120,7 @@ def _timings(settings: Settings) -> Finding:
     detail = (
         f"a node out of touch calls OnStop {timings.detect_s:g} s after its last proof of life, access has "
         f"ended after {timings.access_s:g} s, the lease of {timings.lease_ttl_s:g} s ends later; "
-        f"heartbeats every {timings.heartbeat_interval_s:g} s, OnStop has {timings.stop_timeout_s:g} s"
+        f"heartbeats every {timings.heartbeat_interval_s:.3g} s, OnStop has {timings.stop_timeout_s:g} s"
     )
     return Finding(check="settings", verdict=Verdict.OK, detail=detail)
 
@@ -123,8 +128,7 @@ def _timings(settings: Settings) -> Finding:
 def _switch(settings: Settings) -> Finding:
     reason = DeadMansSwitch.available()
     if reason is None:
-        now = SystemClock().now()
-        detail = f"kernel timers and a clock that goes on during a suspend are there (at {now:.0f} s)"
+        detail = "kernel timers and a clock that goes on during a suspend are there"
         return Finding(check="dead man's switch", verdict=Verdict.OK, detail=detail)
     needed = settings.on_overrun is OnOverrun.KILL
     return Finding(

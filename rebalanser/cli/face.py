@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.settings import Settings
 
 REGISTRY_VARIABLE: Final = "REBALANSER_REGISTRY"
+SILENCE_S: Final = 1.0
+"""After how many seconds of waiting for the registry a person is told so."""
 LONG_WORK: Final = 1_000
 """From how many items on a progress bar is shown."""
 
@@ -59,6 +62,10 @@ def default_url() -> str:
     return f"sqlite:///{folder / 'groups.db'}"
 
 
+class UnwritableAnswer(Exception):
+    """The command has done its work, and standard output does not take the answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Face:
     """One command's way to its registry and to the person, or the script, that asked."""
@@ -70,14 +77,31 @@ class Face:
     def of(cls, registry: str | None, json: bool, verbose: int = 0) -> Face:
         """The face for these options. Logs go to standard error, more of them with ``verbose``."""
         configure_cli_logging(json, verbose)
-        return cls(registry or default_url(), json)
+        return cls(default_url() if registry is None else registry, json)
 
     @contextmanager
     def admin(self, group: str) -> Iterator[Admin]:
         """An operator's connection. The registry is waited for ``connect_timeout_s``, in all."""
         settings = Settings()
-        with Admin(group, self.url, settings=settings, timeout_s=settings.connect_timeout_s) as admin:
+        with self.patience(settings):
+            admin = Admin(group, self.url, settings=settings, timeout_s=settings.connect_timeout_s)
+        with admin:
             yield admin
+
+    @contextmanager
+    def patience(self, settings: Settings) -> Iterator[None]:
+        """Tell a person who waits for the registry's first answer how long that can take."""
+        if self.json or not sys.stderr.isatty():
+            yield
+            return
+        words = f"waiting for the registry, for {settings.connect_timeout_s:g} s at most"
+        hint = threading.Timer(SILENCE_S, typer.echo, (words,), {"err": True})
+        hint.daemon = True
+        hint.start()
+        try:
+            yield
+        finally:
+            hint.cancel()
 
     @property
     def on_terminal(self) -> bool:
@@ -85,14 +109,22 @@ class Face:
         return not self.json and sys.stdout.isatty()
 
     def answer(self, document: BaseModel | Mapping[str, Any], *lines: str) -> None:
-        """Show the answer: the document as JSON, or else the lines."""
-        if not self.json:
+        """Show the answer: the document as JSON, or else the lines.
+
+        Raises:
+            UnwritableAnswer: standard output takes no more, though somebody listens.
+        """
+        if self.json and isinstance(document, BaseModel):
+            lines = (document.model_dump_json(),)
+        elif self.json:
+            lines = (json.dumps(document),)
+        try:
             for line in lines:
                 typer.echo(line)
-        elif isinstance(document, BaseModel):
-            typer.echo(document.model_dump_json())
-        else:
-            typer.echo(json.dumps(document))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise UnwritableAnswer(f"the answer can't be written: {error.strerror}") from error
 
     def draw(self, picture: RenderableType) -> None:
         """Show a picture on the terminal."""

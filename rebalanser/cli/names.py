@@ -51,7 +51,8 @@ def _placed(given: Sequence[str], file: Path | None) -> Iterator[tuple[str, str]
             with file.open("rb") as lines:
                 yield from _lines(lines)
         except OSError as error:
-            raise typer.BadParameter(f"{file} can't be read: {error.strerror}") from error
+            reason = f"{file} can't be read: {error.strerror}"
+            raise typer.BadParameter(reason, param_hint="'--file'") from error
 
 
 def _lines(lines: BinaryIO) -> Iterator[tuple[str, str]]:

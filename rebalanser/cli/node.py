@@ -9,7 +9,7 @@ import typer
 from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
 from rebalanser.cli.table import counted
 
-app = typer.Typer(no_args_is_help=True, help="Drain a node, or end that.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Drain a node, or end that.")
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's label.", show_default=False)]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the group is balanced again.")]

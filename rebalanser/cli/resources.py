@@ -11,7 +11,9 @@ from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
 from rebalanser.cli.names import read_attributes, read_names
 from rebalanser.cli.table import counted, resource_line
 
-app = typer.Typer(no_args_is_help=True, help="Add, remove and list the resources of a group.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", help="Add, remove and list the resources of a group."
+)
 
 NamesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="The resources' names.", show_default=False)

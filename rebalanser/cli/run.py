@@ -42,7 +42,7 @@ def run(
         typer.Option(
             "--prefix/--no-prefix",
             show_default="on a terminal",
-            help="Begin each line of output with [resource].",
+            help="Begin each line of output with the resource's name in brackets.",
         ),
     ] = None,
     verbose: Annotated[

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
 from rebalanser.cli.table import plain, render
@@ -62,7 +63,10 @@ def watch(
     With --json each line is the whole state.
     """
     face = Face.of(registry, json)
-    with closing(open_coordinator(group, face.url, Settings(), SystemClock())) as coordinator:
+    settings = Settings()
+    with face.patience(settings):
+        opened = open_coordinator(group, face.url, settings, SystemClock())
+    with closing(opened) as coordinator:
         states = follow(coordinator, group, interval)
         if face.on_terminal:
             _show_live(states)
@@ -98,12 +102,15 @@ def _show_live(states: Iterator[GroupState | RetryLater]) -> None:
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, screen=True) as live:
         for state in states:
-            note = None
             if isinstance(state, GroupState):
                 latest = state
+                live.update(render(state, height=console.height), refresh=True)
+            elif latest is None:
+                live.update(Text(str(state)), refresh=True)
             else:
-                note = f"this may be out of date: {state}" if latest else str(state)
-            live.update(render(latest, note, console.height) if latest else note or "", refresh=True)
+                note = f"this may be out of date: {state}"
+                height = console.height - len(note) // console.width
+                live.update(render(latest, note, height), refresh=True)
 
 
 def _show_changes(face: Face, states: Iterator[GroupState | RetryLater]) -> None:

@@ -95,7 +95,7 @@ def render(state: GroupState, note: str | None = None, height: int | None = None
     """The group as a table: a row for each node, with the resources that it holds, gets and gives up.
 
     ``note`` is shown below it, for what a person should know beside the state. With a ``height`` it is kept
-    within so many lines, as long as the note is one: what does not fit is counted.
+    within so many lines and those that the note takes beyond its first: what does not fit is counted.
     """
     below = [Text(line, style=COMING, no_wrap=True, overflow="ellipsis") for line in _first_waits(state)]
     if note is not None:
@@ -130,8 +130,9 @@ def _table(state: GroupState, nodes: Sequence[NodeState], most_lines: int) -> Ta
     table.add_column("resources", ratio=1)
     concerned: defaultdict[str, list[ResourceState]] = defaultdict(list)
     for resource in sorted(state.resources, key=lambda each: _as_people_count(each.resource)):
-        for each in {resource.held_by, resource.assigned_to} - {None}:
-            concerned[each].append(resource)
+        for identity in {resource.held_by, resource.assigned_to}:
+            if identity is not None:
+                concerned[identity].append(resource)
     for node in nodes:
         table.add_row(
             Text(f"{'★' if node.leader else ' '} {node.label}", style="bold" if node.leader else ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import sys
@@ -195,6 +196,37 @@ def test_a_bad_registry_gets_one_line(cli: Cli, url: str, fragments: list[str]) 
     document = cli("status", "orders", "--registry", url, "--json").document
     assert document["exit_code"] == 3
     assert fragments[0] in document["error"]
+
+
+def test_a_registry_that_is_given_as_nothing_is_not_the_default_one(cli: Cli) -> None:
+    refused(cli("resources", "add", "orders", "a", "--registry", ""), 3, "'' is not a registry URL")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "help_of"),
+    [(("statu",), "rebalanser"), (("resources", "add"), "rebalanser resources add"), (("run", "g"), "run")],
+)
+def test_a_wrong_use_names_the_help_to_read(cli: Cli, arguments: tuple[str, ...], help_of: str) -> None:
+    refused(cli(*arguments), 2, f"{help_of} --help")
+
+
+@pytest.mark.parametrize("arguments", [(), ("resources",), ("node",)])
+def test_a_command_group_alone_shows_its_help_and_no_error(cli: Cli, arguments: tuple[str, ...]) -> None:
+    answer = cli(*arguments)
+    assert (answer.code, answer.err) == (2, "")
+    assert "Usage: rebalanser" in answer.out
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_an_answer_that_can_not_be_written_is_no_fault_of_ours(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, as_json: list[str]
+) -> None:
+    def refuse(_text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys.stdout, "write", refuse)
+    answer = cli("status", "orders", *as_json)
+    refused(answer, 3, "can't be written: No space left on device")
 
 
 def test_a_file_that_is_no_database_is_left_alone(cli: Cli, tmp_path: Path) -> None:

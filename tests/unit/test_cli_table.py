@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rebalanser.cli.table import MOST_WAITS, plain, render, waits
+from rebalanser.cli.table import MOST_WAITS, plain, render, resource_line, waits
 from rebalanser.protocol import Mode
 from rebalanser.state import GroupState, NodeState, ResourceState
 
@@ -71,9 +71,9 @@ MOVING = state(
 )
 
 
-def shown(of: GroupState, width: int = 160, note: str | None = None) -> str:
+def shown(of: GroupState, width: int = 160, note: str | None = None, height: int | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(render(of, note))
+    console.print(render(of, note, height))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -109,11 +109,11 @@ def test_a_balanced_group_waits_for_nothing() -> None:
 
 
 def test_the_table_shows_what_each_node_holds_gets_and_gives_up() -> None:
-    text = shown(MOVING, note="the registry does not answer").replace("\u00a0", " ")
+    text = shown(MOVING, note="the registry does not answer")
     (one,) = [line for line in text.splitlines() if "★ one" in line]
     (two,) = [line for line in text.splitlines() if "two" in line and "│" in line]
     assert "● kept 7  ◌ moving 7  ○ orphan" in one
-    assert "○ moving  ○ free  ◌ gone 7" in two
+    assert "○ free  ◌ gone 7  ○ moving" in two
     assert "drained, rebalancing" in two
     assert text.splitlines()[-1] == "the registry does not answer"
 
@@ -133,6 +133,42 @@ def test_thousands_of_resources_are_cut_short(width: int) -> None:
     text = shown(state(*held, *waiting, nodes=NODES[:1]), width)
     assert len(text.splitlines()) < 300
     assert f"and {2_000 - MOST_WAITS:,} more" in " ".join(text.split())
+
+
+def test_resources_stand_in_even_columns_as_people_count() -> None:
+    held = [resource(f"part-{number}", "one", "one") for number in range(12)]
+    table = shown(state(*held, nodes=NODES[:1]), width=80)
+    first, second, *_ = [line for line in table.splitlines() if "part-" in line]
+    assert first.index("● part-0 7") == second.index("● part-4 7")
+    assert first.index("● part-2 7") < first.index("● part-3 7") == second.index("● part-7 7")
+    assert table.index("part-9 7") < table.index("part-10 7")
+
+
+@pytest.mark.parametrize(("nodes", "resources"), [(1, 500), (3, 500), (30, 500), (200, 500), (200, 0)])
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_the_live_table_stays_within_the_terminal(nodes: int, resources: int, size: tuple[int, int]) -> None:
+    width, height = size
+    labels = [f"worker-{number}" for number in range(nodes)]
+    held = [resource(f"part-{n}", labels[n % nodes], labels[n % nodes]) for n in range(resources)]
+    text = shown(state(*held, nodes=tuple(map(node, labels))), width, height=height)
+    lines = text.splitlines()
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    seen = [line for line in lines if "worker-" in line]
+    assert len(seen) == nodes or f"and {nodes - len(seen)} more nodes" in text
+
+
+def test_what_moves_is_shown_though_not_all_fits() -> None:
+    held = [resource(f"part-{number}", "one", "one") for number in range(500)]
+    coming = resource("part-zzz", "one", None)
+    text = shown(state(*held, coming, nodes=NODES[:1]), width=80, height=20)
+    assert "○ part-zzz" in text
+    assert " more " in text
+
+
+def test_a_value_gives_no_orders_to_the_terminal() -> None:
+    odd = resource("a", None, None).model_copy(update={"attributes": {"k": "\x1b[2Jx", "l": "y"}})
+    assert resource_line(odd) == "a: no owner, k='\\x1b[2Jx', l=y"
 
 
 def test_the_picture_can_be_saved() -> None:
