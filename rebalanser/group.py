@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import socket
@@ -51,6 +52,13 @@ class _TwoHandlers:
     def __init__(self, on_start: OwnedHandler, on_stop: OwnedHandler) -> None:
         self.start = on_start
         self.stop = on_stop
+
+
+def _refuse_coroutine(handler: object) -> None:
+    if not callable(handler):
+        raise InvalidHandlers(f"{handler!r} is no function")
+    if inspect.iscoroutinefunction(handler):
+        raise InvalidHandlers(f"{handler!r} is a coroutine function: use AsyncGroup")
 
 
 def default_label() -> str:
@@ -118,6 +126,7 @@ class Group:
         called, and the node leaves and joins again after a growing delay (RB-24).
         """
         self._refuse_second(self._on_start, "on_start")
+        _refuse_coroutine(handler)
         self._on_start = handler
         return handler
 
@@ -127,6 +136,7 @@ class Group:
         If it raises, access is taken as not ended: the barriers stay until the lease ends (RB-24).
         """
         self._refuse_second(self._on_stop, "on_stop")
+        _refuse_coroutine(handler)
         self._on_stop = handler
         return handler
 
@@ -136,6 +146,7 @@ class Group:
         It should return soon once ``owned.still_mine()`` says no; OnStop returns when it has.
         """
         self._refuse_second(self._worker, "worker")
+        _refuse_coroutine(function)
         self._worker = function
         return function
 

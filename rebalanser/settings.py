@@ -140,4 +140,5 @@ def _one_line(error: ValidationError) -> str:
     return "; ".join(
         f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']} (got {problem['input']!r})"
         for problem in error.errors(include_url=False)
+        if problem["type"] != "default_factory_not_called"
     )

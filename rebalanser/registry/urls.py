@@ -74,7 +74,10 @@ def parse_url(text: str) -> RegistryUrl:
     shown = f"{scheme}://{'***@' if account else ''}{location}"
     if scheme in {"sqlite", "memory"}:
         return RegistryUrl(scheme, path=rest)
-    parts = urlsplit(f"//{location}")
+    try:
+        parts = urlsplit(f"//{location}")
+    except ValueError as error:
+        raise InvalidUrl(f"{shown!r} is no URL: {error}") from error
     user, colon, password = account.partition(":")
     hide_secret(unquote(password))
     return RegistryUrl(

@@ -731,3 +731,19 @@ def test_a_group_is_of_no_use_in_a_child(nodes: Nodes, use: str) -> None:
 
 def test_default_labels_name_the_process() -> None:
     assert Group("group", "memory://x").node.endswith(f":{os.getpid()}")
+
+
+def test_what_a_group_cannot_call_is_refused(nodes: Nodes) -> None:
+    async def coroutine(_owned: object) -> None:
+        """Never awaited by a group that knows no event loop."""
+
+    for register in (nodes.group().on_start, nodes.group().on_stop, nodes.group().worker):
+        with pytest.raises(InvalidHandlers, match="AsyncGroup"):
+            register(coroutine)  # type: ignore[type-var]
+        with pytest.raises(InvalidHandlers, match="no function"):
+            register(3)  # type: ignore[type-var]
+
+
+def test_a_url_whose_brackets_do_not_close_is_refused() -> None:
+    with pytest.raises(InvalidUrl):
+        Group("g", "etcd://[::1:2379")
