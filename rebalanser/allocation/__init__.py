@@ -4,8 +4,11 @@ An allocation maps the id of every live node to the sorted names of the resource
 reads a clock, draws a random number or depends on the order of its input, so that any two leaders that see
 the same snapshot compute the same allocation (RB-10).
 
-Theory of operation
-===================
+There are two ways to decide. :func:`balanced` takes all nodes to be alike; :func:`place` takes workers, that
+is nodes with tags, and keeps each resource to those that it may be on.
+
+Theory of operation: balanced
+=============================
 
 *Terms.* The previous allocation is read as a function: the **holder** of a resource is the live node that
 had it, the one with the smallest id should several name it; a resource whose nodes are all gone, and a new
@@ -45,10 +48,75 @@ of one node at a time and those that have to be placed. Sorting a share that is 
 is linear, since it is in order already; so with M resources to place the whole takes
 O(R + N log N + M log M). Only a previous allocation out of order, or a first allocation, where M is R, pays
 for a full sort: that is the price of a sorted result and not of the choice.
+
+Theory of operation: place
+==========================
+
+*Terms.* Tags, refusals and pins have one effect: they say which workers are **open** to a resource. If there
+are none it is unplaced, with the reason; below only the others count, and all of them are placed. Its holder
+is its previous worker if that one is still open to it. Resources to which the same workers are open form a
+**pool**; workers open to the same pools are of one **kind**. A placement is **even** if its sum of squared
+loads is the least that there is.
+
+*Levels.* In some placement let worker ``i`` lead to ``j`` if ``j`` is open to a resource on ``i``, or to one
+on a worker that ``i`` leads to. Handing one resource over at each step of the way lowers the load of ``i`` by
+one and raises that of ``j``; if ``i`` has two more than ``j`` this lowers the sum of squares. So in an even
+placement no worker leads to one with a load smaller by two. Take such a placement, and let the **level**
+``c(i)`` of a worker be the greatest load among itself and those that lead to it. Then
+
+1. every worker ``i`` has load ``c(i)`` or ``c(i) - 1``;
+2. every resource is on a worker whose level is the lowest among those open to it,
+
+the latter because the worker it is on leads to them all, and a level is at least that of whoever leads there.
+
+*These two conditions are what being even means*, for any placement and not just the one that the levels were
+taken from. For whole numbers ``(x - c)(x - c + 1) >= 0``, or ``x² >= (2c - 1)x - c(c - 1)``, and they are
+equal just for ``x = c`` and ``x = c - 1``. Summed over the loads of all workers, with each resource
+contributing ``2c - 1`` for the worker it is on, the sum of squares is at least::
+
+    sum over resources (2 · lowest level open to it - 1)  -  sum over workers c(c - 1)
+
+in which the placement no longer appears. Equality takes 1 for each worker and 2 for each resource; the
+placement above reaches it, hence so does every even one. ∎
+
+*Finding the levels.* Give all workers a capacity ``k`` and let as many resources as possible be placed. A
+worker is **swamped** at ``k`` if it is open to a resource left over, or to one on a swamped worker. With the
+resources left over the swamped workers are the smallest side of a minimum cut, the same for every greatest
+flow. They are just the workers with a level above ``k``. For take away from an even placement what each
+worker has above ``k``: swamped are then the workers that had more than ``k`` and those they led to, which is
+to say all with a level above ``k``; by 1 these are full, so that no more can be placed, as was required. So
+levels, too, are the same whichever even placement they are taken from.
+
+Hence a flow from pools to kinds divides workers into those above a level and those not above it, and by 2 it
+divides the pools as well: into those to which swamped workers only are open, and the others, which are then
+kept to the workers not swamped. A part with R resources and N workers is tried with the capacity
+``ceil(R/N)``, at which not all can be swamped, and with one less, at which some are. If neither divides it,
+all its workers have the level ``ceil(R/N)``: it is a **block**. Levels within a part are those of the whole,
+since a worker that leads to ``i`` and has the load ``c(i)`` does so over workers of the same level.
+
+*Fewest moves.* Blocks share no resource and no worker, so that each is settled alone; a holder outside the
+block is lost to every even placement. Within it the placements that fulfil 1 are the flows from pools to
+workers in which each worker takes ``c - 1`` units for nothing and one more at a price above that of moving
+everything. Before that a unit stays with a worker for nothing, as often as this one holds resources of the
+pool, or goes to any worker open to the pool for 1. So the cost of a flow is, but for a constant, the number
+of moves, and the cheapest one has the fewest. No resource that goes is dealt to its own holder: it could have
+stayed for less. ∎
+
+*Why it is idempotent.* On its own output no move is needed. So the fewest are none: every resource is with
+its holder, and one that was unplaced still is.
+
+*Without constraints* there is one pool and one block with the level ``ceil(R/N)``: floor or ceil for everyone
+(RB-2), and as few moves as with :func:`balanced`, though not always of the same resources.
+
+*Cost.* Names are read and sorted once. The networks have a node for each pool and kind and, for the moves,
+each worker; an arc for each kind open to a pool, and for each worker that holds some of a pool. The number of
+resources does not enter. At most two flows are computed for each part that is tried and one for each block,
+so that there are fewer than five times as many as there are different levels.
 """
 
 from __future__ import annotations
 
 from rebalanser.allocation.balanced import balanced, minimum_moves, moves
+from rebalanser.allocation.placement import Placement, place
 
-__all__ = ["balanced", "minimum_moves", "moves"]
+__all__ = ["Placement", "balanced", "minimum_moves", "moves", "place"]

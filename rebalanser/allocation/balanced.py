@@ -46,8 +46,8 @@ def balanced(
     leaving = chain.from_iterable(held[node][quotas[node] :] for node in live)
     waiting = sorted(chain(free.difference(*held.values()), leaving))
     shares = {node: held[node][: quotas[node]] for node in live}
-    vacancies = _vacancies({node: quotas[node] - len(shares[node]) for node in live})
-    for name, node in zip(waiting, vacancies, strict=True):
+    free_places = vacancies({node: quotas[node] - len(shares[node]) for node in live})
+    for name, node in zip(waiting, free_places, strict=True):
         shares[node].append(name)
     return {node: tuple(sorted(shares[node] + fixed[node])) for node in live}
 
@@ -136,7 +136,7 @@ def _quotas(loads: Mapping[str, int], held: Mapping[str, Sequence[str]], free: i
     return quotas
 
 
-def _vacancies(needs: Mapping[str, int]) -> Iterator[str]:
+def vacancies(needs: Mapping[str, int]) -> Iterator[str]:
     """Each node as often as it needs a resource, in turns: neighbours by name are often busy together."""
     while needs := {node: need for node, need in needs.items() if need > 0}:
         yield from needs
