@@ -1,15 +1,20 @@
-"""A quiet world for scripts: what happens is what the test does."""
+"""A quiet world for scripts, and what the tests of all simulators do alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from rich.console import Console
 
 from rebalanser.protocol import Fact, FactKind
 from rebalanser.testing.simulation import Host, HostPlan, Scenario, Trace, World, settle, stay
+from rebalanser.testing.simulation.safeguards import Caught, table_of
 
 
 @dataclass
@@ -78,3 +83,54 @@ def script() -> Callable[..., Script]:
         return made[0]
 
     return make
+
+
+@pytest.fixture(scope="module")
+def caught() -> Iterator[Callable[[Caught], None]]:
+    """``caught(found)`` notes what was caught; a table of all that is printed when all is done."""
+    found: list[Caught] = []
+    yield found.append
+    Console(width=150).print("\n", table_of(found))
+
+
+def _run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def digest() -> Callable[[str, str], str]:
+    """``digest(simulator, hash_seed)``: that of the traces of its first seeds, in a process of its own."""
+
+    def taken(simulator: str, hash_seed: str) -> str:
+        program = f"""
+import hashlib
+from {simulator} import PROFILES, run_seed
+
+digest = hashlib.sha256()
+for seed in range(2):
+    for profile in PROFILES.values():
+        run_seed(seed, profile, lambda line: digest.update(line.encode()))
+print(digest.hexdigest())
+"""
+        ran = _run_python("-c", program, PYTHONHASHSEED=hash_seed)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    return taken
+
+
+@pytest.fixture
+def command_line() -> Callable[..., tuple[int, str]]:
+    """``command_line(simulator, *arguments)``: the status of its command, and all that it has printed."""
+
+    def run(simulator: str, *arguments: str) -> tuple[int, str]:
+        ran = _run_python("-m", simulator, *arguments, NO_COLOR="1", TERM="dumb", COLUMNS="200")
+        return ran.returncode, ran.stdout + ran.stderr
+
+    return run

@@ -6,15 +6,10 @@ profile are scanned, from seed 0 on. ``make safeguards`` prints the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.node import Node
@@ -24,61 +19,11 @@ from rebalanser.registry.contract import Delete
 from rebalanser.registry.dialogue import Answer, Reading
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation import PROFILES, Process, run_seed, run_seeds
-
-
-@dataclass(frozen=True)
-class Switch:
-    """A method of the product, and what stands in for it; ``replacement`` is given the original."""
-
-    owner: type
-    method: str
-    replacement: Callable[[Any], Any]
-
-    def patched(self) -> Any:
-        """A context in which the method is replaced."""
-        original = getattr(self.owner, self.method)
-        return mock.patch.object(self.owner, self.method, self.replacement(original))
-
-
-@dataclass(frozen=True)
-class Safeguard:
-    """What is taken out, what it is for, and the rules of which one is then seen to be broken."""
-
-    name: str
-    purpose: str
-    switches: tuple[Switch, ...]
-    rules: frozenset[str]
-    profile: str = "anything"
-    second_line: tuple[Switch, ...] = ()
-    """Another safeguard that would make the loss good; with it alone taken out no rule is broken."""
-
-
-@dataclass(frozen=True)
-class Caught:
-    """The first seed in which a rule was seen to be broken."""
-
-    seeds: int
-    rule: str
-    sentence: str
-
-
-def scan(safeguard: Safeguard, limit: int) -> Caught | None:
-    """Run seeds of the safeguard's profile, from 0 on, without it; None where ``limit`` seeds saw nothing."""
-    with ExitStack() as stack:
-        for switch in (*safeguard.switches, *safeguard.second_line):
-            stack.enter_context(switch.patched())
-        for seed in range(limit):
-            for _, rule, sentence in run_seed(seed, PROFILES[safeguard.profile]).violations:
-                return Caught(seed + 1, rule, sentence)
-    return None
-
-
-def _always(value: Any) -> Callable[[Any], Any]:
-    return lambda _: lambda *_args, **_kwargs: value
+from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, scan, switched
 
 
 def _guard(method: str) -> tuple[Switch, ...]:
-    return (Switch(Translation, method, _always(())),)
+    return (Switch(Translation, method, always(())),)
 
 
 def _remove_while_started(_: Any) -> Any:
@@ -147,7 +92,7 @@ def _stop_when_access_must_have_ended(_: Any) -> Any:
     return property(lambda self: self.access_s)
 
 
-_SELF_HEAL = Switch(Node, "_make_good", _always(None))
+_SELF_HEAL = Switch(Node, "_make_good", always(None))
 
 SAFEGUARDS = (
     Safeguard(
@@ -273,28 +218,28 @@ SAFEGUARDS = (
     Safeguard(
         "clock checked at entry",
         "OnStart is not entered once it is too late for OnStop",
-        (Switch(Process, "refuses", _always(False)),),
+        (Switch(Process, "refuses", always(False)),),
         frozenset({"RB-21"}),
         "isolation",
     ),
     Safeguard(
         "uncertain barriers read back",
         "a barrier that may have been added is looked for before it is forgotten",
-        (Switch(Rebalancing, "barriers_unknown", _always(None)),),
+        (Switch(Rebalancing, "barriers_unknown", always(None)),),
         frozenset({"RB-3"}),
         "late requests",
     ),
     Safeguard(
         "uncertain removals finished",
         "a barrier that may be gone protects nothing any more",
-        (Switch(Rebalancing, "removal_unknown", _always(None)),),
+        (Switch(Rebalancing, "removal_unknown", always(None)),),
         frozenset({"RB-11", "RB-12"}),
         "late requests",
     ),
     Safeguard(
         "given-up plan forbidden",
         "a plan that was given up is made impossible before the leader rests",
-        (Switch(Leading, "_must_forbid", _always(False)),),
+        (Switch(Leading, "_must_forbid", always(False)),),
         frozenset({"RB-3"}),
         "given-up plans",
     ),
@@ -314,7 +259,7 @@ SAFEGUARDS = (
     Safeguard(
         "dead man's switch",
         "a process that asked for it is killed before its lease can end",
-        (Switch(Process, "_fire", _always(None)),),
+        (Switch(Process, "_fire", always(None)),),
         frozenset({"RB-1"}),
         "isolation",
     ),
@@ -325,36 +270,20 @@ LIMIT = 500
 """How many seeds may be needed at most."""
 
 
-@pytest.fixture(scope="module")
-def caught() -> Iterator[dict[str, Caught]]:
-    """What was caught; printed as a table when all is done."""
-    found: dict[str, Caught] = {}
-    yield found
-    table = Table(title="safeguards, each taken out in turn")
-    for column in ("safeguard", "what it is for", "profile", "rule broken", "seeds"):
-        table.add_column(column)
-    for safeguard in SAFEGUARDS:
-        if safeguard.name in found:
-            seen = found[safeguard.name]
-            row = (safeguard.name, safeguard.purpose, safeguard.profile, seen.rule, str(seen.seeds))
-            table.add_row(*row)
-    Console(width=150).print("\n", table)
-
-
 @pytest.mark.lesson(12)
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
-def test_the_oracle_sees_that_a_safeguard_is_missing(safeguard: Safeguard, caught: dict[str, Caught]) -> None:
-    found = scan(safeguard, LIMIT)
+def test_the_oracle_sees_that_a_safeguard_is_missing(
+    safeguard: Safeguard, caught: Callable[[Caught], None]
+) -> None:
+    found = scan(safeguard, run_seed, PROFILES, LIMIT)
     assert found is not None, f"{LIMIT} seeds without it, and nothing was noticed"
     assert found.rule in safeguard.rules, found.sentence
-    caught[safeguard.name] = found
+    caught(found)
 
 
 @pytest.mark.parametrize("safeguard", [s for s in SAFEGUARDS if s.second_line], ids=lambda s: s.name)
 def test_it_is_the_safeguard_that_is_missed_and_not_its_second_line(safeguard: Safeguard) -> None:
-    with ExitStack() as stack:
-        for switch in safeguard.second_line:
-            stack.enter_context(switch.patched())
+    with switched(safeguard.second_line):
         report = run_seeds(0, 60, PROFILES[safeguard.profile])
     assert not report.violations
 

@@ -1,6 +1,5 @@
 """Golden scenarios: what is done to a group, and the story that must come of it, in files a person can read.
 
-Above the line of dashes stands what is done, one thing a line; below it what must happen, in this order.
 ``python tests/simulation/test_scenarios.py`` writes the stories anew, to be read before they are kept.
 """
 
@@ -24,9 +23,9 @@ from rebalanser.testing.simulation import (
     settle,
     stay,
 )
+from rebalanser.testing.simulation.stories import Words, files_in, play, read, write_anew
 
 FOLDER = Path(__file__).with_name("scenarios")
-LINE = "-" * 40
 _LEFT_OUT = {FactKind.GROUP_READ, FactKind.START_RETURNED, FactKind.COMMAND_FAILED, FactKind.JOINING}
 
 
@@ -35,7 +34,7 @@ def _settle(world: World) -> None:
     stay(world)
 
 
-def _words(world: World) -> dict[str, Callable[..., object]]:
+def _words(world: World) -> Words:
     def host(label: str) -> Host:
         return next(host for host in world.hosts if host.plan.label == label)
 
@@ -57,39 +56,29 @@ def _words(world: World) -> dict[str, Callable[..., object]]:
     }
 
 
-def play(script: str) -> list[str]:
-    """Do what a script says; what came of it, without times."""
-    first, *lines = [line for line in script.splitlines() if line and not line.startswith("#")]
+def begin(first: str, tell: Callable[[str], None]) -> Words:
+    """A world of so many hosts and resources."""
     hosts, resources = (int(word) for word in first.split() if word.isdigit())
-    story: list[str] = []
 
     def on_fact(label: str, fact: Fact, _: float, __: float) -> None:
         if fact.kind not in _LEFT_OUT:
             about = f" {fact.resource}" if fact.resource else ""
-            story.append(f"{label}: {fact.kind.value.replace('_', ' ')}{about}")
+            tell(f"{label}: {fact.kind.value.replace('_', ' ')}{about}")
 
     plans = tuple(HostPlan(f"host-{index}") for index in range(hosts))
-    world = World(Scenario(plans, resources), Random(1), Trace(None), on_fact)
-    words = _words(world)
-    for line in lines:
-        word, *arguments = line.split()
-        story.append(f"> {line}")
-        words[word](*arguments)
-    return story
+    return _words(World(Scenario(plans, resources), Random(1), Trace(None), on_fact))
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", files_in(FOLDER), ids=lambda path: path.stem)
 @pytest.mark.lesson(1, 3, 5, 6, 8, 10)
 def test_the_story_is_as_written(path: Path) -> None:
-    script, _, story = path.read_text().partition(f"{LINE}\n")
-    assert play(script) == story.splitlines()
+    script, story = read(path)
+    assert play(script, begin) == story
 
 
 def test_there_are_stories() -> None:
-    assert len(list(FOLDER.glob("*.txt"))) >= 5
+    assert len(files_in(FOLDER)) >= 5
 
 
 if __name__ == "__main__":
-    for file in sorted(FOLDER.glob("*.txt")):
-        wanted, _, _ = file.read_text().partition(f"{LINE}\n")
-        file.write_text(wanted + f"{LINE}\n" + "\n".join(play(wanted)) + "\n")
+    write_anew(FOLDER, begin)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -21,6 +19,7 @@ from rebalanser.testing.simulation import (
     run_seeds,
 )
 
+SIMULATOR = "rebalanser.testing.simulation"
 CHUNK = 100
 CHUNKS = 20
 
@@ -59,36 +58,13 @@ CHUNKS = 20
 @pytest.mark.lesson(1, 2, 3, 6, 7, 8, 9, 10, 12, 13)
 def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
     report = run_seeds(chunk * CHUNK, CHUNK)
-    assert not report.violations, "\n".join(
-        f"{sentence}\n  {replay_command(seed)}" for seed, _, sentence in report.violations
-    )
+    assert not report.violations, report.told(replay_command)
     assert exercised(report) == []
 
 
-_DIGEST = """
-import hashlib
-from rebalanser.testing.simulation import run_seed
-
-digest = hashlib.sha256()
-for seed in range(8):
-    run_seed(seed, write=lambda line: digest.update(line.encode()))
-print(digest.hexdigest())
-"""
-
-
 @pytest.mark.lesson(12)
-def test_a_seed_is_the_same_run_in_every_process() -> None:
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", _DIGEST],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "2", "3")
-    }
-    assert len(digests) == 1
+def test_a_seed_is_the_same_run_in_every_process(digest: Callable[[str, str], str]) -> None:
+    assert len({digest(SIMULATOR, hash_seed) for hash_seed in ("1", "2", "3")}) == 1
 
 
 @pytest.mark.lesson(12)
@@ -135,13 +111,9 @@ def test_the_trace_of_a_seed_tells_what_happened() -> None:
         (("--seeds", "4", "--profile", "weather"), 2, "unknown profile"),
     ],
 )
-def test_the_command_line_replays_and_soaks(arguments: tuple[str, ...], status: int, told: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "rebalanser.testing.simulation", *arguments],
-        env={**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == status, ran.stderr
-    assert told in ran.stdout + ran.stderr
+def test_the_command_line_replays_and_soaks(
+    arguments: tuple[str, ...], status: int, told: str, command_line: Callable[..., tuple[int, str]]
+) -> None:
+    ended, said = command_line(SIMULATOR, *arguments)
+    assert ended == status, said
+    assert told in said

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
-from rebalanser.errors import InternalError
 from rebalanser.protocol.messages import FactKind
 from rebalanser.testing.simulation.chaos import Chaos
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.oracle import Violation
+from rebalanser.testing.simulation.reports import MIN_SEEDS_TO_JUDGE, RunReport, command_to_replay
 from rebalanser.testing.simulation.scenario import ANYTHING, PROFILES, Profile
 from rebalanser.testing.simulation.trace import Trace, Write
 from rebalanser.testing.simulation.world import OnFact, World
@@ -24,43 +23,20 @@ _LOOK_EVERY_S = 0.4
 
 
 @dataclass
-class Report:
+class Report(RunReport[FaultKind, FactKind]):
     """What one run or many of them did and found."""
 
-    seeds: int = 0
-    simulated_s: float = 0.0
-    events: int = 0
     rebalances: int = 0
     versions: int = 0
     leader_changes: int = 0
     writes: int = 0
     stale_writes: int = 0
     excused: int = 0
-    faults: Counter[FaultKind] = field(default_factory=Counter)
-    facts: Counter[FactKind] = field(default_factory=Counter)
-    violations: list[tuple[int, str, str]] = field(default_factory=list)
-    """Seed, rule, sentence."""
-
-    def add(self, other: Report) -> None:
-        """Take in the report of other runs."""
-        self.seeds += other.seeds
-        self.simulated_s += other.simulated_s
-        self.events += other.events
-        self.rebalances += other.rebalances
-        self.versions += other.versions
-        self.leader_changes += other.leader_changes
-        self.writes += other.writes
-        self.stale_writes += other.stale_writes
-        self.excused += other.excused
-        self.faults.update(other.faults)
-        self.facts.update(other.facts)
-        self.violations.extend(other.violations)
 
 
 def replay_command(seed: int, profile: Profile = ANYTHING) -> str:
     """The one command that shows a seed's run again."""
-    which = "" if profile is ANYTHING else f" --profile {shlex.quote(profile.name)}"
-    return f"python -m rebalanser.testing.simulation --seed {seed}{which} --trace"
+    return command_to_replay("rebalanser.testing.simulation", seed, profile.name)
 
 
 def run_seed(
@@ -74,14 +50,8 @@ def run_seed(
     random = Random(f"{profile.name}/{seed}")  # noqa: S311 - to be repeated, not to be secret
     world = make_world(profile.draw(random), random, Trace(write), on_fact)
     report = Report(seeds=1)
-    try:
+    with report.judging(seed, world.say):
         _run(world)
-    except Violation as violation:
-        report.violations.append((seed, violation.rule, str(violation)))
-    except InternalError as error:
-        report.violations.append((seed, "the core's own", f"{type(error).__name__}: {error}"))
-    if write is not None and report.violations:
-        world.say("oracle", f"VIOLATION {report.violations[0][2]}")
     _account(world, report)
     return report
 
@@ -164,10 +134,6 @@ def _asked(world: World) -> Counter[str]:
     return Counter({command: count for command, count in world.commands.items() if command != "Heartbeat"})
 
 
-_AT_LEAST_PER_SEED = 0.01
-_MIN_SEEDS_TO_JUDGE = 50
-
-
 def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
     """What runs should have exercised and did not: an oracle that saw nothing happen has proven nothing.
 
@@ -177,18 +143,13 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
     missing = []
     if report.rebalances < report.seeds:
         missing.append(f"{report.seeds} seeds completed {report.rebalances} rebalances only")
-    if report.seeds < _MIN_SEEDS_TO_JUDGE:
+    if report.seeds < MIN_SEEDS_TO_JUDGE:
         return missing
     if report.leader_changes < report.seeds * 0.2:
         missing.append(f"{report.seeds} seeds had {report.leader_changes} changes of the leader only")
     if not report.stale_writes and profile is ANYTHING:
         missing.append("no stale write was ever refused")
-    missing.extend(
-        f"{report.seeds} seeds had {report.faults[kind]} times only: {kind}"
-        for kind in (FaultKind if profile is ANYTHING else profile.faults)
-        if report.faults[kind] < max(1, report.seeds * _AT_LEAST_PER_SEED)
-    )
-    return missing
+    return [*missing, *report.too_rare(FaultKind if profile is ANYTHING else profile.faults)]
 
 
 def run_seeds(first: int, count: int, profile: Profile = ANYTHING) -> Report:

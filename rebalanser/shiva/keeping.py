@@ -1,0 +1,101 @@
+"""What a leader writes again before COMMAND would forget it, and what it lets go (SH-15)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rebalanser.errors import InternalError
+from rebalanser.shiva.messages import DropRecords, KeepCommands, Standing
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.placing import Board
+from rebalanser.shiva.records import KeptCommand, StartCommand
+from rebalanser.shiva.standing import Files, Shelf
+from rebalanser.shiva.states import TO_RUN
+from rebalanser.shiva.types import ApplicationEntry, ApplicationId, CommandId
+
+
+class Keeper:
+    """Start commands that have to stand again, one batch after the other, and records of no more use."""
+
+    def __init__(self, board: Board, shelf: Shelf, options: LeaderOptions) -> None:
+        self._board = board
+        self._shelf = shelf
+        self._batch_bytes = options.keep_batch_bytes
+        self._soon: dict[ApplicationId, None] = {}
+        self._under_way: dict[ApplicationId, CommandId] = {}
+
+    def keep(self, application: ApplicationId) -> None:
+        """The start command of an application is to be written again soon."""
+        if application not in self._under_way:
+            self._soon[application] = None
+
+    def look(self, wall_ms: int) -> None:
+        """Look for what has become old, or has much standing behind it."""
+        for application in self._shelf.due(self._board.to_run(), wall_ms):
+            self.keep(application)
+
+    def batch(self) -> KeepCommands | None:
+        """What is to be written again now; None for nothing, or while a batch is under way."""
+        if self._under_way:
+            return None
+        commands: list[KeptCommand] = []
+        size_bytes = 0
+        for application in list(self._soon):
+            entry = self._board.entries.get(application)
+            if entry is not None and self._is_there(application, entry):
+                size_bytes += entry.archive.size_bytes
+                if commands and size_bytes > self._batch_bytes:
+                    break
+                original = self._shelf.original(application, entry)
+                commands.append(KeptCommand(_start_of(application, entry), original))
+                self._under_way[application] = entry.command
+            del self._soon[application]
+        return KeepCommands(tuple(commands)) if commands else None
+
+    def _is_there(self, application: ApplicationId, entry: ApplicationEntry) -> bool:
+        return entry.state in TO_RUN and not self._shelf.missing(application, entry.archive)
+
+    def kept(self, at: Mapping[ApplicationId, Standing]) -> int:
+        """The batch under way stands at these places; how many commands that are.
+
+        Raises:
+            InternalError: no batch is under way.
+        """
+        if not self._under_way:
+            raise InternalError("Kept, but no commands are being kept")
+        batch, self._under_way = self._under_way, {}
+        for application, command in batch.items():
+            entry = self._board.entries.get(application)
+            standing = at.get(application)
+            if standing is not None:
+                self._shelf.copied(application, command, standing.offset)
+            if entry is not None and entry.command == command and standing is not None:
+                self._shelf.rewritten(application, entry, standing)
+                self._board.restand(application, standing.offset, standing.timestamp_ms)
+        return len(batch)
+
+    def dropped(self, now: float, *, archives_too: bool) -> DropRecords | None:
+        """What nothing needs any more; the published document must say what is known here."""
+        kept = frozenset(
+            application
+            for application, command in self._shelf.kept.items()
+            if application not in self._under_way and not self._needs_command(application, command)
+        )
+        for application in kept:
+            self._shelf.uncopied(application)
+        archives = self._shelf.unneeded(self._needs_files, now) if archives_too else []
+        self._shelf.dropping((application, archive.sha256) for application, archive in archives)
+        return DropRecords(kept, frozenset(archives)) if kept or archives else None
+
+    def _needs_command(self, application: ApplicationId, command: CommandId) -> bool:
+        entry = self._board.entries.get(application)
+        return entry is not None and entry.state in TO_RUN and entry.command == command
+
+    def _needs_files(self, files: Files) -> bool:
+        application, sha256 = files
+        entry = self._board.entries.get(application)
+        return entry is not None and entry.state in TO_RUN and entry.archive.sha256 == sha256
+
+
+def _start_of(application: ApplicationId, entry: ApplicationEntry) -> StartCommand:
+    return StartCommand(application, entry.command, entry.archive, entry.mode, entry.tags)

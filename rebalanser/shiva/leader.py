@@ -1,0 +1,584 @@
+"""The leader: events in, effects out. The theory of operation is in :mod:`rebalanser.shiva`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final, TypeAlias, assert_never
+
+from rebalanser.errors import InternalError
+from rebalanser.shiva.keeping import Keeper
+from rebalanser.shiva.membership import Members, Verdict
+from rebalanser.shiva.messages import (
+    CaughtUp,
+    Deposed,
+    DocumentRead,
+    Fact,
+    FactKind,
+    Kept,
+    LeaderEffect,
+    LeaderEvent,
+    LeaderRead,
+    PartRead,
+    PongRead,
+    PublishDocument,
+    Published,
+    Report,
+    SendPing,
+    Standing,
+    StartRead,
+    StepDown,
+    Stop,
+    StopRead,
+    TookOver,
+    Unreadable,
+    Wakeup,
+)
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.placing import MAX_REASON_CHARS, Board
+from rebalanser.shiva.publishing import Publisher
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    KeptCommand,
+    Ping,
+    Pong,
+    StartCommand,
+    StopCommand,
+)
+from rebalanser.shiva.replay import Commanded, Replay, commanded
+from rebalanser.shiva.safeguards import Safeguards
+from rebalanser.shiva.standing import Shelf
+from rebalanser.shiva.states import TO_RUN
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Epoch,
+    LeaderId,
+    SetAside,
+    WorkerId,
+)
+
+Detail: TypeAlias = str | int | float | bool | None
+_NOTHING_READ: Final = -1
+_CONTROL_KEYS: Final = ("ping", "pong:")
+
+
+class Leader:
+    """One term of one leader, from its take-over until it steps down.
+
+    Args:
+        leader: what an operator calls this leader.
+        options: its settings.
+        guards: what its safety rests on; only a test of the tests gives others.
+
+    Raises:
+        InvalidSettings: the options do not go together.
+    """
+
+    def __init__(
+        self,
+        leader: LeaderId,
+        options: LeaderOptions,
+        guards: Safeguards | None = None,
+    ) -> None:
+        options.check()
+        self._leader = leader
+        self._options = options
+        self._guards = guards or Safeguards()
+        self._members = Members(self._guards, options.missed_rounds)
+        self._board = Board(self._members, self._guards)
+        self._shelf = Shelf(options)
+        self._keeper = Keeper(self._board, self._shelf, options)
+        self._replay = Replay(self._guards)
+        self._unread: list[SetAside] = []
+        self._term = _NOTHING_READ
+        self._took_over_at = 0.0
+        self._announced = _NOTHING_READ
+        self._assignement_lost = True
+        self._inherited_s = 0.0
+        self._caught_up = False
+        self._done = False
+        self._consumed = _NOTHING_READ
+        self._publisher = Publisher(options)
+        self._set_aside: tuple[SetAside, ...] = ()
+        self._set_aside_changed = False
+        self._early_pongs: dict[WorkerId, tuple[Pong, float]] = {}
+        self._round = 0
+        self._ping_at = 0.0
+        self._pinged_at = 0.0
+        self._answer_at: float | None = None
+        self._may_drop = False
+        self._now = 0.0
+        self._effects: list[LeaderEffect] = []
+
+    @property
+    def document(self) -> AssignmentDocument | None:
+        """The last document that is known to be published; None while there is none."""
+        return self._publisher.document
+
+    @property
+    def leads(self) -> bool:
+        """Whether it has caught up with COMMAND and has not stepped down."""
+        return self._caught_up and not self._done
+
+    @property
+    def next_wakeup(self) -> float | None:
+        """When (monotonic seconds) it wants a :class:`Wakeup` at the latest; None for never."""
+        if not self.leads:
+            return None
+        times = [self._ping_at, self._answer_at, self._publish_at, self._deadline_falls_at]
+        times.append(self._board.next_gone(self._now, self._deadline_s))
+        return min(at for at in times if at is not None)
+
+    def handle(self, event: LeaderEvent, now: float, wall_ms: int) -> list[LeaderEffect]:
+        """Take in one event and say what must be done, in order.
+
+        Args:
+            event: what happened.
+            now: monotonic seconds; it never goes back.
+            wall_ms: the time of day, as Kafka's clock tells it; for the age of records only.
+
+        Raises:
+            InternalError: the event cannot come now; the ordering contract is broken.
+        """
+        if self._done:
+            return []
+        self._now = now
+        self._effects = []
+        self._take_in(event)
+        if self.leads:
+            self._go_on(wall_ms)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _take_in(self, event: LeaderEvent) -> None:
+        match event:
+            case TookOver():
+                self._take_over(event)
+            case CaughtUp():
+                self._catch_up()
+            case PongRead(record):
+                self._pong_came(record)
+            case Published() | Kept():
+                self._answered(event)
+            case Deposed(reason):
+                self._step_down(reason)
+            case Stop():
+                self._step_down("asked to stop")
+            case Wakeup():
+                pass
+            case _:
+                self._record_read(event)
+
+    def _require_term(self) -> None:
+        if self._term == _NOTHING_READ:
+            raise InternalError("COMMAND was read before TookOver")
+
+    def _answered(self, event: Published | Kept) -> None:
+        match event:
+            case Published(offset):
+                self._published(offset)
+            case Kept(at):
+                self._kept(at)
+            case _:
+                assert_never(event)
+
+    def _report(
+        self,
+        kind: FactKind,
+        application: ApplicationId | None = None,
+        worker: WorkerId = "",
+        **detail: Detail,
+    ) -> None:
+        self._effects.append(Report(Fact(kind, application, worker, MappingProxyType(detail))))
+
+    def _step_down(self, reason: str) -> None:
+        self._done = True
+        self._report(FactKind.STEPPED_DOWN, term=self._term, reason=reason)
+        self._effects.append(StepDown(reason))
+
+    def _give_way_to(self, term: int) -> None:
+        if not self._done and self._guards.is_overtaken(self._term, term):
+            self._step_down(f"another leader took over with term {term}, this one has {self._term}")
+
+    def _take_over(self, event: TookOver) -> None:
+        if self._term != _NOTHING_READ:
+            raise InternalError(f"TookOver came twice: terms {self._term} and {event.term}")
+        self._term = event.term
+        self._took_over_at = self._now
+        self._board.next = Epoch(self._term, 1)
+        self._report(FactKind.TOOK_OVER, term=self._term)
+        if event.document is not None:
+            self._give_way_to(event.document.epoch.term)
+            self._publisher.document = event.document
+            self._assignement_lost = False
+        if self._guards.may_publish(caught_up=False):
+            self._catch_up()
+
+    def _record_read(
+        self, event: StartRead | StopRead | DocumentRead | LeaderRead | PartRead | Unreadable
+    ) -> None:
+        self._require_term()
+        if isinstance(event, Unreadable) and event.key.startswith(_CONTROL_KEYS):
+            self._put_aside(SetAside(event.at.offset, event.key, event.reason[:MAX_REASON_CHARS]))
+            return
+        self._consumed = max(self._consumed, event.at.offset)
+        self._shelf.read(event.at)
+        match event:
+            case StartRead() | StopRead():
+                self._command_read(event)
+            case DocumentRead(at, document):
+                self._give_way_to(document.epoch.term)
+                if not self._caught_up and at.offset < self._term:
+                    self._go_on_from(document)
+            case LeaderRead(at):
+                self._announced = max(self._announced, at.offset)
+                self._give_way_to(at.offset)
+            case PartRead():
+                self._shelf.part_read(event, self._now)
+            case Unreadable(at, key, reason):
+                record = SetAside(at.offset, key, reason[:MAX_REASON_CHARS])
+                if self._caught_up:
+                    self._put_aside(record)
+                else:
+                    self._unread = [*self._unread, record][-max(1, self._options.max_set_aside) :]
+            case _:
+                assert_never(event)
+
+    def _go_on_from(self, document: AssignmentDocument) -> None:
+        """COMMAND has the last document, too, should ASSIGNEMENT have lost it; late ones do not count."""
+        known = self.document
+        newer = known is None or document.epoch > known.epoch
+        if self._assignement_lost and newer and document.epoch.term >= self._announced:
+            self._publisher.document = document
+
+    def _command_read(self, event: StartRead | StopRead) -> None:
+        command = commanded(event)
+        if isinstance(command.record, StartCommand):
+            self._shelf.start_read(command.record, command.at, command.order)
+        if isinstance(event.record, KeptCommand):
+            self._shelf.copied(command.record.application, command.record.command, command.at.offset)
+        if not self._caught_up:
+            self._replay.read(command)
+        elif isinstance(event.record, KeptCommand):
+            self._restand(event.record.start, command)
+        else:
+            self._follow(command)
+            self._forget_other_starts(command.record.application)
+
+    def _forget_other_starts(self, application: ApplicationId) -> None:
+        entry = self._board.entries.get(application)
+        self._shelf.follow(application, entry.command if entry else None)
+
+    def _restand(self, start: StartCommand, command: Commanded) -> bool:
+        entry = self._board.entries.get(start.application)
+        if entry is None or entry.command != start.command:
+            return False
+        if command.at.offset > entry.offset:
+            self._board.restand(start.application, command.at.offset, command.at.timestamp_ms)
+        return True
+
+    def _catch_up(self) -> None:
+        """Go on from the predecessor's document, and follow what it does not reflect yet (SH-9)."""
+        self._require_term()
+        if self._caught_up:
+            return
+        self._caught_up = True
+        base = self.document
+        self._board.issued = base.epoch if base else Epoch(self._term, 0)
+        consumed = base.consumed if base else _NOTHING_READ
+        if base is not None:
+            self._members.take_over(base.workers, self._took_over_at)
+            self._board.take_over(base.applications)
+            self._inherited_s = base.deadline_s
+            self._set_aside = base.set_aside
+        for record in self._unread:
+            if not self._guards.is_reflected(record.offset, consumed):
+                self._put_aside(record)
+        self._follow_replay(consumed)
+        self._board.clear_gone(self._now, self._deadline_s)
+        self._ping_at = self._now
+        self._publisher.changed(self._now - self._options.settle_time_s)
+        pongs, self._early_pongs = self._early_pongs, {}
+        for pong, at in pongs.values():
+            self._pong_read(pong, at)
+
+    def _follow_replay(self, consumed: int) -> None:
+        for application, history in self._replay.histories.items():
+            entry = self._board.entries.get(application)
+            stands = history.starts.get(entry.command) if entry else None
+            if stands is not None and isinstance(stands.record, StartCommand):
+                self._restand(stands.record, stands)
+        for due in self._replay.after(consumed):
+            if due.stop is not None:
+                self._follow(due.stop)
+            any(self._follow(start) for start in due.starts)
+        for application in self._replay.histories:
+            self._forget_other_starts(application)
+        self._replay = Replay(self._guards)
+        self._unread = []
+
+    def _follow(self, command: Commanded) -> bool:
+        """Do what a client wants. False if that is refused."""
+        match command.record:
+            case StartCommand() as start:
+                return self._start(start, command)
+            case StopCommand() as stop:
+                self._stop(stop)
+                return True
+            case _:
+                assert_never(command.record)
+
+    def _start(self, start: StartCommand, command: Commanded) -> bool:
+        application = start.application
+        entry = self._board.entries.get(application)
+        stopping = entry is not None and entry.state is ApplicationState.STOPPING
+        if not stopping and self._restand(start, command):
+            return True
+        why_not = self._why_not(start, entry)
+        if why_not:
+            self._refuse(start, command, entry, why_not)
+            return False
+        self._board.start(start, command.at.offset, command.at.timestamp_ms)
+        self._report(FactKind.START_COMMANDED, application, command=start.command, offset=command.at.offset)
+        return True
+
+    def _why_not(self, start: StartCommand, entry: ApplicationEntry | None) -> str:
+        missing = self._shelf.missing(start.application, start.archive)
+        if missing:
+            return missing
+        replaced = entry.archive.size_bytes if entry and entry.state in TO_RUN else 0
+        others = self._board.needed_bytes - replaced
+        budget = self._options.budget_bytes
+        if self._guards.fits(others + start.archive.size_bytes, budget):
+            return ""
+        return (
+            f"its archive of {start.archive.size_bytes} bytes and the {others} bytes of the other "
+            f"applications are more than the budget of {budget} bytes ({self._options.budget_ratio:.0%} of "
+            f"COMMAND's retention of {self._options.retention_bytes} bytes)"
+        )
+
+    def _refuse(
+        self, start: StartCommand, command: Commanded, entry: ApplicationEntry | None, reason: str
+    ) -> None:
+        """What ran before runs on; its start command is not the last under its key any more (SH-15)."""
+        application, at = start.application, command.at
+        self._report(FactKind.COMMAND_REFUSED, application, command=start.command, reason=reason)
+        self._put_aside(SetAside(at.offset, f"cmd:{application}", reason))
+        if entry is not None and entry.state in TO_RUN:
+            self._keeper.keep(application)
+        refused_later = (
+            entry is not None and entry.state is ApplicationState.REFUSED and entry.offset > at.offset
+        )
+        gone = entry is None or entry.state in {ApplicationState.STOPPING, ApplicationState.REFUSED}
+        if gone and not refused_later:
+            self._board.refuse(start, at.offset, at.timestamp_ms, reason)
+
+    def _stop(self, stop: StopCommand) -> None:
+        application = stop.application
+        self._report(FactKind.STOP_COMMANDED, application, command=stop.command)
+        entry = self._board.entries.get(application)
+        if entry is not None and entry.state is not ApplicationState.STOPPING:
+            self._board.stop(application)
+
+    def _put_aside(self, record: SetAside) -> None:
+        """Show a record that was not carried out; the same complaint of one source is shown once (SH-16)."""
+        periodic = record.key.startswith(_CONTROL_KEYS)
+        for known in self._set_aside:
+            same = known.reason == record.reason if periodic else known.offset == record.offset
+            if same and known.key == record.key:
+                return
+        self._report(FactKind.RECORD_SET_ASIDE, offset=record.offset, key=record.key, reason=record.reason)
+        kept = max(0, self._options.max_set_aside)
+        self._set_aside = (*self._set_aside, record)[-kept:] if kept else ()
+        self._set_aside_changed = True
+
+    def _pong_came(self, pong: Pong) -> None:
+        if self._caught_up:
+            self._pong_read(pong, self._now)
+        else:
+            self._early_pongs[pong.worker] = (pong, self._now)
+
+    def _pong_read(self, pong: Pong, at: float) -> None:
+        verdict = self._members.judge(pong)
+        if verdict is Verdict.STALE:
+            return
+        if verdict is Verdict.REFUSED:
+            self._refuse_worker(pong)
+            self._board.clear_stopped(pong)
+            return
+        if verdict is Verdict.LEFT:
+            self._worker_left(pong, at)
+            return
+        if not self._members.is_answered(pong):
+            self._answer_soon()
+        self._members.hear(pong, at)
+        if verdict is not Verdict.HEARD:
+            self._board.replace_workers()
+        if verdict in {Verdict.ADDED, Verdict.SUCCEEDED}:
+            self._worker_added(pong, verdict)
+        self._board.reported(pong)
+        self._board.clear_stopped(pong)
+
+    def _refuse_worker(self, pong: Pong) -> None:
+        known = self._members.incarnation(pong.worker)
+        if known is None or not self._members.refuse(pong):
+            return
+        reason = (
+            f"another worker with the data folder {pong.incarnation.lineage} on {pong.host or 'some host'} "
+            f"answers to this id, which the one with the folder {known.lineage} has"
+        )[:MAX_REASON_CHARS]
+        self._report(FactKind.WORKER_REFUSED, worker=pong.worker, host=pong.host, reason=reason)
+        self._put_aside(SetAside(_NOTHING_READ, f"pong:{pong.worker}", reason))
+
+    def _worker_left(self, pong: Pong, at: float) -> None:
+        self._members.hear(pong, at)
+        self._board.reported(pong)
+        if pong.worker in self._members.entries:
+            self._remove(pong.worker, "it left")
+        self._board.clear_ended(pong.worker, pong.incarnation, left=True)
+
+    def _worker_added(self, pong: Pong, verdict: Verdict) -> None:
+        self._board.clear_ended(pong.worker, pong.incarnation, left=False)
+        if verdict is Verdict.ADDED:
+            self._board.offer_back(pong.worker, pong.incarnation)
+        else:
+            self._board.begin_again(pong.worker)
+        self._report(
+            FactKind.WORKER_ADDED,
+            worker=pong.worker,
+            host=pong.host,
+            lineage=pong.incarnation.lineage,
+            incarnation=pong.incarnation.number,
+        )
+
+    def _answer_soon(self) -> None:
+        """Let who is heard for the first time know before the next round (SH-14).
+
+        It may start nothing exclusive until then, or may even have to stop it: what an earlier leader
+        permitted runs out.
+        """
+        if self._answer_at is None:
+            answer_at = self._pinged_at + self._options.min_publish_interval_s
+            self._answer_at = max(answer_at, self._now + self._options.settle_time_s)
+
+    def _remove(self, worker: WorkerId, reason: str) -> None:
+        self._board.vacate(worker)
+        self._members.remove(worker)
+        self._board.clear_gone(self._now, self._deadline_s)
+        self._report(FactKind.WORKER_REMOVED, worker=worker, reason=reason)
+
+    @property
+    def _deadline_s(self) -> float:
+        """How long workers may run on permissions that they can still have, in seconds (SH-14)."""
+        own_s = self._options.permission_s
+        if self._now >= self._took_over_at + self._inherited_s:
+            return own_s
+        return self._guards.longest_deadline(own_s, self._inherited_s)
+
+    @property
+    def _deadline_falls_at(self) -> float | None:
+        """When the longer permissions of a predecessor have all ended; None once they have."""
+        at = self._took_over_at + self._inherited_s
+        return at if self._inherited_s > self._options.permission_s and at > self._now else None
+
+    def _go_on(self, wall_ms: int) -> None:
+        """Do what is due, whatever the event was."""
+        self._board.clear_gone(self._now, self._deadline_s, overdue=True)
+        self._note_changes()
+        self._publish_if_due()
+        round_begins = self._now >= self._ping_at
+        if round_begins:
+            self._begin_round()
+            self._note_changes()
+        elif self._answer_at is not None and self._now >= self._answer_at:
+            self._ping()
+        if round_begins or self._shelf.look_due:
+            self._keeper.look(wall_ms)
+        if batch := self._keeper.batch():
+            self._effects.append(batch)
+        if round_begins or self._may_drop:
+            self._drop(archives_too=round_begins)
+
+    def _note_changes(self) -> None:
+        newest = self._publisher.newest
+        falls = newest is not None and newest.deadline_s != self._deadline_s
+        if self._board.changed or self._members.changed or self._set_aside_changed or falls:
+            self._board.changed = self._members.changed = self._set_aside_changed = False
+            self._publisher.changed(self._now)
+
+    @property
+    def _publish_at(self) -> float | None:
+        return self._publisher.due_at(len(self._board.entries))
+
+    def _publish_if_due(self) -> None:
+        at = self._publish_at
+        if at is None or self._now < at:
+            return
+        self._board.settle()
+        self._note_changes()
+        document = self._composed()
+        if not self._publisher.issue(document, self._now):
+            return
+        self._board.issued = document.epoch
+        self._board.next = replace(document.epoch, number=document.epoch.number + 1)
+        self._effects.append(PublishDocument(document))
+
+    def _composed(self) -> AssignmentDocument:
+        return AssignmentDocument(
+            epoch=self._board.next,
+            leader=self._leader,
+            consumed=self._consumed,
+            deadline_s=self._deadline_s,
+            workers=MappingProxyType(dict(self._members.entries)),
+            applications=MappingProxyType(dict(self._board.entries)),
+            set_aside=self._set_aside,
+        )
+
+    def _published(self, offset: int) -> None:
+        document = self._publisher.published()
+        self._may_drop = True
+        self._report(
+            FactKind.DOCUMENT_PUBLISHED,
+            epoch=str(document.epoch),
+            offset=offset,
+            workers=len(document.workers),
+            applications=len(document.applications),
+        )
+
+    def _begin_round(self) -> None:
+        overslept = self._round > 0 and self._now > self._ping_at + self._options.round_s / 2
+        for worker in self._members.begin_round(overslept):
+            missed = self._options.missed_rounds
+            self._remove(worker, "silent for a full round" if missed == 1 else f"silent for {missed} rounds")
+        self._members.forget(self._now - 2 * self._deadline_s, self._board.waited_for)
+        self._round += 1
+        begun_at = self._now if overslept or self._round == 1 else self._ping_at
+        self._ping_at = begun_at + self._options.round_s
+        self._ping()
+
+    def _ping(self) -> None:
+        self._answer_at = None
+        self._pinged_at = self._now
+        deadline_s = self._options.permission_s
+        published = Epoch(_NOTHING_READ, 0)
+        if self.document is not None:
+            deadline_s = min(deadline_s, self.document.deadline_s)
+            published = self.document.epoch
+        epoch = self._guards.permitted_by(published, self._board.issued)
+        heard = MappingProxyType(self._members.heard)
+        self._effects.append(SendPing(Ping(self._term, self._leader, self._round, epoch, deadline_s, heard)))
+
+    def _kept(self, at: Mapping[ApplicationId, Standing]) -> None:
+        self._may_drop = True
+        self._report(FactKind.COMMANDS_KEPT, applications=self._keeper.kept(at))
+
+    def _drop(self, *, archives_too: bool) -> None:
+        """Drop what the published document does not need any more, and nothing that is to be published."""
+        if not self._publisher.settled:
+            return
+        self._may_drop = False
+        if dropped := self._keeper.dropped(self._now, archives_too=archives_too):
+            self._effects.append(dropped)

@@ -1,0 +1,91 @@
+"""How a Shiva leader behaves: every number with its unit, checked against the others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Final
+
+from rebalanser.errors import InvalidSettings
+
+_APPLICATIONS_PER_INTERVAL: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderOptions:
+    """The settings of a leader. Those of two leaders of one cluster may differ at any time."""
+
+    round_s: float = 30.0
+    """From ping to ping (SH-8)."""
+    missed_rounds: int = 1
+    """For how many full rounds a worker may be silent before it is removed (SH-8)."""
+    deadline_s: float | None = None
+    """How long a pong that was heard lets a worker run exclusive applications (SH-14).
+
+    Default: two rounds more than may be missed.
+    """
+    session_timeout_s: float = 10.0
+    """After how long Kafka gives COMMAND's partition to another leader, when this one is not heard."""
+    settle_time_s: float = 0.05
+    """How long changes are collected after a first one, before a document is published."""
+    min_publish_interval_s: float = 0.1
+    """The shortest time between two documents of up to 1,000 applications; it grows with their number."""
+    retention_s: float = 15 * 24 * 3600.0
+    """After how long COMMAND forgets a record (SH-1)."""
+    retention_bytes: int = 100_000_000
+    """Beyond which size COMMAND forgets its oldest records (SH-1)."""
+    budget_ratio: float = 0.4
+    """The share of ``retention_bytes`` that the applications that are to run may take (SH-15)."""
+    keep_ratio: float = 0.5
+    """At which share of COMMAND's retention, in time or bytes, a start command is written again (SH-15)."""
+    keep_batch_bytes: int = 8_000_000
+    """How much is written again in one transaction, unless one application alone is larger."""
+    drop_after_s: float = 600.0
+    """For how long an archive must have been unused, and no part of it written, before it is dropped."""
+    max_set_aside: int = 20
+    """How many records that were not carried out a document shows (SH-16)."""
+
+    def check(self) -> None:
+        """Refuse what cannot keep the rules.
+
+        Raises:
+            InvalidSettings: a number is out of range, or does not go with the others; with the numbers.
+        """
+        self._check_ranges()
+        removed_s = (self.missed_rounds + 1) * self.round_s
+        if self.permission_s <= removed_s:
+            raise InvalidSettings(
+                f"deadline_s {self.permission_s:g} must be over (missed_rounds {self.missed_rounds} + 1) x "
+                f"round_s {self.round_s:g} = {removed_s:g} s: exclusive applications would stop while their "
+                "worker is still waited for"
+            )
+        if self.budget_ratio + self.keep_ratio >= 1:
+            raise InvalidSettings(
+                f"budget_ratio {self.budget_ratio:g} + keep_ratio {self.keep_ratio:g} must be below 1: what "
+                "is written again would push out what has not been written again yet"
+            )
+
+    def _check_ranges(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            floor = 0 if field.name in _MAY_BE_ZERO else math.nextafter(0, 1)
+            if value is not None and not (math.isfinite(value) and value >= floor):
+                least = "0 or more" if floor == 0 else "more than 0"
+                raise InvalidSettings(f"{field.name} is {value:g}, and must be {least}")
+
+    @property
+    def permission_s(self) -> float:
+        """The deadline in force, in seconds: ``deadline_s``, or what follows from the rounds."""
+        return (self.missed_rounds + 2) * self.round_s if self.deadline_s is None else self.deadline_s
+
+    @property
+    def budget_bytes(self) -> int:
+        """How much the start commands and archives of all applications that are to run may take (SH-15)."""
+        return int(self.retention_bytes * self.budget_ratio)
+
+    def publish_interval_s(self, applications: int) -> float:
+        """The shortest time between two documents of so many applications, in seconds."""
+        return self.min_publish_interval_s * max(1.0, applications / _APPLICATIONS_PER_INTERVAL)
+
+
+_MAY_BE_ZERO: Final = frozenset({"settle_time_s", "min_publish_interval_s", "drop_after_s", "max_set_aside"})

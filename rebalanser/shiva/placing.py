@@ -1,0 +1,378 @@
+"""The applications of a document: who is named for each, who may still run it, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final, TypeAlias, TypeVar
+
+from rebalanser.allocation import Placement, place
+from rebalanser.shiva.membership import Members
+from rebalanser.shiva.records import Pong, RunReport, StartCommand
+from rebalanser.shiva.safeguards import Safeguards
+from rebalanser.shiva.states import TO_RUN, check_step
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Epoch,
+    Incarnation,
+    Leaving,
+    RunState,
+    WorkerId,
+)
+
+Behind: TypeAlias = tuple[WorkerId, Incarnation]
+"""A worker's id and the very process behind it."""
+MAX_REASON_CHARS: Final = 500
+MAX_FAILED_ON: Final = 100
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class Board:
+    """Every application that a leader knows, with what is needed to go on from a pong in a few steps."""
+
+    def __init__(self, members: Members, guards: Safeguards) -> None:
+        self.entries: dict[ApplicationId, ApplicationEntry] = {}
+        self.issued = Epoch(-1, 0)
+        """The newest document that may be there."""
+        self.next = Epoch(-1, 0)
+        """The next document to be issued: whatever changes now is first seen in it."""
+        self.changed = False
+        self._members = members
+        self._guards = guards
+        self._unplaced = True
+        self._named: dict[WorkerId, dict[ApplicationId, None]] = {}
+        self._left: dict[Behind, dict[ApplicationId, None]] = {}
+        self._targets: dict[ApplicationId, WorkerId] = {}
+        self._needed_bytes = 0
+        self._sizes: dict[ApplicationId, int] = {}
+
+    def take_over(self, entries: Mapping[ApplicationId, ApplicationEntry]) -> None:
+        """Go on from the applications of a predecessor's document."""
+        for application, entry in entries.items():
+            self._set(application, entry)
+        self.changed = False
+
+    @property
+    def waited_for(self) -> list[Behind]:
+        """The processes that may still run an application that they are not named for."""
+        return list(self._left)
+
+    @property
+    def needed_bytes(self) -> int:
+        """How much the archives of all that is to run take on COMMAND."""
+        return self._needed_bytes
+
+    def to_run(self) -> Iterator[tuple[ApplicationId, ApplicationEntry]]:
+        """The applications that are to run."""
+        return ((app, entry) for app, entry in self.entries.items() if entry.state in TO_RUN)
+
+    def replace_workers(self) -> None:
+        """Who is there, or what is to run where, has changed: everything is placed anew."""
+        self._unplaced = True
+
+    def put(self, application: ApplicationId, entry: ApplicationEntry) -> None:
+        """What is said of an application from now on."""
+        before = self.entries.get(application)
+        if entry == before:
+            return
+        check_step(before.state if before else None, entry.state)
+        self._set(application, entry)
+
+    def _set(self, application: ApplicationId, entry: ApplicationEntry) -> None:
+        self._unindex(application)
+        self.entries[application] = entry
+        if entry.worker is not None:
+            self._named.setdefault(entry.worker, {})[application] = None
+        if entry.leaving is not None:
+            behind = (entry.leaving.worker, entry.leaving.incarnation)
+            self._left.setdefault(behind, {})[application] = None
+        if entry.state is not ApplicationState.MOVING:
+            self._targets.pop(application, None)
+        size = entry.archive.size_bytes if entry.state in TO_RUN else 0
+        self._needed_bytes += size - self._sizes.pop(application, 0)
+        if size:
+            self._sizes[application] = size
+        self.changed = True
+
+    def _unindex(self, application: ApplicationId) -> None:
+        before = self.entries.get(application)
+        if before is not None and before.worker is not None:
+            _remove(self._named, before.worker, application)
+        if before is not None and before.leaving is not None:
+            _remove(self._left, (before.leaving.worker, before.leaving.incarnation), application)
+
+    def _drop(self, application: ApplicationId) -> None:
+        self._unindex(application)
+        check_step(self.entries.pop(application).state, None)
+        self._targets.pop(application, None)
+        self._needed_bytes -= self._sizes.pop(application, 0)
+        self.changed = True
+
+    def start(self, start: StartCommand, offset: int, timestamp_ms: int) -> None:
+        """An application is to run by this command from now on; whoever runs an earlier one may keep it."""
+        before = self.entries.get(start.application)
+        entry = ApplicationEntry(
+            command=start.command,
+            state=ApplicationState.WAITING,
+            mode=start.mode,
+            archive=start.archive,
+            tags=start.tags,
+            offset=offset,
+            timestamp_ms=timestamp_ms,
+        )
+        if before is not None:
+            vacated = before if before.mode is start.mode else self._vacated(before)
+            named = vacated.worker is not None
+            state = ApplicationState.ASSIGNED if named else ApplicationState.WAITING
+            entry = replace(entry, state=state, worker=vacated.worker, leaving=vacated.leaving)
+        self.put(start.application, entry)
+        self._unplaced = True
+
+    def refuse(self, start: StartCommand, offset: int, timestamp_ms: int, reason: str) -> None:
+        """An application that is not to run now was started, and the command is refused."""
+        before = self.entries.get(start.application)
+        self.put(
+            start.application,
+            ApplicationEntry(
+                command=start.command,
+                state=ApplicationState.REFUSED,
+                mode=start.mode,
+                archive=start.archive,
+                tags=start.tags,
+                leaving=before.leaving if before else None,
+                reason=reason,
+                offset=offset,
+                timestamp_ms=timestamp_ms,
+            ),
+        )
+
+    def stop(self, application: ApplicationId) -> None:
+        """An application is to stop; it is taken out once nothing of it runs any more (SH-5)."""
+        vacated = self._vacated(self.entries[application])
+        self.put(application, replace(vacated, state=ApplicationState.STOPPING, reason=""))
+        if vacated.leaving is None:
+            self._drop(application)
+        self._unplaced = True
+
+    def restand(self, application: ApplicationId, offset: int, timestamp_ms: int) -> None:
+        """The start command of an application stands elsewhere; no document is published for that alone."""
+        entry = self.entries[application]
+        self.entries[application] = replace(entry, offset=offset, timestamp_ms=timestamp_ms)
+
+    def _vacated(self, entry: ApplicationEntry) -> ApplicationEntry:
+        """The entry with nobody named for it, and whoever was to be waited for."""
+        incarnation = self._members.incarnation(entry.worker) if entry.worker is not None else None
+        if entry.worker is None or incarnation is None:
+            return replace(entry, worker=None)
+        leaving = Leaving(entry.worker, incarnation, self.next, entry.mode)
+        return replace(entry, worker=None, leaving=self._guards.stops_first(leaving))
+
+    def vacate(self, worker: WorkerId) -> None:
+        """Name a worker for nothing any more; it must still be known."""
+        for application in list(self._named.get(worker, ())):
+            entry = self._vacated(self.entries[application])
+            reason = f"{worker}, which had it, is gone"
+            self.put(application, replace(entry, state=ApplicationState.WAITING, reason=reason))
+        self._unplaced = True
+
+    def begin_again(self, worker: WorkerId) -> None:
+        """Another process is behind the worker's id: nothing runs there yet."""
+        for application in list(self._named.get(worker, ())):
+            entry = self.entries[application]
+            self.put(application, replace(entry, state=ApplicationState.ASSIGNED))
+        self._unplaced = True
+
+    def offer_back(self, worker: WorkerId, incarnation: Incarnation) -> None:
+        """A process that was not known is back: what waits for it may go back to it."""
+        for application in self._left.get((worker, incarnation), ()):
+            self._targets.pop(application, None)
+
+    def clear_ended(self, worker: WorkerId, behind: Incarnation, left: bool) -> None:
+        """A process is behind the worker's id (or was, and has ``left``): earlier ones of it have ended."""
+        for key in [key for key in self._left if key[0] == worker]:
+            for application in list(self._left[key]):
+                leaving = self.entries[application].leaving
+                if leaving is not None and (
+                    (left and leaving.incarnation == behind) or self._guards.proves_ended(behind, leaving)
+                ):
+                    self._clear(application)
+
+    def clear_stopped(self, pong: Pong) -> None:
+        """A process says what it still runs of what it is not named for any more (SH-13)."""
+        for application in list(self._left.get((pong.worker, pong.incarnation), ())):
+            leaving = self.entries[application].leaving
+            if leaving is not None and self._guards.proves_stopped(leaving, application, pong):
+                self._clear(application)
+
+    def clear_gone(self, now: float, deadline_s: float, *, overdue: bool = False) -> None:
+        """Wait no longer for who is not known any more, as the mode of each application says (SH-14).
+
+        With ``overdue`` only those are looked at whose deadline has passed.
+        """
+        for worker, incarnation in self._absent():
+            silent_s = now - self._members.heard_at(worker, incarnation)
+            if overdue and silent_s < deadline_s:
+                continue
+            for application in list(self._left[worker, incarnation]):
+                leaving = self.entries[application].leaving
+                if leaving is not None and self._guards.is_gone(leaving, self.issued, silent_s, deadline_s):
+                    self._clear(application)
+
+    def next_gone(self, now: float, deadline_s: float) -> float | None:
+        """When (monotonic seconds) the next process that is waited for counts as gone; None for none."""
+        times = [self._members.heard_at(*behind) + deadline_s for behind in self._absent()]
+        return min((at for at in times if at > now), default=None)
+
+    def _absent(self) -> list[Behind]:
+        known = self._members.incarnation
+        return [(worker, incarnation) for worker, incarnation in self._left if known(worker) != incarnation]
+
+    def _clear(self, application: ApplicationId) -> None:
+        entry = replace(self.entries[application], leaving=None)
+        target = self._targets.get(application)
+        if entry.state is ApplicationState.STOPPING:
+            self._drop(application)
+        elif target is not None and target in self._members.entries and not self._unplaced:
+            self.put(application, replace(entry, state=ApplicationState.ASSIGNED, worker=target, reason=""))
+        else:
+            self.put(application, entry)
+            self._unplaced = self._unplaced or entry.state in TO_RUN
+
+    def reported(self, pong: Pong) -> None:
+        """A known worker says what becomes of the applications that it is named for, or still runs."""
+        for application, report in pong.applications.items():
+            entry = self.entries.get(application)
+            if entry is None or entry.state not in TO_RUN:
+                continue
+            if entry.worker is None and entry.leaving is None:
+                self._adopt(application, entry, pong, report)
+            elif entry.worker == pong.worker or _waits_for(entry, pong):
+                self._follow(application, entry, pong.worker, report)
+        for application in list(self._named.get(pong.worker, ())):
+            entry = self.entries[application]
+            if entry.state is ApplicationState.RUNNING and application not in pong.applications:
+                self.put(application, replace(entry, state=ApplicationState.ASSIGNED))
+
+    def _adopt(
+        self, application: ApplicationId, entry: ApplicationEntry, pong: Pong, report: RunReport
+    ) -> None:
+        """A worker that was cut off still runs what has no worker now: it is the best one for it."""
+        if not report.state.may_run:
+            return
+        leaving = Leaving(pong.worker, pong.incarnation, self.next, entry.mode)
+        self.put(application, replace(entry, leaving=self._guards.stops_first(leaving)))
+        self._unplaced = True
+
+    def _follow(
+        self, application: ApplicationId, entry: ApplicationEntry, worker: WorkerId, report: RunReport
+    ) -> None:
+        if report.command != entry.command:
+            return
+        told = report.reason[:MAX_REASON_CHARS]
+        named = entry.worker == worker
+        if report.state is RunState.FINISHED:
+            self.put(
+                application,
+                replace(
+                    self._vacated(entry),
+                    state=ApplicationState.FINISHED,
+                    reason=told or f"finished on {worker}",
+                    restarts=report.restarts,
+                ),
+            )
+            self._unplaced = True
+        elif report.state is RunState.FAILED:
+            if named or worker not in entry.failed_on:
+                self._failed(application, entry, worker, told or "failed")
+        elif named:
+            runs = report.state is RunState.RUNNING
+            state = ApplicationState.RUNNING if runs else ApplicationState.ASSIGNED
+            self.put(application, replace(entry, state=state, reason=told, restarts=report.restarts))
+
+    def _failed(
+        self, application: ApplicationId, entry: ApplicationEntry, worker: WorkerId, reason: str
+    ) -> None:
+        """What failed on a worker is placed elsewhere, if another one can take it (SH-17)."""
+        failed_on = dict([*entry.failed_on.items(), (worker, reason)][-MAX_FAILED_ON:])
+        vacated = self._vacated(entry) if entry.worker == worker else entry
+        waiting = replace(
+            vacated, failed_on=MappingProxyType(failed_on), reason=f"failed on {worker}: {reason}"
+        )
+        if waiting.worker is None:
+            waiting = replace(waiting, state=ApplicationState.WAITING)
+        self.put(application, waiting)
+        self._unplaced = True
+
+    def settle(self) -> None:
+        """Place everything anew if that may change anything: balanced, by tags, with few moves (SH-12)."""
+        if not self._unplaced:
+            return
+        self._unplaced = False
+        named = {str(application): (application, entry) for application, entry in self.to_run()}
+        placement = self._placed(named)
+        for name, (application, entry) in named.items():
+            holder = placement.holders.get(name)
+            if holder is None:
+                self._send_nowhere(application, entry, placement.unplaced[name])
+            elif entry.worker != holder:
+                self._send(application, entry, holder)
+
+    def _placed(self, named: Mapping[str, tuple[ApplicationId, ApplicationEntry]]) -> Placement:
+        previous = {}
+        for name, (application, entry) in named.items():
+            worker = entry.worker or self._targets.get(application) or self._back_to(entry)
+            if worker is not None:
+                previous[name] = worker
+        return place(
+            {worker: known.tags for worker, known in self._members.entries.items()},
+            {name: entry.tags for name, (_, entry) in named.items()},
+            previous,
+            refused={
+                name: frozenset(entry.failed_on) for name, (_, entry) in named.items() if entry.failed_on
+            },
+        )
+
+    def _back_to(self, entry: ApplicationEntry) -> WorkerId | None:
+        """The worker that is waited for, if it can have the application back."""
+        leaving = entry.leaving
+        if leaving is None or self._members.incarnation(leaving.worker) != leaving.incarnation:
+            return None
+        return leaving.worker
+
+    def _send(self, application: ApplicationId, entry: ApplicationEntry, target: WorkerId) -> None:
+        vacated = self._vacated(entry)
+        leaving = vacated.leaving
+        if leaving is not None and leaving.worker == target:
+            known = self._members.incarnation(target)
+            if self._guards.may_take_back(leaving, known, entry.mode):
+                leaving = None
+        if leaving is None:
+            assigned = replace(
+                vacated, state=ApplicationState.ASSIGNED, worker=target, leaving=None, reason=""
+            )
+            self.put(application, assigned)
+            return
+        reason = f"to be started on {target} once {leaving.worker} has stopped it or is gone"
+        self.put(application, replace(vacated, state=ApplicationState.MOVING, reason=reason))
+        self._targets[application] = target
+
+    def _send_nowhere(self, application: ApplicationId, entry: ApplicationEntry, reason: str) -> None:
+        workers = self._members.entries
+        failed = any(worker in workers and entry.tags <= workers[worker].tags for worker in entry.failed_on)
+        state = ApplicationState.FAILED if failed else ApplicationState.WAITING
+        self.put(application, replace(self._vacated(entry), state=state, reason=reason))
+
+
+def _waits_for(entry: ApplicationEntry, pong: Pong) -> bool:
+    leaving = entry.leaving
+    return leaving is not None and (leaving.worker, leaving.incarnation) == (pong.worker, pong.incarnation)
+
+
+def _remove(index: dict[KeyT, dict[ApplicationId, None]], key: KeyT, application: ApplicationId) -> None:
+    applications = index[key]
+    del applications[application]
+    if not applications:
+        del index[key]

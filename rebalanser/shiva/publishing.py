@@ -1,0 +1,95 @@
+"""When a document is published: not without need, not too often, one at a time (SH-8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rebalanser.errors import InternalError
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.types import ApplicationEntry, ApplicationId
+
+
+class Publisher:
+    """The document that is known, the one under way, and whether another one is due."""
+
+    def __init__(self, options: LeaderOptions) -> None:
+        self.document: AssignmentDocument | None = None
+        """The last one that is published; at first that of a predecessor."""
+        self.under_way: AssignmentDocument | None = None
+        self._options = options
+        self._issued_at: float | None = None
+        self._changed_at: float | None = None
+
+    @property
+    def newest(self) -> AssignmentDocument | None:
+        """The document under way, or else the last one published."""
+        return self.under_way or self.document
+
+    @property
+    def settled(self) -> bool:
+        """Whether the published document says all that there is to say."""
+        return self.under_way is None and self._changed_at is None
+
+    def changed(self, now: float) -> None:
+        """Something is to be said that no document has said yet."""
+        if self._changed_at is None:
+            self._changed_at = now
+
+    def due_at(self, applications: int) -> float | None:
+        """When (monotonic seconds) a document of so many applications is due; None while none is."""
+        if self._changed_at is None or self.under_way is not None:
+            return None
+        at = self._changed_at + self._options.settle_time_s
+        if self._issued_at is None:
+            return at
+        return max(at, self._issued_at + self._options.publish_interval_s(applications))
+
+    def issue(self, document: AssignmentDocument, now: float) -> bool:
+        """Whether this is worth publishing: something is new in it beside what was read.
+
+        If so it is under way from now on.
+        """
+        self._changed_at = None
+        if self._is_known(document):
+            return False
+        self.under_way = document
+        self._issued_at = now
+        return True
+
+    def _is_known(self, document: AssignmentDocument) -> bool:
+        known = self.document
+        if known is None:
+            return not (document.workers or document.applications or document.set_aside)
+        return (
+            document.deadline_s == known.deadline_s
+            and document.set_aside == known.set_aside
+            and document.workers == known.workers
+            and _say_the_same(document.applications, known.applications)
+        )
+
+    def published(self) -> AssignmentDocument:
+        """The document under way is published.
+
+        Raises:
+            InternalError: none is under way.
+        """
+        if self.under_way is None:
+            raise InternalError("Published, but no document is under way")
+        self.document, self.under_way = self.under_way, None
+        return self.document
+
+
+def _say_the_same(
+    some: Mapping[ApplicationId, ApplicationEntry], others: Mapping[ApplicationId, ApplicationEntry]
+) -> bool:
+    """Whether two documents say the same of applications, wherever their start commands stand by now."""
+    return len(some) == len(others) and all(
+        entry is (other := others.get(application))
+        or (
+            other is not None
+            and entry == replace(other, offset=entry.offset, timestamp_ms=entry.timestamp_ms)
+        )
+        for application, entry in some.items()
+    )

@@ -1,0 +1,156 @@
+"""What stands on Shiva's three topics. How it is written as bytes is the driver's affair.
+
+=============  =========================================  ===============================================
+topic          key                                        value
+=============  =========================================  ===============================================
+COMMAND        ``cmd:T/C/A``                              :class:`StartCommand` or :class:`StopCommand`
+COMMAND        ``keep:T/C/A``                             :class:`KeptCommand`
+COMMAND        ``part:T/C/A:SHA256:N``                    the bytes of part N of an archive
+COMMAND        ``leader``                                 :class:`LeaderAnnouncement`
+COMMAND        ``assignement``                            :class:`AssignmentDocument`
+ASSIGNEMENT    ``assignement``                            the same document
+CONTROL        ``ping``                                   :class:`Ping`
+CONTROL        ``pong:W``                                 :class:`Pong`
+=============  =========================================  ===============================================
+
+Everything that a leader writes, it writes in a transaction: ``leader`` alone, a document to both topics
+together with the consumed offset, a ping alone, kept commands with the parts they need (SH-4, SH-7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    Archive,
+    CommandId,
+    Epoch,
+    Incarnation,
+    LeaderId,
+    Mode,
+    RunState,
+    SetAside,
+    Tag,
+    WorkerEntry,
+    WorkerId,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartCommand:
+    """A client wants an application to run (SH-4). The parts of its archive stand before it."""
+
+    application: ApplicationId
+    command: CommandId
+    archive: Archive
+    mode: Mode
+    tags: frozenset[Tag] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class StopCommand:
+    """A client wants an application to stop (SH-5)."""
+
+    application: ApplicationId
+    command: CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCommand:
+    """A start command that a leader wrote again before it would age out (SH-15).
+
+    It counts as standing at ``original``, the offset of the client's own record: a stop that was published
+    after that one still comes after it, wherever this copy stands.
+    """
+
+    start: StartCommand
+    original: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAnnouncement:
+    """A leader took over; the offset of this record is its term (SH-7)."""
+
+    leader: LeaderId
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentDocument:
+    """One complete assignment: all that is known of workers and applications (SH-4, SH-11)."""
+
+    epoch: Epoch
+    leader: LeaderId
+    consumed: int
+    """The offset of the last record of COMMAND that it takes into account; -1 for none."""
+    deadline_s: float
+    """How long a worker's pong, once heard, entitles it to run exclusive applications (SH-14)."""
+    workers: Mapping[WorkerId, WorkerEntry] = field(default_factory=lambda: MappingProxyType({}))
+    applications: Mapping[ApplicationId, ApplicationEntry] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    set_aside: tuple[SetAside, ...] = ()
+    """The last records that were not carried out, oldest first, boundedly many (SH-16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The last pong of a worker that the leader has read."""
+
+    incarnation: Incarnation
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The leader's question of a round, and its answer to the pongs before it (SH-8, SH-14).
+
+    A worker whose pong is in ``heard`` may run exclusive applications until ``deadline_s`` after it sent that
+    pong, by documents of ``epoch`` or later.
+    """
+
+    term: int
+    leader: LeaderId
+    round: int
+    epoch: Epoch
+    deadline_s: float
+    heard: Mapping[WorkerId, Heard] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a worker says of one application."""
+
+    command: CommandId
+    state: RunState
+    restarts: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """A worker's state, sent on each ping and whenever it changes (SH-8, SH-10)."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    sequence: int
+    """Grows with each pong of an incarnation, from 1."""
+    round: int
+    """Of the last ping that was read; 0 for none."""
+    term: int
+    """Of that ping; -1 for none."""
+    seen: Epoch | None
+    """Of the last document that it acts on."""
+    tags: frozenset[Tag] = frozenset()
+    host: str = ""
+    leaving: bool = False
+    """Its last pong: nothing of it runs any more and nothing will."""
+    applications: Mapping[ApplicationId, RunReport] = field(default_factory=lambda: MappingProxyType({}))
+
+
+CommandRecord: TypeAlias = StartCommand | StopCommand | KeptCommand | LeaderAnnouncement | AssignmentDocument
+ControlRecord: TypeAlias = Ping | Pong

@@ -1,0 +1,89 @@
+"""What stood on COMMAND before a leader took over: of each application the last command wins (SH-2, SH-9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rebalanser.shiva.messages import Standing, StartRead, StopRead
+from rebalanser.shiva.records import KeptCommand, StartCommand, StopCommand
+from rebalanser.shiva.safeguards import Safeguards
+from rebalanser.shiva.types import ApplicationId, CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class Commanded:
+    """A client's command: what it says, as of which offset it counts, and where it stands."""
+
+    record: StartCommand | StopCommand
+    order: int
+    at: Standing
+
+
+@dataclass(slots=True)
+class History:
+    """What COMMAND holds of one application."""
+
+    last: Commanded
+    stop: Commanded | None = None
+    """The last stop command."""
+    starts: dict[CommandId, Commanded] = field(default_factory=dict)
+    """Every start command, where it was read last: a kept one stands behind the client's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done for one application: the stop, if there is one, and then one of the starts."""
+
+    last: Commanded
+    stop: Commanded | None
+    starts: tuple[Commanded, ...]
+    """Those after the stop, the last one first: an earlier one counts if the later ones are refused."""
+
+
+def commanded(event: StartRead | StopRead) -> Commanded:
+    """The command that a record stands for."""
+    record = event.record
+    if isinstance(record, KeptCommand):
+        return Commanded(record.start, record.original, event.at)
+    return Commanded(record, event.at.offset, event.at)
+
+
+class Replay:
+    """The commands that were there when a leader took over, read one by one."""
+
+    def __init__(self, guards: Safeguards) -> None:
+        self.histories: dict[ApplicationId, History] = {}
+        self._guards = guards
+
+    def read(self, command: Commanded) -> None:
+        """Take in one command; a kept one may be the copy of one that was overridden long ago."""
+        application = command.record.application
+        history = self.histories.setdefault(application, History(command))
+        if self._guards.comes_after(command.order, history.last.order):
+            history.last = command
+        if isinstance(command.record, StartCommand):
+            history.starts[command.record.command] = command
+        elif history.stop is None or command.order > history.stop.order:
+            history.stop = command
+
+    def after(self, consumed: int) -> list[Due]:
+        """For each application what a document does not reflect yet, in the order of the last commands."""
+        due = [
+            self._due(history, consumed)
+            for history in self.histories.values()
+            if not self._guards.is_reflected(history.last.order, consumed)
+        ]
+        return sorted(due, key=lambda commands: commands.last.order)
+
+    def _due(self, history: History, consumed: int) -> Due:
+        stop = history.stop
+        if stop is not None and self._guards.is_reflected(stop.order, consumed):
+            stop = None
+        starts = [
+            start
+            for start in history.starts.values()
+            if not self._guards.is_reflected(start.order, consumed)
+            and (stop is None or self._guards.comes_after(start.order, stop.order))
+        ]
+        starts.sort(key=lambda start: start.order, reverse=True)
+        return Due(history.last, stop, tuple(starts))

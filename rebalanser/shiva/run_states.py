@@ -1,0 +1,46 @@
+"""The transition table of one application on one worker, from which the documentation's diagram is drawn."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rebalanser.protocol.states import Table
+from rebalanser.shiva.types import RunState
+
+
+class RunTrigger(StrEnum):
+    """What moves an application on a worker from state to state."""
+
+    START = "it may start"
+    REFUSED = "its files were refused"
+    STARTED = "its process runs"
+    STOP = "it may run no longer"
+    ENDED = "its process ended as told"
+    CRASHED = "its process ended by itself, to be started again"
+    DONE = "it has run to its end"
+    GIVEN_UP = "its process ended by itself once too often"
+    ELAPSED = "delay over"
+
+
+_S, _T = RunState, RunTrigger
+RUN: Table[RunState, RunTrigger] = Table(
+    "run",
+    _S.PENDING,
+    {
+        (_S.PENDING, _T.START): _S.STARTING,
+        (_S.PENDING, _T.REFUSED): _S.FAILED,
+        (_S.STARTING, _T.STARTED): _S.RUNNING,
+        (_S.STARTING, _T.STOP): _S.STOPPING,
+        (_S.STARTING, _T.CRASHED): _S.BACKING_OFF,
+        (_S.STARTING, _T.DONE): _S.FINISHED,
+        (_S.STARTING, _T.GIVEN_UP): _S.FAILED,
+        (_S.RUNNING, _T.STOP): _S.STOPPING,
+        (_S.RUNNING, _T.CRASHED): _S.BACKING_OFF,
+        (_S.RUNNING, _T.DONE): _S.FINISHED,
+        (_S.RUNNING, _T.GIVEN_UP): _S.FAILED,
+        (_S.STOPPING, _T.STARTED): _S.STOPPING,
+        (_S.STOPPING, _T.ENDED): _S.PENDING,
+        (_S.BACKING_OFF, _T.ELAPSED): _S.PENDING,
+    },
+)
+"""A run that is FINISHED or FAILED, or has no process and is named no more, is forgotten as it is."""

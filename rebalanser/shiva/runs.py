@@ -1,0 +1,108 @@
+"""One application on one worker: its state, its process, and when it is started again."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from rebalanser.shiva.records import RunReport
+from rebalanser.shiva.run_states import RUN, RunTrigger
+from rebalanser.shiva.types import ApplicationId, CommandId, Mode, RestartPolicy, RunState
+
+MAX_REASON_CHARS: Final = 500
+"""What a pong tells of one application: the pongs of many must fit into one record."""
+
+
+class Run:
+    """One command of an application, while a document names this worker for it or a process of it exists."""
+
+    def __init__(self, application: ApplicationId, command: CommandId, mode: Mode) -> None:
+        self.application = application
+        self.command = command
+        self.mode = mode
+        self.state = RUN.first
+        self.process: int | None = None
+        """The number of the process that exists or may exist."""
+        self.restart_at = 0.0
+        """When it may be started again, while it backs off (monotonic seconds)."""
+        self.reason = ""
+        self.policy = RestartPolicy()
+        """From its manifest, once its files are stored."""
+        self._restarts = 0
+        self._recent: deque[float] = deque()
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether it needs a leader's permission."""
+        return self.mode is Mode.EXCLUSIVE
+
+    @property
+    def report(self) -> RunReport:
+        """What a pong says of it."""
+        return RunReport(self.command, self.state, self._restarts, self.reason)
+
+    def _move(self, trigger: RunTrigger, reason: str = "") -> None:
+        self.state = RUN.move(self.state, trigger)
+        self.reason = reason[:MAX_REASON_CHARS]
+
+    def wait(self, reason: str) -> None:
+        """It may not start yet."""
+        self.reason = reason
+
+    def start(self, process: int) -> None:
+        """A process is about to be started."""
+        self._move(RunTrigger.START)
+        self.process = process
+
+    def refused(self, reason: str) -> None:
+        """Its files cannot be used (SH-16)."""
+        self._move(RunTrigger.REFUSED, reason)
+
+    def started(self) -> None:
+        """Its process runs."""
+        self._move(RunTrigger.STARTED, self.reason)
+
+    def stop(self, reason: str) -> None:
+        """Its process is told to stop."""
+        self._move(RunTrigger.STOP, reason)
+
+    def elapsed(self) -> None:
+        """The delay before its restart is over."""
+        self._move(RunTrigger.ELAPSED)
+
+    def exited(self, code: int | None, error: str, now: float) -> None:
+        """Its process, and all of its group, have ended, or it was never started (``error``) (SH-17)."""
+        self.process = None
+        if self.state is RunState.STOPPING:
+            self._move(RunTrigger.ENDED, self.reason)
+            return
+        how = _how(code, error)
+        restart = self.policy.restart
+        if code is not None and (restart == "never" or (restart == "on_failure" and code == 0)):
+            self._move(RunTrigger.DONE, how)
+            return
+        while self._recent and self._recent[0] <= now - self.policy.restart_window_s:
+            self._recent.popleft()
+        if restart == "never" or len(self._recent) >= self.policy.max_restarts:
+            self._move(RunTrigger.GIVEN_UP, f"{how}, after {self._counted} within the restart window")
+            return
+        self.restart_at = now + self._delay_s
+        self._recent.append(now)
+        self._restarts += 1
+        self._move(RunTrigger.CRASHED, how)
+
+    @property
+    def _delay_s(self) -> float:
+        """Doubles with each restart within the window: a process that ran through it starts afresh."""
+        doubled = self.policy.backoff_initial_s * 2.0 ** min(len(self._recent), 64)
+        return min(doubled, self.policy.backoff_max_s)
+
+    @property
+    def _counted(self) -> str:
+        return f"{len(self._recent)} restart{'' if len(self._recent) == 1 else 's'}"
+
+
+def _how(code: int | None, error: str) -> str:
+    if code is None:
+        return f"could not be started: {error}"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

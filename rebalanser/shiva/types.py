@@ -1,0 +1,228 @@
+"""The nouns of Shiva: small, frozen and comparable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, Self, TypeAlias
+
+from rebalanser.errors import InvalidName
+
+WorkerId: TypeAlias = str
+"""What an operator calls a worker. Which process answers to it is said by its :class:`Incarnation`."""
+LeaderId: TypeAlias = str
+CommandId: TypeAlias = str
+"""Names one start or stop command for ever; a command that is republished keeps its id."""
+Tag: TypeAlias = str
+
+MAX_PART_CHARS: Final = 64
+_PART: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
+
+
+def check_part(text: str, what: str) -> str:
+    """A tenant, channel, application, worker, leader or tag as given, if it may be one.
+
+    Letters, digits, ``_``, ``-`` and ``.``, at most 64, the first neither ``.`` nor ``-`` and the last no
+    ``.``: such a name is safe as a part of a path, of a record's key and of a command line (SH-16).
+
+    Raises:
+        InvalidName: it is something else.
+    """
+    if len(text) > MAX_PART_CHARS or not _PART.fullmatch(text):
+        article = "an" if what[0] in "aeiou" else "a"
+        raise InvalidName(
+            f"{text[:80]!r} cannot be {article} {what}: use at most {MAX_PART_CHARS} of the letters "
+            "A-Z and a-z, digits, '_', '-' and '.', beginning with a letter, a digit or '_' and not ending "
+            "with '.'"
+        )
+    return text
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ApplicationId:
+    """``tenant/channel/application``: names an application of a cluster (SH-2)."""
+
+    tenant: str
+    channel: str
+    application: str
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a part of a path.
+
+        Raises:
+            InvalidName: a part is no name (SH-16).
+        """
+        for what in ("tenant", "channel", "application"):
+            check_part(getattr(self, what), what)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Take ``tenant/channel/application`` apart.
+
+        Raises:
+            InvalidName: it has not three parts, or one is no name.
+        """
+        parts = text.split("/")
+        if len(parts) != 3:
+            raise InvalidName(f"{text[:200]!r} is not TENANT/CHANNEL/APPLICATION")
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.channel}/{self.application}"
+
+
+class Mode(StrEnum):
+    """What becomes of an application on a worker that hears no leader (SH-14)."""
+
+    AVAILABLE = "available"
+    """It runs on: while the worker is cut off there may be a second one elsewhere."""
+    EXCLUSIVE = "exclusive"
+    """It stops within the worker's deadline, and only then is it started elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Epoch:
+    """Orders assignment documents: the leader's term, then the number of the document within it (SH-7).
+
+    A term is the offset on COMMAND at which its leader announced itself, so no two leaders share one.
+    """
+
+    term: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """Which process is behind a worker's id.
+
+    ``lineage`` names the worker's data folder on one host since it booted, which one process locks at a time;
+    ``number`` grows each time that the folder is opened. So a greater number of the same lineage proves that
+    the earlier process has ended; of two lineages under one worker id none knows of the other (SH-3).
+    """
+
+    lineage: str
+    number: int
+
+    def succeeds(self, other: Incarnation) -> bool:
+        """Whether this process can only exist because the other one has ended."""
+        return self.lineage == other.lineage and self.number > other.number
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An application's files, which stand on COMMAND in ``parts`` records before the start command."""
+
+    sha256: str
+    size_bytes: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a worker starts an application's process again, from the manifest (SH-17)."""
+
+    restart: str = "always"
+    """``always``, ``on_failure`` (an exit code other than 0, or a signal) or ``never``."""
+    max_restarts: int = 5
+    """So many restarts within the window; one more and the application has failed on this worker."""
+    restart_window_s: float = 300.0
+    backoff_initial_s: float = 0.5
+    backoff_max_s: float = 30.0
+    stop_timeout_s: float = 10.0
+    """How long after SIGTERM its processes get SIGKILL; so long before its deadline it is stopped (SH-14)."""
+
+
+class RunState(StrEnum):
+    """What a worker says of an application that an assignment names it for, or that it still runs."""
+
+    PENDING = "pending"
+    """Its files have not been stored yet, or its worker may not start it yet (SH-6, SH-14)."""
+    STARTING = "starting"
+    RUNNING = "running"
+    BACKING_OFF = "backing_off"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    """It exited and its manifest says not to start it again."""
+    FAILED = "failed"
+    """Its files were refused, or it exited more often than its manifest allows."""
+
+    @property
+    def may_run(self) -> bool:
+        """Whether a process of it may exist, now or before the worker hears anything further."""
+        return self in {RunState.STARTING, RunState.RUNNING, RunState.STOPPING}
+
+
+class ApplicationState(StrEnum):
+    """What an assignment document says of an application (SH-11)."""
+
+    WAITING = "waiting"
+    """No worker can take it; the reason says why."""
+    MOVING = "moving"
+    """To be started elsewhere once its last worker has stopped it or is gone (SH-13)."""
+    ASSIGNED = "assigned"
+    """A worker is named and has not said yet that it runs."""
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPING = "stopping"
+    """A stop was commanded; its last worker has not said yet that it has stopped."""
+    FAILED = "failed"
+    """It failed on every worker that could take it."""
+    REFUSED = "refused"
+    """Its start was refused, for instance as beyond the size budget (SH-15)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A worker that may still run an application that it is no longer named for, since ``epoch`` (SH-13)."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    epoch: Epoch
+    mode: Mode = Mode.EXCLUSIVE
+    """In which it may run there; a later start command can have changed that of the application."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEntry:
+    """A worker that the leader knows: only this incarnation acts on the assignment."""
+
+    incarnation: Incarnation
+    tags: frozenset[Tag] = frozenset()
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationEntry:
+    """An application that the leader knows, as it stands in an assignment document."""
+
+    command: CommandId
+    state: ApplicationState
+    mode: Mode
+    archive: Archive
+    tags: frozenset[Tag] = frozenset()
+    worker: WorkerId | None = None
+    """The one worker that is to run it; None while there is none, or while ``leaving`` may still run it."""
+    leaving: Leaving | None = None
+    reason: str = ""
+    failed_on: Mapping[WorkerId, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Where this command failed, with the reason."""
+    offset: int = 0
+    """Where its start command stands on COMMAND, as published or as last kept."""
+    timestamp_ms: int = 0
+    """When the record at ``offset`` was written, by Kafka's clock."""
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A record or command that was not carried out: where it stands, and why (SH-16)."""
+
+    offset: int
+    key: str
+    reason: str

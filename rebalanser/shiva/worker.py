@@ -1,0 +1,571 @@
+"""The worker: events in, effects out. It stores what is started, and runs what it is named for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import assert_never
+
+from rebalanser.shiva.messages import (
+    CaughtUp,
+    CommandEvent,
+    DocumentRead,
+    ExtendDeadline,
+    Fact,
+    FactKind,
+    FilesRefused,
+    FilesStored,
+    Finished,
+    LeaderRead,
+    PartRead,
+    PingRead,
+    ProcessExited,
+    ProcessStarted,
+    Report,
+    SendPong,
+    Standing,
+    StartProcess,
+    StartRead,
+    Stop,
+    StopProcess,
+    StopRead,
+    Unreadable,
+    Wakeup,
+    WorkerEffect,
+    WorkerEvent,
+)
+from rebalanser.shiva.permission import Permission
+from rebalanser.shiva.records import AssignmentDocument, Heard, Ping, Pong, RunReport
+from rebalanser.shiva.runs import Run
+from rebalanser.shiva.states import TO_RUN
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    CommandId,
+    Epoch,
+    Incarnation,
+    Mode,
+    RunState,
+    WorkerEntry,
+    WorkerId,
+)
+from rebalanser.shiva.worker_files import Stage, Started, WorkerFiles
+from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the adopted document wants of this worker for one application."""
+
+    command: CommandId
+    mode: Mode
+    token: int
+    """The offset of the document that first named this worker for the command, as far as was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a pong said beside its number and the round that it answers."""
+
+    seen: Epoch | None
+    applications: Mapping[ApplicationId, RunReport]
+
+
+class Worker:
+    """One worker process from its start to its end.
+
+    ``worker`` is its id, ``incarnation`` says which process is behind that id, and ``host`` is for people.
+    Each safety check is a method of its own, all of them at the end.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        incarnation: Incarnation,
+        host: str = "",
+        options: WorkerOptions = DEFAULT_WORKER_OPTIONS,
+    ) -> None:
+        self._worker = worker
+        self._incarnation = incarnation
+        self._host = host
+        self._options = options
+        self._permission = Permission()
+        self._files = WorkerFiles()
+        self._runs: dict[ApplicationId, Run] = {}
+        self._assignments: dict[ApplicationId, Assignment] = {}
+        self._caught_up = False
+        self._stopping = False
+        self._finished = False
+        self._announced = -1
+        self._accepted: tuple[AssignmentDocument, int] | None = None
+        self._adopted: AssignmentDocument | None = None
+        self._refused_by: Incarnation | None = None
+        self._round = 0
+        self._ping_term = -1
+        self._silent = False
+        self._silent_at: float | None = None
+        self._sequence = 0
+        self._said: _Said | None = None
+        self._pong_due = False
+        self._processes = 0
+        self._effects: list[WorkerEffect] = []
+        self._next_wakeup: float | None = None
+
+    @property
+    def next_wakeup(self) -> float | None:
+        """When the worker wants a :class:`Wakeup` at the latest, if nothing else happens before."""
+        return self._next_wakeup
+
+    @property
+    def finished(self) -> bool:
+        """Whether the worker has stopped for good."""
+        return self._finished
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether COMMAND was read to the end that it had at the start (SH-6)."""
+        return self._caught_up
+
+    @property
+    def seen(self) -> Epoch | None:
+        """The epoch of the document that the worker acts on."""
+        return self._adopted.epoch if self._adopted else None
+
+    @property
+    def permitted_until(self) -> float | None:
+        """When exclusive processes must have ended (monotonic seconds); None before the first permission."""
+        return self._permission.until
+
+    @property
+    def reports(self) -> Mapping[ApplicationId, RunReport]:
+        """What a pong says of the applications now."""
+        return MappingProxyType({application: run.report for application, run in sorted(self._runs.items())})
+
+    @property
+    def processes(self) -> Mapping[ApplicationId, int]:
+        """The processes that exist or may exist, by their numbers."""
+        return {a: run.process for a, run in self._runs.items() if run.process is not None}
+
+    def handle(self, event: WorkerEvent, now: float) -> list[WorkerEffect]:
+        """Take in one event at monotonic time ``now`` (seconds) and say what must be done, in order.
+
+        Raises:
+            InternalError: an invariant is broken; the worker must not be used any more.
+        """
+        self._effects = []
+        if self._finished:
+            return self._effects
+        self._stop_what_may_not_run(now)
+        self._take_in(event, now)
+        self._watch_silence(now)
+        self._stop_what_may_not_run(now)
+        self._advance(now)
+        self._answer(now)
+        self._next_wakeup = self._earliest_wakeup(now)
+        return self._effects
+
+    def _take_in(self, event: WorkerEvent, now: float) -> None:
+        match event:
+            case PingRead():
+                self._ping_read(event.record, now)
+            case FilesStored() | FilesRefused():
+                self._files_answered(event)
+            case ProcessStarted():
+                self._process_started(event)
+            case ProcessExited():
+                self._process_exited(event, now)
+            case Stop():
+                self._stopping = True
+            case Wakeup():
+                pass
+            case _:
+                self._read(event, now)
+
+    def _read(self, event: CommandEvent, now: float) -> None:
+        match event:
+            case StartRead():
+                self._settle_files([self._files.start(event.at, event.record)])
+            case StopRead():
+                self._files.stop(event.at, event.record.application)
+                self._settle_files([event.record.application])
+            case DocumentRead():
+                self._document_read(event.record, event.at.offset, now)
+            case LeaderRead():
+                self._announced = max(self._announced, event.at.offset)
+            case Unreadable():
+                self._set_aside(event.at, event.key, event.reason)
+            case CaughtUp():
+                self._has_caught_up(now)
+            case PartRead():
+                pass
+            case _:
+                assert_never(event)
+
+    def _report(
+        self,
+        kind: FactKind,
+        application: ApplicationId | None = None,
+        **detail: str | float | bool | None,
+    ) -> None:
+        self._effects.append(Report(Fact(kind, application, self._worker, detail)))
+
+    def _set_aside(self, at: Standing, key: str, reason: str) -> None:
+        self._report(FactKind.RECORD_SET_ASIDE, offset=at.offset, key=key, reason=reason)
+
+    def _document_read(self, document: AssignmentDocument, offset: int, now: float) -> None:
+        if not self._is_newer(document):
+            self._refuse(document, offset, "a document of a later epoch was read before it")
+        elif not self._is_of_present_leader(document):
+            self._refuse(document, offset, "a later leader had announced itself before it")
+        else:
+            self._accepted = (document, offset)
+            if self._may_act():
+                self._adopt(document, offset, now)
+
+    def _refuse(self, document: AssignmentDocument, offset: int, reason: str) -> None:
+        self._report(
+            FactKind.DOCUMENT_REFUSED,
+            epoch=str(document.epoch),
+            leader=document.leader,
+            offset=offset,
+            reason=reason,
+        )
+
+    def _has_caught_up(self, now: float) -> None:
+        self._caught_up = True
+        self._pong_due = True
+        if self._accepted is None:
+            self._settle_files(self._files.applications)
+        elif self._adopted is None:
+            self._adopt(*self._accepted, now)
+
+    def _adopt(self, document: AssignmentDocument, offset: int, now: float) -> None:
+        """Act on this document from now on, and on no other (SH-6)."""
+        names_me = self._is_this_incarnation(document.workers.get(self._worker))
+        entries = {a: e for a, e in document.applications.items() if names_me and self._names_me(e)}
+        followed = self._follows_at_once(document)
+        self._assignments = {a: self._assignment(a, e, offset, followed) for a, e in entries.items()}
+        self._adopted = document
+        if self._silent_at is None and not self._silent:
+            self._silent_at = now + document.deadline_s
+        self._report(
+            FactKind.DOCUMENT_ADOPTED, epoch=str(document.epoch), offset=offset, applications=len(entries)
+        )
+        self._notice_another(document.workers.get(self._worker))
+        applications = document.applications.items()
+        to_run = {a: e.command for a, e in applications if e.state in TO_RUN}
+        finished = {a: e.command for a, e in applications if e.state is ApplicationState.FINISHED}
+        self._files.decided(document.consumed, to_run, finished)
+        self._settle_files(self._files.applications)
+
+    def _assignment(
+        self, application: ApplicationId, entry: ApplicationEntry, offset: int, followed: bool
+    ) -> Assignment:
+        before = self._assignments.get(application)
+        if followed and before is not None and before.command == entry.command:
+            return before
+        return Assignment(entry.command, entry.mode, token=offset)
+
+    def _follows_at_once(self, document: AssignmentDocument) -> bool:
+        """Whether no document can have stood between: compaction drops what a slow reader has not read."""
+        before = self.seen
+        return before is not None and document.epoch == Epoch(before.term, before.number + 1)
+
+    def _notice_another(self, known: WorkerEntry | None) -> None:
+        """Say once that the leader knows another process under this worker's id (SH-3)."""
+        if known is None or known.incarnation == self._incarnation:
+            self._refused_by = None
+        elif not self._incarnation.succeeds(known.incarnation) and known.incarnation != self._refused_by:
+            self._refused_by = known.incarnation
+            self._report(
+                FactKind.WORKER_REFUSED,
+                reason="the leader knows another process, with a data folder of its own, under this id",
+                host=known.host,
+            )
+
+    def _ping_read(self, ping: Ping, now: float) -> None:
+        if not self._is_of_present_term(ping):
+            return
+        if self._silent or ping.term > self._ping_term:
+            self._report(FactKind.LEADER_HEARD, leader=ping.leader, term=ping.term)
+        self._silent = False
+        self._silent_at = now + ping.deadline_s
+        self._round, self._ping_term = ping.round, ping.term
+        self._pong_due = True
+        self._permission.pinged(ping)
+        heard = ping.heard.get(self._worker)
+        if heard is not None and self._is_own_pong(heard):
+            self._heard(heard, ping, now)
+
+    def _heard(self, heard: Heard, ping: Ping, now: float) -> None:
+        sent_at = self._permission.answered(heard.sequence)
+        if sent_at is None:
+            return
+        until = self._counted_from(sent_at, now) + self._options.access_s(ping.deadline_s)
+        if not self._permission.extend(until):
+            return
+        runs = {a: n for a, n in self.processes.items() if self._outlasts(self._runs[a])}
+        if runs:
+            self._effects.append(ExtendDeadline(runs, until))
+
+    def _watch_silence(self, now: float) -> None:
+        """Say once that no leader is heard; what is available runs on (SH-10)."""
+        if self._silent_at is not None and now >= self._silent_at and not self._stopping:
+            self._silent = True
+            self._silent_at = None
+            self._report(FactKind.LEADER_SILENT, term=self._ping_term)
+
+    def _files_answered(self, event: FilesStored | FilesRefused) -> None:
+        match event:
+            case FilesStored():
+                if self._files.stored(event.application, event.command, event.policy):
+                    self._report(FactKind.FILES_STORED, event.application, command=event.command)
+            case FilesRefused():
+                if self._files.refused(event.application, event.command, event.reason):
+                    self._report(
+                        FactKind.FILES_REFUSED, event.application, command=event.command, reason=event.reason
+                    )
+        self._settle_files([event.application])
+
+    def _settle_files(self, applications: Iterable[ApplicationId]) -> None:
+        if self._may_act():
+            in_use = {a: run.command for a, run in self._runs.items() if run.process is not None}
+            self._effects += self._files.settle(applications, in_use)
+
+    def _process_started(self, event: ProcessStarted) -> None:
+        run = self._runs.get(event.application)
+        if run is None or run.process != event.run:
+            return
+        run.started()
+        self._report(FactKind.PROCESS_STARTED, event.application, run=event.run)
+
+    def _process_exited(self, event: ProcessExited, now: float) -> None:
+        run = self._runs.get(event.application)
+        if run is None or run.process != event.run:
+            return
+        self._report(
+            FactKind.PROCESS_EXITED,
+            event.application,
+            run=event.run,
+            code=event.code,
+            error=event.error,
+            told=run.state is RunState.STOPPING,
+        )
+        run.exited(event.code, event.error, now)
+        if run.state is RunState.FAILED:
+            self._report(FactKind.APPLICATION_FAILED, event.application, reason=run.reason)
+        self._settle_files([event.application])
+
+    def _stop_what_may_not_run(self, now: float) -> None:
+        for application, run in self._runs.items():
+            if run.process is None or run.state is RunState.STOPPING:
+                continue
+            reason = self._must_stop(run, self._assignments.get(application), now)
+            if reason:
+                run.stop(reason)
+                self._report(FactKind.PROCESS_STOPPING, application, run=run.process, reason=reason)
+                self._effects.append(StopProcess(application, run.process))
+
+    def _must_stop(self, run: Run, assignment: Assignment | None, now: float) -> str:
+        """Why its process must be stopped; nothing if it need not."""
+        if self._stopping:
+            return "the worker stops"
+        if self._was_stopped(run):
+            return "a stop was commanded"
+        if assignment is None:
+            return "no assignment names this worker for it any more"
+        if assignment.command != run.command:
+            return "a later start command replaces it"
+        if run.exclusive and not self._is_permitted(run, now):
+            return self._out_of_touch(run)
+        return ""
+
+    def _out_of_touch(self, run: Run) -> str:
+        deadline_s, stop_timeout_s = self._permission.deadline_s or 0.0, run.policy.stop_timeout_s
+        access_s = self._options.access_s(deadline_s)
+        if access_s <= stop_timeout_s:
+            return (
+                f"the leader's deadline of {deadline_s:g} s is too short for a stop timeout of "
+                f"{stop_timeout_s:g} s and margins of {deadline_s - access_s:g} s: longer rounds, or a "
+                "shorter stop_timeout_s in the manifest"
+            )
+        return (
+            f"no leader has answered this worker in time: the leader's deadline is {deadline_s:g} s, "
+            f"and stopping takes up to {stop_timeout_s:g} s"
+        )
+
+    def _was_stopped(self, run: Run) -> bool:
+        started = self._files.find(run.application, run.command)
+        return started is None or started.stopped
+
+    def _advance(self, now: float) -> None:
+        """Start what may start, and forget what is neither wanted nor running."""
+        for application in [a for a, run in self._runs.items() if self._is_over(a, run)]:
+            del self._runs[application]
+        if not self._may_act() or self._stopping:
+            return
+        for application, assignment in self._assignments.items():
+            run = self._runs.get(application)
+            if run is None:
+                run = self._runs[application] = Run(application, assignment.command, assignment.mode)
+            if run.state is RunState.BACKING_OFF and now >= run.restart_at:
+                run.elapsed()
+            if run.state is RunState.PENDING:
+                self._start_if_it_may(run, assignment, now)
+
+    def _is_over(self, application: ApplicationId, run: Run) -> bool:
+        """Whether nothing runs and nothing is to be said of it any more."""
+        assignment = self._assignments.get(application)
+        return self._has_ended(run) and (assignment is None or assignment.command != run.command)
+
+    def _start_if_it_may(self, run: Run, assignment: Assignment, now: float) -> None:
+        started = self._files.find(run.application, assignment.command)
+        if started is not None and started.stage is Stage.REFUSED:
+            run.refused(started.reason)
+            self._report(FactKind.APPLICATION_FAILED, run.application, reason=run.reason)
+        elif started is None or not self._are_files_stored(started):
+            run.wait(self._what_is_missing(run.application, started))
+        else:
+            self._start_if_permitted(run, started, assignment.token, now)
+
+    def _what_is_missing(self, application: ApplicationId, started: Started | None) -> str:
+        if started is not None:
+            return "a stop was commanded" if started.stopped else "its files are being stored"
+        if self._files.was_stopped(application):
+            return "a stop was commanded"
+        return "its start command has not been read yet"
+
+    def _start_if_permitted(self, run: Run, started: Started, token: int, now: float) -> None:
+        run.policy = started.policy
+        obstacle = self._obstacle(run, now) if run.exclusive else ""
+        if obstacle:
+            run.wait(obstacle)
+            return
+        self._processes += 1
+        run.start(self._processes)
+        self._report(FactKind.PROCESS_STARTING, run.application, run=self._processes, token=token)
+        self._effects.append(
+            StartProcess(
+                run.application,
+                run.command,
+                self._processes,
+                token,
+                self._permission.until if run.exclusive else None,
+            )
+        )
+
+    def _obstacle(self, run: Run, now: float) -> str:
+        """Why an exclusive application may not start now; nothing if it may."""
+        if not self._is_recent_enough():
+            return "the leader has a later assignment than this worker has read"
+        if self._is_permitted(run, now):
+            return ""
+        if self._permission.until is None:
+            return "no leader has answered this worker yet"
+        return self._out_of_touch(run)
+
+    def _answer(self, now: float) -> None:
+        """Say how things are where a ping asks or where they changed (SH-8), and take leave at the end."""
+        leaves = self._stopping and all(self._has_ended(run) for run in self._runs.values())
+        said = _Said(self.seen, self.reports if not leaves else MappingProxyType({}))
+        changed = self._may_act() and said != self._said
+        if self._pong_due or changed or leaves:
+            self._pong_due = False
+            self._said = said
+            self._send_pong(said, leaves, now)
+        if leaves:
+            self._finished = True
+            self._report(FactKind.LEFT)
+            self._effects.append(Finished())
+
+    def _send_pong(self, said: _Said, leaving: bool, now: float) -> None:
+        self._sequence += 1
+        self._permission.sent(self._sequence, now)
+        pong = Pong(
+            worker=self._worker,
+            incarnation=self._incarnation,
+            sequence=self._sequence,
+            round=self._round,
+            term=self._ping_term,
+            seen=said.seen,
+            tags=self._options.tags,
+            host=self._host,
+            leaving=leaving,
+            applications=said.applications,
+        )
+        self._effects.append(SendPong(pong))
+
+    def _earliest_wakeup(self, now: float) -> float | None:
+        if self._finished:
+            return None
+        times = [run.restart_at for run in self._runs.values() if run.state is RunState.BACKING_OFF]
+        if self._silent_at is not None and not self._stopping:
+            times.append(self._silent_at)
+        until = self._permission.until
+        if until is not None:
+            times += [
+                until - run.policy.stop_timeout_s
+                for run in self._runs.values()
+                if run.exclusive and run.state in {RunState.STARTING, RunState.RUNNING}
+            ]
+        return min((at for at in times if at > now), default=None)
+
+    def _may_act(self) -> bool:
+        """COMMAND has been read to the end that it had at the start (SH-6)."""
+        return self._caught_up
+
+    def _is_newer(self, document: AssignmentDocument) -> bool:
+        """Its epoch is greater than that of every document before it (SH-7)."""
+        return self._accepted is None or document.epoch > self._accepted[0].epoch
+
+    def _is_of_present_leader(self, document: AssignmentDocument) -> bool:
+        """No later leader had announced itself on COMMAND before it (SH-7).
+
+        A ping of a later leader does not count: that leader goes on from the last document of the one before,
+        which may still be unread here.
+        """
+        return document.epoch.term >= self._announced
+
+    def _is_this_incarnation(self, known: WorkerEntry | None) -> bool:
+        """The document means this process, and no other one of the same name (SH-3)."""
+        return known is not None and known.incarnation == self._incarnation
+
+    def _names_me(self, entry: ApplicationEntry) -> bool:
+        """The entry names this worker (SH-4)."""
+        return entry.worker == self._worker
+
+    def _are_files_stored(self, started: Started) -> bool:
+        """The files of this very command are on disk, and no stop was read since (SH-5, SH-6)."""
+        return started.stage is Stage.STORED and not started.stopped
+
+    def _has_ended(self, run: Run) -> bool:
+        """No process of it exists or may come to exist (SH-13)."""
+        return run.process is None
+
+    def _is_of_present_term(self, ping: Ping) -> bool:
+        """No later leader is known than the one that sent it (SH-14)."""
+        return ping.term >= max(self._announced, self._permission.term)
+
+    def _is_own_pong(self, heard: Heard) -> bool:
+        """What the leader heard was sent by this process, and not by one before it (SH-14)."""
+        return heard.incarnation == self._incarnation
+
+    def _counted_from(self, sent_at: float, now: float) -> float:
+        """The deadline counts from when the pong was sent: its answer may come any time later (SH-14)."""
+        return min(sent_at, now)
+
+    def _outlasts(self, run: Run) -> bool:
+        """A later permission lets it run on: not so what is being stopped, maybe too late already (SH-14)."""
+        return run.exclusive and run.state is not RunState.STOPPING
+
+    def _is_recent_enough(self) -> bool:
+        """The document acted on is not older than the leader's was when it gave the permission (SH-14)."""
+        required, seen = self._permission.epoch, self.seen
+        return seen is not None and (required is None or seen >= required)
+
+    def _is_permitted(self, run: Run, now: float) -> bool:
+        """A leader heard this worker so lately that the process can still be stopped in time (SH-14)."""
+        until = self._permission.until
+        return until is not None and now < until - run.policy.stop_timeout_s

@@ -1,0 +1,65 @@
+"""How a worker behaves, and what of a leader's deadline is left to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rebalanser.errors import InvalidSettings
+from rebalanser.shiva.types import Tag, check_part
+
+_MAX_DRIFT_RATIO: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker behaves.
+
+    Raises:
+        InvalidSettings: a number is out of its range.
+        InvalidName: a tag is no name.
+    """
+
+    tags: frozenset[Tag] = frozenset()
+    """What the worker offers; an application runs only where all of its tags are (SH-12)."""
+    clock_drift_ratio: float = 0.01
+    """How much faster the leader's clock may run than the worker's: 0.01 is a second in 100 s."""
+    safety_margin_s: float = 1.0
+    """How long before the leader's deadline an exclusive application has ended (SH-14)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no deadline could be kept with."""
+        if not 0 <= self.clock_drift_ratio < _MAX_DRIFT_RATIO:
+            raise InvalidSettings(
+                f"clock_drift_ratio {self.clock_drift_ratio:g} must be at least 0 and below "
+                f"{_MAX_DRIFT_RATIO:g}"
+            )
+        if not 0 <= self.safety_margin_s < float("inf"):
+            raise InvalidSettings(f"safety_margin_s {self.safety_margin_s:g} must be a time of at least 0 s")
+        for tag in self.tags:
+            check_part(tag, "tag")
+
+    def access_s(self, deadline_s: float) -> float:
+        """How long after a pong was sent an exclusive process may exist: less clock drift and the margin."""
+        return deadline_s * (1 - self.clock_drift_ratio) - self.safety_margin_s
+
+    def check_deadline(self, deadline_s: float, round_s: float, stop_timeout_s: float) -> None:
+        """Refuse a deadline that passes between two rounds, so that exclusive applications could not run on.
+
+        A pong is answered by the ping of the next round, and a process is stopped ``stop_timeout_s`` before
+        its deadline: what is left must outlast two rounds, one for the answer and one until the next.
+
+        Raises:
+            InvalidSettings: with the numbers.
+        """
+        left_s = self.access_s(deadline_s) - stop_timeout_s
+        if left_s <= 2 * round_s:
+            raise InvalidSettings(
+                f"exclusive applications would be stopped between two rounds: deadline_s {deadline_s:g} less "
+                f"clock drift {deadline_s * self.clock_drift_ratio:g}, safety_margin_s "
+                f"{self.safety_margin_s:g} and the stop timeout {stop_timeout_s:g} leaves {left_s:g} s, "
+                f"and two rounds take {2 * round_s:g} s"
+            )
+
+
+DEFAULT_WORKER_OPTIONS: Final = WorkerOptions()

@@ -1,0 +1,62 @@
+"""The simulator of Shiva: real leaders and workers over a modelled broker, in one thread, from one seed.
+
+What runs is the product: :class:`~rebalanser.shiva.leader.Leader` and
+:class:`~rebalanser.shiva.worker.Worker`. What is simulated is everything around them: time and clocks,
+topics with transactions and a cleaner (:mod:`.log`), the group of leaders (:mod:`.group`), processes that
+crash, pause and lag, files, application processes and who supervises them (:mod:`.running`), and clients.
+
+A run starts hosts, lets chance strike (:mod:`.chaos`; the kinds of fault are :class:`~.faults.Fault`), heals
+everything, and demands that all is well soon and stays so. Meanwhile the :mod:`.oracle` judges every process
+that begins by what really runs, never by what machines believe.
+
+``python -m rebalanser.testing.shiva_simulation --seeds 1000`` runs many seeds on all cores. A failure names
+its seed, and ``python -m rebalanser.testing.shiva_simulation --seed N --trace`` shows that run again.
+"""
+
+from rebalanser.testing.shiva_simulation.faults import Fault
+from rebalanser.testing.shiva_simulation.host import Host
+from rebalanser.testing.shiva_simulation.leading import LeaderProcess
+from rebalanser.testing.shiva_simulation.log import Broker
+from rebalanser.testing.shiva_simulation.oracle import Oracle
+from rebalanser.testing.shiva_simulation.runner import (
+    Report,
+    change_leader,
+    exercised,
+    heal,
+    replay_command,
+    run_chunk,
+    run_seed,
+    run_seeds,
+    settle,
+    stay,
+)
+from rebalanser.testing.shiva_simulation.running import Behaviour
+from rebalanser.testing.shiva_simulation.scenario import ANYTHING, PROFILES, HostPlan, Profile, Scenario
+from rebalanser.testing.shiva_simulation.working import WorkerProcess
+from rebalanser.testing.shiva_simulation.world import World
+
+__all__ = [
+    "ANYTHING",
+    "PROFILES",
+    "Behaviour",
+    "Broker",
+    "Fault",
+    "Host",
+    "HostPlan",
+    "LeaderProcess",
+    "Oracle",
+    "Profile",
+    "Report",
+    "Scenario",
+    "WorkerProcess",
+    "World",
+    "change_leader",
+    "exercised",
+    "heal",
+    "replay_command",
+    "run_chunk",
+    "run_seed",
+    "run_seeds",
+    "settle",
+    "stay",
+]

@@ -1,0 +1,48 @@
+"""What can go wrong around Shiva, by name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """A kind of fault, or of thing that operators do; the value is how a trace and a summary call it."""
+
+    START = "start commanded"
+    REPLACE = "started anew with another archive"
+    STOP = "stop commanded"
+    FLAP = "stopped and started in one go"
+    UNKNOWN_STOP = "stop of an unknown application"
+    WITHOUT_PARTS = "start without its archive"
+    OVERSIZE = "start beyond the budget"
+    POISON = "record that nobody can read"
+    BULK = "archives that are never started"
+    LEAVE = "worker stops gracefully"
+    CRASH = "crash"
+    ROLLING = "crash, at once started again"
+    NO_LEADER = "no leader for a while"
+    LEADER_LEAVES = "leader steps down"
+    KICK = "group takes the partition away"
+    PAUSE_SHORT = "short pause"
+    PAUSE_LONG = "long pause"
+    PAUSE_LEADER = "leader paused past its session"
+    PAUSE_AT_SPAWN = "pause before a process is started"
+    PAUSE_AT_PONG = "pause before a pong leaves"
+    CUT = "cut off from the broker"
+    BROKER_DOWN = "broker down"
+    REQUEST_LOST = "request lost"
+    REQUEST_LATE = "request late"
+    REPLY_LOST = "reply lost"
+    DUPLICATE = "plain record doubled"
+    COMMIT_LOST = "commit lost, the transaction stays open"
+    LAG = "topic read slowly"
+    DRIFT_WITHIN = "clock drifts within bound"
+    DRIFT_BEYOND = "clock drifts beyond bound"
+    IMPOSTOR = "second folder under one worker id"
+    FILES_SLOW = "files stored slowly"
+    FILES_REFUSED = "files refused"
+    EXIT = "process exits by itself"
+    HANG = "process ignores SIGTERM"
+    ZOMBIE_DOCUMENT = "document of a deposed leader past the fence"
+    COMPACTION = "compaction"
+    RETENTION = "retention dropped records"

@@ -1,0 +1,296 @@
+"""The judge: it knows true time and what really runs, and believes no machine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from rebalanser.shiva.records import AssignmentDocument, KeptCommand, StartCommand, StopCommand
+from rebalanser.shiva.types import ApplicationState, Mode
+from rebalanser.testing.shiva_simulation.events import part_key
+from rebalanser.testing.shiva_simulation.faults import Fault
+from rebalanser.testing.simulation.oracle import Violation
+
+if TYPE_CHECKING:
+    from rebalanser.shiva.messages import StartProcess
+    from rebalanser.shiva.types import ApplicationEntry, ApplicationId, Archive, CommandId, Epoch
+    from rebalanser.testing.shiva_simulation.leading import LeaderProcess
+    from rebalanser.testing.shiva_simulation.log import Record
+    from rebalanser.testing.shiva_simulation.running import ApplicationProcess
+    from rebalanser.testing.shiva_simulation.working import WorkerProcess
+    from rebalanser.testing.shiva_simulation.world import World
+
+_NAMED = frozenset({ApplicationState.ASSIGNED, ApplicationState.RUNNING})
+
+
+class Oracle:
+    """Watches a :class:`~.world.World` and raises :class:`Violation`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.commands: dict[ApplicationId, StartCommand | StopCommand] = {}
+        """The last command of each application, in the order of the log."""
+        self._effective: dict[ApplicationId, StartCommand | StopCommand] = {}
+        """The last one that no leader had a reason to refuse."""
+        self.running: dict[ApplicationId, list[ApplicationProcess]] = defaultdict(list)
+        self.refusable: set[CommandId] = set()
+        """Start commands that a leader may refuse."""
+        self.forged: set[Epoch] = set()
+        """Of documents that no leader published."""
+        self.starts = 0
+        self.terms = 0
+        self.documents = 0
+        self.moves = 0
+        self.excused = 0
+        self.side_by_side = 0
+        self._started: dict[CommandId, StartCommand] = {}
+        self._ran_on: dict[ApplicationId, str] = {}
+        self._epochs: set[Epoch] = set()
+
+    def commanded(self, command: StartCommand | StopCommand) -> None:
+        """A command of a client stands on COMMAND."""
+        self.commands[command.application] = command
+        if command.command not in self.refusable:
+            self._effective[command.application] = command
+        if isinstance(command, StartCommand):
+            self._started[command.command] = command
+
+    def took_over(self, leader: LeaderProcess) -> None:
+        """A leader has begun its term."""
+        self.terms += 1
+        if self._world.trace:
+            leader.say(f"took over with term {leader.term}")
+
+    def committed(self, leader: LeaderProcess, records: list[Record]) -> None:
+        """A transaction can be read."""
+        for record in records:
+            if isinstance(record.value, AssignmentDocument) and record.key == "assignement":
+                self._document(leader, record.value)
+                return
+
+    def _document(self, leader: LeaderProcess, document: AssignmentDocument) -> None:
+        self.documents += 1
+        if document.epoch in self._epochs:
+            raise Violation("SH-7", f"{leader.name} published epoch {document.epoch} a second time")
+        if any(document.epoch < earlier for earlier in self._epochs):
+            raise Violation("SH-7", f"{leader.name} published epoch {document.epoch} after a later one")
+        self._epochs.add(document.epoch)
+        for host in self._world.hosts:
+            worker = host.worker
+            known = document.workers.get(host.plan.worker or "")
+            if worker is None or not worker.alive:
+                continue
+            host.unknown.end(self._world.now)
+            if known is not None and known.incarnation == worker.incarnation:
+                worker.was_known = True
+            elif worker.was_known:
+                host.unknown.begin(self._world.now)
+        for application, entry in document.applications.items():
+            if entry.worker is not None and entry.leaving is not None:
+                raise Violation("SH-13", f"{application} names {entry.worker} beside {entry.leaving.worker}")
+
+    def asked_to_start(self, worker: WorkerProcess, start: StartProcess) -> None:
+        """A worker wants a process."""
+        if (start.application, start.command) not in worker.stored:
+            raise Violation("SH-6", f"{worker.name} starts {start.application} without its files")
+        if self._started[start.command].mode is Mode.EXCLUSIVE and start.deadline is None:
+            raise Violation("SH-14", f"{worker.name} starts {start.application}, exclusive, for ever")
+
+    def dropped(self, worker: WorkerProcess, application: ApplicationId, command: CommandId) -> None:
+        """A worker drops files."""
+        for process in self.running[application]:
+            if process.host is worker.host and process.command == command:
+                raise Violation("SH-5", f"{worker.name} drops the files of {application} while it runs")
+
+    def acted(self, worker: WorkerProcess) -> None:
+        """A worker has taken in an event."""
+        seen = worker.machine.seen
+        if seen is None or seen is worker.highest:
+            return
+        if worker.highest is not None and seen < worker.highest:
+            raise Violation("SH-7", f"{worker.name} acts on {seen} after {worker.highest}")
+        if seen in self.forged:
+            raise Violation("SH-7", f"{worker.name} acts on {seen}, which a deposed leader wrote")
+        worker.highest = seen
+
+    def started(self, process: ApplicationProcess) -> None:
+        """A process begins to exist."""
+        self.starts += 1
+        world, application = self._world, process.application
+        if world.trace:
+            world.say(process.host.plan.name, f"RUNS {application} ({process.command}, {_mode(process)})")
+        for other in self.running[application]:
+            self._judge_overlap(other, process)
+        self.running[application].append(process)
+        before = self._ran_on.get(application)
+        if before is not None and before != process.host.plan.name:
+            self.moves += 1
+        self._ran_on[application] = process.host.plan.name
+
+    def _judge_overlap(self, older: ApplicationProcess, newer: ApplicationProcess) -> None:
+        """What is exclusive is alone, except for what an earlier command let run as available (SH-14)."""
+        world = self._world
+        since = world.now - 3 * world.deadline_s
+        where = f"{older.host.plan.name} ({_mode(older)}) and {newer.host.plan.name} ({_mode(newer)})"
+        if any(host.off_clock.ever(since) for host in world.hosts):
+            self.excused += 1
+        elif older.exclusive and (newer.exclusive or newer.token > older.token):
+            raise Violation("SH-14", f"{newer.application} runs twice: on {where}")
+        elif older.host is newer.host or not self._may_run_beside(older, newer, since):
+            raise Violation("SH-13", f"{newer.application} runs twice, and nobody was cut off: on {where}")
+        else:
+            self.side_by_side += 1
+
+    def _may_run_beside(self, older: ApplicationProcess, newer: ApplicationProcess, since: float) -> bool:
+        return any(
+            spans.ever(since)
+            for process in (older, newer)
+            for spans in (process.host.disturbed, process.host.unknown)
+        )
+
+    def ended(self, process: ApplicationProcess, code: int) -> None:
+        """A process is no more."""
+        world = self._world
+        if world.trace:
+            world.say(process.host.plan.name, f"ENDED {process.application} ({process.command}, code {code})")
+        self.running[process.application].remove(process)
+
+    def unsettled(self) -> str | None:
+        """What is not yet as the last document, the last commands and the rules have it."""
+        document = self._world.status()
+        if document is None:
+            return "no document was ever published" if self.commands else None
+        return (
+            self._workers_unsettled(document)
+            or self._commands_unsettled(document)
+            or self._processes_unsettled(document)
+            or self._loads_unsettled(document)
+            or self._files_lost(document)
+            or self._budget_exceeded(document)
+        )
+
+    def _workers_unsettled(self, document: AssignmentDocument) -> str | None:
+        present = {(w.id, w.incarnation) for w in self._world.workers}
+        known = {(worker, entry.incarnation) for worker, entry in document.workers.items()}
+        if not known <= present:
+            return f"SH-8: the document knows {sorted(map(str, known - present))}"
+        missing = {worker for worker, _ in present} - set(document.workers)
+        return f"SH-8: the document does not know {sorted(missing)}" if missing else None
+
+    def _commands_unsettled(self, document: AssignmentDocument) -> str | None:
+        for application, command in self.commands.items():
+            entry = document.applications.get(application)
+            if isinstance(command, StopCommand):
+                if entry is not None:
+                    return f"SH-5: {application} was stopped, and is {entry.state}"
+            else:
+                wrong = self._start_unsettled(document, command, entry)
+                if wrong:
+                    return wrong
+        unknown = set(document.applications) - set(self.commands)
+        return f"SH-11: nobody commanded {sorted(map(str, unknown))}" if unknown else None
+
+    def _start_unsettled(
+        self, document: AssignmentDocument, command: StartCommand, entry: ApplicationEntry | None
+    ) -> str | None:
+        application = command.application
+        refusable = command.command in self.refusable or not self._has_parts(application, command.archive)
+        if entry is None:
+            return f"SH-4: {application} was started, and is not in the document"
+        if entry.command != command.command:
+            effective = self._effective.get(application, command)
+            compacted = self._world.hits[Fault.COMPACTION] > 0
+            if not refusable or (entry.command != effective.command and not compacted):
+                return f"SH-2: {application} is of {entry.command}, not {effective.command}"
+            command = self._started[entry.command]
+        if entry.leaving is not None:
+            return f"SH-13: {application} still waits for {entry.leaving.worker}"
+        able = {w for w, known in document.workers.items() if command.tags <= known.tags}
+        behaviour = self._world.behaviours[entry.command]
+        allowed = {
+            ApplicationState.RUNNING: behaviour.exits_after_s is None and not behaviour.unusable,
+            ApplicationState.REFUSED: refusable,
+            ApplicationState.FINISHED: behaviour.ends,
+            ApplicationState.WAITING: not able,
+            ApplicationState.FAILED: self._has_failed(entry, able),
+        }
+        if not allowed.get(entry.state, False):
+            return (
+                f"SH-4: {application} is {entry.state} ({entry.reason}), workers {sorted(able)} can take it"
+            )
+        if entry.state in {ApplicationState.WAITING, ApplicationState.FAILED} and not entry.reason:
+            return f"SH-11: no reason is given why {application} is {entry.state}"
+        return None
+
+    def _has_failed(self, entry: ApplicationEntry, able: set[str]) -> bool:
+        may_fail = self._world.behaviours[entry.command].fails or self._world.faulty_applications
+        return may_fail and bool(able) and able <= set(entry.failed_on)
+
+    def _processes_unsettled(self, document: AssignmentDocument) -> str | None:
+        runs = {
+            (str(application), process.host.worker_id, process.command)
+            for application, processes in self.running.items()
+            for process in processes
+        }
+        said = {
+            (str(application), entry.worker, entry.command)
+            for application, entry in document.applications.items()
+            if entry.state is ApplicationState.RUNNING
+        }
+        for application, processes in self.running.items():
+            if len(processes) > 1:
+                return f"SH-13: {application} runs {len(processes)} times"
+        if runs != said:
+            only_said, unsaid = sorted(map(str, said - runs)), sorted(map(str, runs - said))
+            return f"SH-11: only said to run: {only_said}, not said to run: {unsaid}"
+        return None
+
+    def _loads_unsettled(self, document: AssignmentDocument) -> str | None:
+        loads = dict.fromkeys(document.workers, 0)
+        for entry in document.applications.values():
+            if entry.worker is not None and entry.state in _NAMED:
+                loads[entry.worker] += 1
+        for application, entry in document.applications.items():
+            if entry.worker is None or entry.state not in _NAMED:
+                continue
+            for other, known in document.workers.items():
+                if other in entry.failed_on or not entry.tags <= known.tags:
+                    continue
+                if loads[entry.worker] - loads[other] > 1:
+                    return f"SH-12: {application} is on {entry.worker} of {loads}, and {other} could have it"
+        return None
+
+    def _files_lost(self, document: AssignmentDocument) -> str | None:
+        """Whether a worker that joins now could not get what is to run (SH-15)."""
+        starts = set()
+        for record in self._world.broker.command.read(0)[0]:
+            value = record.value.start if isinstance(record.value, KeptCommand) else record.value
+            if isinstance(value, StartCommand):
+                starts.add(value.command)
+        for application, entry in document.applications.items():
+            if entry.state not in _NAMED:
+                continue
+            if entry.command not in starts or not self._has_parts(application, entry.archive):
+                return f"SH-15: COMMAND has lost the files or the start command of {application}"
+        return None
+
+    def _has_parts(self, application: ApplicationId, archive: Archive) -> bool:
+        """Whether COMMAND has all parts of an archive; a tombstone drops what stands before it."""
+        keys = {part_key(application, archive.sha256, number) for number in range(archive.parts)}
+        last = {
+            record.key: record.value for record in self._world.broker.command.read(0)[0] if record.key in keys
+        }
+        return all(last.get(key) is not None for key in keys)
+
+    def _budget_exceeded(self, document: AssignmentDocument) -> str | None:
+        budget = self._world.scenario.options.budget_bytes
+        needed = sum(
+            entry.archive.size_bytes for entry in document.applications.values() if entry.state in _NAMED
+        )
+        if needed > budget:
+            return f"SH-15: {needed} bytes are to run, and the budget is {budget} bytes"
+        return None
+
+
+def _mode(process: ApplicationProcess) -> str:
+    return "exclusive" if process.exclusive else "available"

@@ -1,0 +1,183 @@
+"""A worker's process: the machine, driven as production drives it, with files and processes beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rebalanser.shiva.messages import (
+    CaughtUp,
+    DropFiles,
+    ExtendDeadline,
+    FilesRefused,
+    FilesStored,
+    Finished,
+    PartRead,
+    PingRead,
+    Report,
+    SendPong,
+    Standing,
+    StartProcess,
+    Stop,
+    StopProcess,
+    StoreFiles,
+    Unreadable,
+    Wakeup,
+    WorkerEffect,
+    WorkerEvent,
+)
+from rebalanser.shiva.records import Ping, Pong
+from rebalanser.shiva.types import Incarnation
+from rebalanser.testing.shiva_simulation.events import command_event, part_key, size_bytes
+from rebalanser.testing.shiva_simulation.faults import Fault
+from rebalanser.testing.shiva_simulation.log import Part, Poison, Record, Write
+from rebalanser.testing.shiva_simulation.process import Feed, Process
+from rebalanser.testing.shiva_simulation.running import ApplicationProcess
+
+if TYPE_CHECKING:
+    from rebalanser.shiva.types import ApplicationId, CommandId, Epoch
+    from rebalanser.testing.shiva_simulation.host import Host
+    from rebalanser.testing.shiva_simulation.world import World
+
+
+class WorkerProcess(Process):
+    """One incarnation of a worker from its start to its end."""
+
+    role = "worker"
+
+    def __init__(self, world: World, host: Host) -> None:
+        super().__init__(world, host)
+        host.incarnations += 1
+        assert host.plan.worker is not None
+        self.id = host.plan.worker
+        self.incarnation = Incarnation(host.lineage, host.incarnations)
+        self.machine = world.make_worker(self)
+        self.processes: dict[int, ApplicationProcess] = {}
+        """By run number: what was started and has not ended."""
+        self.stored: set[tuple[ApplicationId, CommandId]] = set()
+        self.highest: Epoch | None = None
+        """The greatest epoch that it has acted on."""
+        self.stopping = False
+        self.was_known = False
+        """Whether a document knew it."""
+        self._parts: set[str] = set()
+
+    def begin(self) -> None:
+        """Read COMMAND from its first record, and CONTROL from its end."""
+        broker = self.world.broker
+        end = broker.command.stable_end
+        told = [False]
+
+        def caught_up(position: int) -> None:
+            if position >= end and not told[0]:
+                told[0] = True
+                self.take(CaughtUp())
+
+        Feed(self, broker.command, 0, self._command_record, at_position=caught_up).wake()
+        Feed(self, broker.control, broker.control.end, self._control_record, "pi").wake()
+
+    def ask_stop(self) -> None:
+        """Stop gracefully."""
+        self.stopping = True
+        self.take(Stop())
+
+    def take(self, event: WorkerEvent) -> None:
+        """Tell the machine, and do what it wants."""
+        if not self.alive:
+            return
+        for effect in self.machine.handle(event, self.now):
+            self._carry_out(effect)
+            if not self.alive:
+                return
+        self.world.oracle.acted(self)
+        self.arm(self.machine.next_wakeup)
+
+    def wakeup(self) -> None:
+        """The machine's time has come."""
+        self.take(Wakeup())
+
+    def _command_record(self, record: Record) -> None:
+        event = command_event(record)
+        if event is None:
+            return
+        if isinstance(event, PartRead):
+            (self._parts.add if isinstance(record.value, Part) else self._parts.discard)(record.key)
+        self.take(event)
+
+    def _control_record(self, record: Record) -> None:
+        match record.value:
+            case Ping() as ping:
+                self.take(PingRead(ping))
+            case Poison(reason):
+                at = Standing(record.offset, record.timestamp_ms, record.size_bytes)
+                self.take(Unreadable(at, record.key, reason))
+
+    def _carry_out(self, effect: WorkerEffect) -> None:
+        match effect:
+            case Report(fact):
+                self.world.report(self, fact)
+            case StoreFiles():
+                self._store(effect)
+            case DropFiles(application, command):
+                self.world.oracle.dropped(self, application, command)
+                self.stored.discard((application, command))
+            case SendPong(pong):
+                self._send(pong)
+            case Finished():
+                self.world.exited(self)
+            case _:
+                self._supervise(effect)
+
+    def _supervise(self, effect: StartProcess | StopProcess | ExtendDeadline) -> None:
+        match effect:
+            case StartProcess():
+                self.world.oracle.asked_to_start(self, effect)
+                process = self.processes[effect.run] = ApplicationProcess(self, effect)
+                process.spawn()
+            case StopProcess(run=run):
+                if run in self.processes:
+                    self.processes[run].stop()
+            case ExtendDeadline(runs, deadline):
+                for run in sorted(set(runs.values()) & set(self.processes)):
+                    self.processes[run].extend(deadline)
+
+    def _store(self, effect: StoreFiles) -> None:
+        world, archive = self.world, effect.archive
+        behaviour = world.behaviours[effect.command]
+        takes_s = 0.01 + 0.1 * world.random.random()
+        if self.host.strikes(Fault.FILES_SLOW):
+            takes_s += world.random.uniform(0.5, 6.0)
+        keys = {part_key(effect.application, archive.sha256, n) for n in range(archive.parts)}
+        reason = ""
+        if not keys <= self._parts:
+            reason = "a part of its archive is missing"
+        elif behaviour.unusable:
+            reason = "its manifest cannot be read"
+        elif self.host.strikes(Fault.FILES_REFUSED):
+            reason = "no space left on device"
+
+        def answer() -> None:
+            if reason:
+                self.take(FilesRefused(effect.application, effect.command, reason))
+            else:
+                self.stored.add((effect.application, effect.command))
+                self.take(FilesStored(effect.application, effect.command, behaviour.policy))
+
+        self.later(takes_s, "files", answer)
+
+    def _send(self, pong: Pong) -> None:
+        world = self.world
+        control = world.broker.control
+        write = Write(control, f"pong:{pong.worker}", pong, size_bytes(pong))
+        if self.host.strikes(Fault.PAUSE_AT_PONG, told=False):
+            world.pause(self.host, world.random.uniform(1.0, 15.0), Fault.PAUSE_AT_PONG)
+        times = 2 if self.host.strikes(Fault.DUPLICATE) else 1
+        for _ in range(times):
+            self.request(
+                lambda: world.broker.append(world.now, write), lambda _: None, lambda _: None, channel="pongs"
+            )
+
+    def end(self) -> None:
+        """The process is no more; its guardian ends what it ran."""
+        super().end()
+        for process in list(self.processes.values()):
+            process.orphaned()

@@ -1,0 +1,108 @@
+"""The command line of every simulator: a soak on all cores, or one seed with its trace."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rebalanser.testing.simulation.reports import USUAL_PROFILE, RunReport
+from rebalanser.testing.simulation.trace import Write
+
+ReportT = TypeVar("ReportT", bound=RunReport[Any, Any])
+ProfileT = TypeVar("ProfileT")
+
+_CHUNK = 50
+
+
+@dataclass(frozen=True)
+class Simulator(Generic[ReportT, ProfileT]):
+    """What the command line needs of a simulator.
+
+    ``run_chunk`` is called in other processes, with the first seed, how many, and a profile's name; so it
+    is a function of a module. ``counts`` is what a summary tells of a report beside what all have.
+    """
+
+    title: str
+    purpose: str
+    profiles: Mapping[str, ProfileT]
+    run_seed: Callable[[int, ProfileT, Write | None], ReportT]
+    run_chunk: Callable[[tuple[int, int, str]], ReportT]
+    make_report: Callable[[], ReportT]
+    counts: Callable[[ReportT], Mapping[str, int | str]]
+    exercised: Callable[[ReportT, ProfileT], list[str]]
+    replay_command: Callable[[int, ProfileT], str]
+
+    def soak(self, first: int, seeds: int, profile: str, jobs: int, console: Console) -> ReportT:
+        """Run many seeds in ``jobs`` processes, and print at once what breaks a rule."""
+        total, end = self.make_report(), first + seeds
+        chunks = [(start, min(_CHUNK, end - start), profile) for start in range(first, end, _CHUNK)]
+        columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        spawning = multiprocessing.get_context("spawn")
+        with spawning.Pool(jobs) as pool, Progress(*columns, console=console) as bar:
+            task = bar.add_task("seeds", total=seeds)
+            for report in pool.imap_unordered(self.run_chunk, chunks):
+                total.add(report)
+                bar.advance(task, report.seeds)
+                for seed, _, sentence in report.violations:
+                    command = self.replay_command(seed, self.profiles[profile])
+                    bar.console.print(f"[red]{sentence}[/red]\n  {command}", soft_wrap=True)
+        return total
+
+    def summary(self, total: ReportT) -> Table:
+        """The table of what runs did."""
+        table = Table(title=self.title, show_header=False)
+        rows: dict[str, int | str] = {
+            "seeds": total.seeds,
+            "simulated hours": f"{total.simulated_s / 3600:.1f}",
+            "events": total.events,
+            **self.counts(total),
+            **{f"fault: {kind}": count for kind, count in sorted(total.faults.items())},
+            "violations": len(total.violations),
+        }
+        for name, value in rows.items():
+            table.add_row(name, f"{value:,}" if isinstance(value, int) else value)
+        return table
+
+    def replay(self, seed: int, profile: str, *, trace: bool) -> int:
+        """Run one seed and print what it broke; the exit status."""
+        report = self.run_seed(seed, self.profiles[profile], typer.echo if trace else None)
+        for _, _, sentence in report.violations:
+            typer.echo(sentence, err=True)
+        if not report.violations:
+            typer.echo(f"seed {seed}: no violation in {report.simulated_s:.1f} simulated seconds")
+        return 1 if report.violations else 0
+
+
+def run(simulator: Simulator[ReportT, ProfileT]) -> None:
+    """Do what the arguments of this process say, and exit: with 1 if a rule was broken."""
+    known = ", ".join(simulator.profiles)
+
+    # Not postponed: the annotations name what only this function knows.
+    def main(
+        seed: Annotated[int | None, typer.Option(help="Run this one seed.")] = None,
+        trace: Annotated[bool, typer.Option("--trace", help="Show what happens, line by line.")] = False,
+        seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 1000,
+        first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+        jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+        profile: Annotated[str, typer.Option(help=f"One of: {known}.")] = USUAL_PROFILE,
+    ) -> None:
+        if profile not in simulator.profiles:
+            raise typer.BadParameter(f"unknown profile {profile!r}; known: {known}")
+        if seed is not None:
+            raise typer.Exit(simulator.replay(seed, profile, trace=trace))
+        console = Console()
+        total = simulator.soak(first, seeds, profile, jobs, console)
+        console.print(simulator.summary(total))
+        missing = simulator.exercised(total, simulator.profiles[profile])
+        for sentence in missing:
+            console.print(f"[red]{sentence}[/red]")
+        raise typer.Exit(1 if total.violations or missing else 0)
+
+    main.__doc__ = simulator.purpose
+    typer.run(main)

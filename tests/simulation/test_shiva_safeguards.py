@@ -1,0 +1,198 @@
+"""Proof that the oracle sees: each safeguard of Shiva is taken out in turn, and that is noticed.
+
+The switches exist here only: a safeguard is a small method of the product, or of the modelled broker and
+supervisor, replaced while the seeds of a profile are scanned, from seed 0 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rebalanser.shiva.keeping import Keeper
+from rebalanser.shiva.safeguards import Safeguards
+from rebalanser.shiva.types import ApplicationId, Incarnation, Leaving
+from rebalanser.shiva.worker import Worker
+from rebalanser.testing.shiva_simulation import PROFILES, Broker, World, run_seed
+from rebalanser.testing.shiva_simulation.running import ApplicationProcess
+from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, instead, scan
+
+LIMIT = 300
+"""How many seeds may be needed at most."""
+
+
+def _any_process(_: Worker, known: Any) -> bool:
+    return known is not None
+
+
+def _by_any_document(_: Safeguards, leaving: Leaving, application: ApplicationId, pong: Any) -> bool:
+    report = pong.applications.get(application)
+    return not (report and report.state.may_run)
+
+
+def _a_round_too_soon(_: Safeguards, missed: int, allowed: int) -> bool:
+    return missed >= allowed - 1
+
+
+def _when_answered(_: Worker, sent_at: float, now: float) -> float:
+    return now
+
+
+def _any_later_process(_: Safeguards, behind: Incarnation, leaving: Leaving) -> bool:
+    return behind != leaving.incarnation
+
+
+_EXCLUSIVE = frozenset({"SH-13", "SH-14"})
+
+SAFEGUARDS = (
+    Safeguard(
+        "broker's fence",
+        "the broker takes nothing of a deposed leader, and its leader stops",
+        (
+            Switch(Broker, "is_fenced", always(False)),
+            Switch(World, "group_allows", always(True)),
+            Switch(Safeguards, "is_overtaken", always(False)),
+        ),
+        frozenset({"SH-7"}),
+        "leaders",
+    ),
+    Safeguard(
+        "announced term",
+        "a worker refuses a document from before the last announcement, even past the fence",
+        (Switch(Worker, "_is_of_present_leader", always(True)),),
+        frozenset({"SH-7"}),
+        "zombies",
+    ),
+    Safeguard(
+        "growing epochs",
+        "a worker acts on no document that is older than the one before",
+        (Switch(Worker, "_is_of_present_leader", always(True)), Switch(Worker, "_is_newer", always(True))),
+        frozenset({"SH-7"}),
+        "zombies",
+    ),
+    Safeguard(
+        "incarnation of the worker",
+        "a document means one process, not every one that bears its name",
+        (Switch(Worker, "_is_this_incarnation", instead(_any_process)),),
+        _EXCLUSIVE,
+        "twins",
+    ),
+    Safeguard(
+        "impostors refused",
+        "of two data folders under one worker id one is refused",
+        (Switch(Safeguards, "is_impostor", always(False)),),
+        _EXCLUSIVE | {"SH-8", "SH-4", "SH-11"},
+        "twins",
+    ),
+    Safeguard(
+        "lineage proves the end",
+        "only a later process of the same folder proves that the one before has ended",
+        (Switch(Safeguards, "proves_ended", instead(_any_later_process)),),
+        _EXCLUSIVE,
+        "twins",
+    ),
+    Safeguard(
+        "stop before start elsewhere",
+        "a worker that may still run an application is waited for",
+        (Switch(Safeguards, "stops_first", always(None)),),
+        _EXCLUSIVE,
+        "moves",
+    ),
+    Safeguard(
+        "leaving confirmed by epoch",
+        "only a pong by the document that took it away shows that it has stopped",
+        (Switch(Safeguards, "proves_stopped", instead(_by_any_document)),),
+        _EXCLUSIVE,
+        "moves",
+    ),
+    Safeguard(
+        "exclusive wait",
+        "a worker that was removed is waited for until its deadline has passed",
+        (Switch(Safeguards, "is_gone", always(True)),),
+        frozenset({"SH-14"}),
+        "cut off",
+    ),
+    Safeguard(
+        "permission to run",
+        "a worker starts nothing exclusive, and stops it, without a leader's answer",
+        (Switch(Worker, "_is_permitted", always(True)),),
+        frozenset({"SH-14"}),
+        "cut off",
+    ),
+    Safeguard(
+        "permission's epoch",
+        "a worker that comes back starts nothing exclusive by an old document",
+        (Switch(Worker, "_is_recent_enough", always(True)),),
+        frozenset({"SH-14"}),
+        "come back",
+    ),
+    Safeguard(
+        "deadline from the sending",
+        "a permission counts from when the pong was sent, not from when it was answered",
+        (Switch(Worker, "_counted_from", instead(_when_answered)),),
+        frozenset({"SH-14"}),
+        "cut off",
+    ),
+    Safeguard(
+        "deadline enforced beside the worker",
+        "the processes of a worker that is stopped end at its deadline",
+        (Switch(ApplicationProcess, "_deadline_came", always(None)),),
+        frozenset({"SH-14"}),
+        "cut off",
+    ),
+    Safeguard(
+        "heard before removed",
+        "a new leader removes nobody before its second round",
+        (Switch(Safeguards, "is_silent", instead(_a_round_too_soon)),),
+        frozenset({"SH-4", "SH-8", "SH-9"}),
+        "leaders",
+    ),
+    Safeguard(
+        "leader catches up first",
+        "a leader publishes nothing before it has read COMMAND",
+        (Switch(Safeguards, "may_publish", always(True)),),
+        frozenset({"SH-2", "SH-4", "SH-5", "SH-9"}),
+        "commands",
+    ),
+    Safeguard(
+        "files before start",
+        "a worker starts what it has the files of",
+        (Switch(Worker, "_are_files_stored", always(True)),),
+        frozenset({"SH-6"}),
+        "commands",
+    ),
+    Safeguard(
+        "kept commands",
+        "a start command of what is to run is written again before COMMAND forgets it",
+        (Switch(Keeper, "look", always(None)),),
+        frozenset({"SH-15"}),
+        "retention",
+    ),
+    Safeguard(
+        "place of a kept copy",
+        "a copy counts where the client's record stood, so that it overrides no stop",
+        (Switch(Safeguards, "comes_after", always(True)),),
+        frozenset({"SH-2", "SH-5"}),
+        "kept copies",
+    ),
+    Safeguard(
+        "size budget",
+        "what does not fit into COMMAND's retention is refused",
+        (Switch(Safeguards, "fits", always(True)),),
+        frozenset({"SH-15", "SH-2"}),
+        "anything",
+    ),
+)
+
+
+@pytest.mark.lesson(12)
+@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
+def test_the_oracle_sees_that_a_safeguard_is_missing(
+    safeguard: Safeguard, caught: Callable[[Caught], None]
+) -> None:
+    found = scan(safeguard, run_seed, PROFILES, LIMIT)
+    assert found is not None, f"{LIMIT} seeds without it, and nothing was noticed"
+    assert found.rule in safeguard.rules, found.sentence
+    caught(found)

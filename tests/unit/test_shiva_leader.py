@@ -1,0 +1,1574 @@
+"""The Shiva leader, one event at a time: each test quotes the sentence that it holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from rebalanser.errors import InternalError, InvalidSettings
+from rebalanser.shiva.leader import Leader
+from rebalanser.shiva.messages import (
+    CaughtUp,
+    Deposed,
+    DocumentRead,
+    DropRecords,
+    Fact,
+    FactKind,
+    KeepCommands,
+    Kept,
+    LeaderEffect,
+    LeaderEvent,
+    LeaderRead,
+    PartRead,
+    PongRead,
+    PublishDocument,
+    Published,
+    Report,
+    SendPing,
+    Standing,
+    StartRead,
+    StepDown,
+    Stop,
+    StopRead,
+    TookOver,
+    Unreadable,
+    Wakeup,
+)
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    Heard,
+    KeptCommand,
+    LeaderAnnouncement,
+    Ping,
+    Pong,
+    RunReport,
+    StartCommand,
+    StopCommand,
+)
+from rebalanser.shiva.states import (
+    APPLICATION_BEGINS,
+    APPLICATION_ENDS,
+    APPLICATION_STEPS,
+    check_step,
+)
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    Epoch,
+    Incarnation,
+    Leaving,
+    Mode,
+    RunState,
+    SetAside,
+    WorkerEntry,
+)
+
+OPTIONS = LeaderOptions(
+    round_s=10.0,
+    missed_rounds=1,
+    deadline_s=30.0,
+    settle_time_s=0.5,
+    min_publish_interval_s=1.0,
+    retention_s=1000.0,
+    retention_bytes=1_000_000,
+    drop_after_s=60.0,
+)
+A, B, C, D = (ApplicationId("tenant", "channel", name) for name in "abcd")
+GIVEN_TERM = 100
+SMALL = Archive("sha", 1000, 2)
+EffectT = TypeVar("EffectT")
+
+
+def incarnation(worker: str, number: int = 1) -> Incarnation:
+    return Incarnation(f"folder-of-{worker}", number)
+
+
+class Rig:
+    """A leader with a log, a clock and workers, all moved by hand."""
+
+    def __init__(self, options: LeaderOptions = OPTIONS, *, offset: int = GIVEN_TERM) -> None:
+        self.leader = Leader("leader-1", options)
+        self.now = 1000.0
+        self.wall_ms = 1_000_000_000
+        self.effects: list[LeaderEffect] = []
+        self._offset = offset
+        self._sequences = itertools.count(1)
+
+    def feed(self, event: LeaderEvent) -> list[LeaderEffect]:
+        effects = self.leader.handle(event, self.now, self.wall_ms)
+        self.effects += effects
+        return effects
+
+    def at(self, size_bytes: int = 100) -> Standing:
+        self._offset += 1
+        return Standing(self._offset, self.wall_ms, size_bytes)
+
+    def take_over(self, document: AssignmentDocument | None = None, term: int = GIVEN_TERM) -> None:
+        self.feed(TookOver(term, document))
+
+    def lead(self, document: AssignmentDocument | None = None) -> None:
+        self.take_over(document)
+        self.feed(CaughtUp())
+
+    def parts(self, application: ApplicationId, archive: Archive, count: int | None = None) -> None:
+        for number in range(archive.parts if count is None else count):
+            size = archive.size_bytes // archive.parts
+            self.feed(PartRead(self.at(size), application, archive.sha256, number))
+
+    def start(
+        self,
+        application: ApplicationId,
+        command: str = "start-1",
+        *,
+        mode: Mode = Mode.AVAILABLE,
+        tags: Iterable[str] = (),
+        archive: Archive = SMALL,
+    ) -> StartCommand:
+        self.parts(application, archive)
+        record = StartCommand(application, command, archive, mode, frozenset(tags))
+        self.feed(StartRead(self.at(), record))
+        return record
+
+    def stop(self, application: ApplicationId, command: str = "stop-1") -> None:
+        self.feed(StopRead(self.at(), StopCommand(application, command)))
+
+    def pong(
+        self,
+        worker: str,
+        runs: Mapping[ApplicationId, RunState | RunReport] | None = None,
+        *,
+        number: int = 1,
+        lineage: str = "",
+        seen: Epoch | None = None,
+        tags: Iterable[str] = (),
+        leaving: bool = False,
+        sequence: int | None = None,
+    ) -> None:
+        """A pong that has seen the last published document, unless told otherwise."""
+        document = self.leader.document
+        reports = {
+            app: state if isinstance(state, RunReport) else RunReport(self.command_of(app), state)
+            for app, state in (runs or {}).items()
+        }
+        self.feed(
+            PongRead(
+                Pong(
+                    worker,
+                    Incarnation(lineage or f"folder-of-{worker}", number),
+                    sequence or next(self._sequences),
+                    1,
+                    GIVEN_TERM,
+                    seen or (document.epoch if document else None),
+                    frozenset(tags),
+                    leaving=leaving,
+                    applications=reports,
+                )
+            )
+        )
+
+    def command_of(self, application: ApplicationId) -> str:
+        return self.entry(application).command
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass; every wake-up that is asked for happens, and every document is published."""
+        until = self.now + seconds
+        while (at := self.leader.next_wakeup) is not None and at <= until:
+            self.now = max(self.now, at)
+            self.feed(Wakeup())
+            self.publish_issued()
+        self.now = until
+        self.wall_ms += int(seconds * 1000)
+
+    def publish_issued(self) -> None:
+        issued = [effect.document for effect in self.effects if isinstance(effect, PublishDocument)]
+        known = self.leader.document
+        if issued and (known is None or issued[-1].epoch > known.epoch):
+            self.feed(Published(self.at().offset))
+
+    def settle(self) -> AssignmentDocument:
+        """What is published once everything so far has settled."""
+        self.publish_issued()
+        self.pass_s(1.5)
+        return self.document
+
+    @property
+    def document(self) -> AssignmentDocument:
+        assert self.leader.document is not None
+        return self.leader.document
+
+    def entry(self, application: ApplicationId) -> ApplicationEntry:
+        return self.document.applications[application]
+
+    def state(self, application: ApplicationId) -> ApplicationState:
+        return self.entry(application).state
+
+    def all(self, kind: type[EffectT]) -> list[EffectT]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def facts(self, kind: FactKind) -> list[Fact]:
+        return [report.fact for report in self.all(Report) if report.fact.kind is kind]
+
+    @property
+    def pings(self) -> list[Ping]:
+        return [effect.ping for effect in self.all(SendPing)]
+
+    def keep_company(self, seconds: float, *workers: str) -> None:
+        """Let time pass with these workers answering, each with what it was last named for."""
+        for _ in range(int(seconds / OPTIONS.round_s * 2)):
+            self.pass_s(OPTIONS.round_s / 2)
+            for worker in workers:
+                self.runs_what_it_should(worker)
+
+    def runs_what_it_should(self, worker: str) -> None:
+        named = [app for app, entry in self.document.applications.items() if entry.worker == worker]
+        entry = self.document.workers.get(worker)
+        self.pong(
+            worker,
+            dict.fromkeys(named, RunState.RUNNING),
+            number=entry.incarnation.number if entry else 1,
+            tags=entry.tags if entry else (),
+        )
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def running(
+    rig: Rig, *workers: str, mode: Mode = Mode.AVAILABLE, apps: Iterable[ApplicationId] = (A,)
+) -> None:
+    """Lead these workers, with these applications running on them."""
+    rig.lead()
+    for worker in workers:
+        rig.pong(worker)
+    for app in apps:
+        rig.start(app, mode=mode)
+    rig.settle()
+    for worker in workers:
+        rig.runs_what_it_should(worker)
+    rig.settle()
+
+
+def named(worker: str | None, **more: object) -> ApplicationEntry:
+    """An entry of a predecessor's document."""
+    state = ApplicationState.RUNNING if worker else ApplicationState.WAITING
+    entry = ApplicationEntry(
+        "start-1", state, Mode.AVAILABLE, SMALL, worker=worker, offset=10, timestamp_ms=1
+    )
+    return replace(entry, **more)  # type: ignore[arg-type]
+
+
+def predecessors(
+    applications: Mapping[ApplicationId, ApplicationEntry], *workers: str, consumed: int = 50, **more: object
+) -> AssignmentDocument:
+    document = AssignmentDocument(
+        epoch=Epoch(40, 3),
+        leader="leader-0",
+        consumed=consumed,
+        deadline_s=30.0,
+        workers={worker: WorkerEntry(incarnation(worker)) for worker in workers},
+        applications=applications,
+    )
+    return replace(document, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.rule("SH-4")
+def test_the_leader_assigns_and_publishes_one_complete_document(rig: Rig) -> None:
+    """The leader assigns, and publishes one complete assignment document."""
+    running(rig, "w1", "w2", apps=[A, B])
+    assert set(rig.document.workers) == {"w1", "w2"}
+    assert {rig.entry(A).worker, rig.entry(B).worker} == {"w1", "w2"}
+    assert rig.state(A) is rig.state(B) is ApplicationState.RUNNING
+    assert rig.document.epoch.term == GIVEN_TERM
+    assert rig.document.leader == "leader-1"
+
+
+@pytest.mark.rule("SH-4")
+def test_at_most_one_document_is_under_way(rig: Rig) -> None:
+    """At most one PublishDocument is under way, and it is answered."""
+    rig.lead()
+    rig.pong("w1")
+    rig.now += 2
+    rig.feed(Wakeup())
+    assert len(rig.all(PublishDocument)) == 1
+    rig.start(A)
+    rig.now += 5
+    rig.feed(Wakeup())
+    assert len(rig.all(PublishDocument)) == 1
+    rig.feed(Published(rig.at().offset))
+    assert len(rig.all(PublishDocument)) == 2
+
+
+@pytest.mark.rule("SH-5")
+def test_a_stopped_application_is_taken_out_once_its_worker_has_stopped_it(rig: Rig) -> None:
+    """The leader takes it out and republishes."""
+    running(rig, "w1")
+    rig.stop(A)
+    document = rig.settle()
+    assert rig.state(A) is ApplicationState.STOPPING
+    assert rig.entry(A).worker is None
+    assert rig.entry(A).leaving == Leaving("w1", incarnation("w1"), document.epoch, Mode.AVAILABLE)
+    rig.pong("w1", {A: RunState.STOPPING})
+    assert rig.settle().applications.keys() == {A}
+    rig.pong("w1")
+    assert rig.settle().applications == {}
+
+
+@pytest.mark.rule("SH-5")
+def test_what_no_worker_runs_is_taken_out_at_once(rig: Rig) -> None:
+    running(rig, "w1", apps=[])
+    rig.start(A, tags=["gpu"])
+    rig.settle()
+    assert rig.state(A) is ApplicationState.WAITING
+    rig.stop(A)
+    assert rig.settle().applications == {}
+
+
+@pytest.mark.rule("SH-2")
+def test_start_stop_start_leaves_the_last(rig: Rig) -> None:
+    """Start, stop, start leaves the last; the worker that was still stopping gets it back at once."""
+    running(rig, "w1", "w2")
+    rig.stop(A)
+    rig.settle()
+    before = rig.entry(A)
+    assert before.leaving is not None
+    rig.start(A, "start-2")
+    rig.settle()
+    assert rig.entry(A).command == "start-2"
+    assert (rig.entry(A).worker, rig.entry(A).leaving) == (before.leaving.worker, None)
+
+
+@pytest.mark.rule("SH-13")
+def test_a_start_while_a_stop_goes_on_waits_for_the_worker_that_is_stopping_it(rig: Rig) -> None:
+    running(rig, "w1")
+    rig.pong("w2", tags=["gpu"])
+    rig.settle()
+    rig.stop(A)
+    rig.settle()
+    rig.start(A, "start-2", tags=["gpu"])
+    rig.settle()
+    assert rig.state(A) is ApplicationState.MOVING
+    assert rig.entry(A).worker is None
+    rig.pong("w1", {A: RunReport("start-1", RunState.STOPPING)})
+    assert rig.settle().applications[A].worker is None
+    rig.pong("w1")
+    assert rig.settle().applications[A].worker == "w2"
+
+
+@pytest.mark.rule("SH-4")
+def test_a_new_start_is_given_to_the_same_worker_and_clears_its_failures(rig: Rig) -> None:
+    running(rig, "w1", "w2")
+    worker = rig.entry(A).worker
+    assert worker is not None
+    rig.pong(worker, {A: RunReport("start-1", RunState.FAILED, 5, "exit code 1")})
+    rig.settle()
+    assert rig.entry(A).failed_on == {worker: "exit code 1"}
+    rig.pong(worker)
+    rig.settle()
+    second = rig.entry(A).worker
+    assert second not in {None, worker}
+    rig.start(A, "start-2")
+    rig.settle()
+    assert (rig.entry(A).worker, rig.entry(A).failed_on) == (second, {})
+    assert rig.state(A) is ApplicationState.ASSIGNED
+
+
+@pytest.mark.rule("SH-14")
+def test_a_start_in_another_mode_waits_even_for_the_same_worker(rig: Rig) -> None:
+    """What may run on in one mode is not taken over by the other without a stop."""
+    running(rig, "w1", mode=Mode.EXCLUSIVE)
+    rig.start(A, "start-2", mode=Mode.AVAILABLE)
+    rig.settle()
+    leaving = rig.entry(A).leaving
+    assert leaving is not None
+    assert leaving.mode is Mode.EXCLUSIVE
+    assert rig.entry(A).worker is None
+    rig.keep_company(20)
+    assert "w1" not in rig.document.workers
+    rig.pong("w2")
+    rig.settle()
+    assert rig.entry(A).worker is None
+    rig.pass_s(8)
+    assert rig.entry(A).worker == "w2"
+
+
+@pytest.mark.rule("SH-4")
+def test_the_same_command_again_is_no_restart(rig: Rig) -> None:
+    """A command id that the document has is the same start."""
+    running(rig, "w1")
+    before = rig.document
+    rig.start(A, "start-1")
+    assert rig.settle() is before
+    rig.start(B)
+    rig.settle()
+    after, entry = rig.entry(A), before.applications[A]
+    assert after.offset > entry.offset
+    assert replace(after, offset=0, timestamp_ms=0) == replace(entry, offset=0, timestamp_ms=0)
+
+
+@pytest.mark.rule("SH-9")
+def test_nothing_is_published_before_command_has_been_read(rig: Rig) -> None:
+    """Commands published while no leader lived are replayed in order, without a storm."""
+    rig.take_over()
+    rig.pong("w1")
+    rig.start(A)
+    rig.stop(A)
+    rig.start(A, "start-2")
+    rig.start(B)
+    rig.stop(B)
+    rig.start(C)
+    assert rig.all(PublishDocument) == []
+    assert rig.pings == []
+    assert rig.leader.next_wakeup is None
+    effects = rig.feed(CaughtUp())
+    kinds = [type(effect) for effect in effects if not isinstance(effect, Report)]
+    assert kinds == [PublishDocument, SendPing]
+    (published,) = rig.all(PublishDocument)
+    assert {app: entry.command for app, entry in published.document.applications.items()} == {
+        A: "start-2",
+        C: "start-1",
+    }
+    assert {entry.worker for entry in published.document.applications.values()} == {"w1"}
+
+
+@pytest.mark.rule("SH-9")
+def test_a_leader_that_finds_nothing_new_publishes_nothing(rig: Rig) -> None:
+    """A leader restart with live workers restarts no application."""
+    rig.take_over(predecessors({A: named("w1"), B: named("w2")}, "w1", "w2"))
+    rig.feed(CaughtUp())
+    assert len(rig.pings) == 1
+    rig.pong("w1", {A: RunState.RUNNING})
+    rig.pong("w2", {B: RunState.RUNNING})
+    rig.keep_company(60, "w1", "w2")
+    assert rig.all(PublishDocument) == []
+    assert rig.document.epoch == Epoch(40, 3)
+    assert {ping.epoch for ping in rig.pings} == {Epoch(40, 3)}
+
+
+@pytest.mark.rule("SH-9")
+def test_what_the_document_reflects_is_not_applied_twice(rig: Rig) -> None:
+    """The leader starts from the last assignment document."""
+    rig = Rig(offset=0)
+    rig.take_over(predecessors({A: named("w1", offset=3, timestamp_ms=rig.wall_ms)}, "w1", consumed=9))
+    rig.start(A)
+    rig.start(B)
+    rig.start(C, "start-9")
+    rig.stop(D)
+    rig.feed(CaughtUp())
+    assert rig.all(PublishDocument) == [], "B and C were commanded, and had gone, before"
+    assert rig.facts(FactKind.START_COMMANDED) == []
+    assert rig.facts(FactKind.STOP_COMMANDED) == [
+        Fact(FactKind.STOP_COMMANDED, D, detail={"command": "stop-1"})
+    ]
+
+
+@pytest.mark.rule("SH-9", "SH-15")
+@pytest.mark.parametrize(
+    ("copied_from", "expected"), [(10, set()), (61, {A})], ids=["before the stop", "after the stop"]
+)
+def test_a_kept_command_counts_where_the_clients_record_stood(
+    copied_from: int, expected: set[ApplicationId]
+) -> None:
+    """The copy never overrides a stop that the leader had not read yet."""
+    rig = Rig(offset=59)
+    rig.take_over(predecessors({A: named("w1")}, "w1"), term=200)
+    rig.stop(A)
+    start = StartCommand(A, "start-1", SMALL, Mode.AVAILABLE)
+    rig.parts(A, start.archive)
+    rig.feed(StartRead(rig.at(), KeptCommand(start, copied_from)))
+    rig.feed(CaughtUp())
+    rig.publish_issued()
+    wanted = {
+        app
+        for app, entry in rig.document.applications.items()
+        if entry.state is not ApplicationState.STOPPING
+    }
+    assert wanted == expected
+
+
+@pytest.mark.rule("SH-9")
+def test_the_newest_document_on_command_serves_if_assignement_has_lost_it(rig: Rig) -> None:
+    rig.take_over(None)
+    document = predecessors({A: named("w1")}, "w1")
+    rig.feed(DocumentRead(Standing(60, 1, 10), replace(document, epoch=Epoch(40, 2), applications={})))
+    rig.feed(DocumentRead(Standing(61, 1, 10), document))
+    rig.feed(CaughtUp())
+    assert rig.document == document
+    assert rig.all(PublishDocument) == []
+
+
+@pytest.mark.rule("SH-7")
+@pytest.mark.parametrize("assignement_lost", [True, False])
+def test_a_late_document_on_command_is_not_gone_on_from(rig: Rig, assignement_lost: bool) -> None:
+    """A deposed leader's late assignment is refused, by its successor's successor as well."""
+    last = predecessors({A: named("w1")}, "w1")
+    late = predecessors({A: named("w2")}, "w2", epoch=Epoch(20, 900))
+    rig.take_over(None if assignement_lost else last)
+    rig.feed(DocumentRead(Standing(30, 1, 10), replace(late, epoch=Epoch(20, 899))))
+    if assignement_lost:
+        rig.feed(LeaderRead(Standing(40, 1, 10), LeaderAnnouncement("leader-0")))
+        rig.feed(DocumentRead(Standing(60, 1, 10), replace(last, epoch=Epoch(40, 1))))
+        rig.feed(DocumentRead(Standing(61, 1, 10), last))
+    else:
+        late = replace(late, epoch=Epoch(50, 1))
+    rig.feed(DocumentRead(Standing(62, 1, 10), late))
+    rig.feed(CaughtUp())
+    assert rig.document == last
+    assert rig.all(PublishDocument) == []
+
+
+@pytest.mark.rule("SH-7")
+@pytest.mark.parametrize(
+    "event",
+    [
+        LeaderRead(Standing(GIVEN_TERM + 1, 1, 10), LeaderAnnouncement("leader-2")),
+        DocumentRead(Standing(300, 1, 10), predecessors({}, epoch=Epoch(GIVEN_TERM + 1, 1))),
+        Deposed("fenced"),
+        Stop(),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+@pytest.mark.parametrize("caught_up", [True, False])
+def test_only_the_active_leader_acts(rig: Rig, event: LeaderEvent, caught_up: bool) -> None:
+    """Only the active leader acts: another term, or being fenced, ends it, and nothing comes afterwards."""
+    rig.take_over()
+    if caught_up:
+        rig.feed(CaughtUp())
+    effects = rig.feed(event)
+    assert isinstance(effects[-1], StepDown)
+    assert len(rig.facts(FactKind.STEPPED_DOWN)) == 1
+    assert rig.leader.next_wakeup is None
+    rig.pong("w1")
+    rig.start(A)
+    rig.now += 100
+    assert rig.feed(Wakeup()) == []
+    assert rig.effects[-1] is effects[-1]
+
+
+@pytest.mark.rule("SH-7")
+def test_earlier_terms_and_its_own_records_do_not_end_a_leader(rig: Rig) -> None:
+    rig.take_over()
+    rig.feed(LeaderRead(Standing(30, 1, 10), LeaderAnnouncement("leader-0")))
+    rig.feed(LeaderRead(Standing(GIVEN_TERM, 1, 10), LeaderAnnouncement("leader-1")))
+    rig.feed(CaughtUp())
+    rig.pong("w1")
+    rig.feed(DocumentRead(rig.at(), rig.settle()))
+    assert rig.all(StepDown) == []
+
+
+@pytest.mark.rule("SH-7")
+def test_epochs_grow(rig: Rig) -> None:
+    """Epochs grow from document to document."""
+    running(rig, "w1", "w2", apps=[A, B])
+    rig.stop(A)
+    rig.settle()
+    epochs = [effect.document.epoch for effect in rig.all(PublishDocument)]
+    assert epochs == sorted(set(epochs))
+    assert len(epochs) >= 3
+
+
+@pytest.mark.rule("SH-8")
+def test_each_round_the_leader_pings(rig: Rig) -> None:
+    """Each round the leader pings on CONTROL."""
+    rig.lead()
+    rig.pass_s(35)
+    assert [ping.round for ping in rig.pings] == [1, 2, 3, 4]
+    assert {(ping.term, ping.leader, ping.deadline_s) for ping in rig.pings} == {
+        (GIVEN_TERM, "leader-1", 30.0)
+    }
+
+
+@pytest.mark.rule("SH-8", "SH-14")
+def test_a_ping_says_which_pongs_were_heard(rig: Rig) -> None:
+    rig.lead(predecessors({}, "w0"))
+    rig.pong("w1", sequence=7)
+    rig.pass_s(10)
+    assert rig.pings[-1].heard == {"w1": Heard(incarnation("w1"), 7)}
+
+
+@pytest.mark.rule("SH-14")
+def test_a_new_worker_is_answered_before_the_next_round(rig: Rig) -> None:
+    """Else it could start no exclusive application for up to a round."""
+    rig.lead()
+    rig.pass_s(3)
+    rig.pong("w1", sequence=7)
+    rig.pass_s(1)
+    assert [ping.round for ping in rig.pings] == [1, 1]
+    assert "w1" in rig.pings[-1].heard
+
+
+@pytest.mark.rule("SH-9", "SH-14")
+def test_a_new_leader_answers_the_workers_that_it_takes_over_before_the_next_round(rig: Rig) -> None:
+    """Else what its predecessor permitted could run out, and exclusive applications stop."""
+    rig.lead(predecessors({A: named("w1", mode=Mode.EXCLUSIVE)}, "w1"))
+    assert rig.pings[-1].heard == {}
+    for number in range(3):
+        rig.pong("w1", {A: RunState.RUNNING}, sequence=number + 1)
+    rig.pass_s(5)
+    assert [ping.round for ping in rig.pings] == [1, 1]
+    assert rig.pings[-1].heard == {"w1": Heard(incarnation("w1"), 3)}
+
+
+@pytest.mark.rule("SH-8")
+def test_an_unchanged_round_changes_nothing(rig: Rig) -> None:
+    """An unchanged round changes nothing."""
+    running(rig, "w1", "w2", apps=[A, B, C])
+    published = len(rig.all(PublishDocument))
+    rig.keep_company(200, "w1", "w2")
+    assert len(rig.all(PublishDocument)) == published
+    assert len(rig.pings) >= 20
+
+
+@pytest.mark.rule("SH-8")
+def test_who_misses_a_full_round_is_removed_and_who_is_new_is_added(rig: Rig) -> None:
+    """Who misses `missed_rounds` is removed, who is new is added; a change recomputes and republishes."""
+    running(rig, "w1", "w2", apps=[A, B])
+    rig.pass_s(10)
+    rig.runs_what_it_should("w1")
+    assert set(rig.document.workers) == {"w1", "w2"}, "w2 was heard in the first round"
+    rig.pass_s(10)
+    assert set(rig.document.workers) == {"w1"}
+    assert [fact.worker for fact in rig.facts(FactKind.WORKER_REMOVED)] == ["w2"]
+    assert rig.entry(A).worker == rig.entry(B).worker == "w1"
+
+
+@pytest.mark.rule("SH-8")
+def test_missed_rounds_are_counted_from_the_last_pong() -> None:
+    rig = Rig(replace(OPTIONS, missed_rounds=3, deadline_s=50.0))
+    running(rig, "w1")
+    silent_since = rig.now
+    while rig.document.workers:
+        rig.pass_s(1)
+    assert 30 <= rig.now - silent_since <= 41.5
+
+
+@pytest.mark.rule("SH-9")
+def test_a_new_leader_removes_nobody_before_its_second_round(rig: Rig) -> None:
+    """A leader corrects from the second round on."""
+    rig.lead(predecessors({A: named("w1"), B: named("w2")}, "w1", "w2"))
+    rig.pong("w1", {A: RunState.RUNNING})
+    rig.pass_s(9.9)
+    assert rig.all(PublishDocument) == []
+    rig.pass_s(1)
+    assert set(rig.document.workers) == {"w1"}
+    assert rig.entry(B).worker == "w1"
+
+
+@pytest.mark.rule("SH-8")
+def test_a_leader_that_overslept_holds_it_against_nobody(rig: Rig) -> None:
+    """Pongs that were not read yet were not missed."""
+    running(rig, "w1")
+    rig.now += 100
+    rig.feed(Wakeup())
+    rig.publish_issued()
+    assert set(rig.document.workers) == {"w1"}
+    rig.pass_s(11)
+    assert set(rig.document.workers) == set()
+
+
+@pytest.mark.rule("SH-3")
+def test_a_greater_incarnation_of_the_same_folder_takes_over_at_once(rig: Rig) -> None:
+    running(rig, "w1", "w2", mode=Mode.EXCLUSIVE)
+    holder = rig.entry(A).worker
+    assert holder is not None
+    rig.pong(holder, number=2)
+    document = rig.settle()
+    assert document.workers[holder].incarnation == incarnation(holder, 2)
+    assert (rig.entry(A).worker, rig.entry(A).leaving) == (holder, None)
+    assert rig.state(A) is ApplicationState.ASSIGNED
+    rig.pong(holder, {A: RunState.RUNNING}, number=1)
+    assert rig.settle() is document, "an older incarnation's pong is ignored"
+
+
+@pytest.mark.rule("SH-13")
+def test_a_greater_incarnation_shows_that_what_was_waited_for_has_ended(rig: Rig) -> None:
+    running(rig, "w1", mode=Mode.EXCLUSIVE)
+    rig.stop(A)
+    rig.settle()
+    assert rig.state(A) is ApplicationState.STOPPING
+    rig.pong("w1", number=2, seen=Epoch(1, 1))
+    assert A not in rig.settle().applications
+
+
+@pytest.mark.rule("SH-3")
+def test_another_folder_under_a_known_id_is_refused_until_the_known_worker_is_gone(rig: Rig) -> None:
+    """Of two lineages under one worker id none knows of the other."""
+    running(rig, "w1")
+    for _ in range(2):
+        rig.pong("w1", lineage="elsewhere")
+    document = rig.settle()
+    assert document.workers["w1"].incarnation == incarnation("w1")
+    assert len(rig.facts(FactKind.WORKER_REFUSED)) == 1
+    ((about, reason),) = [(aside.key, aside.reason) for aside in document.set_aside]
+    assert about == "pong:w1"
+    assert "elsewhere" in reason
+    assert "w1" not in rig.pings[-1].heard or rig.pings[-1].heard["w1"].incarnation == incarnation("w1")
+    rig.pass_s(25)
+    assert rig.document.workers == {}
+    rig.pong("w1", lineage="elsewhere")
+    assert rig.settle().workers["w1"].incarnation.lineage == "elsewhere"
+
+
+@pytest.mark.rule("SH-8")
+def test_a_worker_that_leaves_is_removed_at_once_and_waited_for_no_more(rig: Rig) -> None:
+    running(rig, "w1", "w2", mode=Mode.EXCLUSIVE, apps=[A, B])
+    rig.stop(A)
+    rig.settle()
+    leaving = rig.entry(A).leaving
+    assert leaving is not None
+    rig.pong(leaving.worker, seen=Epoch(0, 0), leaving=True)
+    document = rig.settle()
+    assert leaving.worker not in document.workers
+    assert set(document.applications) == {B}
+    assert document.applications[B].worker in document.workers
+    assert [fact.worker for fact in rig.facts(FactKind.WORKER_REMOVED)] == [leaving.worker]
+    rig.pong(leaving.worker, sequence=1)
+    assert rig.settle() is document, "what was read before does not bring it back"
+
+
+def moving(rig: Rig, mode: Mode) -> None:
+    """Application A runs on w1, and has to go to w2 by its tags."""
+    rig.lead()
+    rig.pong("w1", tags=["x"])
+    rig.start(A, mode=mode, tags=["x"])
+    rig.settle()
+    rig.pong("w1", {A: RunState.RUNNING}, tags=["x"])
+    rig.pong("w2", tags=["x", "y"])
+    rig.settle()
+    assert rig.entry(A).worker == "w1"
+    rig.start(A, "start-2", mode=mode, tags=["y"])
+
+
+@pytest.mark.rule("SH-13")
+@pytest.mark.parametrize("mode", Mode)
+def test_a_moved_application_is_named_for_the_new_worker_after_the_old_one_stopped_it(
+    rig: Rig, mode: Mode
+) -> None:
+    """A moved application starts on the new worker only after the old one has stopped it."""
+    moving(rig, mode)
+    before = rig.document.epoch
+    epoch = rig.settle().epoch
+    assert rig.state(A) is ApplicationState.MOVING
+    assert (rig.entry(A).worker, rig.entry(A).leaving) == (
+        None,
+        Leaving("w1", incarnation("w1"), epoch, mode),
+    )
+    assert rig.entry(A).reason == "to be started on w2 once w1 has stopped it or is gone"
+    rig.pong("w1", {}, seen=before, tags=["x"])
+    assert rig.settle().applications[A].worker is None, "w1 has not seen yet that it is not named"
+    for state in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING):
+        rig.pong("w1", {A: state}, tags=["x"])
+        assert rig.settle().applications[A].worker is None
+    rig.pong("w1", {}, number=0, tags=["x"])
+    assert rig.settle().applications[A].worker is None, "another incarnation says nothing"
+    rig.pong("w1", {}, tags=["x"])
+    assert rig.settle().applications[A].worker == "w2"
+    assert rig.entry(A).leaving is None
+
+
+@pytest.mark.rule("SH-14")
+def test_a_cut_off_worker_of_an_available_application_is_replaced_once_it_is_removed(rig: Rig) -> None:
+    """Mode available: a cut-off worker runs on."""
+    running(rig, "w1", "w2", apps=[A, B])
+    gone = rig.entry(A).worker
+    other = rig.entry(B).worker
+    assert gone is not None
+    assert other is not None
+    rig.keep_company(25, other)
+    assert rig.entry(A).worker == other
+    assert rig.entry(A).leaving is None
+
+
+@pytest.mark.rule("SH-14")
+def test_a_cut_off_worker_of_an_exclusive_application_is_waited_for_until_its_deadline(rig: Rig) -> None:
+    """Mode exclusive: only then is it started elsewhere."""
+    running(rig, "w1", "w2", mode=Mode.EXCLUSIVE, apps=[A, B])
+    gone, other = rig.entry(A).worker, rig.entry(B).worker
+    assert gone is not None
+    assert other is not None
+    rig.pong(gone, {A: RunState.RUNNING})
+    heard_at = rig.now
+    while rig.entry(A).worker != other:
+        rig.runs_what_it_should(other)
+        rig.pass_s(0.5)
+        if gone not in rig.document.workers and rig.now - heard_at < 30:
+            leaving = rig.entry(A).leaving
+            assert leaving is not None
+            assert leaving.worker == gone
+    assert 30 <= rig.now - heard_at <= 32
+
+
+@pytest.mark.rule("SH-14")
+def test_a_pong_after_the_removal_begins_the_deadline_anew(rig: Rig) -> None:
+    """It is counted from the last pong that a leader can have heard, even of a worker that left since."""
+    running(rig, "w1", mode=Mode.EXCLUSIVE)
+    rig.pass_s(25)
+    assert rig.state(A) is ApplicationState.WAITING
+    rig.stop(A)
+    rig.pong("w1", {A: RunState.RUNNING})
+    rig.settle()
+    rig.pass_s(25)
+    assert rig.document.workers == {}
+    assert rig.state(A) is ApplicationState.STOPPING, "30 s since the first removal are over by far"
+    rig.pass_s(5)
+    assert rig.document.applications == {}
+
+
+@pytest.mark.rule("SH-14")
+@pytest.mark.parametrize(
+    ("own_s", "inherited_s"),
+    [(30.0, 30.0), (30.0, 70.0), (70.0, 30.0)],
+    ids=["same", "longer before", "shorter before"],
+)
+def test_a_leader_waits_for_what_its_predecessor_may_have_heard(own_s: float, inherited_s: float) -> None:
+    """For a leader that did not read it itself, the deadline is counted since it took over."""
+    rig = Rig(replace(OPTIONS, deadline_s=own_s))
+    exclusive = named("w1", mode=Mode.EXCLUSIVE)
+    rig.lead(predecessors({A: exclusive}, "w1", deadline_s=inherited_s))
+    took_over_at = rig.now
+    rig.publish_issued()
+    rig.pong("w2")
+    while rig.entry(A).worker != "w2":
+        rig.pass_s(1)
+        rig.pong("w2")
+    assert max(own_s, inherited_s) <= rig.now - took_over_at <= max(own_s, inherited_s) + 4
+
+
+@pytest.mark.rule("SH-14")
+def test_the_document_says_the_longest_deadline_that_workers_can_still_count_on() -> None:
+    """A third leader must wait for what the first one permitted, whatever the second one's settings."""
+    rig = Rig()
+    rig.lead(predecessors({A: named("w1")}, "w1", deadline_s=70.0))
+    assert rig.all(PublishDocument) == []
+    assert rig.pings[-1].deadline_s == 30.0
+    rig.keep_company(65, "w1")
+    assert rig.document.deadline_s == 70.0
+    rig.keep_company(10, "w1")
+    assert rig.document.deadline_s == 30.0
+    longer = Rig(replace(OPTIONS, deadline_s=90.0))
+    longer.lead(predecessors({}, deadline_s=30.0))
+    assert longer.pings[-1].deadline_s == 30.0, "its successor would not know of more yet"
+    longer.settle()
+    longer.pass_s(10)
+    assert (longer.document.deadline_s, longer.pings[-1].deadline_s) == (90.0, 90.0)
+
+
+@pytest.mark.rule("SH-14")
+def test_a_permission_carries_the_epoch_of_the_document_under_way(rig: Rig) -> None:
+    """A worker that comes back starts nothing by a document older than the one that took it away."""
+    running(rig, "w1")
+    rig.start(B)
+    rig.now += 5
+    rig.feed(Wakeup())
+    issued = rig.all(PublishDocument)[-1].document.epoch
+    assert issued > rig.document.epoch
+    rig.now += 5
+    rig.feed(Wakeup())
+    assert rig.pings[-1].epoch == issued
+
+
+@pytest.mark.rule("SH-14")
+def test_exclusive_is_waited_for_until_the_document_without_it_is_issued(rig: Rig) -> None:
+    """Else a pong that comes just then would be answered by a ping that permits the older document."""
+    running(rig, "w1", mode=Mode.EXCLUSIVE)
+    rig.start(B)
+    rig.now += 2
+    rig.feed(Wakeup())
+    rig.pong("w2")
+    for _ in range(8):
+        rig.now += 9
+        rig.feed(Wakeup())
+        rig.pong("w2")
+    rig.effects.clear()
+    rig.feed(Published(rig.at().offset))
+    (issued,) = rig.all(PublishDocument)
+    assert issued.document.applications[A].worker is None
+    assert issued.document.applications[A].leaving is not None
+    rig.publish_issued()
+    assert rig.settle().applications[A].worker == "w2"
+
+
+@pytest.mark.rule("SH-13")
+def test_a_worker_that_was_cut_off_may_have_back_what_still_waits_for_it(rig: Rig) -> None:
+    """It is the only one that may run it, so that no second one comes about."""
+    running(rig, "w1", "w2", mode=Mode.EXCLUSIVE, apps=[A, B])
+    gone, other = rig.entry(A).worker, rig.entry(B).worker
+    assert gone is not None
+    assert other is not None
+    rig.keep_company(20, other)
+    assert rig.state(A) is ApplicationState.MOVING
+    rig.pong(gone, {A: RunState.RUNNING}, seen=Epoch(1, 1))
+    rig.settle()
+    assert (rig.entry(A).worker, rig.entry(A).leaving) == (gone, None)
+
+
+@pytest.mark.rule("SH-13")
+def test_what_a_returning_worker_still_runs_is_not_started_elsewhere_beside_it(rig: Rig) -> None:
+    running(rig, "w1")
+    rig.pass_s(25)
+    assert (rig.state(A), rig.entry(A).leaving) == (ApplicationState.WAITING, None)
+    rig.pong("w2")
+    rig.pong("w1", {A: RunState.RUNNING})
+    rig.settle()
+    assert rig.entry(A).worker == "w1"
+
+
+@pytest.mark.rule("SH-12")
+def test_moves_in_progress_go_on_where_they_were_going(rig: Rig) -> None:
+    """Placement is balanced and moves the least: each application moves once."""
+    running(rig, "w1", apps=[A, B, C, D])
+    rig.pong("w2")
+    rig.settle()
+    moving_apps = {app for app, entry in rig.document.applications.items() if entry.leaving}
+    assert len(moving_apps) == 2
+    first, second = sorted(moving_apps)
+    stays = dict.fromkeys({A, B, C, D} - moving_apps, RunState.RUNNING)
+    rig.pong("w1", {**stays, second: RunState.STOPPING})
+    rig.settle()
+    assert rig.entry(first).worker == "w2"
+    assert {app for app, entry in rig.document.applications.items() if entry.leaving} == {second}
+    rig.pong("w3", tags=["x"], leaving=True)
+    rig.pong("w1", stays)
+    rig.settle()
+    assert {app for app, entry in rig.document.applications.items() if entry.worker == "w2"} == moving_apps
+
+
+@pytest.mark.rule("SH-12")
+def test_an_application_runs_only_on_a_worker_that_has_all_of_its_tags(rig: Rig) -> None:
+    """An application runs only on a worker that has all of its tags; no tags means anywhere."""
+    rig.lead()
+    rig.pong("w1", tags=["x"])
+    rig.pong("w2", tags=["x", "y"])
+    rig.start(A, tags=["x", "y"])
+    rig.start(B, tags=["z"])
+    rig.start(C)
+    rig.settle()
+    assert (rig.entry(A).worker, rig.entry(C).worker) == ("w2", "w1")
+    assert (rig.state(B), rig.entry(B).reason) == (ApplicationState.WAITING, "no worker has the tag z")
+    rig.pong("w3", tags=["z"])
+    assert rig.settle().applications[B].worker == "w3"
+
+
+@pytest.mark.rule("SH-12")
+def test_a_worker_that_comes_back_with_other_tags_gives_up_what_it_may_not_run(rig: Rig) -> None:
+    rig.lead()
+    rig.pong("w1", tags=["x"])
+    rig.start(A, tags=["x"])
+    rig.settle()
+    rig.pong("w1", {A: RunState.RUNNING}, tags=["y"])
+    rig.settle()
+    leaving = rig.entry(A).leaving
+    assert (rig.state(A), leaving and leaving.worker) == (ApplicationState.WAITING, "w1")
+
+
+@pytest.mark.rule("SH-11", "SH-17")
+def test_what_fails_on_a_worker_is_placed_elsewhere_and_failed_when_none_is_left(rig: Rig) -> None:
+    """`failed` after the limit, placed elsewhere if another worker can take it."""
+    running(rig, "w1", "w2")
+    first = rig.entry(A).worker
+    assert first is not None
+    failed = RunReport("start-1", RunState.FAILED, 5, "exit code 3")
+    rig.pong(first, {A: failed})
+    assert rig.settle().applications[A].leaving is not None
+    rig.pong(first, {A: failed})
+    rig.settle()
+    second = rig.entry(A).worker
+    assert second not in {None, first}
+    assert second is not None
+    rig.pong(second, {A: failed})
+    rig.settle()
+    rig.pong(second)
+    rig.settle()
+    assert rig.state(A) is ApplicationState.FAILED
+    assert rig.entry(A).failed_on == {first: "exit code 3", second: "exit code 3"}
+    assert rig.entry(A).reason == "failed on every worker: w1, w2"
+    published = len(rig.all(PublishDocument))
+    rig.keep_company(40, "w1", "w2")
+    assert len(rig.all(PublishDocument)) == published
+    rig.pong("w3")
+    assert rig.settle().applications[A].worker == "w3", "a worker joined that has not failed it"
+
+
+@pytest.mark.rule("SH-11")
+def test_a_report_of_an_earlier_command_says_nothing_of_this_one(rig: Rig) -> None:
+    running(rig, "w1")
+    rig.start(A, "start-2")
+    rig.settle()
+    for state in (RunState.RUNNING, RunState.FAILED, RunState.FINISHED):
+        rig.pong("w1", {A: RunReport("start-1", state)})
+        rig.settle()
+        assert rig.state(A) is ApplicationState.ASSIGNED
+
+
+@pytest.mark.rule("SH-11")
+def test_what_finished_is_not_started_again_wherever_workers_go(rig: Rig) -> None:
+    running(rig, "w1")
+    rig.pong("w1", {A: RunReport("start-1", RunState.FINISHED, 2)})
+    rig.settle()
+    rig.pong("w1")
+    rig.settle()
+    entry = rig.entry(A)
+    assert (entry.state, entry.worker, entry.leaving) == (ApplicationState.FINISHED, None, None)
+    assert (entry.restarts, entry.reason) == (2, "finished on w1")
+    rig.pong("w1", number=2)
+    rig.pong("w2")
+    assert rig.settle().applications[A] == entry
+    rig.start(A, "start-2")
+    assert rig.settle().applications[A].worker in {"w1", "w2"}
+
+
+def finishes_while_left(rig: Rig, worker: str) -> None:
+    """The worker that is waited for says that it finished by itself, before it was told to stop."""
+    assert rig.entry(A).leaving is not None
+    rig.pong(worker, {A: RunReport("start-1", RunState.FINISHED)})
+    rig.settle()
+    assert (rig.state(A), rig.entry(A).worker) == (ApplicationState.FINISHED, None)
+    rig.pong(worker)
+    assert rig.settle().applications[A].leaving is None
+
+
+@pytest.mark.rule("SH-11")
+def test_what_finishes_while_it_moves_is_not_started_elsewhere(rig: Rig) -> None:
+    rig.lead()
+    rig.pong("w1")
+    for app in (A, B):
+        rig.start(app)
+    rig.settle()
+    rig.runs_what_it_should("w1")
+    rig.pong("w2", tags=["x"])
+    rig.settle()
+    rig.start(C, tags=["x"])
+    rig.settle()
+    moved = [app for app, entry in rig.document.applications.items() if entry.leaving]
+    assert len(moved) == 1
+    assert rig.state(moved[0]) is ApplicationState.MOVING
+    rig.pong("w1", {moved[0]: RunState.FINISHED})
+    rig.settle()
+    rig.pong("w1")
+    rig.settle()
+    assert (rig.state(moved[0]), rig.entry(moved[0]).worker) == (ApplicationState.FINISHED, None)
+
+
+@pytest.mark.rule("SH-11")
+@pytest.mark.parametrize("failed_before", [False, True], ids=["waiting", "failed"])
+def test_what_finishes_while_no_worker_may_take_it_is_finished(rig: Rig, failed_before: bool) -> None:
+    rig.lead()
+    rig.pong("w1", tags=["x"])
+    rig.start(A, tags=["x"])
+    rig.settle()
+    holder = "w1"
+    if failed_before:
+        rig.pong("w2", tags=["x"])
+        for _ in range(2):
+            rig.pong("w1", {A: RunState.FAILED}, tags=["x"])
+            rig.settle()
+        holder = "w2"
+    rig.pong(holder, {A: RunState.RUNNING}, tags=["x"])
+    rig.settle()
+    assert rig.state(A) is ApplicationState.RUNNING
+    rig.pong(holder, {A: RunState.RUNNING}, tags=["y"])
+    rig.settle()
+    assert rig.state(A) is (ApplicationState.FAILED if failed_before else ApplicationState.WAITING)
+    finishes_while_left(rig, holder)
+
+
+@pytest.mark.rule("SH-11")
+def test_the_document_says_what_workers_say(rig: Rig) -> None:
+    """Status is read from the last assignment document alone."""
+    running(rig, "w1")
+    rig.pong("w1", {A: RunReport("start-1", RunState.BACKING_OFF, 3, "exit code 1")})
+    entry = rig.settle().applications[A]
+    assert (entry.state, entry.restarts, entry.reason) == (ApplicationState.ASSIGNED, 3, "exit code 1")
+    rig.pong("w1", {A: RunReport("start-1", RunState.RUNNING, 3)})
+    assert rig.settle().applications[A].state is ApplicationState.RUNNING
+    rig.pong("w1", {})
+    assert rig.settle().applications[A].state is ApplicationState.ASSIGNED
+
+
+@pytest.mark.rule("SH-8")
+def test_changes_are_coalesced(rig: Rig) -> None:
+    """Commands, changed reports and new workers are acted on as read, coalesced over settle_time_s."""
+    rig.lead()
+    rig.pong("w1")
+    rig.now += 0.4
+    for number in range(50):
+        rig.start(ApplicationId("tenant", "channel", f"n{number}"))
+    assert rig.all(PublishDocument) == []
+    rig.now += 0.1
+    rig.feed(Wakeup())
+    assert len(rig.all(PublishDocument)) == 1
+    rig.publish_issued()
+    rig.stop(ApplicationId("tenant", "channel", "n1"))
+    rig.pass_s(0.9)
+    assert len(rig.all(PublishDocument)) == 1, "at most one document a second"
+    rig.pass_s(0.1)
+    assert len(rig.all(PublishDocument)) == 2
+
+
+@pytest.mark.rule("SH-16")
+def test_an_unreadable_record_is_set_aside_with_key_offset_and_reason() -> None:
+    """A record that can't be read is set aside with key, offset and reason; leader and workers go on."""
+    rig = Rig(replace(OPTIONS, max_set_aside=3))
+    rig.take_over()
+    rig.feed(Unreadable(Standing(7, 1, 10), "cmd:t/c/a", "no JSON"))
+    rig.feed(CaughtUp())
+    rig.feed(Unreadable(Standing(201, 1, 10), "cmd:t/c/b", "no such mode"))
+    assert rig.settle().set_aside == (
+        SetAside(7, "cmd:t/c/a", "no JSON"),
+        SetAside(201, "cmd:t/c/b", "no such mode"),
+    )
+    for offset in range(202, 205):
+        rig.feed(Unreadable(Standing(offset, 1, 10), "cmd:t/c/b", "again"))
+    rig.start(A)
+    assert [aside.offset for aside in rig.settle().set_aside] == [202, 203, 204]
+    assert A in rig.document.applications
+    assert rig.document.consumed >= 204
+
+
+@pytest.mark.rule("SH-16")
+def test_a_poisoned_pong_is_shown_once(rig: Rig) -> None:
+    rig.lead()
+    for offset in range(3):
+        rig.feed(Unreadable(Standing(offset, 1, 10), "pong:w1", "no JSON"))
+    assert rig.settle().set_aside == (SetAside(0, "pong:w1", "no JSON"),)
+
+
+@pytest.mark.rule("SH-16")
+def test_what_a_predecessor_set_aside_is_not_set_aside_again() -> None:
+    rig = Rig()
+    aside = SetAside(7, "cmd:t/c/a", "no JSON")
+    rig.take_over(predecessors({}, set_aside=(aside,), consumed=9))
+    rig.feed(Unreadable(Standing(6, 1, 10), "cmd:t/c/z", "out of the list by now"))
+    rig.feed(Unreadable(Standing(7, 1, 10), "cmd:t/c/a", "no JSON"))
+    rig.feed(CaughtUp())
+    assert rig.all(PublishDocument) == []
+    rig.feed(Unreadable(Standing(10, 1, 10), "cmd:t/c/b", "new"))
+    assert rig.settle().set_aside == (aside, SetAside(10, "cmd:t/c/b", "new"))
+
+
+BIG = Archive("big", 350_000, 2)
+
+
+@pytest.mark.rule("SH-15")
+def test_a_start_beyond_the_size_budget_is_refused_with_the_numbers(rig: Rig) -> None:
+    """Starts beyond the size budget are refused."""
+    running(rig, "w1", apps=[])
+    rig.start(A, archive=BIG)
+    rig.start(B, archive=replace(BIG, sha256="other"))
+    rig.settle()
+    assert rig.entry(A).worker == "w1"
+    refused = rig.entry(B)
+    assert (refused.state, refused.worker) == (ApplicationState.REFUSED, None)
+    assert refused.reason == (
+        "its archive of 350000 bytes and the 350000 bytes of the other applications are more than the "
+        "budget of 400000 bytes (40% of COMMAND's retention of 1000000 bytes)"
+    )
+    assert rig.facts(FactKind.COMMAND_REFUSED)[0].application == B
+    rig.start(A, "start-2", archive=replace(BIG, sha256="newer"))
+    rig.settle()
+    assert rig.entry(A).command == "start-2", "it takes the place of its own earlier one"
+    rig.stop(A)
+    rig.settle()
+    rig.pong("w1")
+    rig.start(B, "start-2", archive=BIG)
+    assert rig.settle().applications[B].worker == "w1"
+
+
+@pytest.mark.rule("SH-15")
+def test_a_refused_start_leaves_what_runs_and_keeps_its_command(rig: Rig) -> None:
+    """The client's new record has taken the place of the running one's under its key."""
+    running(rig, "w1")
+    before = rig.entry(A)
+    rig.start(A, "start-2", archive=Archive("huge", 900_000, 2))
+    rig.settle()
+    assert rig.entry(A) == before
+    assert [aside.key for aside in rig.document.set_aside] == [f"cmd:{A}"]
+    (keep,) = rig.all(KeepCommands)
+    start = StartCommand(A, "start-1", before.archive, before.mode)
+    assert keep.commands == (KeptCommand(start, before.offset),)
+    kept_at = rig.at()
+    rig.feed(StartRead(kept_at, keep.commands[0]))
+    rig.feed(Kept({A: kept_at}))
+    rig.start(B)
+    assert rig.settle().applications[A] == replace(
+        before, offset=kept_at.offset, timestamp_ms=kept_at.timestamp_ms
+    )
+    successor = Rig(offset=0)
+    successor.take_over(rig.document, term=500)
+    successor.feed(StartRead(Standing(kept_at.offset - 5, 1, 9), replace(start, command="start-2")))
+    successor.parts(A, start.archive)
+    successor.feed(StartRead(kept_at, keep.commands[0]))
+    successor.feed(CaughtUp())
+    assert successor.all(PublishDocument) == []
+
+
+@pytest.mark.rule("SH-2", "SH-9", "SH-15")
+@pytest.mark.parametrize(
+    ("commands", "expected"),
+    [
+        ("stop, start, huge", "start-2"),
+        ("start, huge", "start-2"),
+        ("huge", "start-1"),
+        ("stop, huge", "huge"),
+        ("start, stop, huge", "huge"),
+        ("stop, huge, start", "start-2"),
+        ("stop, huge-1, huge", "huge"),
+    ],
+)
+def test_a_refused_start_that_is_replayed_leaves_what_came_before_it(commands: str, expected: str) -> None:
+    """As if a leader had been there all the time: what a refused start leaves may be a stop."""
+    rig = Rig(offset=50)
+    rig.take_over(predecessors({A: named("w1")}, "w1"), term=200)
+    for what in commands.split(", "):
+        if what == "stop":
+            rig.stop(A)
+        else:
+            huge = what.startswith("huge")
+            archive = Archive("huge", 900_000, 2) if huge else SMALL
+            rig.start(A, what if huge else "start-2", archive=archive)
+    rig.feed(CaughtUp())
+    rig.publish_issued()
+    refused = expected == "huge"
+    assert rig.entry(A).command == expected
+    assert (rig.state(A) is ApplicationState.REFUSED) == refused
+    assert rig.entry(A).worker == (None if refused else "w1")
+    assert len(rig.all(PublishDocument)) == 1
+
+
+@pytest.mark.rule("SH-15")
+def test_a_start_whose_archive_is_not_there_is_refused(rig: Rig) -> None:
+    """Parts can be dropped, or age out, between their writing and the start."""
+    running(rig, "w1", apps=[])
+    archive = Archive("sha", 1000, 5)
+    rig.parts(A, archive)
+    for number in (1, 3):
+        rig.feed(PartRead(rig.at(0), A, "sha", number))
+    rig.feed(StartRead(rig.at(), StartCommand(A, "start-1", archive, Mode.AVAILABLE)))
+    rig.settle()
+    assert rig.state(A) is ApplicationState.REFUSED
+    assert rig.entry(A).reason == (
+        "2 of the 5 parts of its archive are not on COMMAND (numbers 1, 3): start it again"
+    )
+    rig.start(A, "start-2", archive=archive)
+    assert rig.settle().applications[A].worker == "w1"
+
+
+@pytest.mark.rule("SH-15")
+def test_a_start_that_meets_the_dropping_of_its_archive_is_refused(rig: Rig) -> None:
+    """Its parts may stand before the tombstones that are on their way."""
+    running(rig, "w1")
+    rig.start(A, "start-2", archive=Archive("newer", 600, 3))
+    rig.keep_company(75, "w1")
+    assert len(rig.all(DropRecords)) == 1
+    rig.start(B, "start-1")
+    rig.start(A, "start-3")
+    rig.settle()
+    assert (rig.entry(A).command, rig.entry(B).worker) == ("start-2", "w1")
+    assert rig.document.set_aside[-1].reason.endswith("just being dropped: start it again")
+    for number in range(2):
+        rig.feed(PartRead(rig.at(0), A, "sha", number))
+    rig.start(A, "start-4")
+    assert rig.settle().applications[A].command == "start-4"
+
+
+def kept(rig: Rig) -> list[KeptCommand]:
+    return [command for keep in rig.all(KeepCommands) for command in keep.commands]
+
+
+def keep_it(rig: Rig) -> Standing:
+    """Carry out the last KeepCommands as a driver does."""
+    standing = {}
+    for command in rig.all(KeepCommands)[-1].commands:
+        rig.parts(command.start.application, command.start.archive)
+        standing[command.start.application] = rig.at()
+        rig.feed(StartRead(standing[command.start.application], command))
+    rig.feed(Kept(standing))
+    return max(standing.values(), key=lambda at: at.offset)
+
+
+@pytest.mark.rule("SH-15")
+def test_a_running_applications_start_command_is_kept_before_it_would_age_out(rig: Rig) -> None:
+    """It is republished before it would age out."""
+    running(rig, "w1")
+    offset = rig.entry(A).offset
+    rig.keep_company(480, "w1")
+    assert kept(rig) == []
+    rig.keep_company(30, "w1")
+    assert [(command.start.command, command.original) for command in kept(rig)] == [("start-1", offset)]
+    at = keep_it(rig)
+    document = rig.document
+    rig.keep_company(30, "w1")
+    assert rig.document is document, "no document is published for that alone"
+    rig.keep_company(440, "w1")
+    assert len(kept(rig)) == 1
+    rig.keep_company(60, "w1")
+    assert [command.original for command in kept(rig)] == [offset, offset]
+    assert len(kept(rig)) == 2
+    rig.start(B)
+    rig.settle()
+    assert (rig.entry(A).offset, rig.entry(A).timestamp_ms) == (at.offset, at.timestamp_ms)
+
+
+@pytest.mark.rule("SH-15")
+def test_an_older_copy_that_is_read_late_does_not_take_away_the_newer_one(rig: Rig) -> None:
+    """The copy of a running application's command is dropped only when nothing needs it any more."""
+    huge = Archive("huge", OPTIONS.retention_bytes, 1)
+    running(rig, "w1")
+    first = rig.entry(A)
+    rig.start(A, "start-2")
+    rig.settle()
+    rig.start(A, "too-much", archive=huge)
+    older = rig.at()
+    ((newer,),) = [keep.commands for keep in rig.all(KeepCommands)]
+    assert newer.start.command == "start-2"
+    rig.feed(Kept({A: rig.at()}))
+    copy = StartCommand(A, first.command, first.archive, first.mode)
+    rig.feed(StartRead(older, KeptCommand(copy, first.offset)))
+    rig.settle()
+    rig.pass_s(OPTIONS.round_s)
+    assert not any(drop.kept for drop in rig.all(DropRecords))
+
+
+@pytest.mark.rule("SH-15")
+def test_a_running_applications_start_command_is_kept_before_size_would_drop_it(rig: Rig) -> None:
+    running(rig, "w1")
+    for _ in range(4):
+        rig.feed(Unreadable(rig.at(100_000), "noise", "noise"))
+    assert kept(rig) == []
+    rig.feed(Unreadable(rig.at(100_000), "noise", "noise"))
+    rig.feed(Wakeup())
+    assert [command.start.application for command in kept(rig)] == [A]
+    rig.feed(Unreadable(rig.at(300_000), "noise", "noise"))
+    assert len(kept(rig)) == 1, "one transaction at a time"
+    keep_it(rig)
+    rig.settle()
+    assert len(kept(rig)) == 1
+
+
+@pytest.mark.rule("SH-15")
+def test_commands_are_kept_in_batches() -> None:
+    rig = Rig(replace(OPTIONS, keep_batch_bytes=2500))
+    running(rig, "w1", apps=[A, B, C])
+    rig.feed(Unreadable(rig.at(600_000), "noise", "noise"))
+    assert [command.start.application for command in kept(rig)] == [A, B]
+    keep_it(rig)
+    assert [command.start.application for command in kept(rig)] == [A, B, C]
+
+
+@pytest.mark.rule("SH-15")
+def test_a_start_command_that_is_gone_is_written_again_from_the_document() -> None:
+    """A leader may die between a refusal and keeping what the refused command displaced."""
+    rig = Rig(offset=20)
+    rig.take_over(predecessors({A: named("w1", offset=10)}, "w1"), term=200)
+    rig.parts(A, SMALL)
+    rig.feed(CaughtUp())
+    assert [(command.start.command, command.original) for command in kept(rig)] == [("start-1", 10)]
+
+
+@pytest.mark.rule("SH-15")
+@pytest.mark.parametrize("how", ["stop", "start anew"])
+def test_the_copy_is_dropped_when_no_document_needs_it(rig: Rig, how: str) -> None:
+    """When the application stops, or starts anew, the copy is dropped."""
+    running(rig, "w1")
+    rig.feed(Unreadable(rig.at(600_000), "noise", "noise"))
+    keep_it(rig)
+    rig.settle()
+    assert rig.all(DropRecords) == []
+    if how == "stop":
+        rig.stop(A)
+    else:
+        rig.start(A, "start-2")
+    rig.now += 2
+    rig.feed(Wakeup())
+    assert rig.all(DropRecords) == [], "the document without it is not published yet"
+    rig.publish_issued()
+    assert rig.all(DropRecords) == [DropRecords(frozenset({A}))]
+
+
+@pytest.mark.rule("SH-15")
+def test_a_copy_that_comes_after_a_stop_starts_nothing_and_is_dropped(rig: Rig) -> None:
+    running(rig, "w1")
+    rig.feed(Unreadable(rig.at(600_000), "noise", "noise"))
+    rig.stop(A)
+    rig.settle()
+    rig.pong("w1")
+    keep_it(rig)
+    assert rig.settle().applications == {}
+    assert rig.all(DropRecords) == [DropRecords(frozenset({A}))]
+
+
+@pytest.mark.rule("SH-15")
+def test_archives_are_dropped_once_nothing_has_used_them_for_a_while(rig: Rig) -> None:
+    """Not at once: a client may be writing the same parts again, for its next start."""
+    running(rig, "w1")
+    rig.start(A, "start-2", archive=Archive("newer", 600, 3))
+    rig.keep_company(55, "w1")
+    assert rig.all(DropRecords) == []
+    rig.keep_company(20, "w1")
+    ((app, archive),) = rig.all(DropRecords)[0].archives
+    assert (app, archive.sha256, archive.parts) == (A, "sha", 2)
+    for number in range(2):
+        rig.feed(PartRead(rig.at(0), A, "sha", number))
+    rig.keep_company(100, "w1")
+    assert len(rig.all(DropRecords)) == 1
+
+
+@pytest.mark.rule("SH-15")
+def test_parts_that_a_client_is_still_writing_are_not_dropped(rig: Rig) -> None:
+    running(rig, "w1", apps=[])
+    archive = Archive("slow", 2000, 20)
+    for number in range(20):
+        rig.feed(PartRead(rig.at(), A, "slow", number))
+        rig.keep_company(20, "w1")
+    assert rig.all(DropRecords) == []
+    rig.feed(StartRead(rig.at(), StartCommand(A, "start-1", archive, Mode.AVAILABLE)))
+    assert rig.settle().applications[A].worker == "w1"
+
+
+def test_a_stop_of_what_is_unknown_changes_nothing(rig: Rig) -> None:
+    rig.lead()
+    rig.stop(A)
+    rig.pass_s(5)
+    assert rig.all(PublishDocument) == []
+
+
+def test_the_ordering_contract_is_held() -> None:
+    """A pair that is not in the contract is a broken invariant."""
+    rig = Rig()
+    with pytest.raises(InternalError):
+        rig.feed(CaughtUp())
+    with pytest.raises(InternalError):
+        rig.start(A)
+    rig.take_over()
+    with pytest.raises(InternalError):
+        rig.take_over()
+    rig.feed(CaughtUp())
+    with pytest.raises(InternalError):
+        rig.feed(Published(1))
+    with pytest.raises(InternalError):
+        rig.feed(Kept({}))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"round_s": 0.0}, "round_s is 0, and must be more than 0"),
+        ({"missed_rounds": 0}, "missed_rounds is 0, and must be more than 0"),
+        ({"settle_time_s": -1.0}, "settle_time_s is -1, and must be 0 or more"),
+        ({"retention_s": float("inf")}, "retention_s is inf, and must be more than 0"),
+        (
+            {"deadline_s": 60.0},
+            "deadline_s 60 must be over (missed_rounds 1 + 1) x round_s 30 = 60 s: ",
+        ),
+        (
+            {"budget_ratio": 0.6},
+            "budget_ratio 0.6 + keep_ratio 0.5 must be below 1: ",
+        ),
+    ],
+)
+def test_options_that_cannot_keep_the_rules_are_refused(change: Mapping[str, float], says: str) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        Leader("leader-1", replace(LeaderOptions(), **change))  # type: ignore[arg-type]
+    assert str(caught.value).startswith(says)
+
+
+def test_the_deadline_follows_the_rounds() -> None:
+    assert LeaderOptions().permission_s == 90.0
+    assert LeaderOptions(round_s=10.0, missed_rounds=2).permission_s == 40.0
+    LeaderOptions().check()
+
+
+def test_large_documents_are_published_less_often() -> None:
+    assert OPTIONS.publish_interval_s(10) == OPTIONS.publish_interval_s(1000) == 1.0
+    assert OPTIONS.publish_interval_s(10_000) == 10.0
+
+
+def test_every_state_is_reached_and_can_be_left_or_ended() -> None:
+    states = set(ApplicationState)
+    assert set(APPLICATION_STEPS) == states
+    reached = set(APPLICATION_BEGINS).union(*APPLICATION_STEPS.values())
+    assert reached == states
+    assert all(
+        ApplicationState.STOPPING in APPLICATION_STEPS[state] for state in states - set(APPLICATION_ENDS)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, ApplicationState.RUNNING),
+        (ApplicationState.RUNNING, None),
+        (ApplicationState.STOPPING, ApplicationState.RUNNING),
+        (ApplicationState.REFUSED, ApplicationState.ASSIGNED),
+    ],
+)
+def test_a_step_that_is_not_in_the_table_is_a_broken_invariant(
+    before: ApplicationState | None, after: ApplicationState | None
+) -> None:
+    with pytest.raises(InternalError):
+        check_step(before, after)
+
+
+def settled(workers: int, applications: int) -> Rig:
+    rig = Rig(replace(OPTIONS, retention_bytes=10**12, min_publish_interval_s=0.1))
+    rig.lead()
+    for number in range(workers):
+        rig.pong(f"w{number}")
+    for number in range(applications):
+        rig.start(ApplicationId("tenant", "channel", f"a{number}"))
+    rig.settle()
+    return rig
+
+
+@pytest.mark.rule("SH-12")
+def test_ten_thousand_applications_are_placed_evenly_on_two_hundred_workers() -> None:
+    """Placement is balanced, and honours tags."""
+    rig = Rig(replace(OPTIONS, retention_bytes=10**12))
+    rig.take_over()
+    for number in range(200):
+        rig.pong(f"w{number}", tags=["x"] if number % 3 else [])
+    for number in range(10_000):
+        rig.start(ApplicationId("tenant", "c", f"a{number}"), tags=["x"] if number % 7 == 0 else [])
+    rig.feed(CaughtUp())
+    (published,) = rig.all(PublishDocument)
+    entries, workers = published.document.applications.values(), published.document.workers
+    assert set(Counter(entry.worker for entry in entries).values()) == {50}
+    assert all(entry.worker and entry.tags <= workers[entry.worker].tags for entry in entries)
+
+
+def test_a_pong_costs_the_same_however_many_applications_there_are() -> None:
+    """Counted by the entries that are looked at, not by a clock."""
+    looked_at = []
+    for applications in (200, 2000):
+        rig = settled(applications // 20, applications)
+        entries = rig.leader._board.entries
+        counted = _Counted(entries)
+        rig.leader._board.entries = counted
+        rig.runs_what_it_should("w1")
+        looked_at.append(counted.looked_at)
+    assert looked_at[0] == looked_at[1] > 20
+
+
+class _Counted(dict[ApplicationId, ApplicationEntry]):
+    looked_at = 0
+
+    def __getitem__(self, key: ApplicationId) -> ApplicationEntry:
+        self.looked_at += 1
+        return super().__getitem__(key)
+
+    def get(self, key: ApplicationId, default: object = None) -> ApplicationEntry | None:  # type: ignore[override]
+        self.looked_at += 1
+        return super().get(key)
+
+    def items(self) -> object:  # type: ignore[override]
+        self.looked_at += len(self)
+        return super().items()
