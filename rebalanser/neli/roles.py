@@ -1,0 +1,80 @@
+"""Which partition a role belongs to, and which slot a key: the same in every process, on every day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import TypeAlias
+
+from rebalanser.errors import InvalidSettings
+
+Role: TypeAlias = int | str
+"""A role's name: a number, which is its own number (such as a hash slot), or any text."""
+Roles: TypeAlias = Iterable[Role] | Mapping[Role, int]
+"""Roles as a host application names them; a mapping says the number of each."""
+
+
+def _stable_hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def number_of(role: Role) -> int:
+    """The number of a role that was not given one: of an int itself, of a text a stable hash of it.
+
+    It depends on nothing but the role, never on its place in a list: two processes that know different
+    lists, as in a roll-out, agree on every role that both know.
+    """
+    return role if isinstance(role, int) else _stable_hash(role)
+
+
+def slot_of(key: str | bytes, slots: int) -> int:
+    """The hash slot of a key, from 0 to ``slots`` - 1, for roles that are slots (NE-14).
+
+    Raises:
+        InvalidSettings: there is no slot.
+    """
+    if slots < 1:
+        raise InvalidSettings(f"{slots} hash slots: there must be at least one")
+    text = key if isinstance(key, str) else key.decode("latin-1")
+    return _stable_hash(text) % slots
+
+
+def numbered(roles: Roles) -> dict[Role, int]:
+    """Each role with its number.
+
+    Raises:
+        InvalidSettings: a role is neither a text nor a whole number, or its number is none.
+    """
+    named = dict(roles) if isinstance(roles, Mapping) else dict.fromkeys(roles)
+    found: dict[Role, int] = {}
+    for role, number in named.items():
+        if isinstance(role, bool) or not isinstance(role, int | str):
+            raise InvalidSettings(f"{role!r} is no role: a role is a text or a whole number")
+        if isinstance(number, bool) or not isinstance(number, int | None):
+            raise InvalidSettings(f"the number of role {role!r} is {number!r}: it must be a whole number")
+        found[role] = number_of(role) if number is None else number
+    return found
+
+
+class RoleMap:
+    """Which roles belong to which of ``partitions`` partitions: number mod partitions (NE-5)."""
+
+    def __init__(self, roles: Roles, partitions: int) -> None:
+        if partitions < 1:
+            raise InvalidSettings(f"a topic of {partitions} partitions holds no role")
+        self._partition_of = {role: number % partitions for role, number in numbered(roles).items()}
+        found: dict[int, list[Role]] = {}
+        for role, partition in self._partition_of.items():
+            found.setdefault(partition, []).append(role)
+        self._roles_of = {partition: frozenset(names) for partition, names in found.items()}
+
+    def partition_of(self, role: Role) -> int | None:
+        """The partition whose leader leads ``role``; None for a role that this process does not know."""
+        return self._partition_of.get(role)
+
+    def roles_of(self, partition: int) -> frozenset[Role]:
+        """The roles of a partition."""
+        return self._roles_of.get(partition, frozenset())
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter(self._partition_of)

@@ -1,0 +1,214 @@
+"""The times that NELI runs on, and what of them contradicts the mode (NE-11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+
+from rebalanser.errors import InvalidSettings
+
+LEAST_SESSION_S = 0.3
+"""In a shorter one no heartbeat has the time to come back within the deadline."""
+_ROUNDING_S = 1e-9
+
+
+class Mode(StrEnum):
+    """What a leader can count on."""
+
+    NON_EXCLUSIVE = "non-exclusive"
+    """A role rarely lacks a leader; two may overlap for a stated time (NE-6)."""
+    EXCLUSIVE = "exclusive"
+    """At most one leader at any time, by the broker's timestamps and a grace (NE-7, NE-8)."""
+    FAST = "fast"
+    """At most one leader at any time; an orderly hand-over needs no grace (NE-9, NE-10)."""
+
+
+class GroupProtocol(StrEnum):
+    """How the consumer group works; the names are those of Kafka's ``group.protocol``."""
+
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
+    """KIP-848: session timeout and heartbeat interval are the broker's."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeliSettings:
+    """How a member behaves. What is left out (0) follows from the mode and the session timeout.
+
+    Make sure of them with :func:`check`: nothing is checked by the making.
+    """
+
+    mode: Mode = Mode.FAST
+    """What a leader can count on."""
+    session_timeout_s: float = 10.0
+    """How long the group's coordinator waits for a process before it gives its partitions away."""
+    deadline_s: float = 0.0
+    """How old what a leader goes by may be (the T of the classic modes). Default: 1.5 session timeouts in
+    ``non-exclusive``, half of one in ``exclusive``, a quarter of one in ``fast``."""
+    publish_interval_s: float = 0.0
+    """How often heartbeats are published, offsets committed and the partition count asked for.
+    Default: a fifth of the deadline, a tenth of the session timeout in ``non-exclusive``."""
+    groups: int = 1
+    """How many groups share the topic, each publishing at that many times the interval (NE-12)."""
+    heartbeat_interval_s: float = 0.0
+    """How often the client tells the coordinator that it lives. Default: a sixth of the session timeout."""
+    max_poll_interval_s: float = 60.0
+    """How long the client may go without polling; and the rebalance timeout: how long others wait for a
+    revoke callback."""
+    lapse_limit_s: float = 0.0
+    """How long the revoke callback waits for handlers to end their work. Default: 0.8 of the above."""
+    clock_error_s: float = 0.5
+    """e: how far this host's wall clock and a broker's may be apart (``exclusive``)."""
+    clock_drift_ratio: float = 0.01
+    """How much faster or slower than true time any host's monotonic clock may run."""
+    protocol: GroupProtocol = GroupProtocol.CLASSIC
+    """How the consumer group works."""
+    assignor: str = "cooperative-sticky"
+    """How partitions are shared out: ``partition.assignment.strategy``, or a KIP-848 remote assignor."""
+
+    @property
+    def limit_s(self) -> float:
+        """The deadline in force."""
+        if self.deadline_s:
+            return self.deadline_s
+        share = {Mode.NON_EXCLUSIVE: 1.5, Mode.EXCLUSIVE: 0.5, Mode.FAST: 0.25}[self.mode]
+        return self.session_timeout_s * share
+
+    @property
+    def base_interval_s(self) -> float:
+        """How often each partition gets a heartbeat from this process if no other group shares the topic."""
+        if self.publish_interval_s:
+            return self.publish_interval_s
+        return self.session_timeout_s / 10 if self.mode is Mode.NON_EXCLUSIVE else self.limit_s / 5
+
+    @property
+    def interval_s(self) -> float:
+        """How often this process publishes: in ``fast`` its own heartbeats are all that counts."""
+        return self.base_interval_s * (1 if self.mode is Mode.FAST else self.groups)
+
+    @property
+    def alive_interval_s(self) -> float:
+        """How often the client tells the coordinator that it lives."""
+        return self.heartbeat_interval_s or self.session_timeout_s / 6
+
+    @property
+    def lapse_s(self) -> float:
+        """How long a revoke callback may wait for handlers."""
+        return self.lapse_limit_s or self.max_poll_interval_s * 0.8
+
+    @property
+    def drift_factor(self) -> float:
+        """How many seconds of the fastest clock are as long as one second of the slowest."""
+        return (1 + self.clock_drift_ratio) / (1 - self.clock_drift_ratio)
+
+    @property
+    def wait_s(self) -> float:
+        """How long after an assignment a predecessor may go on leading, counted by any clock."""
+        return self.limit_s * self.drift_factor
+
+
+def check(settings: NeliSettings) -> list[str]:
+    """Refuse what contradicts the mode, with the numbers; what is merely unwise is returned as warnings.
+
+    Raises:
+        InvalidSettings: the mode's promises could not be kept (NE-11).
+    """
+    problems = [*_out_of_range(settings)] or [*_contradictions(settings)]
+    if problems:
+        raise InvalidSettings(f"NELI {settings.mode}: {'; '.join(problems)}")
+    return [*_warnings(settings)]
+
+
+def _out_of_range(settings: NeliSettings) -> Iterator[str]:
+    for name in ("session_timeout_s", "max_poll_interval_s"):
+        if not _positive(getattr(settings, name)):
+            yield f"{name} is {getattr(settings, name):g}, it must be above 0"
+    if 0 < settings.session_timeout_s < LEAST_SESSION_S:
+        yield (
+            f"session_timeout_s is {settings.session_timeout_s:g}, it must be {LEAST_SESSION_S:g} or above: "
+            f"within the deadline of {settings.limit_s:g} s no heartbeat would be published and read back"
+        )
+    names = ("deadline_s", "publish_interval_s", "heartbeat_interval_s", "lapse_limit_s", "clock_error_s")
+    for name in names:
+        value = getattr(settings, name)
+        if value and not _positive(value):
+            yield f"{name} is {value:g}, it must be 0 or above"
+    if settings.groups < 1:
+        yield f"groups is {settings.groups}: at least this one uses the topic"
+    if not 0 <= settings.clock_drift_ratio < 0.5:
+        yield f"clock_drift_ratio is {settings.clock_drift_ratio:g}, it must be from 0 to below 0.5"
+
+
+def _positive(seconds: float) -> bool:
+    return isfinite(seconds) and seconds > 0
+
+
+def _contradictions(settings: NeliSettings) -> Iterator[str]:
+    limit_s, session_s = settings.limit_s, settings.session_timeout_s
+    match settings.mode:
+        case Mode.NON_EXCLUSIVE:
+            if limit_s <= session_s:
+                yield f"deadline_s {limit_s:g} must be above session_timeout_s {session_s:g} (NE-6)"
+        case Mode.EXCLUSIVE:
+            if limit_s + settings.clock_error_s >= session_s:
+                together_s = limit_s + settings.clock_error_s
+                yield (
+                    f"deadline_s {limit_s:g} + clock_error_s {settings.clock_error_s:g} = {together_s:g} "
+                    f"must be below session_timeout_s {session_s:g} (NE-7)"
+                )
+        case Mode.FAST:
+            if limit_s > session_s / 3 + _ROUNDING_S:
+                yield (
+                    f"deadline_s {limit_s:g} must be at most a third of session_timeout_s {session_s:g}, "
+                    f"which is {session_s / 3:g} (NE-9)"
+                )
+    if 2 * settings.interval_s > limit_s + _ROUNDING_S:
+        shared = f" ({settings.groups} groups share the topic)" if settings.groups > 1 else ""
+        yield (
+            f"heartbeats come every {settings.interval_s:g} s{shared}, at least two must fit into "
+            f"deadline_s {limit_s:g}"
+        )
+    if settings.alive_interval_s > session_s / 3 + _ROUNDING_S:
+        yield (
+            f"heartbeat_interval_s {settings.alive_interval_s:g} must be at most a third of "
+            f"session_timeout_s {session_s:g}"
+        )
+    yield from _rebalance_contradictions(settings)
+
+
+def _rebalance_contradictions(settings: NeliSettings) -> Iterator[str]:
+    poll_s = settings.max_poll_interval_s
+    if settings.session_timeout_s > poll_s:
+        yield f"session_timeout_s {settings.session_timeout_s:g} is above max_poll_interval_s {poll_s:g}"
+    if settings.mode is not Mode.NON_EXCLUSIVE and settings.wait_s >= poll_s:
+        yield (
+            f"deadline_s {settings.limit_s:g} (with clock drift {settings.wait_s:g}) must be below "
+            f"max_poll_interval_s {poll_s:g}, which is the rebalance timeout as well (NE-10)"
+        )
+    if settings.lapse_s >= poll_s:
+        yield (
+            f"lapse_limit_s {settings.lapse_s:g} must be below max_poll_interval_s {poll_s:g}: others wait "
+            "no longer for a revoke callback"
+        )
+
+
+def _warnings(settings: NeliSettings) -> Iterator[str]:
+    if 3 * settings.interval_s > settings.limit_s + _ROUNDING_S:
+        yield (
+            f"heartbeats come every {settings.interval_s:g} s and deadline_s is {settings.limit_s:g}: a "
+            "single one that is late or lost ends leadership; let at least three fit in"
+        )
+    if settings.protocol is GroupProtocol.CLASSIC and "sticky" not in settings.assignor:
+        yield (
+            f"the {settings.assignor} assignor moves more roles than a change of membership needs; "
+            "use cooperative-sticky (NE-14)"
+        )
+    elif settings.protocol is GroupProtocol.CLASSIC and not settings.assignor.startswith("cooperative"):
+        yield (
+            f"with the {settings.assignor} assignor every change of membership interrupts every role; "
+            "use cooperative-sticky (NE-14)"
+        )
+    if settings.protocol is GroupProtocol.CONSUMER and settings.assignor == "range":
+        yield "the range assignor moves more roles than a change of membership needs; use uniform (NE-14)"
