@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rebalanser.errors import InvalidHandlers, InvalidState
-from rebalanser.group import STOP_SIGNALS, Group
+from rebalanser.group import Group
 from rebalanser.protocol import Fact
+from rebalanser.runtime.loop_bridge import LoopBridge
 from rebalanser.runtime.owned import Owned
+from rebalanser.runtime.running import run_in_loop_until_stopped
 from rebalanser.runtime.workers import WorkerTasks
 from rebalanser.settings import Settings
 
@@ -41,8 +40,7 @@ class AsyncGroup:
         self, name: str, url: str, *, node: str | None = None, settings: Settings | None = None
     ) -> None:
         self._group = Group(name, url, node=node, settings=settings)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._bridge = LoopBridge(self._group)
         self._tasks: WorkerTasks | None = None
         self._handled = False
 
@@ -67,14 +65,14 @@ class AsyncGroup:
     def on_start(self, handler: HandlerT) -> HandlerT:
         """Register what to do with resources that arrive; see :meth:`Group.on_start`."""
         self._refuse_beside_worker()
-        self._group.on_start(self._in_loop(handler))
+        self._group.on_start(self._bridge.in_loop(handler))
         self._handled = True
         return handler
 
     def on_stop(self, handler: HandlerT) -> HandlerT:
         """Register what to do with resources that leave; see :meth:`Group.on_stop`."""
         self._refuse_beside_worker()
-        self._group.on_stop(self._in_loop(handler))
+        self._group.on_stop(self._bridge.in_loop(handler))
         self._handled = True
         return handler
 
@@ -98,8 +96,8 @@ class AsyncGroup:
         if not _returns_coroutine(function):
             raise InvalidHandlers("the worker of an AsyncGroup is a coroutine function (async def)")
         tasks = WorkerTasks(function)
-        self._group.on_start(self._in_loop(tasks.start))
-        self._group.on_stop(self._in_loop(tasks.stop))
+        self._group.on_start(self._bridge.in_loop(tasks.start))
+        self._group.on_stop(self._bridge.in_loop(tasks.stop))
         self._tasks = tasks
         return function
 
@@ -107,43 +105,15 @@ class AsyncGroup:
         """Register a hook that is told everything that happens; see :meth:`Group.on_fact`."""
         return self._group.on_fact(hook)
 
-    def _in_loop(self, handler: AsyncOwnedHandler) -> Callable[[list[Owned]], None]:
-        async def call(owned: list[Owned]) -> None:
-            task = asyncio.current_task()
-            if task is not None:
-                self._calls.add(task)
-                task.add_done_callback(self._calls.discard)
-            result = handler(owned)
-            if inspect.isawaitable(result):
-                await result
-
-        def called_from_thread(owned: list[Owned]) -> None:
-            if self._loop is None or self._loop.is_closed():
-                raise InvalidState("the event loop that the group was started in is closed")
-            asyncio.run_coroutine_threadsafe(call(owned), self._loop).result()
-
-        return called_from_thread
-
     async def start(self) -> None:
         """Join the group, and return once the node is registered; raises what :meth:`Group.start` does."""
-        before, self._loop = self._loop, asyncio.get_running_loop()
-        starting = asyncio.ensure_future(asyncio.to_thread(self._group.start))
-        try:
-            await asyncio.shield(starting)
-        except InvalidState:
-            self._loop = before
-            raise
-        except asyncio.CancelledError:
-            # The thread can't be cancelled: what it starts has to be stopped.
-            await asyncio.wait([starting])
-            if starting.exception() is None:
-                await asyncio.to_thread(self._group.stop)
-            raise
+        await self._bridge.start()
 
     async def stop(self, timeout_s: float | None = None) -> None:
         """Leave gracefully and wait until that is done; raises what :meth:`Group.stop` does."""
-        task = asyncio.current_task()
-        if task in self._calls or (self._tasks is not None and self._tasks.includes(task)):
+        if self._bridge.is_called_by_handler or (
+            self._tasks is not None and self._tasks.includes(asyncio.current_task())
+        ):
             raise InvalidState("stop() was called from a handler; call request_stop() there")
         await asyncio.to_thread(self._group.stop, timeout_s)
 
@@ -156,34 +126,7 @@ class AsyncGroup:
 
         A second signal has its usual effect. Raises what :meth:`Group.run` does.
         """
-        with self._stopping_on_signals() as asked:
-            await self.start()
-            try:
-                if asked.is_set():
-                    self.request_stop()
-                await asyncio.to_thread(self._group.wait_stopped)
-            finally:
-                await self.stop()
-
-    @contextmanager
-    def _stopping_on_signals(self) -> Iterator[asyncio.Event]:
-        loop = asyncio.get_running_loop()
-        asked = asyncio.Event()
-
-        def stop(number: signal.Signals) -> None:
-            loop.remove_signal_handler(number)
-            asked.set()
-            self.request_stop()
-
-        if threading.current_thread() is not threading.main_thread():
-            raise InvalidState("run() waits for signals, in the main thread only; use start() and stop()")
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, stop, number)
-        try:
-            yield asked
-        finally:
-            for number in STOP_SIGNALS:
-                loop.remove_signal_handler(number)
+        await run_in_loop_until_stopped(self, self._group.wait_stopped)
 
     async def __aenter__(self) -> Self:
         await self.start()

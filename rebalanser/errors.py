@@ -38,6 +38,10 @@ class NotSettled(RetryLater):
     """The group did not settle within the time that the caller gave."""
 
 
+class Superseded(RetryLater):
+    """A later command for the same application has taken the place of this one."""
+
+
 class StopAccess(RebalanserError):
     """This process does not own the resource (any more): it must stop touching it."""
 
@@ -48,6 +52,10 @@ class NotOwned(StopAccess):
 
 class LeaseNotFound(StopAccess):
     """The registry does not know the lease (any more): it ended, or was revoked (RB-20)."""
+
+
+class Fenced(StopAccess):
+    """Somebody newer holds this role: what this process still writes is refused, now and for ever (SH-7)."""
 
 
 class Forked(StopAccess):
@@ -66,6 +74,10 @@ class MissingExtra(FixConfiguration):
     """The backend is known but its packages are not installed; the message names the extra."""
 
 
+class NotARegistry(FixConfiguration):
+    """Groups can live there, but it offers no keys, leases and watches of one's own."""
+
+
 class InvalidUrl(FixConfiguration):
     """The registry URL cannot be used as written."""
 
@@ -80,6 +92,14 @@ class InvalidName(FixConfiguration):
 
 class InvalidHandlers(FixConfiguration):
     """No handler is registered, or handlers that exclude each other are."""
+
+
+class UnknownApplication(FixConfiguration):
+    """The cluster knows no application of this name; the message names those that it knows."""
+
+
+class ApplicationFailed(FixConfiguration):
+    """The application was refused, or failed on every worker that could take it; with the reason."""
 
 
 class RegistryRefused(FixConfiguration):
@@ -100,6 +120,18 @@ class RequestTooLarge(RegistryRefused):
 
 class UnusableStore(RegistryRefused):
     """The store cannot be used: no database, read-only, on a network filesystem, or of a newer version."""
+
+
+class InvalidArchive(FixConfiguration):
+    """An application's archive must not be unpacked; the message names the entry (SH-16)."""
+
+
+class InvalidManifest(FixConfiguration):
+    """An application's manifest cannot be used; the message has every error with its place (SH-4)."""
+
+
+class UnusableFolder(FixConfiguration):
+    """A worker's data folder cannot be used, or another worker uses it."""
 
 
 class InvalidState(RebalanserError):

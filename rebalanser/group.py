@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import signal
 import socket
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from types import FrameType, TracebackType
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from types import TracebackType
 from typing import Self, TypeVar
 
 from rebalanser import errors
@@ -28,13 +27,14 @@ from rebalanser.errors import (
 )
 from rebalanser.observing import Observer
 from rebalanser.protocol import Fact, Member, Membership, Node, OnOverrun, Role
-from rebalanser.registry import Coordinator, RegistryCoordinator, open_registry, parse_url
+from rebalanser.registry import Coordinator, GroupStore, RegistryCoordinator, open_backend, parse_url
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.dead_man import DeadMansSwitch
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import Handlers
 from rebalanser.runtime.owned import Owned, Tenure
+from rebalanser.runtime.running import run_until_stopped
 from rebalanser.runtime.workers import WorkerThreads
 from rebalanser.settings import Settings
 
@@ -42,8 +42,6 @@ OwnedHandler = Callable[[list[Owned]], None]
 Worker = Callable[[Owned], None]
 HandlerT = TypeVar("HandlerT", bound=OwnedHandler)
 WorkerT = TypeVar("WorkerT", bound=Worker)
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _TwoHandlers:
@@ -75,14 +73,17 @@ def open_coordinator(name: str, url: str, settings: Settings, clock: SystemClock
     """
     check_name(name, "group")
     parsed = parse_url(url)
-    registry = open_registry(parsed, settings.connect_timeout_s)
-    shortest_s = registry.capabilities.min_lease_ttl_s
+    opened = open_backend(parsed, settings.connect_timeout_s)
+    shortest_s = opened.capabilities.min_lease_ttl_s
     if settings.lease_ttl_s < shortest_s:
-        registry.close()
+        opened.close()
         raise InvalidSettings(
             f"lease_ttl_s {settings.lease_ttl_s:g} is below the {shortest_s:g} s that {parsed} allows"
         )
-    return RegistryCoordinator(registry, parsed.root, name, clock.now, settings.registry_timeout_s)
+    if isinstance(opened, GroupStore):
+        with closing(opened):
+            return opened.open_group(name, clock.now, settings.registry_timeout_s, settings.connect_timeout_s)
+    return RegistryCoordinator(opened, parsed.root, name, clock.now, settings.registry_timeout_s)
 
 
 class Group:
@@ -319,46 +320,12 @@ class Group:
             InvalidState: it was not called in the main thread, which alone gets signals.
             RebalanserError: what :meth:`start` and :meth:`stop` raise.
         """
-        if threading.current_thread() is not threading.main_thread():
-            raise InvalidState("run() waits for signals, in the main thread only; use start() and stop()")
-        with self._stopping_on_signals() as asked:
-            self.start()
-            impatient = False
-            try:
-                if asked.is_set():
-                    self.request_stop()
-                self.wait_stopped()
-            except KeyboardInterrupt:
-                impatient = True
-                raise
-            finally:
-                if not impatient:
-                    self.stop()
+        run_until_stopped(self)
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
         """Wait until the node has stopped, for ``timeout_s`` seconds at most; whether it has."""
         self._refuse_fork()
         return self._engine is None or self._engine.wait_finished(timeout_s)
-
-    @contextmanager
-    def _stopping_on_signals(self) -> Iterator[threading.Event]:
-        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        asked = threading.Event()
-
-        def stop(number: int, _frame: FrameType | None) -> None:
-            if number == signal.SIGINT:
-                signal.signal(number, before[signal.SIGINT] or signal.SIG_DFL)
-            asked.set()
-            # A thread of its own: the signal may have come while this very thread holds the inbox's lock.
-            threading.Thread(target=self.request_stop, name="rebalanser-signal", daemon=True).start()
-
-        for number in STOP_SIGNALS:
-            signal.signal(number, stop)
-        try:
-            yield asked
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler or signal.SIG_DFL)
 
     def __enter__(self) -> Self:
         self.start()

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli import check, node, resources, run, state
+from rebalanser.cli import check, feed, neli, node, resources, run, shiva, state
 from rebalanser.cli.face import UnwritableAnswer
 from rebalanser.errors import FixConfiguration, RebalanserError, RetryLater, StopAccess
 from rebalanser.redaction import redact
@@ -35,6 +35,9 @@ app.command()(state.watch)
 app.add_typer(node.app, name="node")
 app.command()(run.run)
 app.command()(check.check)
+app.command()(feed.feed)
+app.add_typer(shiva.app, name="shiva")
+app.add_typer(neli.app, name="neli")
 
 
 def _show_version(wanted: bool) -> None:

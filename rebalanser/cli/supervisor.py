@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import resource
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from tenacity import RetryCallState, Retrying, retry_if_result
 from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
 from tenacity.wait import wait_base
 
-from rebalanser.cli.guarded import Events, Exited, GuardedProcesses, Started, StopAsked
 from rebalanser.cli.outputs import Outputs
 from rebalanser.errors import InternalError
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.guarded import Exited, GuardedProcesses, Outcome, Started
+from rebalanser.runtime.guardian import Job
 from rebalanser.runtime.owned import Owned
 from rebalanser.settings import Settings
 
@@ -37,6 +39,21 @@ STOP_SHARE: Final = 0.8
 OWN_HANDS_SHARE: Final = 0.9
 """After this share the supervisor kills by itself: the guardian may have been stopped (SIGSTOP)."""
 EXTENSIONS_PER_HEARTBEAT: Final = 4
+_PLACEHOLDER: Final = re.compile(r"\{(resource|token)\}")
+
+
+def filled_in(command: Sequence[str], resource: str, token: int) -> list[str]:
+    """The command with ``{resource}`` and ``{token}`` replaced, each once: no name is searched again."""
+    values = {"resource": resource, "token": str(token)}
+    return [_PLACEHOLDER.sub(lambda match: values[match[1]], part) for part in command]
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The command has to be stopped."""
+
+
+Events: TypeAlias = "queue.SimpleQueue[Outcome | StopAsked]"
 
 
 class Restart(StrEnum):
@@ -124,9 +141,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[GuardedProcesses]:
-        processes = GuardedProcesses(
-            self._group.name, self._group.node, self._stop_limit_s, self._command, self._lose_guardian
-        )
+        processes = GuardedProcesses(self._lose_guardian)
         self._processes = processes
         try:
             yield processes
@@ -163,6 +178,19 @@ class Supervisor:
         """The deadline on the clock that goes on during a suspend; never later than it is."""
         return self._clock.now() - time.monotonic() + owned.deadline
 
+    def _job_of(self, owned: Owned) -> Job:
+        return Job(
+            command=filled_in(self._command, owned.resource, owned.token),
+            environment={
+                "REBALANSER_GROUP": self._group.name,
+                "REBALANSER_NODE": self._group.node,
+                "REBALANSER_RESOURCE": owned.resource,
+                "REBALANSER_TOKEN": str(owned.token),
+            },
+            stop_limit_s=self._stop_limit_s,
+            deadline=self._deadline_of(owned),
+        )
+
     def supervise(self, owned: Owned) -> None:
         """Keep the command running for a resource until it has to be given up; then stop it."""
         events: Events = queue.SimpleQueue()
@@ -198,7 +226,7 @@ class Supervisor:
         if not owned.still_mine():
             return Run(Exited(None, "access ended", by_guardian=True), 0.0)
         with self._outputs.of(owned.resource) as files:
-            number = processes.start(owned.resource, owned.token, self._deadline_of(owned), events, files)
+            number = processes.start(self._job_of(owned), events.put, files)
         patience_s: float | None = None
         while True:
             try:

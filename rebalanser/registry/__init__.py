@@ -6,7 +6,14 @@ from rebalanser.registry.dialogue import Answer, failure
 from rebalanser.registry.keys import MAX_ATTRIBUTE_BYTES, MAX_NAME_BYTES, GroupKeys
 from rebalanser.registry.registry_coordinator import RegistryCoordinator
 from rebalanser.registry.translation import Translation
-from rebalanser.registry.urls import RegistryUrl, known_schemes, open_registry, parse_url
+from rebalanser.registry.urls import (
+    GroupStore,
+    RegistryUrl,
+    known_schemes,
+    open_backend,
+    open_registry,
+    parse_url,
+)
 
 __all__ = [
     "MAX_ATTRIBUTE_BYTES",
@@ -15,6 +22,7 @@ __all__ = [
     "Capabilities",
     "Coordinator",
     "GroupKeys",
+    "GroupStore",
     "GroupView",
     "Holding",
     "Registry",
@@ -23,6 +31,7 @@ __all__ = [
     "Translation",
     "failure",
     "known_schemes",
+    "open_backend",
     "open_registry",
     "parse_url",
 ]

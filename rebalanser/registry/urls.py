@@ -5,23 +5,28 @@
 ``sqlite:///PATH``                        a file on this host; ``sqlite:////abs`` is an absolute path
 ``etcd://[USER:PASSWORD@]H:P,H:P/PREFIX``  an etcd cluster
 ``etcd+tls://…?ca=F&cert=F&key=F``        the same over TLS
+``kafka://H:P,H:P/CLUSTER``                a Kafka cluster, in which each group has a log
 ========================================  ===========================================================
 
-A backend is a callable registered by scheme under the entry-point group ``rebalanser.backends``.
+A backend is a callable registered by scheme under the entry-point group ``rebalanser.backends``. It opens a
+:class:`~rebalanser.registry.contract.Registry`, in which groups live by the translation of this package, or
+a :class:`GroupStore`, which keeps groups in a way of its own.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from rebalanser.errors import InvalidUrl, MissingExtra, UnknownScheme
+from rebalanser.errors import InvalidUrl, MissingExtra, NotARegistry, UnknownScheme
 from rebalanser.redaction import hide_secret, redact
-from rebalanser.registry.contract import Registry
+from rebalanser.registry.contract import Capabilities, Registry
+from rebalanser.registry.coordinator import Coordinator
 
 ENTRY_POINT_GROUP = "rebalanser.backends"
 EXTRAS: Mapping[str, str] = MappingProxyType(
@@ -90,17 +95,77 @@ def parse_url(text: str) -> RegistryUrl:
     )
 
 
-Opener: TypeAlias = Callable[[RegistryUrl, float], Registry]
-"""``open(url, timeout_s)``: a registry that has answered once, or an error that says what was tried."""
+class GroupStore(ABC):
+    """A connection to where groups are kept, other than in a registry. Closed by whoever opened it."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What the store can do."""
+
+    @abstractmethod
+    def look(self, timeout_s: float) -> None:
+        """Ask it something, and wait at most ``timeout_s`` seconds for the answer.
+
+        Raises:
+            RegistryUnavailable: it did not answer in time.
+        """
+
+    @abstractmethod
+    def open_group(
+        self, group: str, now: Callable[[], float], timeout_s: float, connect_timeout_s: float
+    ) -> Coordinator:
+        """Open a group; what is opened lives on when this connection is closed.
+
+        ``now`` is the monotonic clock (seconds) that deadlines are counted on, ``timeout_s`` bounds each
+        command, and ``connect_timeout_s`` the time that opening may take.
+
+        Raises:
+            RegistryUnavailable: it did not answer in time.
+            FixConfiguration: a person must change something first.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection. Closing twice does nothing."""
 
 
-def known_schemes() -> dict[str, EntryPoint]:
-    """The installed backends by URL scheme."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+Opener: TypeAlias = Callable[[RegistryUrl, float], Registry | GroupStore]
+"""``open(url, timeout_s)``: a backend that has answered once, or an error that says what was tried."""
 
 
-def open_registry(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry:
-    """Open the registry at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
+def known_schemes(group: str = ENTRY_POINT_GROUP) -> dict[str, EntryPoint]:
+    """The installed backends by URL scheme, of this group of entry points."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def load_opener(scheme: str, group: str = ENTRY_POINT_GROUP) -> Any:
+    """What is registered for the scheme in this group of entry points.
+
+    Raises:
+        UnknownScheme: no backend has this scheme.
+        MissingExtra: the backend's packages are not installed.
+    """
+    schemes = known_schemes(group)
+    point = schemes.get(scheme)
+    extra = EXTRAS.get(scheme)
+    if point is None:
+        hint = f"; pip install 'rebalanser[{extra}]'" if extra else ""
+        raise UnknownScheme(
+            f"no backend for {scheme}://; known: {', '.join(sorted(schemes)) or 'none'}{hint}"
+        )
+    try:
+        return point.load()
+    except ImportError as error:
+        if extra is None:
+            raise
+        raise MissingExtra(
+            f"{scheme}:// needs packages that are not installed ({error}); pip install 'rebalanser[{extra}]'"
+        ) from error
+
+
+def open_backend(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry | GroupStore:
+    """Open what is at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
 
     Raises:
         UnknownScheme: no backend has this scheme.
@@ -109,21 +174,18 @@ def open_registry(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry:
         RegistryRefused: it answered and said no.
     """
     parsed = parse_url(url) if isinstance(url, str) else url
-    schemes = known_schemes()
-    point = schemes.get(parsed.scheme)
-    extra = EXTRAS.get(parsed.scheme)
-    if point is None:
-        hint = f"; pip install 'rebalanser[{extra}]'" if extra else ""
-        raise UnknownScheme(
-            f"no backend for {parsed.scheme}://; known: {', '.join(sorted(schemes)) or 'none'}{hint}"
-        )
-    try:
-        opener: Opener = point.load()
-    except ImportError as error:
-        if extra is None:
-            raise
-        raise MissingExtra(
-            f"{parsed.scheme}:// needs packages that are not installed ({error}); "
-            f"pip install 'rebalanser[{extra}]'"
-        ) from error
+    opener: Opener = load_opener(parsed.scheme)
     return opener(parsed, timeout_s)
+
+
+def open_registry(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry:
+    """Open the registry at ``url``, for keys of one's own; raises what :func:`open_backend` does.
+
+    Raises:
+        NotARegistry: groups can live there, but it keeps no keys.
+    """
+    opened = open_backend(url, timeout_s)
+    if isinstance(opened, Registry):
+        return opened
+    opened.close()
+    raise NotARegistry(f"{parse_url(url) if isinstance(url, str) else url} keeps groups, but no keys")

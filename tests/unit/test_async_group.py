@@ -349,5 +349,5 @@ def test_a_loop_that_is_gone_can_not_stop_access(url: str) -> None:
         await group.wait_settled(PATIENCE_S)
 
     within_patience(forget_to_stop)
-    with pytest.raises(HandlerFailed, match="event loop that the group was started in is closed"):
+    with pytest.raises(HandlerFailed, match="event loop that it was started in is closed"):
         group._group.stop()

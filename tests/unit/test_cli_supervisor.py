@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.cli.guarded import Events, Exited, Started
-from rebalanser.cli.guardian import filled_in
 from rebalanser.cli.outputs import Outputs, Style
 from rebalanser.cli.supervisor import (
     RESTART_INITIAL_S,
@@ -18,15 +16,19 @@ from rebalanser.cli.supervisor import (
     GrowingDelay,
     Restart,
     Supervisor,
+    filled_in,
 )
 from rebalanser.errors import InternalError
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.guarded import Exited, Outcome, Started
 from rebalanser.runtime.owned import Owned, Tenure
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from rebalanser.runtime.guardian import Job
 
 
 def test_placeholders_are_filled_in_once_and_everywhere() -> None:
@@ -58,13 +60,13 @@ class ScriptedProcesses:
         self._script = script
         self.started = 0
 
-    def start(self, resource: str, token: int, deadline: float, events: Events, files: Sequence[int]) -> int:
+    def start(self, job: Job, tell: Callable[[Outcome], None], files: Sequence[int]) -> int:
         self.started += 1
         exited = self._script.pop(0)
         if not self._script:
             self._owned.stop_requested.set()
-        events.put(Started(1234))
-        events.put(exited)
+        tell(Started(1234))
+        tell(exited)
         return self.started
 
     def stop(self, number: int, kill_at: float) -> None:

@@ -1,7 +1,8 @@
 """The code in the documentation compiles, and what is marked ``python run`` runs.
 
 All ``run`` blocks of a page run in order, in one namespace. Those marked ``python service`` are programs of
-their own and are run by ``tests/e2e/test_docs_services.py``.
+their own and are run by ``tests/e2e/test_docs_services.py``; those marked ``python kafka`` need a broker and
+are run by ``tests/e2e/test_docs_kafka.py``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def test_kinds_are_spelled_right() -> None:
         for token in MarkdownIt("commonmark").parse(page.read_text())
         if token.type == "fence" and token.info.startswith("python")
     }
-    assert infos <= {"python", "python run", "python service"}
+    assert infos <= {"python", "python kafka", "python run", "python service"}
 
 
 @pytest.mark.parametrize("page", _having(""), ids=lambda page: page.name)

@@ -23,20 +23,22 @@ from rebalanser.errors import (
     InvalidSettings,
     InvalidState,
     InvalidUrl,
+    NotARegistry,
     NotSettled,
     QuotaExceeded,
     RegistryUnavailable,
     UnknownScheme,
 )
 from rebalanser.protocol import FactKind, Mode, OnOverrun
-from rebalanser.registry import GroupKeys, RegistryCoordinator, Translation
+from rebalanser.registry import GroupKeys, GroupStore, RegistryCoordinator, Translation, open_registry
 from rebalanser.registry.contract import Grant, Granted, Transaction
 from rebalanser.runtime import workers
-from rebalanser.testing import MemoryRegistry, open_memory
+from rebalanser.testing import MEMORY_CAPABILITIES, MemoryRegistry, open_memory
 
 if TYPE_CHECKING:
     from rebalanser import Owned
     from rebalanser.protocol import Fact
+    from rebalanser.registry import Coordinator
     from rebalanser.registry.contract import Reply, Request
 
 PATIENCE_S = 30.0
@@ -580,8 +582,41 @@ def test_a_url_that_is_none_is_refused() -> None:
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     group = Group("group", "redis://localhost:6379/")
     group.worker(lambda _owned: None)
-    with pytest.raises(UnknownScheme, match=r"redis://; known: etcd, etcd\+tls, memory, sqlite"):
+    with pytest.raises(UnknownScheme, match=r"redis://; known: etcd, etcd\+tls, kafka, memory, sqlite"):
         group.start()
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rebalanser.registry.urls.known_schemes", lambda _group: {})
+    group = Group("group", "kafka://127.0.0.1:1/c")
+    group.worker(lambda _owned: None)
+    with pytest.raises(UnknownScheme, match=r"kafka://; known: none; pip install 'rebalanser\[kafka\]'"):
+        group.start()
+
+
+def test_what_keeps_groups_but_no_keys_is_no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+
+    class Groups(GroupStore):
+        capabilities = MEMORY_CAPABILITIES
+
+        def look(self, timeout_s: float) -> None:
+            """It answers."""
+
+        def open_group(
+            self, group: str, now: Callable[[], float], timeout_s: float, connect_timeout_s: float
+        ) -> Coordinator:
+            raise NotImplementedError
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(
+        "rebalanser.registry.urls.load_opener", lambda _scheme: lambda _url, _timeout_s: Groups()
+    )
+    with pytest.raises(NotARegistry, match="keeps groups, but no keys"):
+        open_registry("kafka://127.0.0.1:1/c")
+    assert closed == [True]
 
 
 def test_no_password_is_shown() -> None:
@@ -613,7 +648,7 @@ def strange(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Granted], Granted
         opened.append(kind(registry._store, registry.close))
         return opened[-1]
 
-    monkeypatch.setattr("rebalanser.group.open_registry", open_strange)
+    monkeypatch.setattr("rebalanser.group.open_backend", open_strange)
     return opened
 
 

@@ -1,0 +1,36 @@
+"""Applications: a cluster as its clients see it, and an application's files and processes on one worker.
+
+A client uses :func:`open_cluster`, and :func:`status_of` on what it reads there. A worker keeps files in its
+:class:`DataFolder` and runs them by :class:`ApplicationProcesses`; :func:`tail` reads what they printed.
+"""
+
+from __future__ import annotations
+
+from rebalanser.applications.archives import Packed, inspect, pack, unpack
+from rebalanser.applications.cluster import Cluster, OpenCluster, Running, TopicNames, open_cluster
+from rebalanser.applications.data_folder import DataFolder
+from rebalanser.applications.manifest import Manifest, manifest_schema, parse_manifest
+from rebalanser.applications.outputs import tail
+from rebalanser.applications.processes import ApplicationProcesses, ProcessEvent
+from rebalanser.applications.status import ClusterStatus, status_of
+
+__all__ = [
+    "ApplicationProcesses",
+    "Cluster",
+    "ClusterStatus",
+    "DataFolder",
+    "Manifest",
+    "OpenCluster",
+    "Packed",
+    "ProcessEvent",
+    "Running",
+    "TopicNames",
+    "inspect",
+    "manifest_schema",
+    "open_cluster",
+    "pack",
+    "parse_manifest",
+    "status_of",
+    "tail",
+    "unpack",
+]

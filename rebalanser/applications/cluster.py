@@ -1,0 +1,161 @@
+"""The contract of a Shiva cluster: what a person or a program can do with one, whatever log it stands on.
+
+A backend registers an :data:`OpenCluster` by URL scheme under the entry-point group ``rebalanser.shiva``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.types import ApplicationEntry, ApplicationId, CommandId, LeaderId, Mode, Tag, WorkerId
+from rebalanser.shiva.worker_options import WorkerOptions
+
+ENTRY_POINT_GROUP = "rebalanser.shiva"
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with how many bytes of an archive are published so far, and how many there are."""
+OnDocument: TypeAlias = Callable[[AssignmentDocument], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNames:
+    """What the three topics are called; empty for the default of the cluster's name (SH-1)."""
+
+    command: str = ""
+    control: str = ""
+    assignement: str = ""
+
+    def of(self, cluster: str) -> TopicNames:
+        """The names, with ``{cluster}-command`` and so on where none is given."""
+        return TopicNames(
+            self.command or f"{cluster}-command",
+            self.control or f"{cluster}-control",
+            self.assignement or f"{cluster}-assignement",
+        )
+
+
+class Running(Protocol):
+    """A leader or a worker that runs in threads of this process."""
+
+    def stop(self) -> None:
+        """Ask for a graceful stop, from any thread; returns at once."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended; whether it has.
+
+        Raises:
+            RebalanserError: what ended it, if that was not :meth:`stop`.
+        """
+
+
+class Cluster(ABC):
+    """One connection to a cluster. Every method may be called from any thread."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """The same for every connection to this cluster, whatever its URL, and for no other cluster."""
+
+    @abstractmethod
+    def start(
+        self,
+        application: ApplicationId,
+        source: Path,
+        *,
+        tags: Sequence[Tag] = (),
+        mode: Mode = Mode.AVAILABLE,
+        progress: Progress = lambda _done, _total: None,
+    ) -> CommandId:
+        """Publish an application's archive and a start command; the id of the command (SH-4).
+
+        ``source`` is a folder, or a ZIP file, with a manifest at its root.
+
+        Raises:
+            InvalidManifest: the manifest is missing or does not validate; each error with its place.
+            InvalidArchive: an entry is not allowed; nothing was sent (SH-16).
+            RequestTooLarge: the archive is beyond the cluster's size budget; nothing was sent (SH-15).
+            RegistryUnavailable: the log could not be written; the start had no effect.
+            OutcomeUnknown: it may have one.
+        """
+
+    @abstractmethod
+    def stop(self, application: ApplicationId) -> CommandId:
+        """Publish a stop command; its id (SH-5).
+
+        Raises:
+            UnknownApplication: the last document does not know it, nor is a start of it on its way.
+            RegistryUnavailable: the log could not be written; the stop had no effect.
+        """
+
+    @abstractmethod
+    def read(self, timeout_s: float) -> AssignmentDocument | None:
+        """The last document on ASSIGNEMENT, which is all that status is made of; None before any (SH-11).
+
+        Raises:
+            RegistryUnavailable: the topic could not be read to its end within ``timeout_s``.
+        """
+
+    @abstractmethod
+    def documents(self, timeout_s: float | None = None) -> Iterator[AssignmentDocument]:
+        """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever."""
+
+    @abstractmethod
+    def wait(
+        self,
+        application: ApplicationId,
+        command: CommandId,
+        timeout_s: float,
+        on_document: OnDocument = lambda _document: None,
+    ) -> ApplicationEntry | None:
+        """Wait for the effect of a command: until it runs or finished, or, after a stop, is gone (None).
+
+        Raises:
+            NotSettled: not within ``timeout_s``; the message says how it stands and why.
+            ApplicationFailed: it failed wherever it could be placed, or was refused; with the reason.
+            Superseded: a later command of another client has taken this one's place.
+        """
+
+    @abstractmethod
+    def run_leader(self, leader: LeaderId, options: LeaderOptions) -> Running:
+        """Take part in leading: at most one of those who do is the active leader (SH-3).
+
+        Raises:
+            FixConfiguration: the topics or the broker have to be changed by a person.
+            RegistryUnavailable: the broker did not answer within the time to connect.
+        """
+
+    @abstractmethod
+    def run_worker(self, worker: WorkerId, data: Path, options: WorkerOptions) -> Running:
+        """Store and run applications in the folder ``data``, which one worker locks at a time.
+
+        Raises:
+            FixConfiguration: the folder, the topics or the broker have to be changed by a person.
+            RegistryUnavailable: the broker did not answer within the time to connect.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection. Leaders and workers that run go on. Closing twice does nothing."""
+
+
+OpenCluster: TypeAlias = Callable[[RegistryUrl, float, TopicNames], Cluster]
+"""``open(url, timeout_s, topics)``: a cluster whose broker has answered once within ``timeout_s`` seconds."""
+
+
+def open_cluster(url: str, timeout_s: float, topics: TopicNames | None = None) -> Cluster:
+    """Connect to the cluster at ``url``, such as ``kafka://HOST:PORT/CLUSTER``.
+
+    Raises:
+        UnknownScheme: no backend has this scheme.
+        MissingExtra: the backend's packages are not installed.
+        RegistryUnavailable: no answer within ``timeout_s`` seconds; the message says what was tried.
+    """
+    parsed = parse_url(url)
+    opener: OpenCluster = load_opener(parsed.scheme, ENTRY_POINT_GROUP)
+    return opener(parsed, timeout_s, topics or TopicNames())

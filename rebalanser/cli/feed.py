@@ -1,0 +1,66 @@
+"""``rebalanser feed``: keep a group's resources equal to the running applications of a Shiva cluster."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, Final
+
+import typer
+
+from rebalanser.cli.face import REGISTRY_VARIABLE, Face, GroupArgument, JsonOption
+from rebalanser.feed import ResourceFeed
+from rebalanser.redaction import redact
+
+LOOK_S: Final = 0.2
+GRACE_S: Final = 1.0
+"""How long a change that is under way is waited for; an attempt to connect may take much longer."""
+
+
+def feed(
+    group: GroupArgument,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="URL", show_default=False, help="The cluster: kafka://HOST:PORT/CLUSTER."
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            "--registry",
+            metavar="URL",
+            envvar=REGISTRY_VARIABLE,
+            show_default="a SQLite file in the user's state folder",
+            help="The group's registry, such as etcd://HOST:PORT.",
+        ),
+    ] = None,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
+    ] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Keep a group's resources equal to a cluster's running applications, until Ctrl-C or SIGTERM.
+
+    What operators added to the group is left alone. While either side is away nothing changes.
+    """
+    face = Face.of(target, json, 1 + verbose)
+    feeding = ResourceFeed(source, group, face.url)
+    asked: list[int] = []
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    feeding.start()
+    face.answer(
+        {"feeding": group, "from": redact(source)},
+        f"feeding {group} from {redact(source)}; Ctrl-C stops it",
+    )
+    sys.stdout.flush()
+    while not asked and not feeding.wait(LOOK_S):
+        pass
+    feeding.stop(GRACE_S)

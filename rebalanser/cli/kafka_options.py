@@ -1,0 +1,23 @@
+"""The options that every command over Kafka has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rebalanser.roles.facade import KAFKA_VARIABLE
+
+KafkaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka",
+        metavar="HOST:PORT",
+        envvar=KAFKA_VARIABLE,
+        show_default=False,
+        help="Where Kafka is, such as HOST:PORT,HOST:PORT, or a kafka:// URL with security settings.",
+    ),
+]
+VerboseOption = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
+]

@@ -1,0 +1,423 @@
+"""``rebalanser shiva``: leaders and workers of a cluster, and its applications."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_module
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from rebalanser.applications import TopicNames, manifest_schema, open_cluster, status_of, tail
+from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, Progress, Running
+from rebalanser.cli.face import Face, JsonOption
+from rebalanser.cli.kafka_options import KafkaOption, VerboseOption
+from rebalanser.cli.shiva_table import application_line, plain, render
+from rebalanser.errors import InvalidSettings, InvalidUrl
+from rebalanser.registry.urls import known_schemes
+from rebalanser.runtime.logs import get_logger
+from rebalanser.settings import Settings
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.types import ApplicationEntry, ApplicationId, Mode, RestartPolicy, check_part
+from rebalanser.shiva.worker_options import WorkerOptions
+
+CLUSTER_VARIABLE: Final = "REBALANSER_CLUSTER"
+LOOK_S: Final = 0.2
+"""How often to look whether a leader or worker has ended."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Place applications on workers, over Kafka.",
+)
+
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        envvar=CLUSTER_VARIABLE,
+        show_default=False,
+        help="The cluster's name; its topics' names begin with it.",
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        metavar="URL",
+        show_default=False,
+        help="Instead of --kafka and --cluster: kafka://HOST:PORT/CLUSTER.",
+    ),
+]
+IdOption = Annotated[
+    str | None,
+    typer.Option("--id", metavar="ID", show_default="the host's name", help="Its id within the cluster."),
+]
+DataOption = Annotated[
+    Path,
+    typer.Option("--data", metavar="FOLDER", show_default=False, help="Where the worker keeps its files."),
+]
+TagOption = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="TAG", show_default=False, help="A tag; repeatable.")
+]
+RoundOption = Annotated[
+    float, typer.Option("--round", min=0.1, metavar="SECONDS", help="How often the leader pings the workers.")
+]
+MissedOption = Annotated[
+    int, typer.Option("--missed-rounds", min=1, metavar="N", help="After how many a worker is removed.")
+]
+SessionOption = Annotated[
+    float,
+    typer.Option(
+        "--session-timeout",
+        min=0.1,
+        metavar="SECONDS",
+        help="After how long of silence Kafka lets another leader take over.",
+    ),
+]
+ApplicationArgument = Annotated[
+    str,
+    typer.Argument(metavar="TENANT/CHANNEL/APP", show_default=False, help="The application."),
+]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the effect.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long to wait at most.")
+]
+
+
+def _url(registry: str | None, kafka: str | None, cluster: str | None) -> str:
+    """The cluster's URL, from whichever way the user says it.
+
+    Raises:
+        InvalidUrl: neither way is complete, or both are given.
+    """
+    if registry is not None:
+        if kafka is not None or cluster is not None:
+            raise InvalidUrl("give either --registry, or --kafka and --cluster")
+        scheme, found, _ = registry.partition("://")
+        if found and scheme not in known_schemes(ENTRY_POINT_GROUP):
+            raise InvalidUrl(
+                f"Shiva lives on Kafka, and not on {scheme}://: give --registry kafka://HOST:PORT/CLUSTER"
+            )
+        return registry
+    if kafka is None or cluster is None:
+        missing = " and ".join(
+            name for name, value in (("--kafka", kafka), ("--cluster", cluster)) if value is None
+        )
+        raise InvalidUrl(f"which cluster? {missing} missing (or --registry kafka://HOST:PORT/CLUSTER)")
+    base, question, options = (kafka if "://" in kafka else f"kafka://{kafka}").partition("?")
+    return f"{base.rstrip('/')}/{check_part(cluster, 'cluster')}{question}{options}"
+
+
+@contextlib.contextmanager
+def _opened(face: Face) -> Iterator[Cluster]:
+    settings = Settings()
+    with face.patience(settings):
+        cluster = open_cluster(face.url, settings.connect_timeout_s, TopicNames())
+    with closing(cluster):
+        yield cluster
+
+
+def _name(url: str) -> str:
+    return url.partition("?")[0].rpartition("/")[2]
+
+
+def _default_id(given: str | None) -> str:
+    return check_part(socket.gethostname() if given is None else given, "id")
+
+
+def _run_until_signal(face: Face, running: Sequence[Running], what: str) -> None:
+    """Wait for SIGINT or SIGTERM, or for one of them to end by itself; then stop them all.
+
+    Raises:
+        RebalanserError: what ended one of them; the others were stopped first.
+    """
+    asked = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: asked.set())
+    with contextlib.ExitStack() as ending:
+        for each in running:
+            ending.callback(each.wait)
+        for each in running:
+            ending.callback(each.stop)
+        face.answer({"running": what}, f"{what} runs; Ctrl-C stops it")
+        sys.stdout.flush()
+        while not asked.wait(LOOK_S) and not any(each.wait(0) for each in running):
+            continue
+
+
+@app.command()
+def leader(
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    id: IdOption = None,  # noqa: A002 - the option's name
+    round: RoundOption = 30.0,  # noqa: A002 - the option's name
+    missed_rounds: MissedOption = 1,
+    session_timeout: SessionOption = 10.0,
+    registry: UrlOption = None,
+    verbose: VerboseOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Take part in leading a cluster, until Ctrl-C or SIGTERM: one of its leaders is active."""
+    face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
+    name = _default_id(id)
+    options = _leader_options(round, missed_rounds, session_timeout)
+    _warn_of_short_deadline(options, WorkerOptions())
+    with _opened(face) as opened:
+        running = [opened.run_leader(name, options)]
+        _run_until_signal(face, running, f"leader {name}")
+
+
+@app.command()
+def worker(
+    data: DataOption,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    id: IdOption = None,  # noqa: A002 - the option's name
+    tag: TagOption = None,
+    registry: UrlOption = None,
+    verbose: VerboseOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Run what a cluster's leader assigns to this worker, until Ctrl-C or SIGTERM."""
+    face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
+    name = _default_id(id)
+    with _opened(face) as opened:
+        running = [opened.run_worker(name, data, _worker_options(tag))]
+        _run_until_signal(face, running, f"worker {name}")
+
+
+@app.command()
+def daemon(
+    data: DataOption,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    id: IdOption = None,  # noqa: A002 - the option's name
+    tag: TagOption = None,
+    round: RoundOption = 30.0,  # noqa: A002 - the option's name
+    missed_rounds: MissedOption = 1,
+    session_timeout: SessionOption = 10.0,
+    registry: UrlOption = None,
+    verbose: VerboseOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Be a leader and a worker in one process, both of this id, until Ctrl-C or SIGTERM."""
+    face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
+    name = _default_id(id)
+    options, offered = _leader_options(round, missed_rounds, session_timeout), _worker_options(tag)
+    _warn_of_short_deadline(options, offered)
+    with _opened(face) as opened:
+        working = opened.run_worker(name, data, offered)
+        try:
+            running = [working, opened.run_leader(name, options)]
+        except BaseException:
+            working.stop()
+            working.wait()
+            raise
+        _run_until_signal(face, running, f"daemon {name}")
+
+
+def _leader_options(round_s: float, missed_rounds: int, session_timeout_s: float) -> LeaderOptions:
+    options = LeaderOptions(round_s=round_s, missed_rounds=missed_rounds, session_timeout_s=session_timeout_s)
+    options.check()
+    return options
+
+
+def _warn_of_short_deadline(options: LeaderOptions, offered: WorkerOptions) -> None:
+    """Say what rounds so short mean for exclusive applications; others do not depend on them (SH-14)."""
+    try:
+        offered.check_deadline(options.permission_s, options.round_s, RestartPolicy().stop_timeout_s)
+    except InvalidSettings as warning:
+        get_logger("rebalanser.shiva").warning(str(warning), action="short_deadline")
+
+
+def _worker_options(tags: list[str] | None) -> WorkerOptions:
+    return WorkerOptions(tags=frozenset(check_part(tag, "tag") for tag in tags or ()))
+
+
+@app.command()
+def start(
+    application: ApplicationArgument,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER-OR-ZIP",
+            show_default=False,
+            help="Its files, with a manifest at their root.",
+        ),
+    ],
+    tag: TagOption = None,
+    mode: Annotated[
+        Mode, typer.Option(help="Whether it runs on (available) or stops (exclusive) on a cut-off worker.")
+    ] = Mode.AVAILABLE,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Start an application: publish its files, and the command that it run on one of the workers."""
+    face = Face.of(_url(registry, kafka, cluster), json)
+    name = ApplicationId.parse(application)
+    with _opened(face) as opened:
+        with _publishing(face) as progress:
+            command = opened.start(name, source, tags=tag or (), mode=mode, progress=progress)
+        entry = _await(face, opened, name, command, timeout) if wait else None
+    face.answer(
+        {
+            "application": application,
+            "command": command,
+            "state": entry.state.value if entry else "commanded",
+            "worker": entry.worker if entry else None,
+        },
+        _started(application, entry),
+    )
+
+
+def _started(application: str, entry: ApplicationEntry | None) -> str:
+    if entry is None:
+        return f"{application}: start commanded"
+    return f"{application} is {entry.state}{f' on {entry.worker}' if entry.worker else ''}"
+
+
+@app.command()
+def stop(
+    application: ApplicationArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Stop an application, wherever it runs."""
+    face = Face.of(_url(registry, kafka, cluster), json)
+    name = ApplicationId.parse(application)
+    with _opened(face) as opened:
+        command = opened.stop(name)
+        if wait:
+            _await(face, opened, name, command, timeout)
+    state = "stopped" if wait else "commanded"
+    face.answer(
+        {"application": application, "command": command, "state": state},
+        f"{application}: stop commanded" if not wait else f"{application} is stopped",
+    )
+
+
+def _await(
+    face: Face, cluster: Cluster, application: ApplicationId, command: str, timeout_s: float
+) -> ApplicationEntry | None:
+    """Wait for a command's effect, telling a person how the application stands meanwhile."""
+    if face.json or not sys.stderr.isatty():
+        return cluster.wait(application, command, timeout_s)
+    with Console(stderr=True).status(f"waiting for {application}") as line:
+
+        def tell(document: AssignmentDocument) -> None:
+            entry = document.applications.get(application)
+            if entry is not None:
+                line.update(f"{application} is {entry.state}{f': {entry.reason}' if entry.reason else ''}")
+
+        return cluster.wait(application, command, timeout_s, tell)
+
+
+@contextlib.contextmanager
+def _publishing(face: Face) -> Iterator[Progress]:
+    if face.json or not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    columns = (TextColumn("publishing the archive"), BarColumn(), DownloadColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("archive", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@app.command("list")
+def list_(
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the applications of a cluster, a line each: its state, its worker, and why it waits."""
+    face = Face.of(_url(registry, kafka, cluster), json)
+    with _opened(face) as opened:
+        status = status_of(_name(face.url), opened.read(Settings().connect_timeout_s))
+    applications = {"applications": [each.model_dump(mode="json") for each in status.applications]}
+    face.answer(applications, *map(application_line, status.applications))
+
+
+@app.command()
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Show it as it changes, until Ctrl-C.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 1 unless all that was started runs.")
+    ] = False,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a cluster: its workers, its applications, and what can't be placed or failed, with the reason."""
+    face = Face.of(_url(registry, kafka, cluster), json)
+    name = _name(face.url)
+    with _opened(face) as opened:
+        if watch:
+            _watch(face, name, opened.documents())
+            return
+        shown = status_of(name, opened.read(Settings().connect_timeout_s))
+    if face.on_terminal:
+        face.draw(render(shown))
+    else:
+        face.answer(shown, *plain(shown))
+    if exit_code and not shown.settled:
+        raise typer.Exit(1)
+
+
+def _watch(face: Face, name: str, documents: Iterator[AssignmentDocument]) -> None:
+    if face.on_terminal:
+        with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+            live.update(render(status_of(name, None)), refresh=True)
+            for document in documents:
+                live.update(render(status_of(name, document)), refresh=True)
+    else:
+        for document in documents:
+            shown = status_of(name, document)
+            face.answer(shown, *plain(shown))
+            sys.stdout.flush()
+
+
+@app.command()
+def logs(
+    application: ApplicationArgument,
+    data: DataOption,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="How many lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, until Ctrl-C.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show what an application has printed, on the host of the worker with this data folder."""
+    name = ApplicationId.parse(application)
+    face = Face("", json)
+    for line in tail(data, name, lines=lines, follow=follow):
+        face.answer({"application": application, "line": line}, line)
+        if follow:
+            sys.stdout.flush()
+
+
+@app.command()
+def schema() -> None:
+    """Show the JSON schema of an application's manifest."""
+    typer.echo(json_module.dumps(manifest_schema(), indent=2))

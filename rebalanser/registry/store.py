@@ -1,0 +1,360 @@
+"""Keys, leases and guarded transactions, held in memory and nothing else: the pure heart of a registry.
+
+:class:`KeyValueStore` is deterministic: the same calls give the same answers and the same changes. It knows
+no clock, so it neither counts a lease nor ends one by itself, and no thread; and the revision of a change is
+its subclass's to say, which may count them (:mod:`rebalanser.testing.memory`) or read them off a log.
+It refuses what any backend refuses, so that code which works here does not meet a limit elsewhere first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
+from rebalanser.registry.contract import (
+    Absent,
+    Capabilities,
+    Changed,
+    Created,
+    Delete,
+    Get,
+    Guard,
+    KeyValue,
+    Operation,
+    Outcome,
+    Put,
+    Range,
+    Result,
+    Stat,
+    Stats,
+    Transaction,
+    Unchanged,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """What a transaction will do, its guards being decided."""
+
+    succeeded: bool
+    steps: tuple[_Step, ...]
+
+
+_Step: TypeAlias = Put | Delete | Get | Range | Stat | _Branch
+
+
+def _writes(branch: _Branch) -> Iterator[Put | Delete]:
+    for step in branch.steps:
+        if isinstance(step, _Branch):
+            yield from _writes(step)
+        elif isinstance(step, Put | Delete):
+            yield step
+
+
+def _text(part: Guard | Operation) -> str:
+    """The key or prefix that a guard or operation names."""
+    if isinstance(part, Transaction):
+        return ""
+    return part.prefix if isinstance(part, Range | Stat) else part.key
+
+
+def _parts(transaction: Transaction) -> Iterator[Guard | Operation]:
+    """Every guard and operation, nested ones too."""
+    yield from transaction.guards
+    for operation in (*transaction.then, *transaction.otherwise):
+        yield operation
+        if isinstance(operation, Transaction):
+            yield from _parts(operation)
+
+
+def _check_depth(transaction: Transaction) -> None:
+    for operation in (*transaction.then, *transaction.otherwise):
+        if isinstance(operation, Transaction) and any(
+            isinstance(inner, Transaction) for inner in (*operation.then, *operation.otherwise)
+        ):
+            raise InternalError("a nested transaction holds another: one level deep is the limit")
+
+
+def _longest(transaction: Transaction) -> int:
+    return max(len(transaction.guards), len(transaction.then), len(transaction.otherwise))
+
+
+def _check_size(transaction: Transaction, capabilities: Capabilities) -> None:
+    nested = (part for part in _parts(transaction) if isinstance(part, Transaction))
+    longest = _longest(transaction) + max(map(_longest, nested), default=0)
+    if longest > capabilities.max_operations:
+        raise RequestTooLarge(
+            f"{longest} guards or operations in one list; the limit is {capabilities.max_operations}"
+        )
+    size = sum(
+        len(_text(part)) + (len(part.value) if isinstance(part, Put) else 0) for part in _parts(transaction)
+    )
+    if size > capabilities.max_request_bytes:
+        raise RequestTooLarge(
+            f"{size} bytes in one transaction; the limit is {capabilities.max_request_bytes}"
+        )
+
+
+def _check_keys(transaction: Transaction) -> None:
+    for part in _parts(transaction):
+        text = _text(part)
+        if not (text.isascii() and text.isprintable()):
+            raise InternalError(f"a key must be printable ASCII: {text!r}")
+        if not text and not isinstance(part, Range | Stat | Transaction):
+            raise InternalError("a key must not be empty")
+
+
+def _check_written_once(operations: Sequence[Operation]) -> set[str]:
+    """All keys that the list may write, in whichever branches; two of its operations may not share one."""
+    written: set[str] = set()
+    for operation in operations:
+        match operation:
+            case Put(key=key) | Delete(key=key):
+                keys = {key}
+            case Transaction(then=then, otherwise=otherwise):
+                keys = _check_written_once(then) | _check_written_once(otherwise)
+            case _:
+                continue
+        if not written.isdisjoint(keys):
+            raise InternalError(f"written twice in one transaction: {sorted(written & keys)}")
+        written |= keys
+    return written
+
+
+def check_transaction(transaction: Transaction, capabilities: Capabilities) -> None:
+    """Refuse a transaction that the contract does not allow, whatever the store holds.
+
+    Raises:
+        RequestTooLarge: it is over a limit of ``capabilities``.
+        InternalError: it nests too deep, writes a key twice, or a key is empty or not printable ASCII.
+    """
+    _check_depth(transaction)
+    _check_size(transaction, capabilities)
+    _check_keys(transaction)
+    _check_written_once(transaction.then)
+    _check_written_once(transaction.otherwise)
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease as granted, and the keys under it. When it ends is not the store's to know."""
+
+    ttl_s: float
+    keys: set[str] = field(default_factory=set, kw_only=True)
+
+
+LeaseT = TypeVar("LeaseT", bound=Lease)
+
+
+class KeyValueStore(ABC, Generic[LeaseT]):
+    """Keys and leases. A subclass says which revision a change gets, and is told of every change.
+
+    :meth:`_committed` is called with the changes of each transaction that changed something, and of each
+    lease that ended with keys, in key order, once they are in place.
+    """
+
+    def __init__(self, capabilities: Capabilities, revision: int) -> None:
+        self.capabilities = capabilities
+        self._items: dict[str, KeyValue] = {}
+        self._order: list[str] = []
+        self._revision = revision
+        self._leases: dict[int, LeaseT] = {}
+
+    @abstractmethod
+    def _next_revision(self) -> int:
+        """The revision that a change made now gets."""
+
+    @abstractmethod
+    def _committed(self, changes: tuple[Changed, ...]) -> None:
+        """These changes are in place."""
+
+    def _check(self, transaction: Transaction) -> None:
+        """Refuse what the contract does not allow."""
+        check_transaction(transaction, self.capabilities)
+
+    @property
+    def revision(self) -> int:
+        """The revision of the last change; the one that the store began with while there was none."""
+        return self._revision
+
+    @property
+    def leases(self) -> Mapping[int, LeaseT]:
+        """The leases that there are, by their ids."""
+        return self._leases
+
+    def items(self, prefix: str = "") -> tuple[KeyValue, ...]:
+        """All keys with the prefix, in key order."""
+        return tuple(self._items[key] for key in self._keys(prefix))
+
+    def get(self, key: str) -> KeyValue | None:
+        """One key, if it is there."""
+        return self._items.get(key)
+
+    def load(self, items: Iterable[KeyValue], leases: Mapping[int, LeaseT], revision: int) -> None:
+        """Hold just this, as it stood in another store at ``revision``. The leases come without keys."""
+        self._revision = revision
+        self._leases = dict(leases)
+        self._items = {item.key: item for item in items}
+        self._order = sorted(self._items)
+        for item in self._items.values():
+            if item.lease:
+                self._leases[item.lease].keys.add(item.key)
+
+    def grant(self, lease: int, granted: LeaseT) -> None:
+        """Create a lease by an id that none has had before, never 0."""
+        self._leases[lease] = granted
+
+    def lease(self, lease: int) -> LeaseT:
+        """The lease by this id.
+
+        Raises:
+            LeaseNotFound: there is none (any more).
+        """
+        held = self._leases.get(lease)
+        if held is None:
+            raise LeaseNotFound(f"lease {lease} does not exist (any more)")
+        return held
+
+    def end(self, lease: int) -> None:
+        """End a lease that there is, and delete its keys."""
+        keys = self._leases.pop(lease).keys
+        if keys:
+            for key in keys:
+                self._remove(key)
+            self._commit(dict.fromkeys(keys))
+
+    def transact(self, transaction: Transaction) -> Outcome:
+        """Carry out a transaction.
+
+        Raises:
+            LeaseNotFound: the lease of a put does not exist; nothing was changed.
+            RequestTooLarge: it is over a limit; nothing was changed.
+            InternalError: it is not one that the contract allows; nothing was changed.
+        """
+        self._check(transaction)
+        branch = self._choose(transaction)
+        changes: dict[str, bytes | None] = {}
+        for write in _writes(branch):
+            if isinstance(write, Put):
+                if write.lease:
+                    self.lease(write.lease)
+                changes[write.key] = write.value
+            elif write.key in self._items:
+                changes[write.key] = None
+        outcome = self._perform(branch, self._next_revision() if changes else self._revision)
+        if changes:
+            self._commit(changes)
+        return outcome
+
+    def _keys(self, prefix: str) -> Iterator[str]:
+        for index in range(bisect_left(self._order, prefix), len(self._order)):
+            if not self._order[index].startswith(prefix):
+                return
+            yield self._order[index]
+
+    def _choose(self, transaction: Transaction) -> _Branch:
+        succeeded = all(self._holds(guard) for guard in transaction.guards)
+        operations = transaction.then if succeeded else transaction.otherwise
+        return _Branch(
+            succeeded,
+            tuple(
+                self._choose(operation) if isinstance(operation, Transaction) else operation
+                for operation in operations
+            ),
+        )
+
+    def _holds(self, guard: Guard) -> bool:
+        item = self._items.get(guard.key)
+        match guard:
+            case Absent():
+                return item is None
+            case Created(revision=revision):
+                return item is not None and item.create_revision == revision
+            case Unchanged(revision=revision):
+                return item is not None and item.mod_revision == revision
+
+    def _perform(self, branch: _Branch, revision: int) -> Outcome:
+        return Outcome(
+            branch.succeeded, revision, tuple(self._perform_step(step, revision) for step in branch.steps)
+        )
+
+    def _perform_step(self, step: _Step, revision: int) -> Result:
+        match step:
+            case Put():
+                self._put(step, revision)
+                return None
+            case Delete(key=key):
+                self._remove(key)
+                return None
+            case Get(key=key):
+                return self.get(key)
+            case Range(prefix=prefix):
+                return self.items(prefix)
+            case Stat(prefix=prefix):
+                items = self.items(prefix)
+                return Stats(len(items), max((item.mod_revision for item in items), default=0))
+            case _Branch():
+                return self._perform(step, revision)
+
+    def _put(self, put: Put, revision: int) -> None:
+        before = self._items.get(put.key)
+        if before is None:
+            insort(self._order, put.key)
+        elif before.lease:
+            self._leases[before.lease].keys.discard(put.key)
+        if put.lease:
+            self._leases[put.lease].keys.add(put.key)
+        created = revision if before is None else before.create_revision
+        self._items[put.key] = KeyValue(put.key, put.value, created, revision, put.lease)
+
+    def _remove(self, key: str) -> None:
+        item = self._items.pop(key, None)
+        if item is None:
+            return
+        del self._order[bisect_left(self._order, key)]
+        if item.lease in self._leases:
+            self._leases[item.lease].keys.discard(key)
+
+    def _commit(self, changes: Mapping[str, bytes | None]) -> None:
+        self._revision = self._next_revision()
+        self._committed(tuple(Changed(key, self._revision, changes[key]) for key in sorted(changes)))
+
+
+class ChangeHistory:
+    """The latest changes, for watches that begin in the past; at most ``max_changes`` of them."""
+
+    def __init__(self, max_changes: int) -> None:
+        self._max_changes = max_changes
+        self._commits: deque[tuple[Changed, ...]] = deque(maxlen=max_changes)
+        self._size = 0
+        self._oldest = 0
+
+    @property
+    def oldest(self) -> int:
+        """The earliest revision from which on every change is remembered."""
+        return self._oldest
+
+    def append(self, changes: tuple[Changed, ...]) -> None:
+        """Remember the changes of one commit, and forget the oldest where that makes too many."""
+        while self._commits and self._size + len(changes) > self._max_changes:
+            self.forget(self._commits[0][0].revision + 1)
+        if len(changes) > self._max_changes:
+            self.forget(changes[0].revision + 1)
+            return
+        self._commits.append(changes)
+        self._size += len(changes)
+
+    def forget(self, revision: int) -> None:
+        """Forget the changes before ``revision``."""
+        self._oldest = max(self._oldest, revision)
+        while self._commits and self._commits[0][0].revision < self._oldest:
+            self._size -= len(self._commits.popleft())
+
+    def __iter__(self) -> Iterator[tuple[Changed, ...]]:
+        """The remembered changes, commit by commit, oldest first."""
+        return iter(self._commits)

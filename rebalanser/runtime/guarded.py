@@ -1,0 +1,259 @@
+"""The supervisor's end of the guardian: starts it, gives it orders, and hears what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeAlias
+
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_fixed,
+    wait_none,
+)
+
+from rebalanser.errors import InternalError, RequestTooLarge
+from rebalanser.runtime import guardian
+
+CLOSE_TIMEOUT_S: Final = 1.0
+START_TIMEOUT_S: Final = 10.0
+"""How long a start waits for room in the guardian's queue, which is some hundred orders long."""
+ROOM_POLL_MS: Final = 100
+KILLED_TIMEOUT_S: Final = 5.0
+"""How long to wait for what was killed because the guardian died: the kernel may hold on to a process, and an
+init that reaps nothing to a dead one."""
+KILLED_POLL_S: Final = 0.01
+STOP_TIMEOUT_S: Final = 0.5
+"""How long a stop waits for room; whoever asks must be ready to :meth:`GuardedProcesses.kill` anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The command runs; its process group has this id too."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The command's process group is empty, or it was never started."""
+
+    code: int | None
+    """The exit code, negative for a signal; None where it was not started."""
+    error: str | None
+    """Why it was not started."""
+    by_guardian: bool
+    """Whether the guardian ended it because access ended, and nobody here asked for that."""
+
+
+Outcome: TypeAlias = Started | Exited
+
+
+class GuardedProcesses:
+    """The process groups of one supervisor, kept by a guardian of their own. Used from any thread.
+
+    ``lost`` is called once, from a thread of its own, if the guardian dies; everything has been killed then.
+    ``held`` are files that the guardian holds open as long as it lives, which is as long as any group is not
+    empty: a lock among them is not free before.
+    """
+
+    def __init__(self, lost: Callable[[], None], held: Sequence[int] = ()) -> None:
+        self._lost = lost
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._tell: dict[int, Callable[[Outcome], None]] = {}
+        self._pids: dict[int, int] = {}
+        self._closing = False
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            program = [sys.executable, "-I", "-S", guardian.__file__]
+            self._process = subprocess.Popen(  # noqa: S603 - a module of this package
+                [*program, str(theirs.fileno()), *map(str, held)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), *held),
+                start_new_session=True,
+            )
+        self._listener = threading.Thread(target=self._listen, name="rebalanser-guardian", daemon=True)
+        self._listener.start()
+
+    @property
+    def guardian_pid(self) -> int:
+        """The guardian's process id."""
+        return self._process.pid
+
+    def start(self, job: guardian.Job, tell: Callable[[Outcome], None], files: Sequence[int] = ()) -> int:
+        """Start a job; its number. ``tell`` is called from another thread with what becomes of it.
+
+        ``tell`` must not block, and gets one :class:`Exited` and at most one :class:`Started` before it.
+        ``files`` are the job's standard output and error; without them it has those of this process.
+
+        Raises:
+            InternalError: the guardian is gone, or has taken no orders for ``START_TIMEOUT_S``.
+            RequestTooLarge: command and environment are beyond what the kernel takes.
+        """
+        number = next(self._numbers)
+        with self._lock:
+            self._tell[number] = tell
+        order = json.dumps({"do": "start", "number": number}).encode()
+        try:
+            with _written(job) as description:
+                self._send(order, [description, *files], START_TIMEOUT_S)
+        except OSError as error:
+            self._forget(number)
+            stuck = isinstance(error, BlockingIOError)
+            what = "takes no orders" if stuck else "is gone"
+            raise InternalError(f"the guardian of the subprocesses {what}") from error
+        except RequestTooLarge:
+            self._forget(number)
+            raise
+        return number
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            self._tell.pop(number, None)
+
+    def stop(self, number: int, kill_at: float) -> None:
+        """Send SIGTERM to a job's process group now, and SIGKILL at ``kill_at`` (CLOCK_BOOTTIME seconds)."""
+        self._order({"do": "stop", "number": number, "kill_at": kill_at}, STOP_TIMEOUT_S)
+
+    def kill(self, number: int) -> None:
+        """Send SIGKILL to a job's process group from here, for when the guardian does not."""
+        with self._lock:
+            pid = self._pids.get(number)
+        if pid is not None:
+            _kill_group(pid)
+
+    def extend(self, deadline: float, number: int | None = None) -> None:
+        """Let a job, or all that have a deadline, run until ``deadline`` (CLOCK_BOOTTIME seconds).
+
+        It never waits: for a guardian that takes no orders the deadline stays as it is.
+        """
+        self._order({"do": "extend", "number": number, "deadline": deadline}, 0.0)
+
+    def _order(self, order: dict[str, object], timeout_s: float) -> None:
+        """A guardian that is gone needs no orders: the listener sees to the rest."""
+        with contextlib.suppress(OSError):
+            self._send(json.dumps(order).encode(), (), timeout_s)
+
+    def _send(self, order: bytes, files: Sequence[int], timeout_s: float) -> None:
+        """Send an order once there is room for it.
+
+        Raises:
+            BlockingIOError: there was none for ``timeout_s``: the guardian is stopped or stuck.
+            OSError: the guardian is gone.
+        """
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+
+        def until_there_may_be_room(_seconds: float) -> None:
+            room.poll(ROOM_POLL_MS)
+
+        attempts = Retrying(
+            retry=retry_if_exception_type(BlockingIOError),
+            stop=stop_after_delay(timeout_s),
+            wait=wait_none(),
+            sleep=until_there_may_be_room,
+            reraise=True,
+        )
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
+        attempts(self._socket.sendmsg, [order], rights, socket.MSG_DONTWAIT)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while message := self._socket.recv(guardian.MAX_MESSAGE_BYTES):
+                self._hear(json.loads(message))
+        if not self._closing:
+            self._kill_all()
+            self._lost()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        number = message["number"]
+        with self._lock:
+            tell = self._tell[number]
+            if message["is"] == "started":
+                self._pids[number] = message["pid"]
+            else:
+                del self._tell[number]
+                self._pids.pop(number, None)
+        if message["is"] == "started":
+            tell(Started(message["pid"]))
+        else:
+            tell(Exited(message["code"], message["error"], message["by_guardian"]))
+
+    def _kill_all(self) -> None:
+        """The kernel has killed the commands themselves along with the guardian; kill their descendants."""
+        with self._lock:
+            pids, self._pids = dict(self._pids), {}
+            waiting, self._tell = dict(self._tell), {}
+        for pid in pids.values():
+            _kill_group(pid)
+        _wait_for_end(pids.values())
+        for tell in waiting.values():
+            tell(Exited(None, "the guardian of the subprocesses died", by_guardian=True))
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Let the guardian end; it stops first what still runs. Closing twice does nothing.
+
+        Waits ``timeout_s`` for the guardian to be gone, and with it everything that it started.
+        """
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._listener:
+            self._listener.join()
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+
+
+@contextlib.contextmanager
+def _written(job: guardian.Job) -> Iterator[int]:
+    """The job in a file without a name, for messages are bounded and a command may be long."""
+    text = json.dumps(asdict(job)).encode()
+    if len(text) > guardian.MAX_JOB_BYTES:
+        raise RequestTooLarge(
+            f"command and environment take {len(text):,} bytes and at most {guardian.MAX_JOB_BYTES:,} can be"
+        )
+    with os.fdopen(os.memfd_create("rebalanser-job"), "wb") as file:
+        file.write(text)
+        file.flush()
+        yield file.fileno()
+
+
+def _wait_for_end(groups: Collection[int]) -> None:
+    """Wait, for a bounded time, until these groups are empty: an exit that is told lets another one start."""
+    Retrying(
+        retry=retry_if_result(bool),
+        stop=stop_after_delay(KILLED_TIMEOUT_S),
+        wait=wait_fixed(KILLED_POLL_S),
+        retry_error_callback=lambda _state: None,
+    )(lambda: any(map(_lives, groups)))
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,572 @@
+"""The guardian: the process that starts what a supervisor wants to run, and that outlives the supervisor.
+
+It is run as a program, by its path, with the standard library alone: ``guardian.py SOCKET``. The supervisor
+tells it over a socket which jobs to start and to stop, and until when each may last. Whatever becomes of the
+supervisor, no job goes on that must not:
+
+- The supervisor died, even by ``kill -9``: the kernel closes its end of the socket. Every job gets SIGTERM,
+  and SIGKILL after its stop limit or at its deadline, whichever comes first.
+- The supervisor was stopped (SIGSTOP) or is stuck: no newer deadline comes. A job that has one gets SIGTERM
+  its stop limit before the deadline, and SIGKILL at the deadline (RB-21, SH-14), and none is started after
+  its own. A job without a deadline runs on.
+- Supervisor and guardian are frozen together, as with a whole host or container: the jobs are frozen too, and
+  whatever is past its deadline is killed once the guardian goes on. Only a fencing token refuses what it may
+  write in between.
+- The guardian itself died: the kernel kills each job's command (PR_SET_PDEATHSIG, bound to this process's one
+  thread) and closes the socket; the supervisor kills what is left of their process groups. Only descendants
+  of a command whose supervisor and guardian are killed at once can go on.
+
+Each command leads a session and process group of its own. When it has exited, what is left of the group is
+killed, and the exit is told only once the group is empty: the guardian is the subreaper of all that it
+starts, so an orphan of a group becomes its child and is waited for. A process that makes a session of its own
+has left the group and is on its own.
+
+A job may name a lock file. It is started once the guardian has the lock, which the command inherits: while
+any process of the job lives that has not closed it, no second one is started by whoever uses the same file.
+
+A job may leave its output to the guardian: a process of its own, :mod:`~rebalanser.runtime.keeper`, reads it
+and keeps it in files, so that neither a stopped supervisor nor a slow disk holds up a job or the guardian.
+
+A deadline is in seconds of CLOCK_BOOTTIME, which goes on while the host is suspended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+MAX_MESSAGE_BYTES: Final = 65_536
+MAX_JOB_BYTES: Final = 4 * 1024 * 1024
+"""A job beyond this is refused: the kernel takes no command and environment of this size anyway."""
+LONGEST_SLEEP_S: Final = 0.5
+"""How late a deadline that passed during a suspend may be noticed: select() does not count a suspend."""
+SHORTEST_SLEEP_S: Final = 0.005
+"""How often to look at a process that is being killed and that the kernel holds on to."""
+LOCK_POLL_S: Final = 0.02
+STARTS_AT_ONCE: Final = 8
+"""So many starts, then a look at what must be ended: starting hundreds takes seconds."""
+KEEPER_PAUSE_S: Final = 1.0
+"""The least time between two starts of the keeper."""
+PIPE_BYTES: Final = 1024 * 1024
+"""What a job may print while the keeper is busy, as far as the kernel grants it."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_FILES_OF_A_START: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a job's standard output and error are kept: in ``path``, then ``path.1`` and so on, older."""
+
+    path: str
+    file_bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A command, and what holds for it."""
+
+    command: Sequence[str]
+    stop_limit_s: float
+    """How long after SIGTERM it gets SIGKILL where the guardian ends it."""
+    deadline: float | None = None
+    """When it must have ended (CLOCK_BOOTTIME seconds); None for never."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    inherits: bool = True
+    """Whether ``environment`` is added to the supervisor's, or is all of it."""
+    folder: str | None = None
+    """Where it runs; None for the supervisor's own folder."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """By the kernel's names, such as ``RLIMIT_DATA``."""
+    lock: str | None = None
+    """The file that it holds locked while it lives."""
+    lock_timeout_s: float = 0.0
+    """How long to wait for the lock."""
+    output: Output | None = None
+
+    @classmethod
+    def read(cls, text: bytes) -> Job:
+        """The job that was written as JSON."""
+        fields = json.loads(text)
+        output = fields.pop("output")
+        return cls(**fields, output=Output(**output) if output else None)
+
+
+def now() -> float:
+    """Seconds of the clock that deadlines are counted on."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A job that is to be started, once its lock is free."""
+
+    number: int
+    job: Job
+    files: list[int]
+    """Standard output and error, or none."""
+    deadline: float
+    lock_until: float
+
+    def close(self) -> None:
+        for file in self.files:
+            os.close(file)
+        self.files = []
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process group that was started; its id is its first process's."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    stop_limit_s: float
+    deadline: float
+    lock: int | None = None
+    kill_at: float | None = None
+    """When it gets SIGKILL; None unless it was told to stop."""
+    by_guardian: bool = False
+    """Whether it was told to stop without the supervisor's asking."""
+    code: int | None = None
+    """How the command exited; None while it runs."""
+
+
+class Guardian:
+    """Starts, stops and watches over the process groups of one supervisor."""
+
+    def __init__(self, supervisor: socket.socket) -> None:
+        self._supervisor = supervisor
+        self._supervisor.setblocking(False)
+        self._waiting: list[_Waiting] = []
+        self._children: dict[int, _Child] = {}
+        self._outbox: deque[bytes] = deque()
+        self._alone = False
+        self._in_a_hurry = False
+        self._selector = selectors.DefaultSelector()
+        self._keeper = _Keeper(self._selector)
+        self._prctl = ctypes.CDLL(None).prctl
+        self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._usual_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._usual_files[1], self._usual_files[1]))
+
+    def serve(self) -> None:
+        """Do as the supervisor says until it is gone and all groups are empty."""
+        with self._selector as selector, _wake_on_signals() as woken:
+            selector.register(woken, selectors.EVENT_READ)
+            selector.register(self._supervisor, selectors.EVENT_READ)
+            while self._children or not self._alone:
+                ready = {key.fileobj for key, _ in selector.select(self._sleep_s())}
+                if woken in ready:
+                    _drain(woken)
+                if self._supervisor in ready and not self._alone:
+                    self._listen()
+                self._begin()
+                self._reap()
+                self._enforce()
+                self._keeper.see_to()
+                self._tell()
+                if self._alone and self._supervisor in selector.get_map():
+                    selector.unregister(self._supervisor)
+                elif not self._alone:
+                    wanted = selectors.EVENT_WRITE if self._outbox else 0
+                    selector.modify(self._supervisor, selectors.EVENT_READ | wanted)
+
+    def _sleep_s(self) -> float | None:
+        if self._in_a_hurry:
+            return 0.0
+        if not self._children and not self._waiting:
+            return LONGEST_SLEEP_S if self._keeper.is_behind else None
+        instant = now()
+        until = instant + (LOCK_POLL_S if self._waiting else LONGEST_SLEEP_S)
+        for child in self._children.values():
+            times = (child.kill_at or inf, child.deadline - child.stop_limit_s, child.deadline)
+            until = min(until, *(at for at in times if at > instant or at == child.kill_at))
+        return min(LONGEST_SLEEP_S, max(SHORTEST_SLEEP_S, until - instant))
+
+    def _listen(self) -> None:
+        """Read every message that has come; the end of the stream is the supervisor's."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    text, files, _, _ = socket.recv_fds(
+                        self._supervisor, MAX_MESSAGE_BYTES, _FILES_OF_A_START
+                    )
+                except ConnectionError:
+                    text, files = b"", []
+                if not text:
+                    self._alone = True
+                    return
+                self._obey(json.loads(text), list(files))
+
+    def _obey(self, order: dict[str, Any], files: list[int]) -> None:
+        number = order["number"]
+        if order["do"] == "start" and not files:
+            error = "the guardian of the subprocesses has too many open files"
+            self._report("exited", number=number, code=None, error=error, by_guardian=False)
+        elif order["do"] == "start":
+            with os.fdopen(files.pop(0), "rb") as file:
+                file.seek(0)
+                job = Job.read(file.read())
+            for handed_over in files:
+                os.set_inheritable(handed_over, False)
+            deadline = inf if job.deadline is None else job.deadline
+            self._waiting.append(_Waiting(number, job, files, deadline, now() + job.lock_timeout_s))
+        elif order["do"] == "stop":
+            self._forget(number)
+            for child in self._children.values():
+                if child.number == number:
+                    self._terminate(child, order["kill_at"], by_guardian=False)
+        elif order["do"] == "extend":
+            held: list[_Waiting | _Child] = [*self._waiting, *self._children.values()]
+            for each in held:
+                # What is past its deadline stays so: frozen meanwhile, it may run elsewhere by now.
+                if number in (None, each.number) and now() < each.deadline:
+                    each.deadline = max(each.deadline, order["deadline"])
+
+    def _forget(self, number: int) -> None:
+        """Start no more what was to be started."""
+        for waiting in [waiting for waiting in self._waiting if waiting.number == number]:
+            self._refuse(waiting, "it was stopped before it began", by_guardian=False)
+            self._waiting.remove(waiting)
+
+    def _refuse(self, waiting: _Waiting, error: str, by_guardian: bool) -> None:
+        waiting.close()
+        self._report("exited", number=waiting.number, code=None, error=error, by_guardian=by_guardian)
+
+    def _begin(self) -> None:
+        """Start what waits and can be started, a few at a time; say what cannot."""
+        still: list[_Waiting] = []
+        most = len(self._children) + STARTS_AT_ONCE
+        for waiting in self._waiting:
+            if self._alone:
+                waiting.close()
+            elif len(self._children) >= most:
+                still.append(waiting)
+            elif now() >= waiting.deadline:
+                self._refuse(waiting, "access ended", by_guardian=True)
+            else:
+                try:
+                    lock = _lock(waiting.job.lock)
+                except BlockingIOError:
+                    if now() < waiting.lock_until:
+                        still.append(waiting)
+                        continue
+                    waited_s = waiting.job.lock_timeout_s
+                    self._refuse(
+                        waiting, f"an earlier one still lives after {waited_s:g} s", by_guardian=False
+                    )
+                except OSError as error:
+                    self._refuse(waiting, str(error), by_guardian=False)
+                else:
+                    self._start(waiting, lock)
+        self._waiting = still
+        self._in_a_hurry = len(self._children) >= most
+
+    def _start(self, waiting: _Waiting, lock: int | None) -> None:
+        job = waiting.job
+        reading: int | None = None
+        try:
+            if job.output is not None:
+                reading, writing = os.pipe()
+                waiting.files += [writing]
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            process = self._run(job, waiting.files, lock)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            _close(lock, reading)
+            self._refuse(waiting, str(error), by_guardian=False)
+            return
+        waiting.close()
+        self._children[process.pid] = _Child(
+            waiting.number, process, job.stop_limit_s, waiting.deadline, lock
+        )
+        if job.output is not None and reading is not None:
+            self._keeper.keep(waiting.number, job.output, reading, lock)
+        self._report("started", number=waiting.number, pid=process.pid)
+
+    def _run(self, job: Job, files: Sequence[int], lock: int | None) -> subprocess.Popen[bytes]:
+        guardian = os.getpid()
+        limits = [(resource.RLIMIT_NOFILE, self._usual_files)]
+        for name, value in job.limits.items():
+            which = getattr(resource, name)
+            hard = resource.getrlimit(which)[1]
+            most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            limits.append((which, (most, most)))
+
+        def become_the_command() -> None:
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != guardian:
+                os._exit(1)
+            for which, both in limits:
+                resource.setrlimit(which, both)
+
+        return subprocess.Popen(  # noqa: S603 - the user's own command
+            list(job.command),
+            stdin=subprocess.DEVNULL,
+            stdout=files[0] if files else None,
+            stderr=files[-1] if files else None,
+            cwd=job.folder,
+            env={**os.environ, **job.environment} if job.inherits else dict(job.environment),
+            pass_fds=() if lock is None else (lock,),
+            start_new_session=True,
+            preexec_fn=become_the_command,  # noqa: PLW1509 - this process has one thread
+        )
+
+    def _terminate(self, child: _Child, kill_at: float, by_guardian: bool) -> None:
+        if child.kill_at is None:
+            child.by_guardian = by_guardian
+            _signal(child, signal.SIGTERM)
+        child.kill_at = min(kill_at, child.kill_at or kill_at)
+
+    def _enforce(self) -> None:
+        """End what must not go on."""
+        instant = now()
+        for child in self._children.values():
+            if self._alone or instant >= child.deadline - child.stop_limit_s:
+                kill_at = min(instant + child.stop_limit_s, child.deadline)
+                self._terminate(child, kill_at, by_guardian=True)
+            if child.kill_at is not None and instant >= min(child.kill_at, child.deadline):
+                _signal(child, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Take note of what has exited; a command's exit is told once its group is empty.
+
+        Each is looked at before it is reaped, so that its process group's id cannot belong to another yet.
+        """
+        with contextlib.suppress(ChildProcessError):
+            while exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                child = self._children.get(exited.si_pid)
+                if child is not None:
+                    _signal(child, signal.SIGKILL)
+                _, status = os.waitpid(exited.si_pid, 0)
+                if child is not None:
+                    child.code = child.process.returncode = os.waitstatus_to_exitcode(status)
+                self._keeper.has_exited(exited.si_pid, status)
+        for pid, child in list(self._children.items()):
+            if child.code is not None and _is_empty(pid):
+                del self._children[pid]
+                if not self._keeper.finish(child.number):
+                    _close(child.lock)
+                self._report(
+                    "exited",
+                    number=child.number,
+                    code=child.code,
+                    error=None,
+                    by_guardian=child.by_guardian,
+                )
+
+    def _report(self, kind: str, **what: object) -> None:
+        self._outbox.append(json.dumps({"is": kind, **what}).encode())
+
+    def _tell(self) -> None:
+        """Send what the supervisor can take now: a stopped supervisor must not hold the guardian up."""
+        try:
+            while self._outbox and not self._alone:
+                self._supervisor.send(self._outbox[0])
+                self._outbox.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._alone = True
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A job's output on its way to files; here until the keeper has said that all of it is written."""
+
+    output: Output
+    reading: int
+    lock: int | None
+    told: bool = False
+    finished: bool = False
+    told_finished: bool = False
+
+
+class _Keeper:
+    """The process that keeps the output of the jobs: started with the first, and again should it die.
+
+    The reading ends are held here too, and with them what was printed and not read yet.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._kept: dict[int, _Kept] = {}
+        self._not_before = 0.0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it has to be told something, or to be started."""
+        return any(not kept.told or kept.finished != kept.told_finished for kept in self._kept.values())
+
+    def keep(self, number: int, output: Output, reading: int, lock: int | None) -> None:
+        """Have a job's output kept. The files are the keeper's to close."""
+        self._kept[number] = _Kept(output, reading, lock)
+
+    def finish(self, number: int) -> bool:
+        """Have what a job has printed written down: it has ended. False if its output is not kept here."""
+        if number in self._kept:
+            self._kept[number].finished = True
+        return number in self._kept
+
+    def see_to(self) -> None:
+        """Start the keeper if it is needed, tell it what it can take now, and hear what it has done."""
+        if self._kept and self._process is None and now() >= self._not_before:
+            self._run()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._tell(self._socket)
+            with contextlib.suppress(OSError):
+                self._hear(self._socket)
+
+    def has_exited(self, pid: int, status: int) -> None:
+        """Take note that a child of this process was reaped: it may have been the keeper."""
+        if self._process is None or self._process.pid != pid:
+            return
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self._process = None
+        if self._socket is not None:
+            self._selector.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+        for kept in self._kept.values():
+            kept.told = kept.told_finished = False
+
+    def _run(self) -> None:
+        self._not_before = now() + KEEPER_PAUSE_S
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py"))]
+        with theirs:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - a module of this package
+                    [*program, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            except OSError:
+                ours.close()
+                return
+        ours.setblocking(False)
+        self._selector.register(ours, selectors.EVENT_READ)
+        self._socket = ours
+
+    def _tell(self, keeper: socket.socket) -> None:
+        for number, kept in self._kept.items():
+            if not kept.told:
+                order = {"do": "keep", "number": number, **asdict(kept.output)}
+                files = [kept.reading] if kept.lock is None else [kept.reading, kept.lock]
+                socket.send_fds(keeper, [json.dumps(order).encode()], files)
+                kept.told = True
+            if kept.finished and not kept.told_finished:
+                keeper.send(json.dumps({"do": "finish", "number": number}).encode())
+                kept.told_finished = True
+
+    def _hear(self, keeper: socket.socket) -> None:
+        while message := keeper.recv(MAX_MESSAGE_BYTES):
+            done = self._kept.pop(json.loads(message)["number"], None)
+            if done is not None:
+                _close(done.reading, done.lock)
+
+
+def _close(*files: int | None) -> None:
+    for file in files:
+        if file is not None:
+            os.close(file)
+
+
+def _lock(path: str | None) -> int | None:
+    """Lock the file, making it if it is missing.
+
+    Raises:
+        BlockingIOError: somebody else has it locked.
+        OSError: it cannot be made.
+    """
+    if path is None:
+        return None
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        removed = os.fstat(file).st_ino != Path(path).stat().st_ino
+    except OSError:
+        os.close(file)
+        raise
+    if removed:
+        os.close(file)
+        return _lock(path)
+    return file
+
+
+def _signal(child: _Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.process.pid, number)
+
+
+def _is_empty(group: int) -> bool:
+    """Whether no process of the group is left: an orphan is a child of this process, its subreaper."""
+    try:
+        os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _wake_on_signals() -> Iterator[socket.socket]:
+    """A socket that can be read once a child has exited.
+
+    What asks the supervisor to stop does not stop the guardian. Those signals are caught, not ignored: what
+    is ignored stays ignored in the commands.
+    """
+    woken, waker = socket.socketpair()
+    with woken, waker:
+        woken.setblocking(False)
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, lambda _number, _frame: None)
+        yield woken
+        signal.set_wakeup_fd(-1)
+
+
+def _drain(woken: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while woken.recv(4096):
+            continue
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the supervisor at the other end of the socket whose number is the first argument.
+
+    Further numbers are of files that this process holds open as long as it lives, such as a lock.
+    """
+    file, *held = (int(argument) for argument in arguments)
+    for each in held:
+        os.set_inheritable(each, False)
+    with socket.socket(fileno=file) as supervisor:
+        os.set_inheritable(supervisor.fileno(), False)
+        Guardian(supervisor).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

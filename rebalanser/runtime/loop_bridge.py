@@ -1,0 +1,62 @@
+"""What lets an event loop use something that takes part in threads of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec
+
+from rebalanser.errors import InvalidState
+from rebalanser.runtime.running import Participant
+
+P = ParamSpec("P")
+
+
+class LoopBridge:
+    """Lets an event loop use a participant: it is started without blocking, its handlers run in the loop."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    @property
+    def is_called_by_handler(self) -> bool:
+        """Whether whoever asks runs in a handler."""
+        return asyncio.current_task() in self._calls
+
+    def in_loop(self, handler: Callable[P, Awaitable[None] | None]) -> Callable[P, None]:
+        """A function for the participant's threads that runs a handler in the loop, and waits for it."""
+
+        async def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            task = asyncio.current_task()
+            if task is not None:
+                self._calls.add(task)
+                task.add_done_callback(self._calls.discard)
+            result = handler(*args, **kwargs)
+            if inspect.isawaitable(result):
+                await result
+
+        def called_from_thread(*args: P.args, **kwargs: P.kwargs) -> None:
+            if self._loop is None or self._loop.is_closed():
+                raise InvalidState("the event loop that it was started in is closed")
+            asyncio.run_coroutine_threadsafe(call(*args, **kwargs), self._loop).result()
+
+        return called_from_thread
+
+    async def start(self) -> None:
+        """Start the participant; handlers run in the loop that awaits this."""
+        before, self._loop = self._loop, asyncio.get_running_loop()
+        starting = asyncio.ensure_future(asyncio.to_thread(self._participant.start))
+        try:
+            await asyncio.shield(starting)
+        except InvalidState:
+            self._loop = before
+            raise
+        except asyncio.CancelledError:
+            # The thread can't be cancelled: what it starts has to be stopped.
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await asyncio.to_thread(self._participant.stop)
+            raise

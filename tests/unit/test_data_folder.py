@@ -1,0 +1,233 @@
+"""A worker's data folder: who the worker is, where an application's files are, and what is cleaned up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rebalanser.applications import data_folder as module
+from rebalanser.applications.archives import ASIDE_PREFIX, Packed, pack
+from rebalanser.applications.data_folder import DataFolder, folder_name
+from rebalanser.errors import InternalError, UnusableFolder
+from rebalanser.shiva.types import ApplicationId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+APP = ApplicationId("tenant", "channel", "app")
+OTHER = ApplicationId("tenant", "channel", "other")
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Packed:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "shiva.json").write_text('{"command": ["true"]}')
+    return pack(source)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def data(folder: Path) -> Iterator[DataFolder]:
+    with DataFolder.open(folder) as opened:
+        yield opened
+
+
+@pytest.mark.rule("SH-13")
+def test_each_opening_is_a_greater_incarnation_of_the_same_lineage(folder: Path, tmp_path: Path) -> None:
+    incarnations = []
+    for _ in range(3):
+        with DataFolder.open(folder) as data:
+            incarnations.append(data.incarnation)
+    first, second, third = incarnations
+    assert third.succeeds(second)
+    assert second.succeeds(first)
+    with DataFolder.open(tmp_path / "another") as another:
+        assert another.incarnation.lineage != first.lineage
+
+
+@pytest.mark.rule("SH-3", "SH-13")
+@pytest.mark.parametrize("elsewhere", ["another boot", "a copy"])
+def test_where_the_lock_proves_nothing_of_the_last_worker_another_lineage_begins(
+    folder: Path, tmp_path: Path, elsewhere: str
+) -> None:
+    with DataFolder.open(folder) as data:
+        last = data.incarnation
+    if elsewhere == "a copy":
+        folder = shutil.copytree(folder, tmp_path / "copy")
+    else:
+        identity = json.loads((folder / "identity.json").read_text())
+        (folder / "identity.json").write_text(json.dumps({**identity, "boot_id": "another"}))
+    with DataFolder.open(folder) as data:
+        assert data.incarnation.lineage != last.lineage
+        first = data.incarnation
+    with DataFolder.open(folder) as data:
+        assert data.incarnation.succeeds(first)
+
+
+@pytest.mark.rule("SH-17")
+def test_a_folder_is_one_workers_until_it_is_closed(data: DataFolder) -> None:
+    with pytest.raises(UnusableFolder, match="another worker uses"):
+        DataFolder.open(data.path, timeout_s=0)
+    data.close()
+    data.close()
+    DataFolder.open(data.path, timeout_s=0).close()
+    with pytest.raises(InternalError):
+        _ = data.lock
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"lineage": "x"}', '{"lineage": "x", "number": "y"}'])
+def test_a_damaged_identity_is_never_guessed(folder: Path, content: str) -> None:
+    DataFolder.open(folder).close()
+    (folder / "identity.json").write_text(content)
+    with pytest.raises(UnusableFolder, match="is damaged"):
+        DataFolder.open(folder)
+    (folder / "identity.json").unlink()
+    DataFolder.open(folder, timeout_s=0).close()
+
+
+@pytest.fixture
+def nobody() -> Iterator[Path]:
+    """A folder of a user for whom permissions count."""
+    with tempfile.TemporaryDirectory() as folder:
+        superuser = os.geteuid() == 0
+        if superuser:
+            os.chown(folder, 65534, 65534)
+            os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            if superuser:
+                os.seteuid(0)
+
+
+@pytest.mark.rule("SH-5", "SH-16")
+def test_whatever_an_application_left_in_its_folder_is_removed_and_nothing_else(nobody: Path) -> None:
+    outside = nobody / "outside"
+    outside.mkdir(mode=0o500)
+    with DataFolder.open(nobody / "data") as data:
+        own = data.data_of(APP)
+        for mode in (0o500, 0o000):
+            closed = own / f"{mode}" / "deep"
+            closed.mkdir(parents=True)
+            (closed / "file").touch()
+            (closed / "link").symlink_to(outside)
+            closed.chmod(mode)
+            closed.parent.chmod(mode)
+        data.drop(APP)
+        files = data.files_of(APP, "0" * 64)
+        files.parent.mkdir()
+        files.symlink_to(outside)
+        data.drop_files(APP, "0" * 64)
+        own.parent.rename(own.parent.with_name(f"{ASIDE_PREFIX}gone-x"))
+        own.parent.with_name(f"{ASIDE_PREFIX}gone-y").symlink_to(outside)
+    DataFolder.open(nobody / "data").close()
+    assert not list((nobody / "data" / "applications").iterdir())
+    assert outside.stat().st_mode & 0o777 == 0o500
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnusableFolder, match="cannot be used"):
+        DataFolder.open(tmp_path / "file" / "data")
+
+
+@pytest.mark.rule("SH-16")
+@given(
+    st.one_of(st.text(), st.sampled_from(["../x", "/etc", "..", ".", "", "a/b/c", "con", "a\0b", "\ud800"]))
+)
+def test_whatever_an_application_is_called_its_folder_is_a_child(name: str) -> None:
+    made = folder_name(name)
+    assert Path(os.path.normpath(f"/data/{made}")).parent == Path("/data")
+    assert made.isascii()
+    assert len(made) <= 150
+    assert not made.startswith((".", ASIDE_PREFIX))
+
+
+@pytest.mark.rule("SH-16")
+def test_names_that_look_alike_have_folders_of_their_own() -> None:
+    names = ["a/b/c", "a_b_c", "A/b/c", "a/b/c.", "a-b/c", f"{'a' * 200}1", f"{'a' * 200}2"]
+    assert len({folder_name(name).casefold() for name in names}) == len(names)
+
+
+@pytest.mark.rule("SH-5")
+def test_files_are_here_from_storing_to_dropping(data: DataFolder, packed: Packed) -> None:
+    assert data.stored_manifest(APP, packed.sha256) is None
+    assert data.unpack(APP, packed.archive, packed.sha256) == packed.manifest
+    assert data.stored_manifest(APP, packed.sha256) == packed.manifest
+    (data.data_of(APP) / "own").write_text("its own")
+    data.drop_files(APP, packed.sha256)
+    assert data.stored_manifest(APP, packed.sha256) is None
+    assert (data.data_of(APP) / "own").read_text() == "its own"
+    data.drop(APP)
+    data.drop(APP)
+    assert not list((data.path / "applications").iterdir())
+
+
+def test_files_that_are_no_longer_as_they_were_are_not_taken(data: DataFolder, packed: Packed) -> None:
+    data.unpack(APP, packed.archive, packed.sha256)
+    (data.files_of(APP, packed.sha256) / "shiva.json").write_text("{}")
+    assert data.stored_manifest(APP, packed.sha256) is None
+
+
+def test_only_what_a_worker_still_knows_is_kept(data: DataFolder, packed: Packed) -> None:
+    for application in (APP, OTHER):
+        data.unpack(application, packed.archive, packed.sha256)
+    data.keep_only([OTHER])
+    assert data.stored_manifest(APP, packed.sha256) is None
+    assert data.stored_manifest(OTHER, packed.sha256) == packed.manifest
+
+
+@pytest.mark.rule("SH-16")
+def test_what_a_crash_left_is_gone_after_the_next_opening(folder: Path, packed: Packed) -> None:
+    with DataFolder.open(folder) as data:
+        data.unpack(APP, packed.archive, packed.sha256)
+        files = data.files_of(APP, packed.sha256)
+        (data.archives / "part-1").write_text("half an archive")
+        for left in (files.parent / f"{ASIDE_PREFIX}x", folder / "applications" / f"{ASIDE_PREFIX}gone-y"):
+            (left / "deep").mkdir(parents=True)
+        (data.lock_of(APP)).touch()
+    with DataFolder.open(folder) as data:
+        assert data.stored_manifest(APP, packed.sha256) == packed.manifest
+        assert not list(folder.rglob(f"{ASIDE_PREFIX}*"))
+        assert not list(data.archives.iterdir())
+        assert not list((folder / "locks").iterdir())
+
+
+@pytest.mark.rule("SH-16")
+def test_after_a_reboot_unpacked_files_are_not_trusted(folder: Path, packed: Packed) -> None:
+    with DataFolder.open(folder) as data:
+        data.unpack(APP, packed.archive, packed.sha256)
+        (data.data_of(APP) / "own").write_text("its own")
+    identity = json.loads((folder / "identity.json").read_text())
+    (folder / "identity.json").write_text(json.dumps({**identity, "boot_id": "another"}))
+    with DataFolder.open(folder) as data:
+        assert data.stored_manifest(APP, packed.sha256) is None
+        assert (data.data_of(APP) / "own").read_text() == "its own"
+
+
+@pytest.mark.rule("SH-17")
+def test_output_of_stopped_applications_is_kept_boundedly(
+    data: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_LOGS", 2)
+    stopped = [ApplicationId("t", "c", f"app{number}") for number in range(5)]
+    for age, application in enumerate([APP, *stopped]):
+        data.data_of(application)
+        os.utime(data.output_of(application).parent, (1000 - age, 1000 - age))
+    for application in stopped:
+        data.drop(application)
+    kept = {folder.name for folder in (data.path / "logs").iterdir()}
+    assert kept == {folder_name(str(application)) for application in (APP, *stopped[:2])}

@@ -1,0 +1,434 @@
+"""What the Kafka client layer decides without a broker: URLs, secrets, errors, chunks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError, KafkaException
+from rebalanser_kafka.chunks import HEADER_BYTES, Assembler, BadPart, split
+from rebalanser_kafka.connection import Connection, client_config, reach
+from rebalanser_kafka.failures import Act, UnsupportedBroker, error_of, is_passing, judge
+from rebalanser_kafka.log import LogReader, LogWriter, NewRecord, TransactionalWriter
+from rebalanser_kafka.topics import (
+    Difference,
+    TopicSpec,
+    TopicState,
+    by_topic,
+    differences,
+    refuse,
+    remedy,
+)
+
+from rebalanser.errors import (
+    AccessDenied,
+    Fenced,
+    InvalidSettings,
+    InvalidState,
+    InvalidUrl,
+    OutcomeUnknown,
+    RegistryRefused,
+    RegistryUnavailable,
+    RequestTooLarge,
+)
+from rebalanser.registry.urls import parse_url
+
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REBALANSER_KAFKA_USER", raising=False)
+    monkeypatch.delenv("REBALANSER_KAFKA_PASSWORD", raising=False)
+
+
+def connect(url: str) -> Connection:
+    return Connection.from_url(parse_url(url))
+
+
+class TestUrls:
+    def test_hosts_cluster_and_options(self) -> None:
+        connection = connect("kafka://h1:9092,[::1]:9093/prod-1?client.rack=r2&broker.address.family=v4")
+        assert connection.cluster == "prod-1"
+        assert connection.config["bootstrap.servers"] == "h1:9092,[::1]:9093"
+        assert connection.config["client.rack"] == "r2"
+        assert connection.config["security.protocol"] == "PLAINTEXT"
+        assert "sasl.mechanism" not in connection.config
+
+    def test_the_cluster_has_a_default_name(self) -> None:
+        assert connect("kafka://h:1").cluster == "rebalanser"
+
+    @pytest.mark.parametrize("name", ["a/b", "a%20b", "ü", ".", "..", "x" * 129])
+    def test_a_name_that_no_topic_may_have_is_refused(self, name: str) -> None:
+        with pytest.raises(InvalidUrl, match="cannot name a cluster"):
+            connect(f"kafka://h:1/{name}")
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            "acks",
+            "enable.idempotence",
+            "isolation.level",
+            "auto.offset.reset",
+            "group.id",
+            "transactional.id",
+        ],
+    )
+    def test_what_safety_rests_on_cannot_be_set(self, option: str) -> None:
+        with pytest.raises(InvalidUrl, match="its safety rests on it"):
+            connect(f"kafka://h:1/c?{option}=x")
+
+    def test_an_unknown_option_is_named(self) -> None:
+        with pytest.raises(InvalidUrl, match="unknown option 'retrys'"):
+            connect("kafka://h:1/c?retrys=1")
+
+    def test_a_password_among_the_options_is_refused(self) -> None:
+        with pytest.raises(InvalidUrl, match="REBALANSER_KAFKA_PASSWORD") as refused:
+            connect("kafka://h:1/c?sasl.password=hush-hush")
+        assert "hush-hush" not in str(refused.value)
+
+    def test_an_address_is_a_url_without_a_cluster(self) -> None:
+        assert Connection.from_address("h:1,i:2", "c") == connect("kafka://h:1,i:2/c")
+        assert Connection.from_address("kafka://h:1?client.rack=r", "c").config["client.rack"] == "r"
+        with pytest.raises(InvalidUrl, match="another cluster"):
+            Connection.from_address("kafka://h:1/d", "c")
+        with pytest.raises(InvalidUrl, match="no Kafka address"):
+            Connection.from_address("etcd://h:1", "c")
+
+
+class TestSecurity:
+    def test_a_user_means_tls_unless_said_otherwise(self) -> None:
+        config = connect("kafka://ann:s3cr3t@h:1/c").config
+        assert config["security.protocol"] == "SASL_SSL"
+        assert config["sasl.mechanism"] == "SCRAM-SHA-512"
+        assert (config["sasl.username"], config["sasl.password"]) == ("ann", "s3cr3t")
+
+    def test_options_pass_through(self) -> None:
+        url = "kafka://ann:s3cr3t@h:1/c?security.protocol=sasl_plaintext&sasl.mechanisms=PLAIN"
+        config = connect(url).config
+        assert (config["security.protocol"], config["sasl.mechanism"]) == ("SASL_PLAINTEXT", "PLAIN")
+        assert "sasl.mechanisms" not in config
+        tls = connect("kafka://h:1/c?ssl.ca.location=/ca.pem&ssl.certificate.location=/c.pem").config
+        assert (tls["security.protocol"], tls["ssl.ca.location"]) == ("SSL", "/ca.pem")
+
+    def test_the_account_may_stand_in_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("REBALANSER_KAFKA_USER", "bob")
+        monkeypatch.setenv("REBALANSER_KAFKA_PASSWORD", "from-outside")
+        config = connect("kafka://h:1/c").config
+        assert (config["sasl.username"], config["sasl.password"]) == ("bob", "from-outside")
+        assert connect("kafka://ann:inside@h:1/c").config["sasl.password"] == "inside"
+
+    def test_contradictions_are_refused(self) -> None:
+        with pytest.raises(InvalidUrl, match="no password"):
+            connect("kafka://ann@h:1/c")
+        with pytest.raises(InvalidUrl, match="asks for none"):
+            connect("kafka://ann:s3cr3t@h:1/c?security.protocol=SSL")
+        with pytest.raises(InvalidUrl, match="names no user"):
+            connect("kafka://h:1/c?security.protocol=SASL_SSL")
+
+    def test_no_secret_is_printed(self) -> None:
+        connection = connect("kafka://ann:correct-horse@h:1/c?ssl.key.password=battery-staple")
+        for text in (str(connection), repr(connection), connection.describe()):
+            assert "correct-horse" not in text
+            assert "battery-staple" not in text
+        assert connection.describe() == "kafka://ann:***@h:1/c (SASL_SSL, SCRAM-SHA-512)"
+        error = KafkaError(KafkaError._FAIL, "server said correct-horse and battery-staple")
+        text = str(judge(error, Act.READ, "reading"))
+        assert "correct-horse" not in text
+        assert "battery-staple" not in text
+
+    def test_a_file_that_is_not_there_is_named(self) -> None:
+        with pytest.raises(InvalidUrl, match=r"ssl\.ca\.location"):
+            reach(connect("kafka://h:1/c?ssl.ca.location=/no/such/ca.pem"), 0.1)
+
+    def test_without_a_cluster_of_ours_none_is_named(self) -> None:
+        connection = replace(connect("kafka://h:1"), cluster="")
+        assert connection.describe() == "kafka://h:1 (PLAINTEXT)"
+
+    def test_who_was_refused_is_said(self) -> None:
+        refused, other = AccessDenied("no right"), RegistryUnavailable("no answer")
+        named = connect("kafka://ann:s3cr3t@h:1/c").with_asker(refused)
+        assert (type(named), str(named)) == (AccessDenied, "no right (the user is 'ann')")
+        nobody = connect("kafka://h:1/c")
+        assert nobody.with_asker(other) is other
+        with pytest.raises(AccessDenied, match=r"no right \(no user is given\)"), nobody.naming_the_asker():
+            raise refused
+
+    def test_what_librdkafka_calls_critical_is_a_detail(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG, "rebalanser")
+        quiet = client_config(connect("kafka://h:1/c"), {})["logger"]
+        quiet.log(logging.CRITICAL, "%s [%s] %s", "FATAL", "producer-1", "Fatal error: 100% lost")
+        assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+            ("DEBUG", "FATAL [producer-1] Fatal error: 100% lost")
+        ]
+
+    def test_the_callers_settings_win(self) -> None:
+        config = client_config(connect("kafka://h:1/c"), {"client.id": "mine"})
+        assert config["client.id"] == "mine"
+
+
+class TestNoBroker:
+    def test_reach_says_what_was_tried_and_for_how_long(self) -> None:
+        with pytest.raises(
+            RegistryUnavailable, match=r"tried 127\.0\.0\.1:1 for \d\.\d s \(.*refused"
+        ) as failed:
+            reach(Connection.from_address(NOWHERE), 1.0)
+        assert "kafka://127.0.0.1:1/rebalanser (PLAINTEXT)" in str(failed.value)
+
+    def test_an_append_ends_in_its_time_with_an_unknown_outcome(self) -> None:
+        writer = LogWriter(Connection.from_address(NOWHERE))
+        with pytest.raises(OutcomeUnknown, match=r"not answered within 0\.1 s"):
+            writer.append_and_wait("t", None, b"v", timeout_s=0.1)
+        writer.close(0.0)
+
+    @pytest.mark.parametrize("delivery_timeout_s", [0.1, 30.0])
+    def test_every_append_is_answered_once_by_the_time_of_close(self, delivery_timeout_s: float) -> None:
+        answers: list[object] = []
+        writer = LogWriter(Connection.from_address(NOWHERE), delivery_timeout_s=delivery_timeout_s)
+        for _ in range(20):
+            writer.append("t", b"k", b"v", on_done=answers.append)
+        writer.close(0.3)
+        writer.close(0.3)
+        assert [type(answer) for answer in answers] == [OutcomeUnknown] * 20
+        with pytest.raises(InvalidState):
+            writer.append("t", b"k", b"v")
+
+    def test_too_many_waiting_records_are_refused_at_once(self) -> None:
+        writer = LogWriter(Connection.from_address(NOWHERE))
+        for _ in range(10_000):
+            writer.append("t", None, b"v")
+        with pytest.raises(RegistryUnavailable, match=r"10000 records .* nothing was sent"):
+            writer.append("t", None, b"v")
+        writer.close(0.0)
+
+    def test_a_record_over_the_limit_is_refused_with_the_numbers(self) -> None:
+        connection = Connection.from_address(NOWHERE)
+        writer = LogWriter(connection)
+        with pytest.raises(RequestTooLarge, match="1000001 bytes for t; at most 1000000"):
+            writer.append("t", b"k", b"v" * 999_998, {"h": b"i"})
+        writer.close(0.0)
+        transactional = TransactionalWriter(connection, "t", 1.0)
+        with pytest.raises(RequestTooLarge, match="1000001 bytes for t; at most 1000000"):
+            transactional.transaction([NewRecord("t", None, b"v" * 1_000_001)])
+        with pytest.raises(RequestTooLarge, match="10001 records"):
+            transactional.transaction([NewRecord("t", None, b"v")] * 10_001)
+
+    def test_a_reader_waits_and_says_why(self) -> None:
+        with LogReader(Connection.from_address(NOWHERE), "t", "earliest") as reader:
+            assert reader.poll(0.3) == []
+            assert reader.position == 0
+            assert reader.trouble is not None
+            assert "refused" in reader.trouble
+            with pytest.raises(RegistryUnavailable, match="offsets of t"):
+                reader.end_offset(0.1)
+        with pytest.raises(InvalidState):
+            reader.poll(0.0)
+        with LogReader(Connection.from_address(NOWHERE), "t", "latest") as latest:
+            assert latest.poll(0.1) == []
+            assert latest.trouble is not None
+
+    def test_a_transaction_needs_init_first(self) -> None:
+        writer = TransactionalWriter(Connection.from_address(NOWHERE), "t", 0.3)
+        with pytest.raises(InvalidState, match=r"needs init\(\) first"):
+            writer.transaction([NewRecord("t", None, b"v")])
+        with pytest.raises(RegistryUnavailable, match="taking over t"):
+            writer.init()
+        writer.close()
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("code", "act", "kind"),
+        [
+            (KafkaError.TOPIC_AUTHORIZATION_FAILED, Act.WRITE, AccessDenied),
+            (KafkaError._AUTHENTICATION, Act.READ, AccessDenied),
+            (KafkaError.UNSUPPORTED_VERSION, Act.READ, UnsupportedBroker),
+            (KafkaError._UNSUPPORTED_FEATURE, Act.READ, UnsupportedBroker),
+            (KafkaError.MSG_SIZE_TOO_LARGE, Act.WRITE, RequestTooLarge),
+            (KafkaError._FENCED, Act.WRITE, Fenced),
+            (KafkaError.PRODUCER_FENCED, Act.WRITE, Fenced),
+            (KafkaError.ILLEGAL_GENERATION, Act.WRITE, Fenced),
+            (KafkaError.UNKNOWN_TOPIC_OR_PART, Act.WRITE, RegistryRefused),
+            (KafkaError.INVALID_REPLICATION_FACTOR, Act.WRITE, InvalidSettings),
+            (KafkaError._QUEUE_FULL, Act.WRITE, RegistryUnavailable),
+            (KafkaError._TRANSPORT, Act.READ, RegistryUnavailable),
+            (KafkaError._MSG_TIMED_OUT, Act.WRITE, OutcomeUnknown),
+            (KafkaError._TRANSPORT, Act.WRITE, OutcomeUnknown),
+            (KafkaError.REQUEST_TIMED_OUT, Act.WRITE, OutcomeUnknown),
+            (KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, Act.WRITE, OutcomeUnknown),
+            (KafkaError._PURGE_QUEUE, Act.WRITE, OutcomeUnknown),
+            (KafkaError._PURGE_INFLIGHT, Act.WRITE, OutcomeUnknown),
+            (KafkaError._FATAL, Act.WRITE, OutcomeUnknown),
+        ],
+    )
+    def test_what_a_code_means(self, code: int, act: Act, kind: type[Exception]) -> None:
+        judged = judge(KafkaError(code), act, "the append to x")
+        assert type(judged) is kind
+        assert str(judged).startswith("the append to x failed: ")
+
+    @pytest.mark.parametrize(
+        ("code", "grant"),
+        [
+            (
+                KafkaError.TOPIC_AUTHORIZATION_FAILED,
+                "DESCRIBE, DESCRIBE_CONFIGS, READ and WRITE on the topic",
+            ),
+            (KafkaError.GROUP_AUTHORIZATION_FAILED, "READ on the group"),
+            (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "WRITE and DESCRIBE on the transactional id"),
+            (KafkaError.CLUSTER_AUTHORIZATION_FAILED, "IDEMPOTENT_WRITE on the cluster"),
+        ],
+    )
+    def test_a_missing_right_is_named(self, code: int, grant: str) -> None:
+        assert f"; grant the user {grant}" in str(judge(KafkaError(code), Act.READ, "reading"))
+
+    def test_every_code_of_a_write_that_is_not_a_known_refusal_leaves_the_outcome_unknown(self) -> None:
+        codes = {
+            value
+            for name, value in vars(KafkaError).items()
+            if isinstance(value, int) and not name.startswith("__")
+        }
+        kinds = {code: type(judge(KafkaError(code), Act.WRITE, "x")) for code in codes}
+        assert len(codes) > 100
+        for code, kind in kinds.items():
+            if kind is not OutcomeUnknown:
+                assert not KafkaError(code).retriable()
+                assert code != KafkaError._MSG_TIMED_OUT
+
+    def test_which_errors_pass_by_themselves(self) -> None:
+        assert is_passing(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+        assert is_passing(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+        assert not is_passing(KafkaError(KafkaError._TRANSPORT, fatal=True))
+        assert not is_passing(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+        assert not is_passing(KafkaError(KafkaError._AUTO_OFFSET_RESET))
+
+    def test_the_error_inside_an_exception(self) -> None:
+        inner = KafkaError(KafkaError._TRANSPORT)
+        assert error_of(KafkaException(inner)) == inner
+        assert error_of(BufferError("full")).code() == KafkaError._QUEUE_FULL
+        assert error_of(OSError("x")).code() == KafkaError._FAIL
+
+
+class TestTopics:
+    def test_differences_name_what_differs_and_what_to_do(self) -> None:
+        spec = TopicSpec("t", 1, {"cleanup.policy": "compact,delete", "retention.ms": "5"})
+        same = TopicState("t", 1, {"cleanup.policy": "delete, compact", "retention.ms": "5", "other": "x"})
+        assert differences(spec, same) == []
+        found = differences(spec, TopicState("t", 3, {"cleanup.policy": "delete"}))
+        assert found == [
+            Difference("t", "partitions", "1", "3"),
+            Difference("t", "cleanup.policy", "compact,delete", "delete"),
+            Difference("t", "retention.ms", "5", "unknown to the broker"),
+        ]
+        assert str(found[0]) == "t: partitions is 3, wanted 1"
+        assert remedy(found[:1], "h:1").startswith("delete t or choose another name")
+
+    def test_the_remedy_is_one_command_that_a_shell_takes_as_it_is(self) -> None:
+        found = [
+            Difference("t", "cleanup.policy", "compact,delete", "delete"),
+            Difference("t", "retention.ms", "5", "7"),
+            Difference("u", "retention.ms", "5", "7"),
+        ]
+        of_t, of_u = by_topic(found)
+        assert shlex.split(remedy(of_t, "a:1,b:2")) == [
+            "kafka-configs.sh",
+            *("--bootstrap-server", "a:1,b:2"),
+            *("--alter", "--topic", "t"),
+            *("--add-config", "cleanup.policy=[compact,delete],retention.ms=5"),
+        ]
+        assert "--add-config 'cleanup.policy=[compact,delete],retention.ms=5'" in remedy(of_t, "a:1")
+        assert remedy(of_u, "a:1").endswith("--topic u --add-config retention.ms=5")
+
+    def test_a_refusal_names_each_topic_once(self) -> None:
+        connection = Connection.from_address("127.0.0.1:1", "c")
+        refuse(connection, [])
+        with pytest.raises(InvalidSettings) as refused:
+            refuse(connection, [Difference("t", "a", "1", "2"), Difference("t", "b", "1", "2")])
+        assert str(refused.value) == (
+            "topics exist with other settings: t: a is 2, wanted 1, t: b is 2, wanted 1 (do: "
+            "kafka-configs.sh --bootstrap-server 127.0.0.1:1 --alter --topic t --add-config a=1,b=1)"
+        )
+
+
+class TestChunks:
+    @given(st.binary(max_size=2_000), st.integers(HEADER_BYTES + 1, 600), st.randoms(use_true_random=False))
+    def test_parts_in_any_order_with_repeats_give_the_value_once(
+        self, value: bytes, limit: int, random
+    ) -> None:  # type: ignore[no-untyped-def]
+        parts = split(value, limit)
+        assert all(len(part) <= limit for part in parts)
+        sent = parts[:-1] + random.choices(parts[:-1], k=3) if len(parts) > 1 else []
+        random.shuffle(sent)
+        assembler = Assembler(max_values=2, max_bytes=10_000)
+        assert [assembler.add(part) for part in sent] == [None] * len(sent)
+        assert assembler.add(parts[-1]) == value
+        assert (assembler.unfinished, assembler.held_bytes) == (0, 0)
+
+    @given(
+        st.lists(st.binary(min_size=1, max_size=400), min_size=2, max_size=6, unique=True),
+        st.randoms(use_true_random=False),
+    )
+    def test_mixed_parts_of_several_values_are_never_confused(self, values: list[bytes], random) -> None:  # type: ignore[no-untyped-def]
+        mixed = [part for value in values for part in split(value, HEADER_BYTES + 37)]
+        random.shuffle(mixed)
+        assembler = Assembler(max_values=len(values), max_bytes=10_000)
+        whole = [value for part in mixed if (value := assembler.add(part)) is not None]
+        assert sorted(whole) == sorted(values)
+
+    @given(st.binary(min_size=50, max_size=300), st.data())
+    def test_a_changed_byte_never_gives_a_value(self, value: bytes, data: st.DataObject) -> None:
+        parts = split(value, HEADER_BYTES + 40)
+        which = data.draw(st.integers(0, len(parts) - 1))
+        where = data.draw(st.integers(0, len(parts[which]) - 1))
+        flipped = bytearray(parts[which])
+        flipped[where] ^= data.draw(st.integers(1, 255))
+        parts[which] = bytes(flipped)
+        assembler = Assembler(max_values=4, max_bytes=10_000)
+        for part in parts:
+            try:
+                assert assembler.add(part) is None
+            except (BadPart, RequestTooLarge):
+                continue
+
+    def test_what_is_held_is_bounded_and_the_oldest_goes_first(self) -> None:
+        values = [bytes([n]) * 100 for n in range(4)]
+        parts = [split(value, HEADER_BYTES + 60) for value in values]
+        assembler = Assembler(max_values=3, max_bytes=150)
+        for first, _ in parts:
+            assert assembler.add(first) is None
+            assert assembler.held_bytes <= 150
+        assert assembler.unfinished == 2
+        assert assembler.add(parts[0][1]) is None
+        assert assembler.add(parts[3][1]) == values[3]
+
+    def test_a_value_over_the_bound_is_refused_with_the_numbers(self) -> None:
+        assembler = Assembler(max_values=3, max_bytes=99)
+        with pytest.raises(RequestTooLarge, match="100 bytes in parts; at most 99"):
+            assembler.add(split(b"x" * 100, HEADER_BYTES + 60)[0])
+        assert assembler.unfinished == 0
+
+    def test_limits_that_make_no_sense_are_refused(self) -> None:
+        with pytest.raises(InvalidSettings, match="no room"):
+            split(b"x", HEADER_BYTES)
+        with pytest.raises(RequestTooLarge, match="1048577 parts"):
+            split(b"x" * (2**20 + 1), HEADER_BYTES + 1)
+        with pytest.raises(BadPart):
+            Assembler(1, 10).add(b"no part")
+
+    def test_a_lying_header_is_found_out(self) -> None:
+        honest = split(b"a" * 100, HEADER_BYTES + 60)
+        other = split(b"b" * 100, HEADER_BYTES + 60)
+        digest = hashlib.sha256(b"a" * 100).digest()
+        lying = other[1][: HEADER_BYTES - 32] + digest + other[1][HEADER_BYTES:]
+        assembler = Assembler(max_values=3, max_bytes=1_000)
+        assembler.add(honest[0])
+        with pytest.raises(BadPart, match="sha256"):
+            assembler.add(lying)
+        assert (assembler.unfinished, assembler.held_bytes) == (0, 0)

@@ -1,0 +1,625 @@
+"""The log of a group: every replica of it agrees, wherever it began, and what a lease's end needs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rebalanser_kafka.group.follower import Ended, Event, Follower, LogEntry, SetAside, SnapshotRead
+from rebalanser_kafka.group.leases import LATEST_S, REPEAT_S, STAGGER_S, LeaseCounter, rank
+from rebalanser_kafka.group.log import weaknesses
+from rebalanser_kafka.group.naming import topic_of
+from rebalanser_kafka.group.parts import REACH, in_parts
+from rebalanser_kafka.group.portions import RESOURCES_PER_COMMAND, divided, in_turn
+from rebalanser_kafka.group.records import (
+    Expire,
+    Fed,
+    PutResources,
+    ReadAll,
+    Rebase,
+    RemoveResources,
+    Request,
+    SetDrained,
+    Unreadable,
+    Wish,
+    decode,
+    encode,
+)
+from rebalanser_kafka.group.replica import FED_BY, FEEDER, LogLease, Result
+
+from rebalanser.errors import InvalidName, RegistryUnavailable, UnusableStore
+from rebalanser.protocol.messages import (
+    Acknowledge,
+    AddBarriers,
+    Alive,
+    BarriersAdded,
+    BarriersRead,
+    BarriersRemoved,
+    Campaign,
+    Command,
+    Elected,
+    Failed,
+    Heartbeat,
+    Join,
+    Joined,
+    Leave,
+    Outcome,
+    Publish,
+    Published,
+    ReadBarriers,
+    ReadGroup,
+    ReadShare,
+    RemoveBarriers,
+    SessionLost,
+)
+from rebalanser.protocol.types import (
+    Header,
+    Leadership,
+    Member,
+    Plan,
+    ResourceSpec,
+    Session,
+)
+from rebalanser.registry.coordinator import GroupView
+
+BORN_MS = 1_700_000_000_000
+RESOURCES = ("a", "b", "c")
+
+
+@dataclass
+class Log:
+    """A log in memory, and a follower that has read all of it from its beginning."""
+
+    entries: list[LogEntry] = field(default_factory=list)
+    born_ms: int = BORN_MS
+    tokens: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    """Each resource's holders with their tokens, as they followed each other."""
+
+    def __post_init__(self) -> None:
+        self.follower = Follower("group", 0)
+        self._numbers = count()
+        self.events: list[Event] = []
+
+    def append(self, value: bytes | None, asked: str = "") -> list[Event]:
+        offset = len(self.entries)
+        entry = LogEntry(offset, self.born_ms + offset * 7, value)
+        self.entries.append(entry)
+        events = self.follower.read(entry, {asked: 100.0 + offset})
+        self.events += events
+        self._note_holders()
+        return events
+
+    def ask(self, wish: Wish, max_bytes: int = 10_000) -> Result:
+        """Append a wish as a node does, and carry it out; its result."""
+        name = f"request {next(self._numbers)}"
+        events: list[Event] = []
+        for part in in_parts(encode(Request(name, wish)), max_bytes):
+            events += self.append(part, name)
+        (ended,) = [event for event in events if isinstance(event, Ended)]
+        if ended.error is not None:
+            raise ended.error
+        return ended.result
+
+    def say(self, wish: Wish) -> None:
+        self.append(encode(Request(f"request {next(self._numbers)}", wish)))
+
+    def _note_holders(self) -> None:
+        keys = self.follower.replica.keys
+        for item in self.follower.replica.items():
+            if item.key.startswith(keys.barriers):
+                holders = self.tokens.setdefault(keys.resource_of_barrier(item.key), [])
+                holder = (item.value.decode(), item.create_revision)
+                if not holders or holders[-1] != holder:
+                    holders.append(holder)
+
+    def read_from(self, start: int) -> Follower:
+        """Another connection that begins to read at ``start``, the earlier records being deleted."""
+        follower = Follower("group", start)
+        for entry in self.entries[start:]:
+            follower.read(entry, {})
+        return follower
+
+
+def state_of(follower: Follower) -> tuple[object, ...]:
+    replica = follower.replica
+    leases = {lease: (held.ttl_s, held.renewal, held.keys) for lease, held in replica.leases.items()}
+    return replica.items(), leases, replica.revision, replica.latest, replica.birth_ms
+
+
+def joined(log: Log, node: str, ttl_s: float = 10.0) -> Session:
+    outcome = log.ask(Join(Member(node, node), ttl_s))
+    assert isinstance(outcome, Joined)
+    return outcome.session
+
+
+def elected(log: Log, session: Session) -> Leadership:
+    outcome = log.ask(Campaign(session))
+    assert isinstance(outcome, Elected)
+    return outcome.leadership
+
+
+def published(log: Log, session: Session, leadership: Leadership, shares: dict[str, list[str]]) -> Header:
+    view = log.ask(ReadAll())
+    assert isinstance(view, GroupView)
+    before = view.group.header
+    version = (before.version if before else 0) + 1
+    plan = Plan(
+        version,
+        before,
+        dict.fromkeys(shares, version),
+        {node: frozenset(share) for node, share in shares.items()},
+        frozenset((before.shares if before else {}).items()),
+    )
+    outcome = log.ask(Publish(session, leadership, plan))
+    assert isinstance(outcome, Published)
+    return outcome.header
+
+
+class Chance:
+    """Writes whatever nodes, operators and passers-by may write, in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.log = Log()
+        self.sessions = [Session("nobody", 1, 1)]
+        self.leaderships = [Leadership(0, "nobody", 1)]
+        self.headers = [Header(0, 0, 1, {})]
+        self.tokens = {resource: [1] for resource in RESOURCES}
+        self.open_parts: list[bytes] = []
+
+    def run(self, steps: int) -> Log:
+        for _ in range(steps):
+            self.random.choice(
+                [self.order, self.order, self.order, self.operate, self.expire, self.pass_by, self.save]
+            )()
+        return self.log
+
+    def some(self) -> frozenset[str]:
+        return frozenset(self.random.sample(RESOURCES, self.random.randint(0, len(RESOURCES))))
+
+    def order(self) -> None:
+        session = self.random.choice(self.sessions[-4:])
+        leadership, header = self.random.choice(self.leaderships[-2:]), self.random.choice(self.headers[-2:])
+        version = header.version + 1
+        wishes: list[Wish] = [
+            Join(Member(f"n{self.random.randint(0, 5)}", "label"), self.random.choice([1.0, 5.0])),
+            Heartbeat(session, leader=leadership.leader, leading=True, blockers=frozenset({"n1"})),
+            ReadShare(session),
+            ReadBarriers(session, self.some()),
+            AddBarriers(session, header.revision, self.some()),
+            AddBarriers(session, header.revision, frozenset(RESOURCES)),
+            RemoveBarriers(session, {r: self.random.choice(self.tokens[r][-2:]) for r in self.some()}),
+            Acknowledge(session, header.version, self.random.choice([session.created, header.revision])),
+            Leave(session),
+            Campaign(session),
+            ReadGroup(session, leadership),
+            Publish(
+                session,
+                leadership,
+                Plan(
+                    version,
+                    header if header.version else None,
+                    {session.node: version},
+                    {session.node: self.some()},
+                    frozenset({(session.node, header.version)}),
+                ),
+            ),
+        ]
+        self.learn(self.log.ask(self.random.choice(wishes), self.random.choice([80, 200, 10_000])))
+
+    def learn(self, outcome: Result) -> None:
+        match outcome:
+            case Joined(session=session):
+                self.sessions.append(session)
+            case Elected(leadership=leadership):
+                self.leaderships.append(leadership)
+            case Published(header=header):
+                self.headers.append(header)
+            case BarriersAdded(added=added):
+                for resource, token in added.items():
+                    self.tokens[resource].append(token)
+            case _:
+                pass
+
+    def operate(self) -> None:
+        spec = ResourceSpec(self.random.choice(RESOURCES), self.random.choice([1.0, 2.0]))
+        wishes: list[Wish] = [
+            PutResources((spec,)),
+            RemoveResources((spec.resource,)),
+            SetDrained("label", self.random.random() < 0.5),
+            ReadAll(),
+            Fed((self.random.randint(0, 3), self.random.randint(0, 9)), self.some()),
+            Rebase(self.log.follower.replica.latest + self.random.choice([-5, 5])),
+        ]
+        self.log.ask(self.random.choice(wishes))
+
+    def expire(self) -> None:
+        leases = self.log.follower.replica.leases
+        if leases:
+            lease = self.random.choice(sorted(leases))
+            self.log.say(Expire(lease, leases[lease].renewal - self.random.choice([0, 0, 1])))
+
+    def pass_by(self) -> None:
+        """What is no request, and large requests whose parts come late, or never."""
+        if self.open_parts and self.random.random() < 0.7:
+            self.log.append(self.open_parts.pop(0))
+        elif self.random.random() < 0.5:
+            name = f"late {len(self.log.entries)}"
+            specs = tuple(ResourceSpec(f"{name} {number}") for number in range(4))
+            self.open_parts = in_parts(encode(Request(name, PutResources(specs))), 120)
+        elif self.random.random() < 0.5:
+            wishes: list[Wish] = [Leave(self.sessions[-1]), SetDrained("label", drained=True)]
+            self.log.append(encode(Request("of another log", self.random.choice(wishes), BORN_MS - 1)))
+        else:
+            self.log.append(self.random.choice([None, b"", b"hello", b"RG\x01jnonsense", b"RBc1 and so on"]))
+
+    def save(self) -> None:
+        self.log.append(encode(Request(f"snapshot {len(self.log.entries)}", self.log.follower.snapshot())))
+
+
+@pytest.mark.rule("RB-12", "RB-20")
+@settings(deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 120))
+def test_replicas_agree_wherever_they_began(seed: int, steps: int) -> None:
+    log = Chance(seed).run(steps)
+    log.append(encode(Request("the last snapshot", log.follower.snapshot())))
+    expected = state_of(log.follower)
+    assert state_of(log.read_from(0)) == expected
+    needs = [event.needs_from for event in log.events if isinstance(event, SnapshotRead)]
+    for start in needs:
+        reader = log.read_from(start)
+        assert reader.complete == (start < len(log.entries))
+        if reader.complete:
+            assert state_of(reader) == expected
+
+
+@pytest.mark.rule("RB-12")
+@settings(deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_tokens_of_a_resource_grow_strictly(seed: int) -> None:
+    log = Chance(seed).run(150)
+    for holders in log.tokens.values():
+        assert all(earlier[1] < later[1] for earlier, later in pairwise(holders)), holders
+
+
+def test_chance_gets_everywhere() -> None:
+    outcomes: set[type] = set()
+    for seed in range(40):
+        chance = Chance(seed)
+        chance.run(120)
+        outcomes |= {type(event.result) for event in chance.log.events if isinstance(event, Ended)}
+        outcomes |= {type(event) for event in chance.log.events}
+    assert outcomes >= {Joined, Elected, Published, BarriersAdded, Alive, SessionLost, SetAside, SnapshotRead}
+
+
+@pytest.mark.rule("RB-1", "RB-12")
+def test_what_was_written_for_another_log_is_carried_out_by_nobody() -> None:
+    log = Log()
+    session = joined(log, "n")
+    before = state_of(log.follower)[0]
+    events = log.append(encode(Request("late", Leave(session), BORN_MS - 1)), "late")
+    assert [type(event.error) for event in events if isinstance(event, Ended)] == [RegistryUnavailable]
+    assert state_of(log.follower)[0] == before
+    log.append(encode(Request("in time", Leave(session), BORN_MS)))
+    assert state_of(log.follower)[0] != before
+
+
+@pytest.mark.rule("RB-12")
+def test_a_topic_made_anew_goes_on_with_greater_tokens() -> None:
+    first, second = Log(), Log(born_ms=BORN_MS + 60_000)
+    for _ in range(50):
+        first.append(b"whatever")
+    before, after = joined(first, "n"), joined(second, "n")
+    assert before.created < after.created
+
+
+def test_a_log_that_was_cut_back_goes_on_above_what_was_seen() -> None:
+    log = Log()
+    joined(log, "n")
+    seen = log.follower.replica.latest + 1000
+    log.say(Rebase(seen))
+    assert joined(log, "m").created > seen
+    log.say(Rebase(5))
+    assert joined(log, "o").created > seen
+
+
+@pytest.mark.rule("RB-20", "RB-21")
+def test_a_lease_ends_only_by_the_renewal_that_is_its_last() -> None:
+    log = Log()
+    session = joined(log, "n")
+    renewal = log.follower.replica.leases[session.lease].renewal
+    assert isinstance(log.ask(Heartbeat(session)), Alive)
+    log.say(Expire(session.lease, renewal))
+    assert isinstance(log.ask(Heartbeat(session)), Alive)
+    renewal = log.follower.replica.leases[session.lease].renewal
+    log.say(Expire(session.lease, renewal))
+    log.say(Expire(session.lease, renewal))
+    assert log.ask(Heartbeat(session)) == SessionLost()
+    view = log.ask(ReadAll())
+    assert isinstance(view, GroupView)
+    assert view.group.members == {}
+
+
+@pytest.mark.rule("RB-15", "RB-20")
+def test_the_end_of_a_lease_takes_the_barriers_along_and_frees_them() -> None:
+    log = Log()
+    dies, stays = joined(log, "dies"), joined(log, "stays")
+    header = published(log, stays, elected(log, stays), {"dies": ["a"], "stays": []})
+    held = log.ask(AddBarriers(dies, header.revision, frozenset("a")))
+    blocked = log.ask(AddBarriers(stays, header.revision, frozenset("a")))
+    assert isinstance(held, BarriersAdded)
+    assert isinstance(blocked, BarriersAdded)
+    assert blocked.blocked == {"a": "dies"}
+    log.say(Expire(dies.lease, log.follower.replica.leases[dies.lease].renewal))
+    taken = log.ask(AddBarriers(stays, header.revision, frozenset("a")))
+    assert isinstance(taken, BarriersAdded)
+    assert taken.added["a"] > held.added["a"]
+
+
+@pytest.mark.rule("RB-21")
+def test_life_is_proven_from_before_the_record_was_sent() -> None:
+    log = Log()
+    session = joined(log, "n")
+    offset = len(log.entries)
+    alive = log.ask(Heartbeat(session))
+    assert isinstance(alive, Alive)
+    assert alive.proven_at == 100.0 + offset
+
+
+def test_a_command_of_ten_thousand_resources_is_one_point() -> None:
+    log = Log()
+    session = joined(log, "n")
+    leadership = elected(log, session)
+    names = [f"resource {number}" for number in range(10_000)]
+    header = published(log, session, leadership, {"n": names})
+    added = log.ask(AddBarriers(session, header.revision, frozenset(names)), max_bytes=4_000)
+    assert isinstance(added, BarriersAdded)
+    assert set(added.added) == set(names)
+    assert len(set(added.added.values())) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"x", b"RG", b"RG\x01", b"RG\x01j{}", b"RG\x01z123", b'RG\x01j{"id":1,"kind":"Leave","body":{}}'],
+)
+def test_what_nobody_can_read_is_set_aside(value: bytes) -> None:
+    with pytest.raises(Unreadable):
+        decode(value)
+    log = Log()
+    (event,) = log.append(value)
+    assert isinstance(event, SetAside)
+    assert state_of(log.follower) == state_of(log.read_from(0))
+
+
+def test_a_request_of_a_newer_format_is_never_skipped() -> None:
+    log = Log()
+    newer = b"RG\x02" + encode(Request("r", ReadAll()))[3:]
+    with pytest.raises(UnusableStore, match="upgrade this node"):
+        log.append(newer)
+
+
+def test_a_log_without_its_beginning_waits_for_a_snapshot() -> None:
+    log = Log()
+    joined(log, "n")
+    joined(log, "m")
+    assert not log.read_from(1).complete
+
+
+def test_a_value_whose_parts_stand_too_far_apart_is_dropped() -> None:
+    log = Log()
+    first, *others = in_parts(encode(Request("r", PutResources((ResourceSpec("a"), ResourceSpec("b"))))), 100)
+    log.append(first)
+    for _ in range(REACH):
+        log.append(None)
+    for part in others:
+        log.append(part)
+    view = log.ask(ReadAll())
+    assert isinstance(view, GroupView)
+    assert view.group.resources == {}
+
+
+@pytest.mark.rule("SH-19")
+class TestFed:
+    """The running applications of a cluster as resources, beside those that operators add."""
+
+    @pytest.fixture
+    def log(self) -> Log:
+        return Log()
+
+    def resources(self, log: Log) -> dict[str, ResourceSpec]:
+        view = log.ask(ReadAll())
+        assert isinstance(view, GroupView)
+        return dict(view.group.resources)
+
+    def test_what_runs_is_a_resource(self, log: Log) -> None:
+        log.say(Fed((1, 1), frozenset({"t/c/a", "t/c/b"})))
+        log.say(Fed((1, 2), frozenset({"t/c/b"})))
+        assert self.resources(log) == {"t/c/b": ResourceSpec("t/c/b", attributes={FED_BY: FEEDER})}
+
+    def test_an_older_document_undoes_nothing(self, log: Log) -> None:
+        log.say(Fed((2, 1), frozenset({"new"})))
+        for epoch in ((1, 9), (2, 0), (2, 1)):
+            log.say(Fed(epoch, frozenset({"old"})))
+        assert set(self.resources(log)) == {"new"}
+        assert log.follower.replica.fed_epoch == (2, 1)
+
+    def test_what_an_operator_added_stays_as_he_said(self, log: Log) -> None:
+        log.say(PutResources((ResourceSpec("both", 3.0), ResourceSpec("own"))))
+        log.say(Fed((1, 1), frozenset({"both"})))
+        assert self.resources(log)["both"] == ResourceSpec("both", 3.0)
+        log.say(Fed((1, 2), frozenset()))
+        assert self.resources(log) == {"both": ResourceSpec("both", 3.0), "own": ResourceSpec("own")}
+
+    def test_it_goes_once_it_is_neither_added_nor_runs(self, log: Log) -> None:
+        log.say(Fed((1, 1), frozenset({"both"})))
+        assert log.ask(PutResources((ResourceSpec("both", 3.0),))) == 0
+        assert log.ask(RemoveResources(("both",))) == 1
+        assert self.resources(log) == {"both": ResourceSpec("both", attributes={FED_BY: FEEDER})}
+        assert log.ask(RemoveResources(("both",))) == 0
+        log.say(Fed((1, 2), frozenset()))
+        assert self.resources(log) == {}
+
+
+@pytest.mark.rule("RB-21")
+class TestLeaseCounter:
+    """Who says when that a lease has ended."""
+
+    def test_it_counts_from_when_the_renewal_was_read(self) -> None:
+        counter = LeaseCounter()
+        counter.observe({7: LogLease(10.0, 1)}, 100.0)
+        assert counter.due(109.9, lambda: [7], 7) == []
+        counter.observe({7: LogLease(10.0, 2)}, 105.0)
+        assert counter.due(114.9, lambda: [7], 7) == []
+        assert counter.due(115.0, lambda: [7], 7) == [Expire(7, 2)]
+
+    def test_it_says_so_again_after_a_while(self) -> None:
+        counter = LeaseCounter()
+        counter.observe({7: LogLease(1.0, 1)}, 0.0)
+        assert counter.due(1.0, list, None) == [Expire(7, 1)]
+        assert counter.due(1.0 + REPEAT_S / 2, list, None) == []
+        assert counter.due(1.0 + REPEAT_S, list, None) == [Expire(7, 1)]
+
+    def test_each_waits_for_those_that_joined_before(self) -> None:
+        members = [1, 2, 3]
+        for own, waits_s in ((1, 0.0), (2, STAGGER_S), (None, LATEST_S)):
+            counter = LeaseCounter()
+            counter.observe({3: LogLease(1.0, 1)}, 0.0)
+            if waits_s:
+                assert counter.due(1.0 + waits_s / 2, lambda: members, own) == []
+            assert counter.due(1.0 + waits_s + 1e-9, lambda: members, own) == [Expire(3, 1)]
+
+    def test_those_that_are_over_themselves_are_not_waited_for(self) -> None:
+        counter = LeaseCounter()
+        counter.observe({1: LogLease(1.0, 1), 2: LogLease(9.0, 2)}, 0.0)
+        assert counter.due(1.0, lambda: [1, 2], 2) == [Expire(1, 1)]
+
+    def test_leases_that_are_gone_are_forgotten(self) -> None:
+        counter = LeaseCounter()
+        counter.observe({1: LogLease(1.0, 1)}, 0.0)
+        counter.observe({}, 0.5)
+        assert counter.due(9.0, list, None) == []
+        assert counter.next_look(9.0) is None
+
+    def test_a_rank_is_bounded(self) -> None:
+        assert rank([], None) == 0
+        assert rank(range(100), 99) * STAGGER_S <= LATEST_S
+
+
+@pytest.mark.rule("RB-33")
+class TestTopics:
+    """The topic of a group."""
+
+    @pytest.mark.parametrize("group", ["orders", "A", "a-b", "2026-11"])
+    def test_a_plain_name_stays_legible(self, group: str) -> None:
+        assert topic_of("c", group) == f"c-group-{group}"
+
+    @settings(deadline=None, derandomize=True)
+    @given(
+        st.lists(
+            st.tuples(
+                st.from_regex(r"[a-z-]{1,8}(-group-?){0,2}[a-z]{0,3}", fullmatch=True),
+                st.text("abgroup-./_ é", min_size=1, max_size=12) | st.just("x" * 512),
+            ),
+            min_size=2,
+            max_size=20,
+            unique=True,
+        )
+    )
+    def test_no_two_groups_share_a_topic(self, pairs: list[tuple[str, str]]) -> None:
+        topics = [topic_of(cluster, group) for cluster, group in pairs]
+        assert len(set(topics)) == len(pairs)
+        assert all(len(topic) <= 249 and topic.isascii() for topic in topics)
+
+    def test_what_can_name_no_topic_is_refused(self) -> None:
+        with pytest.raises(InvalidName):
+            topic_of("c", "")
+
+
+class TestPortions:
+    """Commands about very many resources."""
+
+    names = tuple(f"r{number:05}" for number in range(RESOURCES_PER_COMMAND * 2 + 1))
+    session = Session("n", 1, 1)
+
+    def test_a_small_command_stays_whole(self) -> None:
+        command = AddBarriers(self.session, 1, frozenset("ab"))
+        assert divided(command) == [command]
+        assert divided(AddBarriers(self.session, 1, frozenset())) == [
+            AddBarriers(self.session, 1, frozenset())
+        ]
+
+    @pytest.mark.parametrize("kind", ["add", "remove", "read"])
+    def test_a_large_command_does_the_same_in_parts(self, kind: str) -> None:
+        log = Log()
+        session = joined(log, "n")
+        header = published(log, session, elected(log, session), {"n": list(self.names)})
+        asked: list[Command] = []
+
+        def perform(command: Command) -> Outcome:
+            asked.append(command)
+            outcome = log.ask(command)
+            assert not isinstance(outcome, int | GroupView | None)
+            return outcome
+
+        added = in_turn(AddBarriers(session, header.revision, frozenset(self.names)), perform)
+        assert isinstance(added, BarriersAdded)
+        assert set(added.added) == set(self.names)
+        if kind == "read":
+            assert in_turn(ReadBarriers(session, frozenset(self.names)), perform) == BarriersRead(added.added)
+        elif kind == "remove":
+            removed = in_turn(RemoveBarriers(session, added.added), perform)
+            assert isinstance(removed, BarriersRemoved)
+            assert removed.resources == set(self.names)
+        assert len(asked) == (3 if kind == "add" else 6)
+
+    @pytest.mark.parametrize(
+        ("second", "told"),
+        [
+            (Failed("away"), Failed("away", unknown=True)),
+            (Failed("away", unknown=True), Failed("away", unknown=True)),
+            (SessionLost(), SessionLost()),
+            (
+                BarriersAdded(9, {}, {}, superseded=True),
+                Failed("the allocation changed between two parts", unknown=True),
+            ),
+        ],
+    )
+    def test_a_part_that_fails_after_another_leaves_the_whole_unknown(
+        self, second: Outcome, told: Outcome
+    ) -> None:
+        outcomes = iter([BarriersAdded(5, {"r00000": 5}, {}), second])
+        command = AddBarriers(self.session, 1, frozenset(self.names))
+        assert in_turn(command, lambda _part: next(outcomes)) == told
+
+    @pytest.mark.parametrize(
+        "first", [Failed("away"), SessionLost(), BarriersAdded(9, {}, {}, superseded=True)]
+    )
+    def test_a_first_part_that_fails_is_the_end(self, first: Outcome) -> None:
+        outcomes = iter([first])
+        command = AddBarriers(self.session, 1, frozenset(self.names))
+        assert in_turn(command, lambda _part: next(outcomes)) == first
+
+
+@pytest.mark.parametrize(
+    ("replicas", "settings_found", "words"),
+    [
+        (3, {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}, []),
+        (1, {"min.insync.replicas": "1"}, ["one replica"]),
+        (3, {"min.insync.replicas": "1"}, ["min.insync.replicas is 1"]),
+        (
+            3,
+            {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"},
+            ["unclean.leader.election.enable is true", "min.insync.replicas is 1"],
+        ),
+    ],
+)
+def test_what_weakens_the_promise_is_told(
+    replicas: int, settings_found: dict[str, str], words: list[str]
+) -> None:
+    reasons = weaknesses(replicas, settings_found)
+    assert len(reasons) == len(words)
+    assert all(word in reason for word, reason in zip(words, reasons, strict=True))

@@ -1,0 +1,173 @@
+"""What a leader's term makes of its machine's effects, with a writer that is told what to answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.records import LogRecord, NewRecord
+from rebalanser_kafka.shiva import term as module
+from rebalanser_kafka.shiva.term import Term
+from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
+
+from rebalanser.applications.cluster import TopicNames
+from rebalanser.errors import InvalidState, OutcomeUnknown, RebalanserError, UnusableStore
+from rebalanser.shiva.messages import (
+    Deposed,
+    DropRecords,
+    KeepCommands,
+    Kept,
+    LeaderEffect,
+    LeaderEvent,
+    PublishDocument,
+    Published,
+    SendPing,
+    Wakeup,
+)
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    KeptCommand,
+    LeaderAnnouncement,
+    Ping,
+    StartCommand,
+)
+from rebalanser.shiva.types import ApplicationId, Archive, Epoch, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rebalanser_kafka.log import TransactionalWriter
+
+    from rebalanser.shiva.leader import Leader
+
+DOCUMENT = AssignmentDocument(Epoch(5, 1), "l", 0, 30.0)
+PING = Ping(5, "l", 1, Epoch(5, 1), 30.0)
+APP = ApplicationId("t", "c", "a")
+
+
+class Writer:
+    """Writes to a list; like the real one it takes no more after an outcome that is not known."""
+
+    def __init__(self) -> None:
+        self.written: list[list[NewRecord]] = []
+        self.failure: RebalanserError | None = None
+        self._failed = False
+
+    def transaction(self, records: Sequence[NewRecord], _offsets: object = None) -> list[int]:
+        if self._failed:
+            raise InvalidState("it needs init() first")
+        if self.failure is not None:
+            self._failed = True
+            raise self.failure
+        before = sum(map(len, self.written))
+        self.written.append(list(records))
+        return list(range(before, before + len(records)))
+
+
+class Machine:
+    """Says once what it was told to say, and notes what it hears."""
+
+    def __init__(self, *effects: LeaderEffect) -> None:
+        self._effects = list(effects)
+        self.heard: list[LeaderEvent] = []
+        self.wall_ms = 0
+
+    def handle(self, event: LeaderEvent, _now: float, wall_ms: int) -> list[LeaderEffect]:
+        self.heard.append(event)
+        self.wall_ms = wall_ms
+        effects, self._effects = self._effects, []
+        return effects
+
+
+def term_of(machine: Machine, writer: Writer) -> Term:
+    term = Term(
+        Connection.from_address("127.0.0.1:1", "c"),
+        TopicNames().of("c"),
+        "l",
+        LeaderOptions(),
+        lambda: "membership",
+        timeout_s=1.0,
+    )
+    term._machine = cast("Leader", machine)
+    term._writer = cast("TransactionalWriter", writer)
+    return term
+
+
+@pytest.mark.rule("SH-7", "SH-9")
+def test_what_follows_a_write_of_unknown_outcome_is_not_written_and_the_leader_may_lead_again() -> None:
+    machine, writer = Machine(PublishDocument(DOCUMENT), SendPing(PING)), Writer()
+    writer.failure = OutcomeUnknown("the commit was not answered")
+    term = term_of(machine, writer)
+    term._handle(Wakeup())
+    assert machine.heard == [Wakeup(), Deposed("the commit was not answered")]
+    assert term.failure is writer.failure
+
+
+def test_what_became_of_an_effect_is_told_after_all_effects_of_the_same_event() -> None:
+    machine, writer = Machine(PublishDocument(DOCUMENT), SendPing(PING)), Writer()
+    term_of(machine, writer)._handle(Wakeup())
+    assert machine.heard == [Wakeup(), Published(0)]
+    assert [[record.topic for record in records] for records in writer.written] == [
+        ["c-command", "c-assignement"],
+        ["c-control"],
+    ]
+
+
+@pytest.mark.rule("SH-15")
+def test_however_large_an_archive_is_it_is_kept_in_transactions_that_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_WRITTEN_AT_ONCE_BYTES", 2500)
+    start = StartCommand(APP, "1", Archive("0" * 64, 6000, 6), Mode.AVAILABLE)
+    parts = {PartKey(APP, start.archive.sha256, number): bytes(1000) for number in range(6)}
+    machine, writer = Machine(KeepCommands((KeptCommand(start, 3),))), Writer()
+    term = term_of(machine, writer)
+    monkeypatch.setattr(term, "_parts_of", lambda _commands: parts)
+    term._handle(Wakeup())
+    assert all(sum(record.size_bytes for record in records) <= 2500 for records in writer.written)
+    keys = [(record.key or b"").decode() for records in writer.written for record in records]
+    assert keys == [*map(str, parts), f"keep:{APP}"]
+    kept = machine.heard[-1]
+    assert isinstance(kept, Kept)
+    assert kept.at[APP].offset == 6
+
+
+@pytest.mark.rule("SH-15", "SH-16")
+def test_only_what_stands_on_command_is_dropped_whatever_number_somebody_gave_a_part() -> None:
+    stray = PartKey(APP, "0" * 64, 99_999)
+    dropped = DropRecords(archives=frozenset({(APP, Archive(stray.sha256, 0, stray.number + 1))}))
+    writer = Writer()
+    term = term_of(Machine(dropped), writer)
+    term._parts = {stray: 7}
+    term._handle(Wakeup())
+    assert [[record.key for record in records] for records in writer.written] == [[str(stray).encode()]]
+
+
+@pytest.mark.rule("SH-15")
+def test_the_age_of_records_is_told_by_the_brokers_clock() -> None:
+    machine = Machine()
+    term = term_of(machine, Writer())
+    announcement = LeaderAnnouncement("l")
+    key, value = key_of(announcement).encode(), encode(announcement)
+    term._take_command(LogRecord(7, 5_000_000, True, key, value))
+    term._handle(Wakeup())
+    assert 5_000_000 <= machine.wall_ms < 5_060_000
+    term._take_command(LogRecord(8, 77, False, key, value))
+    term._handle(Wakeup())
+    assert 5_000_000 <= machine.wall_ms < 5_060_000, "a client's clock does not count"
+
+
+@pytest.mark.rule("SH-7")
+@pytest.mark.parametrize("end", [5, 6])
+def test_a_document_of_a_term_that_command_cannot_have_given_is_refused(
+    monkeypatch: pytest.MonkeyPatch, end: int
+) -> None:
+    term = term_of(Machine(), Writer())
+    monkeypatch.setattr(term, "_end_of", lambda _topic: end)
+    if end > DOCUMENT.epoch.term:
+        term._refuse_foreign(DOCUMENT)
+        return
+    with pytest.raises(UnusableStore, match="c-command has been made anew"):
+        term._refuse_foreign(DOCUMENT)

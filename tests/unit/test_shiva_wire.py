@@ -1,0 +1,288 @@
+"""How Shiva's records are written as bytes: what is written is read again, all else is told apart."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rebalanser_kafka.records import LogRecord
+from rebalanser_kafka.shiva.last_document import newest
+from rebalanser_kafka.shiva.reading import FRAMING_BYTES, command_event, control_record
+from rebalanser_kafka.shiva.wire import (
+    FORMAT,
+    MAX_PARTS,
+    MAX_VALUE_BYTES,
+    NotReadable,
+    PartKey,
+    decode,
+    decode_part_key,
+    encode,
+    key_of,
+)
+
+from rebalanser.shiva.messages import PartRead, StartRead, Unreadable
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    Heard,
+    KeptCommand,
+    LeaderAnnouncement,
+    Ping,
+    Pong,
+    RunReport,
+    StartCommand,
+    StopCommand,
+)
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    Epoch,
+    Incarnation,
+    Mode,
+    RunState,
+    SetAside,
+    WorkerEntry,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rebalanser_kafka.shiva.wire import Written
+
+names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,6}[A-Za-z0-9_-]", fullmatch=True)
+texts = st.text(max_size=20)
+numbers = st.integers(0, 2**53)
+seconds = st.floats(0, 1e9, allow_nan=False)
+applications = st.builds(ApplicationId, names, names, names)
+commands = st.uuids().map(lambda each: each.hex)
+digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
+archives = st.builds(Archive, digests, numbers, st.integers(0, 1000))
+tags = st.frozensets(names, max_size=3)
+modes = st.sampled_from(Mode)
+epochs = st.builds(Epoch, numbers, numbers)
+incarnations = st.builds(Incarnation, names, numbers)
+starts = st.builds(StartCommand, applications, commands, archives, modes, tags)
+
+
+def mappings(keys: st.SearchStrategy[Any], values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.dictionaries(keys, values, max_size=3).map(MappingProxyType)
+
+
+entries = st.builds(
+    ApplicationEntry,
+    command=commands,
+    archive=archives,
+    mode=modes,
+    tags=tags,
+    state=st.sampled_from(ApplicationState),
+    worker=st.none() | names,
+    reason=texts,
+    failed_on=mappings(names, texts),
+    offset=numbers,
+    timestamp_ms=numbers,
+    restarts=numbers,
+)
+documents = st.builds(
+    AssignmentDocument,
+    epoch=epochs,
+    leader=names,
+    consumed=st.integers(-1, 2**53),
+    deadline_s=seconds,
+    workers=mappings(names, st.builds(WorkerEntry, incarnations, tags, texts)),
+    applications=mappings(applications, entries),
+    set_aside=st.lists(st.builds(SetAside, numbers, texts, texts), max_size=2).map(tuple),
+)
+pings = st.builds(
+    Ping, numbers, names, numbers, epochs, seconds, mappings(names, st.builds(Heard, incarnations, numbers))
+)
+reports = st.builds(RunReport, commands, st.sampled_from(RunState), numbers, texts)
+pongs = st.builds(
+    Pong,
+    worker=names,
+    incarnation=incarnations,
+    sequence=numbers,
+    round=numbers,
+    term=st.integers(-1, 2**53),
+    seen=st.none() | epochs,
+    tags=tags,
+    host=texts,
+    leaving=st.booleans(),
+    applications=mappings(applications, reports),
+)
+records = st.one_of(
+    starts,
+    st.builds(StopCommand, applications, commands),
+    st.builds(KeptCommand, starts, numbers),
+    st.builds(LeaderAnnouncement, names),
+    documents,
+    pings,
+    pongs,
+)
+
+START = StartCommand(ApplicationId("t", "c", "a"), "1", Archive("0" * 64, 3, 1), Mode.AVAILABLE)
+
+
+def read(key: bytes | None, value: bytes | None) -> LogRecord:
+    """A record as it was read from offset 7."""
+    size_bytes = len(key or b"") + len(value or b"")
+    return LogRecord(
+        offset=7, timestamp_ms=1, log_append_time=True, key=key, value=value, size_bytes=size_bytes
+    )
+
+
+@pytest.mark.rule("SH-2")
+@given(records)
+def test_a_record_is_read_as_it_was_written(record: Written) -> None:
+    assert decode(key_of(record).encode(), encode(record)) == record
+
+
+@pytest.mark.rule("SH-2")
+@given(applications, digests, st.integers(0, MAX_PARTS - 1))
+def test_the_key_of_a_part_is_read_as_it_was_written(
+    application: ApplicationId, sha256: str, number: int
+) -> None:
+    key = PartKey(application, sha256, number)
+    assert decode_part_key(str(key).encode()) == key
+
+
+@pytest.mark.rule("SH-2")
+@given(st.lists(records, min_size=2, max_size=5))
+def test_kinds_and_applications_have_keys_of_their_own(some: list[Written]) -> None:
+    for record in some:
+        for other in some:
+            if key_of(record) == key_of(other):
+                both = {type(record), type(other)}
+                assert len(both) == 1 or both == {StartCommand, StopCommand}
+
+
+@pytest.mark.rule("SH-16")
+@settings(max_examples=300)
+@given(st.none() | st.binary(max_size=40), st.binary(max_size=60))
+def test_bytes_of_anybody_are_set_aside_with_offset_and_reason(key: bytes | None, value: bytes) -> None:
+    for event in (command_event(read(key, value)), control_record(read(key, value))):
+        assert isinstance(event, Unreadable)
+        assert event.at.offset == 7
+        assert event.reason
+
+
+@pytest.mark.rule("SH-16")
+@given(starts, st.data())
+def test_a_record_with_one_byte_changed_is_another_record_or_set_aside(
+    start: StartCommand, data: st.DataObject
+) -> None:
+    value = bytearray(encode(start))
+    place = data.draw(st.integers(0, len(value) - 1))
+    value[place] ^= data.draw(st.integers(1, 255))
+    event = command_event(read(key_of(start).encode(), bytes(value)))
+    assert isinstance(event, StartRead | Unreadable)
+
+
+def with_record(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """The start command with its JSON changed."""
+    content = json.loads(encode(START))
+    change(content)
+    return json.dumps(content).encode()
+
+
+def with_archive(**changed: object) -> bytes:
+    return with_record(lambda content: content["record"]["archive"].update(changed))
+
+
+@pytest.mark.rule("SH-16")
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        pytest.param(None, encode(START), "does not belong under the key ''", id="no key"),
+        pytest.param(b"cmd:t/c/other", encode(START), "belongs under the key 'cmd:t/c/a'", id="another key"),
+        pytest.param(b"keep:t/c/a", encode(START), "kind 'start' does not belong", id="another kind of key"),
+        pytest.param(b"\xff", encode(START), "the key is no text", id="no text"),
+        pytest.param(b"cmd:t/c/a", b"{", "no JSON", id="half"),
+        pytest.param(b"cmd:t/c/a", b"", "no JSON", id="empty"),
+        pytest.param(b"cmd:t/c/a", b"\x78\x9c\x00", "no JSON", id="half compressed"),
+        pytest.param(b"cmd:t/c/a", b"[" * 100_000, "no JSON", id="deep but no object"),
+        pytest.param(b"cmd:t/c/a", b'{"a":' * 100_000, "no JSON", id="deep"),
+        pytest.param(b"cmd:t/c/a", zlib.compress(b"[]"), "no JSON object", id="a list"),
+        pytest.param(b"cmd:t/c/a", with_record(lambda c: c.update(format=9)), "format 9", id="format"),
+        pytest.param(b"cmd:t/c/a", with_record(lambda c: c.update(kind="x")), "kind 'x'", id="kind"),
+        pytest.param(b"cmd:t/c/a", with_record(lambda c: c.update(record=1)), "no JSON object", id="record"),
+        pytest.param(
+            b"cmd:t/c/a", with_record(lambda c: c["record"].pop("archive")), "archive", id="field missing"
+        ),
+        pytest.param(
+            b"cmd:t/c/a",
+            with_record(lambda c: c["record"].update(application="../x/y")),
+            "cannot be a tenant",
+            id="a path for a tenant",
+        ),
+        pytest.param(
+            b"cmd:t/c/a", with_record(lambda c: c["record"].update(application=7)), "", id="no name"
+        ),
+        pytest.param(b"cmd:t/c/a", with_archive(sha256="../../etc"), "sha256 is", id="a path for a sha256"),
+        pytest.param(b"cmd:t/c/a", with_archive(parts=10**12), "at most 100000", id="endless parts"),
+        pytest.param(b"cmd:t/c/a", with_archive(parts=-1), "-1 parts", id="parts below none"),
+        pytest.param(
+            b"cmd:t/c/a", with_archive(size_bytes=-(10**12)), "bytes", id="a size that gives budget"
+        ),
+        pytest.param(b"part:t/c/a:00:1", b"x", "names no part", id="part without a sha256"),
+        pytest.param(b"part:t/c/a:" + b"0" * 64 + b":100000", b"x", "names no part", id="a part beyond all"),
+        pytest.param(b"part:../c/a:" + b"0" * 64 + b":0", b"x", "cannot be a tenant", id="part of a path"),
+    ],
+)
+def test_what_is_no_command_is_set_aside_with_its_key_and_the_reason(
+    key: bytes | None, value: bytes, reason: str
+) -> None:
+    event = command_event(read(key, value))
+    assert isinstance(event, Unreadable)
+    assert reason in event.reason
+    assert event.key == (key or b"").decode(errors="backslashreplace")
+
+
+@pytest.mark.rule("SH-16")
+def test_a_value_that_unpacks_to_too_much_is_not_unpacked() -> None:
+    bomb = zlib.compress(b" " * (MAX_VALUE_BYTES + 1))
+    with pytest.raises(NotReadable, match="unpacks to more than"):
+        decode(b"cmd:t/c/a", bomb)
+
+
+def test_a_large_record_is_compressed_and_says_its_format() -> None:
+    tagged = StartCommand(START.application, "1", START.archive, START.mode, frozenset(map(str, range(900))))
+    value = encode(tagged)
+    assert json.loads(zlib.decompress(value))["format"] == FORMAT
+    assert decode(key_of(tagged).encode(), value) == tagged
+
+
+def test_the_bytes_of_a_part_are_not_looked_at() -> None:
+    key = PartKey(START.application, "0" * 64, 3)
+    event = command_event(read(str(key).encode(), b"\x00{"))
+    assert isinstance(event, PartRead)
+    assert event.number == 3
+    assert event.at.size_bytes == len(str(key)) + 2 + FRAMING_BYTES
+    tombstone = command_event(read(str(key).encode(), None))
+    assert isinstance(tombstone, PartRead)
+    assert tombstone.at.size_bytes == 0
+    assert command_event(read(b"keep:t/c/a", None)) is None
+
+
+@pytest.mark.rule("SH-16")
+def test_records_of_one_topic_are_set_aside_on_the_other() -> None:
+    pong = Pong("w", Incarnation("l", 1), 1, 1, 1, None)
+    assert isinstance(command_event(read(b"pong:w", encode(pong))), Unreadable)
+    assert isinstance(control_record(read(b"cmd:t/c/a", encode(START))), Unreadable)
+
+
+@pytest.mark.rule("SH-7", "SH-11")
+def test_a_reader_of_status_takes_the_greatest_epoch_wherever_it_stands() -> None:
+    def document(term: int, number: int) -> LogRecord:
+        return read(b"assignement", encode(AssignmentDocument(Epoch(term, number), f"l{term}", 0, 1.0)))
+
+    late = [document(5, 1), document(9, 1), document(5, 2), read(b"assignement", b"poison")]
+    found = newest(late)
+    assert found is not None
+    assert found.epoch == Epoch(9, 1)
+    assert newest([document(5, 3)], found) is found
