@@ -1,4 +1,4 @@
-"""The demo, as a person runs it: on SQLite, on three etcd members, and without the fence."""
+"""The demo, as a person runs it: on SQLite, on three etcd members, on Kafka, and without the fence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 
 from rebalanser.history import Record, read_records
 from rebalanser.protocol import FactKind
-from rebalanser.testing.etcd_server import HINT, EtcdMissing, install_etcd
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "demo.py"
@@ -80,14 +79,17 @@ def test_demo_on_sqlite(tmp_path: Path) -> None:
     played.expect_history()
 
 
+@pytest.mark.usefixtures("etcd_binary")
 def test_demo_on_three_etcd_members(tmp_path: Path) -> None:
-    try:
-        install_etcd()
-    except EtcdMissing:
-        if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
-            pytest.fail(f"etcd is required in CI: {HINT}")
-        pytest.skip(f"etcd is missing: {HINT}")
     played = Played(tmp_path, "--registry", "etcd")
+    played.expect_as_promised()
+    played.expect_history()
+
+
+@pytest.mark.rule("SH-19")
+@pytest.mark.usefixtures("kafka_libraries")
+def test_demo_on_kafka(tmp_path: Path) -> None:
+    played = Played(tmp_path, "--registry", "kafka")
     played.expect_as_promised()
     played.expect_history()
 

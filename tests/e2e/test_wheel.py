@@ -65,7 +65,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_holds_the_packages_and_nothing_else(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as archive:
         names = archive.namelist()
-    packages = {"rebalanser", "rebalanser_etcd", "rebalanser_sqlite"}
+    packages = {"rebalanser", "rebalanser_etcd", "rebalanser_kafka", "rebalanser_sqlite"}
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == packages
     assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert any(name.endswith("/licenses/LICENSE") for name in names)

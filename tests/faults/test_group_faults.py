@@ -26,6 +26,7 @@ from rebalanser.errors import InvalidSettings, RegistryUnavailable
 from rebalanser.protocol import FactKind
 from rebalanser.runtime.dead_man import DeadMansSwitch
 from rebalanser.testing.etcd_server import EtcdCluster, free_ports
+from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.witness import Witness
 
@@ -133,6 +134,35 @@ class EtcdPlace(Place):
 
     def close(self) -> None:
         self._proxy.close()
+
+
+class KafkaPlace(Place):
+    """A broker; while it is stopped everybody is cut off."""
+
+    ttl_s = 2.0
+    detection_s = 1.0
+
+    def __init__(self, broker: KafkaCluster) -> None:
+        self._broker = broker
+        self._cluster = f"faults-{uuid.uuid4().hex}"
+        self._paused = False
+
+    @property
+    def url(self) -> str:
+        return self._broker.url(self._cluster)
+
+    @property
+    def breakable_url(self) -> str:
+        return self.url
+
+    def cut(self) -> None:
+        self._broker.pause(0)
+        self._paused = True
+
+    def heal(self) -> None:
+        if self._paused:
+            self._broker.resume(0)
+            self._paused = False
 
 
 class Process:
@@ -279,11 +309,13 @@ class Stage:
         return [str(overlap) for overlap in self.witness.check().overlaps]
 
 
-@pytest.fixture(params=["sqlite", "etcd"])
+@pytest.fixture(params=["sqlite", "etcd", "kafka"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     made: Place
     if request.param == "sqlite":
         made = SqlitePlace(tmp_path)
+    elif request.param == "kafka":
+        made = KafkaPlace(request.getfixturevalue("kafka"))
     else:
         made = EtcdPlace(request.getfixturevalue("etcd"), stall=request.param == "etcd, stalled")
     with closing(made):
@@ -296,7 +328,7 @@ def stage(place: Place, tmp_path: Path) -> Iterator[Stage]:
         yield Stage(place, tmp_path, stack)
 
 
-also_stalled = pytest.mark.parametrize("place", ["sqlite", "etcd", "etcd, stalled"], indirect=True)
+also_stalled = pytest.mark.parametrize("place", ["sqlite", "etcd", "etcd, stalled", "kafka"], indirect=True)
 on_sqlite = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 on_etcd = pytest.mark.parametrize("place", ["etcd"], indirect=True)
 needs_switch = pytest.mark.skipif(
@@ -551,6 +583,7 @@ def test_a_slow_handler_is_reported_and_loses_no_lease(stage: Stage) -> None:
     started = slow.wait_for("started")
     assert len(slow.of("fact", kind="joined")) == 1
     assert slow.of("fact", kind="isolated") == []
+    wait_until(lambda: bool(other.owned))
     assert min(event["at"] for event in other.of("start") if event["owned"]) > started["at"]
     assert stage.overlaps() == []
 

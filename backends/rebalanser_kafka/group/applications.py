@@ -1,0 +1,105 @@
+"""The running applications of the cluster as resources of its groups (SH-19).
+
+The connection of a group's leader follows the cluster's assignment documents and appends what runs to the
+group's log, where it takes effect unless a newer document has been fed. An operator who reads a group that
+nobody leads does the same before he reads. Where the cluster has no such topic nothing is fed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from rebalanser.applications.cluster import TopicNames
+from rebalanser.errors import RebalanserError, RegistryRefused
+from rebalanser.feed import Applications, started_applications
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import LogReader
+from rebalanser_kafka.shiva.last_document import last_document, newest
+
+LOOK_S: Final = 0.5
+"""How long after a node came to lead it begins to follow, at most."""
+POLL_S: Final = 0.2
+MISSING_S: Final = 10.0
+"""How often a cluster without applications is asked whether it has any now."""
+RETRY_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 5.0
+
+
+class RunningApplications:
+    """What runs in a cluster."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._topic = TopicNames().of(connection.cluster).assignement
+
+    def read(self, timeout_s: float) -> Applications | None:
+        """What the last document says; None without a document, or without the cluster's topics.
+
+        Raises:
+            RetryLater: it could not be read to its end within ``timeout_s`` seconds.
+        """
+        try:
+            document = last_document(self._connection, self._topic, timeout_s)
+        except RegistryRefused:
+            return None
+        return started_applications(document) if document is not None else None
+
+    def follow(
+        self, goes_on: Callable[[], bool], take: Callable[[Applications], None], timeout_s: float
+    ) -> None:
+        """Tell ``take`` the last document, and the last one again whenever it may be new, as long as
+        ``goes_on`` says so.
+
+        Raises:
+            RegistryRefused: the cluster has no such topic.
+            RetryLater: it could not be read now.
+        """
+        with LogReader(self._connection, self._topic, "earliest") as reader:
+            end = reader.end_offset(timeout_s)
+            document = None
+            while goes_on():
+                document = newest(reader.poll(POLL_S), document)
+                if document is not None and reader.position >= end:
+                    take(started_applications(document))
+
+
+class LeaderFeed:
+    """A thread that follows what runs as long as its node leads."""
+
+    def __init__(
+        self,
+        running: RunningApplications,
+        leads: Callable[[], bool],
+        take: Callable[[Applications], None],
+        timeout_s: float,
+        group: str,
+    ) -> None:
+        self._running = running
+        self._leads = leads
+        self._take = take
+        self._timeout_s = timeout_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-feed-{group}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop following. Closing twice does nothing."""
+        self._closed.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _goes_on(self) -> bool:
+        return not self._closed.is_set() and self._leads()
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            if not self._goes_on():
+                continue
+            try:
+                self._running.follow(self._goes_on, self._take, self._timeout_s)
+            except RegistryRefused:
+                self._closed.wait(MISSING_S)
+            except RebalanserError:
+                self._closed.wait(RETRY_S)

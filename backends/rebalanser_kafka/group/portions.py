@@ -1,0 +1,81 @@
+"""Commands about very many resources, as several that take effect one after the other.
+
+Everybody who follows the log carries every command out, and heartbeats wait meanwhile: so none may take long.
+The contract lets such a command take effect in parts; what comes of a part that fails after others took
+effect is not known of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias, TypeVar
+
+from rebalanser.errors import InternalError
+from rebalanser.protocol.messages import (
+    AddBarriers,
+    BarriersAdded,
+    BarriersRead,
+    BarriersRemoved,
+    Command,
+    Failed,
+    Outcome,
+    ReadBarriers,
+    RemoveBarriers,
+)
+
+RESOURCES_PER_COMMAND: Final = 1_000
+
+Divisible: TypeAlias = AddBarriers | RemoveBarriers | ReadBarriers
+ItemT = TypeVar("ItemT")
+
+
+def portions(items: Sequence[ItemT], size: int = RESOURCES_PER_COMMAND) -> Iterator[Sequence[ItemT]]:
+    """The items, ``size`` at a time."""
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
+
+
+def divided(command: Divisible) -> list[Divisible]:
+    """The command itself if it is small, else the commands that together do the same."""
+    match command:
+        case RemoveBarriers(barriers=barriers):
+            parts = portions(sorted(barriers))
+            divisions: list[Divisible] = [
+                replace(command, barriers={name: barriers[name] for name in part}) for part in parts
+            ]
+        case AddBarriers(resources=resources) | ReadBarriers(resources=resources):
+            divisions = [replace(command, resources=frozenset(part)) for part in portions(sorted(resources))]
+    return divisions if len(divisions) > 1 else [command]
+
+
+def in_turn(command: Divisible, perform: Callable[[Command], Outcome]) -> Outcome:
+    """Carry out a command in as many parts as it takes; what came of it."""
+    first, *others = divided(command)
+    whole = perform(first)
+    for part in others:
+        if not isinstance(whole, BarriersAdded | BarriersRemoved | BarriersRead):
+            return whole
+        if isinstance(whole, BarriersAdded) and whole.superseded:
+            return whole
+        whole = _together(whole, perform(part))
+    return whole
+
+
+def _together(before: BarriersAdded | BarriersRemoved | BarriersRead, after: Outcome) -> Outcome:
+    match before, after:
+        case BarriersAdded(), BarriersAdded(superseded=True):
+            return Failed("the allocation changed between two parts", unknown=True)
+        case BarriersAdded(), BarriersAdded():
+            added, blocked = {**before.added, **after.added}, {**before.blocked, **after.blocked}
+            return BarriersAdded(before.revision, added, blocked)
+        case BarriersRemoved(), BarriersRemoved():
+            return BarriersRemoved(before.resources | after.resources, after.revision)
+        case BarriersRead(), BarriersRead():
+            return BarriersRead({**before.mine, **after.mine})
+        case _, Failed():
+            return replace(after, unknown=after.unknown or not isinstance(before, BarriersRead))
+        case _, (BarriersAdded() | BarriersRemoved() | BarriersRead()):
+            raise InternalError(f"one part was answered with {before!r} and another with {after!r}")
+        case _:
+            return after

@@ -1,0 +1,200 @@
+"""What stands in a group's log: requests, each carried out at its offset, and snapshots of what came of them.
+
+A record's value begins with two letters that say its format, then comes JSON, compressed where it is long. A
+value in a newer format is never skipped: this reader's replica would differ from all others from there on.
+Whatever else cannot be read no Rebalanser wrote: every replica sets it aside, as all of them fail to read it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from rebalanser.errors import InvalidName, RequestTooLarge, UnusableStore
+from rebalanser.protocol.messages import Command
+from rebalanser.protocol.types import ResourceSpec
+
+FORMAT: Final = 1
+_MAGIC: Final = b"RG"
+_PLAIN: Final = b"j"
+_COMPRESSED: Final = b"z"
+_COMPRESS_OVER_BYTES: Final = 1024
+MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
+"""One request as JSON, before it is compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutResources:
+    """An operator adds resources, or changes what is said of them (RB-29)."""
+
+    specs: tuple[ResourceSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveResources:
+    """An operator removes resources (RB-29)."""
+
+    resources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetDrained:
+    """An operator drains a node, or no longer (RB-30)."""
+
+    label: str
+    drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAll:
+    """Somebody reads the group: what he sees is what it is at this record's offset (RB-19)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Somebody has counted a lease's whole time since he read its renewal at this revision (RB-20).
+
+    Takes effect only while that renewal is still the last one.
+    """
+
+    lease: int
+    renewal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """The applications of a Shiva cluster that run, by a document of this epoch (SH-19).
+
+    Takes effect only if no document of this or a later epoch was fed before.
+    """
+
+    epoch: tuple[int, int]
+    resources: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebase:
+    """Revisions go on after ``revision``: offsets that were handed out as tokens came again."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that every replica knew when it had applied the record at offset ``as_of``.
+
+    To go on from it a reader needs the records from ``needs_from`` on, which may be a little earlier, where
+    a large value had begun and was not whole.
+    """
+
+    as_of: int
+    needs_from: int
+    state: Mapping[str, Any]
+
+
+Change: TypeAlias = PutResources | RemoveResources | SetDrained | ReadAll | Expire | Fed | Rebase | Snapshot
+Wish: TypeAlias = Command | Change
+"""What a record asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A record of the log: the wish, and an id by which whoever wrote it knows it again.
+
+    ``born_ms`` says which log it was written for: when the first record of that log was appended, or 0 where
+    whoever wrote it knew of none yet. It is carried out in no other log.
+    """
+
+    id: str
+    wish: Wish
+    born_ms: int = 0
+
+
+class Unreadable(ValueError):
+    """Not what any Rebalanser writes into a group's log."""
+
+
+_KINDS: Final[Mapping[str, TypeAdapter[Any]]] = MappingProxyType(
+    {kind.__name__: TypeAdapter(kind) for kind in (*get_args(Command), *get_args(Change))}
+)
+
+
+def encode(request: Request) -> bytes:
+    """A request as a record's value.
+
+    Raises:
+        InvalidName: a text or number in it cannot be stored.
+        RequestTooLarge: it is over ``MAX_REQUEST_BYTES``.
+    """
+    kind = type(request.wish).__name__
+    # A default of the protocol's types is a read-only mapping, of which pydantic would warn.
+    body = _KINDS[kind].dump_python(request.wish, warnings=False)
+    whole = {"id": request.id, "born_ms": request.born_ms, "kind": kind, "body": body}
+    try:
+        text = json.dumps(
+            whole, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_as_json
+        ).encode()
+    except ValueError as error:
+        raise InvalidName(f"what cannot be written as JSON in UTF-8 cannot be stored: {error}") from error
+    if len(text) > MAX_REQUEST_BYTES:
+        raise RequestTooLarge(f"a request of {len(text)} bytes; the limit is {MAX_REQUEST_BYTES}")
+    head = _MAGIC + bytes([FORMAT])
+    if len(text) <= _COMPRESS_OVER_BYTES:
+        return head + _PLAIN + text
+    return head + _COMPRESSED + zlib.compress(text)
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no place in a request")
+
+
+def is_request(value: bytes) -> bool:
+    """Whether the value begins as a request does, of whichever format."""
+    return value.startswith(_MAGIC)
+
+
+def decode(value: bytes | None) -> Request:
+    """A request from a record's value.
+
+    Raises:
+        UnusableStore: it is of a newer format; nothing after it may be carried out.
+        Unreadable: no Rebalanser wrote it.
+    """
+    if value is None or not is_request(value) or len(value) < len(_MAGIC) + 2:
+        raise Unreadable("it does not begin as a request does")
+    version, packing, rest = value[2], value[3:4], value[4:]
+    if version > FORMAT:
+        raise UnusableStore(
+            f"the group's log was written by a newer Rebalanser (format {version}, this one knows {FORMAT}): "
+            "upgrade this node"
+        )
+    try:
+        whole = json.loads(_inflated(rest) if packing == _COMPRESSED else rest)
+        wish: Wish = _KINDS[whole["kind"]].validate_python(whole["body"], strict=False)
+        return Request(_text(whole["id"]), wish, int(whole.get("born_ms", 0)))
+    except (ValidationError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("an id is text")
+    return value
+
+
+def _inflated(packed: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    text = inflater.decompress(packed, MAX_REQUEST_BYTES)
+    if inflater.unconsumed_tail or not inflater.eof:
+        raise ValueError(f"it is cut off, or longer than {MAX_REQUEST_BYTES} bytes")
+    return text

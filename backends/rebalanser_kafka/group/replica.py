@@ -1,0 +1,362 @@
+"""The replica: what a group is like, worked out from its log alone, the same way by everyone who reads it.
+
+Each record is a command of the protocol, or an operator's wish, and takes effect as a whole at its offset.
+The replica drives the very dialogues that a registry is driven with (:class:`Translation`) against a store
+in memory; all that one record changes gets one revision, the record's offset moved by the log's *base*. So
+create revisions and fencing tokens are offsets, and grow as they do (RB-12).
+
+**The base.** A topic that was deleted and created again counts from 0 anew, and a token of the new log must
+not be smaller than one of the old. So the base is the time at which the broker appended the log's first
+record, in milliseconds: a group would have to write a thousand records a second all its life to catch up.
+If a log is cut back while a connection watches, that connection moves the base on with a
+:class:`~rebalanser_kafka.group.records.Rebase`. The time itself stays the log's *birth*: every request says
+for which log it was written.
+
+**Leases** have no clock here. A lease ends by a record that says that somebody has counted its time since
+the renewal that is still its last one (:mod:`rebalanser_kafka.group.leases`).
+
+Nothing here depends on a clock, a thread, a size limit or the order of a set: two replicas that applied the
+same records hold the same, whichever snapshot they began with.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar, get_args
+
+from rebalanser.errors import InternalError, RebalanserError
+from rebalanser.protocol.messages import (
+    Command,
+    Heartbeat,
+    Outcome,
+    ReadBarriers,
+    ReadGroup,
+    ReadShare,
+)
+from rebalanser.protocol.types import NodeId, ResourceSpec
+from rebalanser.registry import contract, values
+from rebalanser.registry.contract import (
+    Capabilities,
+    Changed,
+    Delete,
+    Done,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeyValue,
+    Operation,
+    Put,
+    Reply,
+    Revoke,
+    Transaction,
+)
+from rebalanser.registry.coordinator import GroupView
+from rebalanser.registry.dialogue import Answer, Reading, failure
+from rebalanser.registry.keys import GroupKeys
+from rebalanser.registry.store import KeyValueStore, Lease
+from rebalanser.registry.translation import Translation
+from rebalanser_kafka.group.records import (
+    Expire,
+    Fed,
+    PutResources,
+    ReadAll,
+    Rebase,
+    RemoveResources,
+    SetDrained,
+    Snapshot,
+    Wish,
+)
+
+MIN_LEASE_TTL_S: Final = 0.5
+FED_BY: Final = "fed-by"
+"""The attribute of a resource that no operator added: it is an application that runs (SH-19)."""
+FEEDER: Final = "shiva"
+UNLIMITED: Final = Capabilities(
+    max_operations=sys.maxsize,
+    max_request_bytes=sys.maxsize,
+    min_lease_ttl_s=MIN_LEASE_TTL_S,
+    lease_detection_s=0.0,
+    survives_process=False,
+    shared_between_hosts=False,
+)
+"""A command must not be cut into chunks by sizes that could differ between two versions of a compressor."""
+_ROOT: Final = "log"
+_COMMANDS: Final = get_args(Command)
+
+Result: TypeAlias = Outcome | GroupView | int | None
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True)
+class LogLease(Lease):
+    """A lease, and the revision of the record that renewed it last."""
+
+    renewal: int
+
+
+class _Store(KeyValueStore[LogLease]):
+    """The keys of one group; ``at`` is the revision of the record that is being carried out."""
+
+    def __init__(self) -> None:
+        super().__init__(UNLIMITED, revision=0)
+        self.at = 0
+        self.changes: list[tuple[Changed, ...]] = []
+
+    def _check(self, transaction: Transaction) -> None:
+        """The translation of commands makes no other than allowed ones, and nothing here has a limit."""
+
+    def _next_revision(self) -> int:
+        return self.at
+
+    def _committed(self, changes: tuple[Changed, ...]) -> None:
+        self.changes.append(changes)
+
+    def execute(self, request: contract.Request) -> Reply:
+        match request:
+            case Transaction():
+                return self.transact(request)
+            case Grant(ttl_s=ttl_s):
+                granted_s = max(MIN_LEASE_TTL_S, ttl_s)
+                self.grant(self.at, LogLease(granted_s, self.at))
+                return Granted(self.at, granted_s)
+            case KeepAlive(lease=lease):
+                self.lease(lease).renewal = self.at
+            case Revoke(lease=lease):
+                if lease in self.leases:
+                    self.end(lease)
+        return Done()
+
+
+class Replica:
+    """One group as its log says. Not for several threads at once."""
+
+    def __init__(self, group: str) -> None:
+        self.keys = GroupKeys(_ROOT, group)
+        self.translation = Translation(self.keys, UNLIMITED)
+        self._store = _Store()
+        self._birth_ms = 0
+        self._base: int | None = None
+        self._fed_key = f"{self.keys.prefix}fed"
+
+    @property
+    def birth_ms(self) -> int:
+        """When the log's first record was appended, which tells it from another; 0 before there is one."""
+        return self._birth_ms
+
+    @property
+    def revision(self) -> int:
+        """The revision of the last change; 0 while there was none."""
+        return self._store.revision
+
+    @property
+    def latest(self) -> int:
+        """The revision of the record that was seen last; 0 while there was none."""
+        return self._store.at
+
+    @property
+    def leases(self) -> Mapping[int, LogLease]:
+        """The leases that there are."""
+        return self._store.leases
+
+    @property
+    def fed_epoch(self) -> tuple[int, int] | None:
+        """The epoch of the document that was fed last (SH-19)."""
+        return self._fed()[0]
+
+    def items(self) -> tuple[KeyValue, ...]:
+        """All keys of the group."""
+        return self._store.items()
+
+    def leader(self) -> NodeId | None:
+        """The node that leads, if it is a member."""
+        term = self._store.get(self.keys.term)
+        if term is None:
+            return None
+        leader = values.load_leadership(term).leader
+        return leader if self._store.get(self.keys.node(leader)) is not None else None
+
+    def members(self) -> tuple[tuple[NodeId, int], ...]:
+        """Nodes with their leases, in the order in which they joined."""
+        entries = sorted(self._store.items(self.keys.nodes), key=lambda entry: entry.create_revision)
+        return tuple((self.keys.name(entry.key, self.keys.nodes), entry.lease) for entry in entries)
+
+    def take_changes(self) -> list[tuple[Changed, ...]]:
+        """What has changed since this was asked last, commit by commit."""
+        changes, self._store.changes = self._store.changes, []
+        return changes
+
+    def see(self, offset: int, timestamp_ms: int) -> int:
+        """The revision of the record at ``offset``, readable or not; the log's first one gives the base."""
+        if self._base is None:
+            self._base = self._birth_ms = max(1, timestamp_ms)
+        self._store.at = self._base + offset
+        return self._store.at
+
+    def apply(self, wish: Wish, sent_at: float | None) -> Result:
+        """Carry out a wish at the record that was seen last.
+
+        ``sent_at`` is the instant (seconds of the issuer's clock) just before it was sent, None where it is
+        somebody else's: then nothing is read for him.
+
+        Raises:
+            RebalanserError: what the issuer is to be told; its effects are the same on every replica.
+        """
+        try:
+            return self._carry_out(wish, sent_at)
+        except RebalanserError:
+            raise
+        except Exception as error:
+            # Whoever wrote it, and whatever is wrong with it: a record must not stop all nodes for ever.
+            raise InternalError(f"{type(wish).__name__} could not be carried out: {error!r}") from error
+
+    def _carry_out(self, wish: Wish, sent_at: float | None) -> Result:
+        match wish:
+            case PutResources(specs=specs):
+                return self._drive(self.translation.put_resources(specs, _no_progress))
+            case RemoveResources(resources=resources):
+                return self._remove_resources(resources)
+            case SetDrained(label=label, drained=drained):
+                return self._drive(self.translation.set_drained(label, drained))
+            case ReadAll():
+                return None if sent_at is None else self._drive(self.translation.read())
+            case Expire(lease=lease, renewal=renewal):
+                held = self.leases.get(lease)
+                if held is not None and held.renewal == renewal:
+                    self._store.end(lease)
+                return None
+            case Fed():
+                self._feed(wish)
+                return None
+            case Rebase(revision=revision):
+                self._rebase(revision)
+                return None
+            case Snapshot():
+                return None
+            case _:
+                return self._command(wish, sent_at)
+
+    def _command(self, command: Command, sent_at: float | None) -> Outcome | None:
+        if sent_at is None:
+            match command:
+                case ReadShare() | ReadBarriers() | ReadGroup():
+                    return None
+                case Heartbeat(session=session):
+                    command = Heartbeat(session)
+                case _:
+                    pass
+        try:
+            return self._drive(self.translation.dialogue(command), sent_at or 0.0)
+        except InternalError:
+            raise
+        except RebalanserError as error:
+            return failure(error)
+
+    def _drive(self, dialogue: Reading[ResultT], sent_at: float = 0.0) -> ResultT:
+        try:
+            request = next(dialogue)
+            while True:
+                try:
+                    reply = self._store.execute(request)
+                except RebalanserError as error:
+                    request = dialogue.throw(error)
+                else:
+                    request = dialogue.send(Answer(reply, sent_at))
+        except StopIteration as stop:
+            result: ResultT = stop.value
+            return result
+
+    def _fed(self) -> tuple[tuple[int, int] | None, frozenset[str]]:
+        entry = self._store.get(self._fed_key)
+        if entry is None:
+            return None, frozenset()
+        fed = json.loads(entry.value)
+        return (fed["term"], fed["number"]), frozenset(fed["resources"])
+
+    def _is_fed_only(self, resource: str) -> bool:
+        """Whether the resource stands there as fed; one that an operator added as well stands as he said."""
+        entry = self._store.get(self.keys.resource(resource))
+        return entry is not None and entry.value == _fed_value(resource)
+
+    def _remove_resources(self, resources: Iterable[str]) -> int:
+        """Remove what operators added; what runs as well stays, as fed (SH-19)."""
+        names = tuple(resources)
+        running = self._fed()[1].intersection(names)
+        back = [name for name in sorted(running) if not self._is_fed_only(name)]
+        gone = self._drive(
+            self.translation.remove_resources([name for name in names if name not in running], _no_progress)
+        )
+        if back:
+            puts = tuple(Put(self.keys.resource(name), _fed_value(name)) for name in back)
+            self._store.transact(Transaction(then=puts))
+        return gone + len(back)
+
+    def _feed(self, fed: Fed) -> None:
+        """Make the fed part of the resources what runs; what operators added stays as it is (SH-19)."""
+        last_epoch, before = self._fed()
+        if last_epoch is not None and fed.epoch <= last_epoch:
+            return
+        operations: list[Operation] = [
+            Put(self.keys.resource(name), _fed_value(name))
+            for name in sorted(fed.resources - before)
+            if self._store.get(self.keys.resource(name)) is None
+        ]
+        operations += [
+            Delete(self.keys.resource(name))
+            for name in sorted(before - fed.resources)
+            if self._is_fed_only(name)
+        ]
+        term, number = fed.epoch
+        document = {"term": term, "number": number, "resources": sorted(fed.resources)}
+        operations.append(Put(self._fed_key, json.dumps(document, ensure_ascii=False).encode()))
+        self._store.transact(Transaction(then=tuple(operations)))
+
+    def _rebase(self, revision: int) -> None:
+        if self._base is None:
+            raise InternalError("a record was carried out that was not seen")
+        offset = self._store.at - self._base
+        self._base = max(self._base, revision - offset)
+
+    def dump(self) -> Mapping[str, Any]:
+        """All of it, for a snapshot."""
+        return {
+            "birth_ms": self._birth_ms,
+            "base": self._base,
+            "revision": self._store.revision,
+            "latest": self._store.at,
+            "leases": [[lease, held.ttl_s, held.renewal] for lease, held in self.leases.items()],
+            "items": [
+                [item.key, item.value.decode("latin-1"), item.create_revision, item.mod_revision, item.lease]
+                for item in self._store.items()
+            ],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Be what :meth:`dump` said. Nobody is told of changes.
+
+        Raises:
+            InternalError: it is not what a replica dumped.
+        """
+        try:
+            leases = {lease: LogLease(ttl_s, renewal) for lease, ttl_s, renewal in state["leases"]}
+            items = [
+                KeyValue(key, value.encode("latin-1"), created, changed, lease)
+                for key, value, created, changed, lease in state["items"]
+            ]
+            self._birth_ms = int(state["birth_ms"])
+            self._base = int(state["base"])
+            self._store.at = int(state["latest"])
+            self._store.load(items, leases, int(state["revision"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InternalError(f"a snapshot cannot be loaded: {error!r}") from error
+        self._store.changes = []
+
+
+def _fed_value(resource: str) -> bytes:
+    return values.dump_resource(ResourceSpec(resource, attributes={FED_BY: FEEDER}))
+
+
+def _no_progress(_done: int) -> None:
+    """A record takes effect at once."""

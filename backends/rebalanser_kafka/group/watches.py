@@ -1,0 +1,85 @@
+"""Who is to be told of which changes of the replica, and what has changed lately."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from rebalanser.protocol.messages import Noticed
+from rebalanser.protocol.types import NodeId, Topic
+from rebalanser.registry.contract import Changed, HistoryLost, WatchEvent
+from rebalanser.registry.coordinator import Listener
+from rebalanser.registry.store import ChangeHistory
+from rebalanser.registry.translation import Translation
+
+MAX_HISTORY: Final = 10_000
+"""Changes that are remembered for watches that begin in the past."""
+
+Telling: TypeAlias = tuple[Listener, Sequence[Noticed]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    node: NodeId
+    topic: Topic
+    since: int
+    listener: Listener
+
+
+class Watches:
+    """The watched topics of one connection. Nobody is called from here: the caller does the telling."""
+
+    def __init__(self, translation: Translation) -> None:
+        self._translation = translation
+        self._history = ChangeHistory(MAX_HISTORY)
+        self._watches: dict[tuple[NodeId, Topic], _Watch] = {}
+
+    def replace(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> list[Telling]:
+        """Watch exactly these topics of ``node``; what a new one is to be told of the past."""
+        before = self._watches
+        self._watches = {}
+        tellings: list[Telling] = []
+        for topic, since in topics.items():
+            key = (node, topic)
+            known = before.get(key)
+            self._watches[key] = known or _Watch(node, topic, since, listener)
+            if known is None:
+                tellings += self._past(self._watches[key])
+        return tellings
+
+    def _past(self, watch: _Watch) -> Iterator[Telling]:
+        if watch.since < self._history.oldest:
+            yield from self._tellings(watch, [HistoryLost(self._history.oldest - 1)])
+        for changes in self._history:
+            yield from self._tellings(watch, changes)
+
+    def changed(self, commits: Iterable[tuple[Changed, ...]]) -> list[Telling]:
+        """These commits were made; who is to be told what."""
+        tellings: list[Telling] = []
+        for changes in commits:
+            self._history.append(changes)
+            for watch in self._watches.values():
+                tellings += self._tellings(watch, changes)
+        return tellings
+
+    def lost(self, revision: int) -> list[Telling]:
+        """Changes up to this revision may be missing: everybody is to look again."""
+        self._history.forget(revision + 1)
+        return [
+            telling
+            for watch in self._watches.values()
+            for telling in self._tellings(watch, [HistoryLost(max(revision, watch.since))])
+        ]
+
+    def _tellings(self, watch: _Watch, events: Sequence[WatchEvent]) -> Iterator[Telling]:
+        targets = self._translation.targets(watch.topic)
+        concerned = [
+            event
+            for event in events
+            if isinstance(event, HistoryLost)
+            or (event.revision >= watch.since and any(target.covers(event.key) for target in targets))
+        ]
+        notices = self._translation.notices(watch.topic, concerned, watch.node) if concerned else []
+        if notices:
+            yield watch.listener, notices

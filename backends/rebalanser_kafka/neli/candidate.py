@@ -1,0 +1,343 @@
+"""A candidate: the thread that polls the consumer, tells the member what happens and does what it says."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import uuid
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from rebalanser.errors import (
+    Fenced,
+    FixConfiguration,
+    InternalError,
+    RebalanserError,
+    RegistryRefused,
+    StopAccess,
+)
+from rebalanser.neli.member import Member
+from rebalanser.neli.messages import (
+    AskPartitionCount,
+    Assigned,
+    CallFenced,
+    CallInduced,
+    CallLapsed,
+    Commit,
+    CommitAnswered,
+    Effect,
+    Event,
+    Fail,
+    HandlerReturned,
+    HeartbeatRead,
+    LastCommit,
+    Leave,
+    LetGo,
+    Lost,
+    Partition,
+    Polled,
+    Publish,
+    Report,
+    Revoked,
+    RolesChanged,
+    Stop,
+    Wakeup,
+)
+from rebalanser.neli.roles import Role, Roles, numbered
+from rebalanser.neli.settings import GroupProtocol
+from rebalanser.redaction import redact
+from rebalanser.roles.contract import Call, Candidacy, Candidate, OnCall, OnFact
+from rebalanser.runtime.clock import SystemClock
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.failures import Act, UnsupportedBroker, is_fenced, judge
+from rebalanser_kafka.neli.consuming import GroupConsumer
+from rebalanser_kafka.neli.heartbeats import Heartbeats
+from rebalanser_kafka.neli.topic import NO_CONSUMER_GROUPS
+
+LOOK_S: Final = 0.05
+"""How soon the polling thread sees what other threads have told it."""
+LEAST_WAIT_S: Final = 0.001
+CLOSE_S: Final = 10.0
+"""How long leaving the group may take; the coordinator finds out by the session timeout otherwise."""
+LEAVE_S: Final = 1.0
+"""How long after the handlers' limit a stop goes on without those that still have not returned."""
+
+_PASSING: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._UNKNOWN_TOPIC,
+    }
+)
+"""Said of a topic that exists, too, by a broker that has just started."""
+_INSTANCE_TAKEN: Final = tuple(
+    KafkaError(code).str() for code in (KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID)
+)
+_UNSUPPORTED: Final = KafkaError(KafkaError.UNSUPPORTED_VERSION).str()
+_log = logging.getLogger("rebalanser.neli")
+
+
+class KafkaCandidate(Candidate):
+    """Takes part from its making on. Threads: one polls; each call of handlers has one; one asks for the
+    partition count. The member is theirs under a lock that is never held during I/O."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        candidacy: Candidacy,
+        partitions: int,
+        counted_at: float,
+        on_call: OnCall,
+        on_fact: OnFact,
+    ) -> None:
+        """``partitions`` is the topic's count, asked for after ``counted_at`` (seconds of the clock)."""
+        settings = candidacy.settings
+        self._connection = connection
+        self._group = candidacy.group
+        self._protocol = settings.protocol
+        self._pid = os.getpid()
+        self._process = f"{socket.gethostname()}-{self._pid}-{uuid.uuid4().hex[:12]}"
+        self._clock = SystemClock()
+        self._on_call = on_call
+        self._on_fact = on_fact
+        self._stop_s = settings.lapse_s + LEAVE_S
+        self._stop_by: float | None = None
+        self._member = Member(
+            candidacy.group, self._process, partitions, candidacy.roles, settings, counted_at
+        )
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._assigned: set[Partition] = set()
+        self._held_back: set[Partition] = set()
+        self._in_callback = False
+        self._ending = False
+        self._failure: RebalanserError | None = None
+        self._consumer = GroupConsumer(connection, candidacy, self._process, self, self._clock)
+        self._heartbeats = Heartbeats(
+            connection, candidacy.topic, self._process, settings.limit_s, self._inbox.put, self.failed
+        )
+        self._ended = threading.Event()
+        name = f"rebalanser-neli-{candidacy.group}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def process(self) -> str:
+        """The id of this incarnation, never used again."""
+        return self._process
+
+    def leads(self, role: Role) -> bool:
+        """Whether this process leads ``role`` now: worked out when asked, without I/O (NE-4)."""
+        return self.token(role) is not None
+
+    def token(self, role: Role) -> int | None:
+        """The fencing token of a role that is led now; else None, as in a child of ``fork``."""
+        if os.getpid() != self._pid:
+            return None
+        with self._lock:
+            return self._member.token(role, self._clock.now())
+
+    def held(self) -> dict[Role, int]:
+        """The roles led now, each with its fencing token."""
+        if os.getpid() != self._pid:
+            return {}
+        with self._lock:
+            return self._member.held(self._clock.now())
+
+    def why_not(self, role: Role) -> str | None:
+        """Why this process does not lead ``role`` now, in a sentence; None if it does."""
+        if os.getpid() != self._pid:
+            return "this is a child of the process that takes part"
+        with self._lock:
+            return self._member.why_not(role, self._clock.now())
+
+    def wait_leader(self, role: Role, timeout_s: float) -> bool:
+        """Wait until this process leads ``role``, or has ended; whether it leads."""
+
+        def leads() -> bool:
+            return self._member.leads(role, self._clock.now())
+
+        if os.getpid() != self._pid:
+            return False
+        with self._changed:
+            self._changed.wait_for(lambda: leads() or self._ended.is_set(), timeout_s)
+            return leads()
+
+    def set_roles(self, roles: Roles) -> None:
+        """Name other roles; takes effect soon."""
+        self._inbox.put(RolesChanged(numbered(roles)))
+
+    def stop(self) -> None:
+        """Begin to hand over everything and leave; returns at once."""
+        self._inbox.put(Stop())
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended; whether it has. Raises what ended it, if that was not :meth:`stop`."""
+        ended = self._ended.wait(timeout_s)
+        if ended and self._failure is not None:
+            raise self._failure
+        return ended
+
+    def assigned(self, last: dict[Partition, LastCommit | None]) -> None:
+        """Told by the consumer, inside the assign callback."""
+        self._assigned |= last.keys()
+        self._tell(Assigned(last))
+
+    def revoked(self, partitions: frozenset[Partition]) -> None:
+        """Told by the consumer, inside the revoke callback, which waits for work that is under way (NE-9)."""
+        self._held_back = set(partitions)
+        self._in_callback = True
+        try:
+            self._tell(Revoked(partitions))
+            while self._held_back:
+                self._hear_others(self._wait_s(LOOK_S))
+        finally:
+            self._in_callback = False
+            self._assigned -= partitions
+
+    def lost(self, partitions: frozenset[Partition]) -> None:
+        """Told by the consumer, inside the lost callback."""
+        self._assigned -= partitions
+        self._tell(Lost(partitions))
+
+    def read(self, record: HeartbeatRead) -> None:
+        """Told by the consumer."""
+        self._tell(record)
+
+    def answered(self, answer: CommitAnswered) -> None:
+        """Told by the consumer."""
+        self._tell(answer)
+
+    def failed(self, error: KafkaError) -> None:
+        """Told by the consumer, and of heartbeats that were denied.
+
+        What passes is waited out: leadership ends by the evidence's age.
+        """
+        what = f"taking part in group {self._group}"
+        failure = self._fatal(error, what) or judge(error, Act.READ, what)
+        passes = not isinstance(failure, FixConfiguration | StopAccess) or error.code() in _PASSING
+        if passes or is_fenced(error):
+            _log.info("%s", failure)
+        elif self._failure is None:
+            self._failure = self._connection.with_asker(failure)
+            self._inbox.put(Lost(frozenset(self._assigned)))
+            self._inbox.put(Stop())
+
+    def _fatal(self, error: KafkaError, what: str) -> RebalanserError | None:
+        """The error that a consumer can't go on after, of which the client keeps the words and not the
+        code."""
+        if not error.fatal() and error.code() != KafkaError._FATAL:
+            return None
+        sentence = redact(f"{what} failed: {error.str()}")
+        if self._protocol is GroupProtocol.CONSUMER and _UNSUPPORTED in sentence:
+            return UnsupportedBroker(NO_CONSUMER_GROUPS)
+        if any(words in sentence for words in _INSTANCE_TAKEN):
+            return Fenced(f"{sentence}; give each process an instance of its own")
+        return RegistryRefused(sentence)
+
+    def _run(self) -> None:
+        try:
+            self._consumer.join()
+            while not self._ending:
+                self._turn()
+        except RebalanserError as error:
+            self._fail(error)
+        except Exception as error:
+            _log.exception("the thread of group %s failed", self._group)
+            self._fail(InternalError(f"the thread of group {self._group} failed: {error!r}"))
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        """Poll once, tell everything, and let the member see to what is due."""
+        if self._failure is None:
+            self._consumer.poll(self._wait_s(LOOK_S))
+            self._tell(Polled())
+            self._hear_others(0.0)
+        else:
+            self._hear_others(self._wait_s(LOOK_S))
+        if self._stop_by is not None and self._clock.now() >= self._stop_by:
+            self._ending = True
+
+    def _wait_s(self, longest_s: float) -> float:
+        due = self._member.next_wakeup
+        if due is None:
+            return longest_s
+        return max(LEAST_WAIT_S, min(longest_s, due - self._clock.now()))
+
+    def _hear_others(self, timeout_s: float) -> None:
+        """Take in what other threads have told, waiting at most so long for the first; then what is due."""
+        try:
+            event = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
+            while True:
+                self._tell(event)
+                event = self._inbox.get_nowait()
+        except queue.Empty:
+            due = self._member.next_wakeup
+            if due is not None and self._clock.now() >= due:
+                self._tell(Wakeup())
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, Stop) and self._stop_by is None:
+            self._stop_by = self._clock.now() + self._stop_s
+        with self._changed:
+            effects = self._member.handle(event, self._clock.now())
+            self._changed.notify_all()
+        for effect in effects:
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Publish(heartbeats=heartbeats):
+                self._heartbeats.publish(heartbeats)
+            case Commit():
+                answer = self._consumer.commit(effect, wait=self._in_callback)
+                if answer is not None:
+                    self._inbox.put(answer)
+            case AskPartitionCount():
+                self._heartbeats.ask(effect)
+            case CallInduced() | CallLapsed() | CallFenced():
+                name = f"rebalanser-neli-{self._group}-{effect.partition}"
+                threading.Thread(target=self._call, args=(effect,), name=name, daemon=True).start()
+            case LetGo(partitions=partitions):
+                self._held_back -= partitions
+            case Leave():
+                self._ending = True
+            case Fail(error=error):
+                self._fail(error)
+            case Report(fact=fact):
+                self._on_fact(fact)
+
+    def _call(self, call: Call) -> None:
+        error: str | None = None
+        try:
+            self._on_call(call)
+        except Exception as raised:
+            error = repr(raised)
+        self._inbox.put(HandlerReturned(call.partition, error))
+
+    def _fail(self, error: RebalanserError) -> None:
+        self._failure = self._failure or error
+        self._ending = True
+
+    def _close(self) -> None:
+        """Whatever was held is lost to the member first, so that nothing is led while the client leaves."""
+        try:
+            self._tell(Lost(frozenset(self._assigned)))
+            # Leaving waits for the coordinator, for minutes if that alone can't be reached.
+            leaving = threading.Thread(target=self._consumer.close, name="rebalanser-neli-leave", daemon=True)
+            leaving.start()
+            leaving.join(CLOSE_S)
+            self._heartbeats.close()
+        except RebalanserError as error:
+            self._failure = self._failure or error
+        finally:
+            self._ended.set()
+            with self._changed:
+                self._changed.notify_all()

@@ -1,0 +1,63 @@
+"""A Kafka cluster as NELI sees it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from rebalanser.errors import InvalidUrl, RegistryUnavailable
+from rebalanser.neli.settings import check
+from rebalanser.registry.urls import RegistryUrl
+from rebalanser.roles.contract import Candidacy, Elections, OnCall, OnFact
+from rebalanser.roles.description import GroupDescription
+from rebalanser.runtime.clock import SystemClock
+from rebalanser_kafka.connection import Connection, reach
+from rebalanser_kafka.neli.candidate import KafkaCandidate
+from rebalanser_kafka.neli.description import describe_group
+from rebalanser_kafka.neli.topic import prepare_group, prepare_topic
+from rebalanser_kafka.topics import describe
+
+_log = logging.getLogger("rebalanser.neli")
+
+
+class KafkaElections(Elections):
+    """NELI groups of one Kafka cluster; keeps nothing open but the candidates that it made."""
+
+    def __init__(self, connection: Connection, timeout_s: float) -> None:
+        """``timeout_s`` bounds each preparation of a topic or group, and each description."""
+        self._connection = connection
+        self._timeout_s = timeout_s
+
+    def stand(self, candidacy: Candidacy, on_call: OnCall, on_fact: OnFact) -> KafkaCandidate:
+        """Take part in a group from now on; see :meth:`Elections.stand`."""
+        for warning in check(candidacy.settings):
+            _log.warning("%s", warning)
+        with self._connection.naming_the_asker():
+            prepare_topic(self._connection, candidacy, self._timeout_s)
+            prepare_group(self._connection, candidacy, self._timeout_s)
+            counted_at = SystemClock().now()
+            found = describe(self._connection, [candidacy.topic], self._timeout_s)
+        if candidacy.topic not in found:
+            raise RegistryUnavailable(f"topic {candidacy.topic} has been deleted just now")
+        partitions = found[candidacy.topic].partitions
+        return KafkaCandidate(self._connection, candidacy, partitions, counted_at, on_call, on_fact)
+
+    def describe(self, candidacy: Candidacy) -> GroupDescription:
+        """Who has which role's partition; see :meth:`Elections.describe`."""
+        with self._connection.naming_the_asker():
+            return describe_group(self._connection, candidacy, self._timeout_s)
+
+
+def open_elections(url: RegistryUrl, timeout_s: float) -> KafkaElections:
+    """The cluster at ``kafka://HOST:PORT,…``, which has answered once within ``timeout_s`` seconds.
+
+    Raises:
+        InvalidUrl: the URL names more than a cluster's brokers, or an option that can't be used.
+        RegistryUnavailable: no broker answered; the message says what was tried.
+        AccessDenied: a broker answered and refused the account.
+    """
+    if url.path.strip("/"):
+        raise InvalidUrl(f"{url} has a path; NELI takes the topic and the group by themselves")
+    connection = replace(Connection.from_url(url, timeout_s), cluster="")
+    reach(connection, timeout_s)
+    return KafkaElections(connection, timeout_s)

@@ -1,0 +1,110 @@
+"""The heartbeats that a process publishes, and the partition count that it asks for."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from rebalanser.neli.messages import AskPartitionCount, Partition, PartitionCount
+from rebalanser.neli.records import HEADER, Stamp
+from rebalanser_kafka.connection import Connection, client_config
+from rebalanser_kafka.failures import RAISED, error_of, is_denied
+from rebalanser_kafka.records import settle
+
+MAX_WAITING: Final = 10_000
+"""How many heartbeats may wait for a broker; more are left out."""
+_QUESTION_S: Final = 2.0
+_LEAST_DELIVERY_S: Final = 1.0
+
+_log = logging.getLogger("rebalanser.neli")
+
+
+class Heartbeats:
+    """Publishes empty records, each to a partition that is named (NE-2). One thread at a time.
+
+    They need no idempotence: one that comes twice, or late, renews nothing. One that is not delivered within
+    the deadline could renew nothing any more and is given up.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        process: str,
+        deadline_s: float,
+        on_count: Callable[[PartitionCount], None],
+        on_denied: Callable[[KafkaError], None],
+    ) -> None:
+        """``on_denied`` is told, within :meth:`publish`, that this user may not write to the topic."""
+        self._topic = topic
+        self._on_count = on_count
+        self._on_denied = on_denied
+        delivery_ms = int(max(_LEAST_DELIVERY_S, deadline_s) * 1000)
+        self._producer = Producer(
+            client_config(
+                connection,
+                {
+                    "client.id": process,
+                    "acks": "all",
+                    "enable.idempotence": False,
+                    "linger.ms": 0,
+                    "delivery.timeout.ms": delivery_ms,
+                    "socket.timeout.ms": max(2_000, delivery_ms),
+                    "request.timeout.ms": delivery_ms,
+                    "retry.backoff.ms": 20,
+                    "queue.buffering.max.messages": MAX_WAITING,
+                    "topic.metadata.propagation.max.ms": 5_000,
+                },
+            )
+        )
+        self._questions: queue.Queue[AskPartitionCount | None] = queue.Queue(maxsize=1)
+        self._thread = threading.Thread(target=self._ask, name=f"rebalanser-neli-count-{topic}", daemon=True)
+        self._thread.start()
+
+    def publish(self, heartbeats: Mapping[Partition, Stamp]) -> None:
+        """Hand over one record for each of these partitions; without a broker they are left out."""
+        try:
+            for partition, stamp in heartbeats.items():
+                self._producer.produce(
+                    self._topic,
+                    partition=partition,
+                    headers=[(HEADER, stamp.encode())],
+                    on_delivery=self._delivered,
+                )
+            self._producer.poll(0)
+        except BufferError:
+            _log.debug("%d heartbeats wait for a broker already", MAX_WAITING)
+        except RAISED as exception:
+            _log.warning("publishing heartbeats failed: %s", error_of(exception).str())
+
+    def ask(self, question: AskPartitionCount) -> None:
+        """Ask for the partition count, unless the question before waits for its answer."""
+        try:
+            self._questions.put_nowait(question)
+        except queue.Full:
+            _log.debug("the partition count is being asked for already")
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._questions.put(None)
+        self._thread.join()
+        settle(self._producer)
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None and is_denied(error):
+            self._on_denied(error)
+
+    def _ask(self) -> None:
+        while (question := self._questions.get()) is not None:
+            try:
+                found = self._producer.list_topics(self._topic, timeout=_QUESTION_S).topics[self._topic]
+            except KafkaException as exception:
+                _log.debug("asking for the partition count failed: %s", error_of(exception).str())
+                continue
+            if found.error is None:
+                self._on_count(PartitionCount(question, len(found.partitions)))

@@ -1,0 +1,213 @@
+"""Reading one partition of a topic to its end, and on."""
+
+from __future__ import annotations
+
+import time
+from types import MappingProxyType, TracebackType
+from typing import Final, Literal, Self
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    Message,
+    TopicPartition,
+)
+
+from rebalanser.errors import (
+    InvalidState,
+    RebalanserError,
+    RegistryUnavailable,
+)
+from rebalanser_kafka.connection import Connection, client_config
+from rebalanser_kafka.failures import (
+    RAISED,
+    Act,
+    LogTruncated,
+    error_of,
+    is_passing,
+    is_truncated,
+    judge,
+)
+from rebalanser_kafka.records import LogRecord, to_record
+
+MAX_BATCH: Final = 500
+"""The most records that one poll answers."""
+
+_SETTINGS: Final = MappingProxyType(
+    {
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",  # a reader that silently begins elsewhere has lost records
+        "enable.partition.eof": True,  # the only sign that what is left are control records
+        "fetch.wait.max.ms": 50,
+        "fetch.error.backoff.ms": 50,
+        "fetch.queue.backoff.ms": 10,
+        "queued.max.messages.kbytes": 16_384,
+        "topic.metadata.propagation.max.ms": 5_000,  # else a missing topic is waited for half a minute
+    }
+)
+
+
+class LogReader:
+    """Reads one partition in order. Any number of readers share a topic: none takes a record from another.
+
+    It joins no consumer group; librdkafka wants a group's name, ``{cluster}-reader``, that it never commits
+    to. With ``committed_only`` (the default) records of open and aborted transactions are not seen, nor is
+    anything behind the first open one. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        start: int | Literal["earliest", "latest"],
+        *,
+        partition: int = 0,
+        committed_only: bool = True,
+    ) -> None:
+        """Nothing is sent yet. ``latest`` means the end as it is when the first poll reaches a broker."""
+        self._topic = topic
+        self._partition = partition
+        self._start = start
+        self._position = start if isinstance(start, int) else 0
+        self._assigned = False
+        self._failed: RebalanserError | None = None
+        self._trouble: str | None = None
+        self._closed = False
+        isolation = "read_committed" if committed_only else "read_uncommitted"
+        settings = {**_SETTINGS, "group.id": f"{connection.cluster}-reader", "isolation.level": isolation}
+        self._consumer = Consumer(client_config(connection, settings, self._hear))
+
+    @property
+    def topic(self) -> str:
+        """The topic that is read."""
+        return self._topic
+
+    @property
+    def position(self) -> int:
+        """The offset of the next record: all before it was answered, or is nothing that one may see.
+
+        0 until a ``latest`` has been found out.
+        """
+        return self._position
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing may be coming now, such as a broker that is away; None after something came."""
+        return self._trouble
+
+    def poll(self, timeout_s: float) -> list[LogRecord]:
+        """The next records, at most 500, as soon as there are any; none after ``timeout_s`` seconds, or when
+        only the position has moved. A broker that is away is waited for: see :attr:`trouble`.
+
+        Raises:
+            LogTruncated: the position is not in the log any more, or not yet; the reader is of no more use.
+            AccessDenied: this user may not read the topic.
+            RegistryRefused: there is no such topic.
+        """
+        if self._failed is not None:
+            raise self._failed
+        if self._closed:
+            raise InvalidState(f"the reader of {self._topic} is closed")
+        deadline = time.monotonic() + timeout_s
+        if not self._assigned and not self._assign(timeout_s):
+            return []
+        before = self._position
+        records: list[LogRecord] = []
+        while True:
+            messages = self._fetch(max(0.0, deadline - time.monotonic()))
+            for message in messages:
+                self._take(message, records)
+            if self._failed is not None and not records:
+                raise self._failed
+            if records or self._position != before or not messages:
+                return records
+
+    def end_offset(self, timeout_s: float) -> int:
+        """The offset behind the last record that may be seen now: with ``committed_only`` the last stable
+        offset, else the high watermark.
+
+        Raises:
+            RegistryUnavailable: no broker answered within ``timeout_s`` seconds.
+            AccessDenied, RegistryRefused: as :meth:`poll`.
+        """
+        return self._watermarks(timeout_s)[1]
+
+    def start_offset(self, timeout_s: float) -> int:
+        """The offset of the first record that the log still holds; errors as :meth:`end_offset`."""
+        return self._watermarks(timeout_s)[0]
+
+    def close(self) -> None:
+        """Let go of the connection, without waiting for a broker. Closing twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fetch(self, timeout_s: float) -> list[Message]:
+        try:
+            message = self._consumer.poll(timeout_s)
+            return [] if message is None else [message, *self._consumer.consume(MAX_BATCH - 1, 0)]
+        except RAISED as exception:
+            self._failed = judge(error_of(exception), Act.READ, f"reading {self._topic}")
+            return []
+
+    def _watermarks(self, timeout_s: float) -> tuple[int, int]:
+        if self._closed:
+            raise InvalidState(f"the reader of {self._topic} is closed")
+        partition = TopicPartition(self._topic, self._partition)
+        try:
+            return self._consumer.get_watermark_offsets(partition, timeout=max(0.001, timeout_s))
+        except RAISED as exception:
+            raise judge(error_of(exception), Act.READ, f"asking for the offsets of {self._topic}") from None
+
+    def _assign(self, timeout_s: float) -> bool:
+        if self._start == "latest":
+            try:
+                self._position = self.end_offset(timeout_s)
+            except RegistryUnavailable as error:
+                self._trouble = str(error)
+                return False
+        offset = OFFSET_BEGINNING if self._start == "earliest" else self._position
+        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+        self._assigned = True
+        return True
+
+    def _take(self, message: Message, records: list[LogRecord]) -> None:
+        error = message.error()
+        offset = message.offset()
+        if error is None and offset is not None:
+            self._trouble = None
+            self._position = offset + 1
+            records.append(to_record(message, offset))
+        elif error is not None and error.code() == KafkaError._PARTITION_EOF:
+            self._trouble = None
+            self._position = max(self._position, offset or 0)
+        elif error is not None:
+            self._learn(error)
+
+    def _hear(self, error: KafkaError) -> None:
+        """Take an error of the client as a whole; what concerns its group or one connection may pass."""
+        if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}:
+            self._learn(error)
+        else:
+            self._note(error)
+
+    def _learn(self, error: KafkaError) -> None:
+        if is_truncated(error):
+            self._failed = LogTruncated(self._topic, self._position)
+        elif is_passing(error):
+            self._note(error)
+        else:
+            self._failed = judge(error, Act.READ, f"reading {self._topic}")
+
+    def _note(self, error: KafkaError) -> None:
+        self._trouble = str(judge(error, Act.READ, f"reading {self._topic}"))

@@ -1,0 +1,268 @@
+"""A connection to a Shiva cluster on Kafka: a client of it, and the way to its leaders and workers."""
+
+from __future__ import annotations
+
+import queue
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from rebalanser.applications.archives import pack
+from rebalanser.applications.cluster import Cluster, OnDocument, Progress, TopicNames
+from rebalanser.errors import (
+    AccessDenied,
+    InvalidArchive,
+    InvalidSettings,
+    NotSettled,
+    RegistryRefused,
+    RegistryUnavailable,
+    RequestTooLarge,
+    UnknownApplication,
+)
+from rebalanser.registry.urls import RegistryUrl
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.records import AssignmentDocument, StartCommand, StopCommand
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    CommandId,
+    LeaderId,
+    Mode,
+    Tag,
+    WorkerId,
+    check_part,
+)
+from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser_kafka.connection import Connection, reach
+from rebalanser_kafka.log import LogWriter
+from rebalanser_kafka.records import FRAMING_BYTES
+from rebalanser_kafka.shiva import topics as shiva_topics
+from rebalanser_kafka.shiva.commands import is_commanded
+from rebalanser_kafka.shiva.effect import Effect
+from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
+from rebalanser_kafka.shiva.last_document import last_document, newest
+from rebalanser_kafka.shiva.leader import KafkaLeader
+from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
+from rebalanser_kafka.shiva.worker import KafkaWorker
+
+PART_BYTES: Final = 900_000
+"""Below Kafka's own default limit of a record, whatever the topic allows."""
+KNOWN_SHOWN: Final = 10
+LOOK_S: Final = 0.5
+MAX_REMEMBERED: Final = 1000
+"""The commands of this connection whose effect can be waited for."""
+
+
+class KafkaCluster(Cluster):
+    """One connection to a cluster whose broker has answered once."""
+
+    def __init__(self, connection: Connection, timeout_s: float, names: TopicNames, kafka_id: str) -> None:
+        self._connection = connection
+        self._kafka_id = kafka_id
+        self._timeout_s = timeout_s
+        self._topics = names.of(connection.cluster)
+        self._writer = LogWriter(connection, delivery_timeout_s=timeout_s)
+        self._ensured = False
+        self._offsets: dict[CommandId, int] = {}
+
+    @property
+    def identity(self) -> str:
+        """The cluster's name and Kafka's own id of its brokers: two Kafkas may each hold such a cluster."""
+        return f"{self._connection.cluster}@{self._kafka_id}"
+
+    def start(
+        self,
+        application: ApplicationId,
+        source: Path,
+        *,
+        tags: Sequence[Tag] = (),
+        mode: Mode = Mode.AVAILABLE,
+        progress: Progress = lambda _done, _total: None,
+    ) -> CommandId:
+        """Publish an application's archive and a start command; the id of the command (SH-4)."""
+        wanted = frozenset(check_part(tag, "tag") for tag in tags)
+        try:
+            packed = pack(source)
+        except OSError as error:
+            raise InvalidArchive(f"{source} cannot be read: {error.strerror}") from error
+        self._ensure_topics()
+        command_topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
+        self._check_budget(application, packed.size_bytes, command_topic)
+        part_bytes = min(PART_BYTES, command_topic.max_message_bytes - FRAMING_BYTES)
+        if part_bytes <= 0:
+            raise InvalidSettings(
+                f"{self._topics.command} takes records of {command_topic.max_message_bytes:,} bytes; "
+                f"archives are sent in records of more than {FRAMING_BYTES:,}: raise its max.message.bytes"
+            )
+        parts = [
+            packed.archive[first : first + part_bytes] for first in range(0, packed.size_bytes, part_bytes)
+        ]
+        archive = Archive(packed.sha256, packed.size_bytes, len(parts))
+        command = StartCommand(application, uuid.uuid4().hex, archive, mode, wanted | packed.tags)
+        done = 0
+        for number, part in enumerate(parts):
+            self._append(str(PartKey(application, packed.sha256, number)), part)
+            done += len(part)
+            progress(done, packed.size_bytes)
+        return self._append_command(command)
+
+    def _check_budget(
+        self, application: ApplicationId, size_bytes: int, topic: shiva_topics.CommandTopic
+    ) -> None:
+        """Refuse before anything is sent what the leader would refuse once it was sent (SH-15)."""
+        options = topic.retained(LeaderOptions())
+        document = self.read(self._timeout_s)
+        others = {} if document is None else document.applications
+        taken = sum(
+            entry.archive.size_bytes
+            for name, entry in others.items()
+            if name != application and entry.state is not ApplicationState.REFUSED
+        )
+        if taken + size_bytes > options.budget_bytes:
+            raise RequestTooLarge(
+                f"the archive of {application} has {size_bytes:,} bytes, and those of the other applications "
+                f"{taken:,}; together they may have {options.budget_bytes:,} of the "
+                f"{options.retention_bytes:,} bytes that {self._topics.command} holds; nothing was sent"
+            )
+
+    def stop(self, application: ApplicationId) -> CommandId:
+        """Publish a stop command; its id (SH-5)."""
+        self._check_known(application)
+        return self._append_command(StopCommand(application, uuid.uuid4().hex))
+
+    def _check_known(self, application: ApplicationId) -> None:
+        document = self.read(self._timeout_s)
+        known = {} if document is None else document.applications
+        if application in known:
+            return
+        if is_commanded(self._connection, self._topics.command, application, document, self._timeout_s):
+            return
+        names = ", ".join(map(str, sorted(known)[:KNOWN_SHOWN])) or "none"
+        more = f" and {len(known) - KNOWN_SHOWN} more" if len(known) > KNOWN_SHOWN else ""
+        raise UnknownApplication(
+            f"cluster {self._connection.cluster} knows no application {application}; it knows {names}{more}"
+        )
+
+    def _append(self, key: str, value: bytes) -> int:
+        return self._writer.append_and_wait(
+            self._topics.command, key.encode(), value, timeout_s=self._timeout_s
+        )
+
+    def _append_command(self, command: StartCommand | StopCommand) -> CommandId:
+        offset = self._append(key_of(command), encode(command))
+        self._offsets[command.command] = offset
+        if len(self._offsets) > MAX_REMEMBERED:
+            del self._offsets[next(iter(self._offsets))]
+        return command.command
+
+    def _ensure_topics(self) -> None:
+        if not self._ensured:
+            shiva_topics.ensure(self._connection, self._topics, self._timeout_s)
+            self._ensured = True
+
+    def read(self, timeout_s: float) -> AssignmentDocument | None:
+        """The last document on ASSIGNEMENT, which is all that status is made of; None before any (SH-11).
+
+        Raises:
+            InvalidSettings: there is none, nor can there be: a topic has several partitions.
+        """
+        try:
+            document = last_document(self._connection, self._topics.assignement, timeout_s)
+        except AccessDenied:
+            raise
+        except RegistryRefused as error:
+            if shiva_topics.exists(self._connection, self._topics.assignement, timeout_s):
+                raise RegistryUnavailable(f"{error}; the topic has just been made") from error
+            raise RegistryRefused(
+                f"there is no cluster {self._connection.cluster}: topic {self._topics.assignement} does not "
+                "exist; the first leader, worker or start command makes it"
+            ) from error
+        if document is None:
+            shiva_topics.require_one_partition(self._connection, self._topics, timeout_s)
+        return document
+
+    def documents(self, timeout_s: float | None = None) -> Iterator[AssignmentDocument]:
+        """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        document = self.read(self._timeout_s)
+        if document is not None:
+            yield document
+        arrived: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
+        follower = Follower(self._connection, self._topics.assignement, "earliest", arrived.put)
+        follower.begin()
+        try:
+            while deadline is None or time.monotonic() < deadline:
+                try:
+                    item = arrived.get(timeout=LOOK_S if deadline is None else _left_s(deadline))
+                except queue.Empty:
+                    continue
+                if isinstance(item, Lost):
+                    raise item.error
+                later = newest(item.records, document)
+                item.taken.set()
+                if later is not None and later is not document:
+                    document = later
+                    yield later
+        finally:
+            follower.close()
+
+    def wait(
+        self,
+        application: ApplicationId,
+        command: CommandId,
+        timeout_s: float,
+        on_document: OnDocument = lambda _document: None,
+    ) -> ApplicationEntry | None:
+        """Wait for the effect of a command: until it runs or finished, or, after a stop, is gone (None)."""
+        effect = Effect(application, command, self._offsets.get(command))
+        for document in self.documents(timeout_s):
+            on_document(document)
+            if effect.has_come(document):
+                return effect.entry
+        raise NotSettled(f"not within {timeout_s:g} s: {effect.standing}")
+
+    def run_leader(self, leader: LeaderId, options: LeaderOptions) -> KafkaLeader:
+        """Take part in leading: at most one of those who do is the active leader (SH-3)."""
+        options.check()
+        self._ensure_topics()
+        topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
+        retained = topic.retained(options)
+        retained.check()
+        running = KafkaLeader(
+            self._connection, self._topics, check_part(leader, "leader"), retained, self._timeout_s
+        )
+        running.begin()
+        return running
+
+    def run_worker(self, worker: WorkerId, data: Path, options: WorkerOptions) -> KafkaWorker:
+        """Store and run applications in the folder ``data``, which one worker locks at a time."""
+        self._ensure_topics()
+        running = KafkaWorker(
+            self._connection, self._topics, check_part(worker, "worker"), data, options, self._timeout_s
+        )
+        running.begin()
+        return running
+
+    def close(self) -> None:
+        """Close the connection. Leaders and workers that run go on. Closing twice does nothing."""
+        self._writer.close()
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def open_cluster(url: RegistryUrl, timeout_s: float, topics: TopicNames) -> KafkaCluster:
+    """Connect to a cluster, waiting at most ``timeout_s`` seconds for a first answer.
+
+    Raises:
+        InvalidUrl: the URL names no cluster, or an option cannot be used.
+        RegistryUnavailable: no answer; the message says what was tried, and for how long.
+    """
+    connection = Connection.from_url(url, timeout_s)
+    broker = reach(connection, timeout_s)
+    return KafkaCluster(connection, timeout_s, topics, broker.cluster_id)

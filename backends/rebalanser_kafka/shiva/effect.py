@@ -1,0 +1,70 @@
+"""What has become of a command, as far as assignment documents tell."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rebalanser.errors import ApplicationFailed, Superseded
+from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, CommandId
+
+_EFFECTIVE: Final = frozenset({ApplicationState.RUNNING, ApplicationState.FINISHED})
+_HOPELESS: Final = frozenset({ApplicationState.FAILED, ApplicationState.REFUSED})
+_SHOWN: Final = 5
+"""Of so many workers it is said why an application failed there."""
+
+
+class Effect:
+    """Follows one command through the documents. ``offset`` is where it stands on COMMAND, if known."""
+
+    def __init__(self, application: ApplicationId, command: CommandId, offset: int | None) -> None:
+        self._application = application
+        self._command = command
+        self._offset = offset
+        self.entry: ApplicationEntry | None = None
+        """The application in the last document that was looked at; None where that does not name it."""
+        self.standing = "no leader has published anything yet"
+        """How it stands, for people."""
+
+    def has_come(self, document: AssignmentDocument) -> bool:
+        """Whether the document shows the effect: the application runs or finished, or is gone.
+
+        Raises:
+            ApplicationFailed: it shows that there will be none, and why.
+            Superseded: it shows the effect of a later command.
+        """
+        self.entry = document.applications.get(self._application)
+        self.standing = self._told(document)
+        self._refuse_set_aside(document)
+        if self._offset is not None and document.consumed < self._offset:
+            return False
+        if self.entry is None:
+            return True
+        if self.entry.command != self._command:
+            return self._is_overtaken(self.entry)
+        if self.entry.state in _HOPELESS:
+            raise ApplicationFailed(self.standing)
+        return self.entry.state in _EFFECTIVE
+
+    def _is_overtaken(self, entry: ApplicationEntry) -> bool:
+        """Another command's entry: after a stop it may still be on its way out."""
+        if entry.state is ApplicationState.STOPPING or self._offset is None:
+            return False
+        raise Superseded(f"another command for {self._application} came later: {self.standing}")
+
+    def _refuse_set_aside(self, document: AssignmentDocument) -> None:
+        """Offsets of CONTROL are among those that are set aside, too: the key tells them apart."""
+        for each in document.set_aside:
+            if each.offset == self._offset and each.key == f"cmd:{self._application}":
+                raise ApplicationFailed(f"{self._application}: {each.reason}")
+
+    def _told(self, document: AssignmentDocument) -> str:
+        entry = self.entry
+        if self._offset is not None and document.consumed < self._offset:
+            return f"no leader has taken up the command for {self._application} yet"
+        if entry is None:
+            return f"{self._application} is not there"
+        place = f" on {entry.worker}" if entry.worker else ""
+        reason = f": {entry.reason}" if entry.reason else ""
+        each = "".join(f"; {worker}: {why}" for worker, why in sorted(entry.failed_on.items())[:_SHOWN])
+        return f"{self._application} is {entry.state}{place}{reason}{each}"

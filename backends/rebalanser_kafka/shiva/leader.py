@@ -1,0 +1,209 @@
+"""A leader on Kafka: a candidate for COMMAND's partition, and a term for each time that it gets it.
+
+Threads: the candidate's own polls the consumer group and decides nothing; each term has one for the machine
+and its transactions, and one for each of the two topics that it follows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from rebalanser.applications.cluster import TopicNames
+from rebalanser.errors import (
+    AccessDenied,
+    Fenced,
+    FixConfiguration,
+    InternalError,
+    InvalidSettings,
+    RebalanserError,
+    RetryLater,
+    StopAccess,
+)
+from rebalanser.runtime.logs import get_logger
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.types import LeaderId
+from rebalanser_kafka.connection import Connection, client_config
+from rebalanser_kafka.failures import RAISED, Act, error_of, judge
+from rebalanser_kafka.shiva.outage import Outage
+from rebalanser_kafka.shiva.term import Term
+
+POLL_S: Final = 0.1
+RETRY_S: Final = 1.0
+"""How long after a term that ended by itself the next one is begun, while the partition is still held."""
+MAX_POLL_INTERVAL_S: Final = 60.0
+
+_log = get_logger("rebalanser.shiva")
+
+
+class KafkaLeader:
+    """Takes part in leading until it is stopped. Made by :meth:`KafkaCluster.run_leader`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: TopicNames,
+        leader: LeaderId,
+        options: LeaderOptions,
+        timeout_s: float,
+    ) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._leader = leader
+        self._options = options
+        self._timeout_s = timeout_s
+        self._stopping = threading.Event()
+        fields = {"cluster": connection.cluster, "leader": leader}
+        self._groups = Outage("group_unreachable", fields)
+        self._terms = Outage("term_failed", fields)
+        self._held = False
+        self._membership: object = None
+        self._term: Term | None = None
+        self._retry_at = 0.0
+        self._failure: RebalanserError | None = None
+        self._consumer = self._joining()
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-leader-{leader}", daemon=True)
+
+    def _joining(self) -> Consumer:
+        """The consumer by which it is of the group of leaders.
+
+        Raises:
+            InvalidSettings: ``session_timeout_s`` is beyond what Kafka's client takes.
+        """
+        session_ms = int(self._options.session_timeout_s * 1000)
+        settings = {
+            "group.id": f"{self._connection.cluster}-leader",
+            "client.id": f"leader-{self._leader}",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": session_ms,
+            "heartbeat.interval.ms": max(1, session_ms // 5),
+            "max.poll.interval.ms": max(session_ms, int(MAX_POLL_INTERVAL_S * 1000)),
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+        try:
+            return Consumer(client_config(self._connection, settings))
+        except RAISED as exception:
+            raise judge(error_of(exception), Act.READ, "taking part in the group of leaders") from None
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the active leader, as far as it knows."""
+        term = self._term
+        return term is not None and term.leads
+
+    def begin(self) -> None:
+        """Begin to take part."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for a graceful stop, from any thread; returns at once."""
+        self._stopping.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended; whether it has. Raises what ended it, if that was not :meth:`stop`."""
+        self._thread.join(timeout_s)
+        ended = not self._thread.is_alive()
+        if ended and self._failure is not None:
+            raise self._failure
+        return ended
+
+    def _run(self) -> None:
+        try:
+            self._consumer.subscribe(
+                [self._topics.command],
+                on_assign=self._assigned,
+                on_revoke=self._revoked,
+                on_lost=self._revoked,
+            )
+            while not self._stopping.is_set():
+                self._take_part()
+        except RebalanserError as error:
+            self._failure = error
+        except Exception as error:
+            _log.exception("the leader ended by a fault", action="leader_failed", leader=self._leader)
+            self._failure = InternalError(f"{type(error).__name__}: {error}")
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self._end_term("the leader stops")
+        except RebalanserError as error:
+            self._failure = self._failure or error
+        finally:
+            self._consumer.close()
+
+    def _take_part(self) -> None:
+        try:
+            message = self._consumer.poll(POLL_S)
+        except RAISED as exception:
+            failure = judge(error_of(exception), Act.READ, "taking part in the group of leaders")
+            if isinstance(failure, FixConfiguration):
+                raise failure from None
+            self._groups.failed(str(failure))
+            return
+        if message is not None and (error := message.error()) is not None:
+            failure = judge(error, Act.READ, "taking part in the group of leaders")
+            if isinstance(failure, AccessDenied | InvalidSettings):
+                raise failure
+            self._groups.failed(str(failure))
+        if self._term is not None and self._term.ended:
+            self._close_term(self._term)
+        if self._held:
+            self._membership = self._consumer.consumer_group_metadata()
+        if self._held and self._term is None and time.monotonic() >= self._retry_at:
+            self._begin_term()
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Hold the partition, and read nothing by way of the group: each term reads COMMAND by itself."""
+        consumer.incremental_assign(partitions)
+        self._groups.works("taking part in the group of leaders again")
+        if partitions:
+            consumer.pause(partitions)
+            self._held = True
+            self._retry_at = 0.0
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if partitions:
+            self._held = False
+            self._membership = None
+            self._end_term("the partition of COMMAND was given to another leader")
+        try:
+            consumer.incremental_unassign(partitions)
+        except KafkaException as error:
+            _log.debug(f"after the partition was lost: {error}", action="partition_lost")
+
+    def _begin_term(self) -> None:
+        self._term = Term(
+            self._connection,
+            self._topics,
+            self._leader,
+            self._options,
+            lambda: self._membership,
+            self._timeout_s,
+        )
+        self._term.begin()
+
+    def _end_term(self, reason: str) -> None:
+        if self._term is not None:
+            self._term.depose(reason)
+            self._close_term(self._term)
+
+    def _close_term(self, term: Term) -> None:
+        """See a term off; one that failed for a reason that may pass is followed by another.
+
+        Who was fenced may have been stopped for so long that the partition is another's by now: a new term at
+        once would fence that leader. Within a session this process has learned who holds it.
+        """
+        term.close()
+        self._term = None
+        fenced = isinstance(term.failure, Fenced)
+        self._retry_at = time.monotonic() + (self._options.session_timeout_s if fenced else RETRY_S)
+        if term.failure is not None:
+            if not isinstance(term.failure, RetryLater | StopAccess):
+                raise term.failure
+            self._terms.failed(f"the term ended: {term.failure}")

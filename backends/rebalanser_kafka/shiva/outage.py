@@ -1,0 +1,59 @@
+"""What goes wrong for as long as a broker is away, in the log: a few lines, however often it is tried."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from rebalanser.runtime.logs import get_logger
+
+FIRST_GAP_S: Final = 1.0
+LONGEST_GAP_S: Final = 60.0
+
+_log = get_logger("rebalanser.shiva")
+
+
+class Outage:
+    """Tells when something fails, at doubling gaps while it goes on failing, and when it works again.
+
+    One that comes and goes is told at these gaps too; they are short again after it was well for a minute.
+    May be used from every thread.
+    """
+
+    def __init__(
+        self, action: str, fields: Mapping[str, str], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``action`` and the fields are those of its lines; ``now`` tells monotonic seconds."""
+        self._action = action
+        self._now = now
+        self._fields = fields
+        self._lock = threading.Lock()
+        self._told = False
+        self._silent_until = now()
+        self._gap_s = FIRST_GAP_S
+
+    def failed(self, reason: str) -> None:
+        """It does not work, for this reason; told if it is time."""
+        if self._is_due():
+            _log.warning(reason, action=self._action, **self._fields)
+
+    def works(self, text: str) -> None:
+        """It works, which the text says; told if its failure was."""
+        with self._lock:
+            told, self._told = self._told, False
+        if told:
+            _log.warning(text, action=f"{self._action}_over", **self._fields)
+
+    def _is_due(self) -> bool:
+        with self._lock:
+            now = self._now()
+            if now < self._silent_until:
+                return False
+            if now >= self._silent_until + LONGEST_GAP_S:
+                self._gap_s = FIRST_GAP_S
+            self._silent_until = now + self._gap_s
+            self._gap_s = min(2 * self._gap_s, LONGEST_GAP_S)
+            self._told = True
+            return True

@@ -1,0 +1,87 @@
+"""What was read from COMMAND and CONTROL, as events of the machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from rebalanser.shiva.messages import (
+    CommandEvent,
+    DocumentRead,
+    LeaderRead,
+    PartRead,
+    Standing,
+    StartRead,
+    StopRead,
+    Unreadable,
+)
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    KeptCommand,
+    LeaderAnnouncement,
+    Ping,
+    Pong,
+    StartCommand,
+    StopCommand,
+)
+from rebalanser_kafka.records import LogRecord
+from rebalanser_kafka.shiva.wire import NotReadable, Written, decode, decode_part_key
+
+FRAMING_BYTES = 160
+"""What a record takes beside key and value where it is alone in a transaction: the header of its batch, its
+own, and the batch with the transaction's end. Retention by size counts them too (SH-15)."""
+_SHOWN_BYTES = 200
+
+
+def standing(record: LogRecord) -> Standing:
+    """Where a record stands, and what it takes of the topic's size."""
+    return Standing(record.offset, record.timestamp_ms, record.size_bytes + FRAMING_BYTES)
+
+
+def command_event(record: LogRecord) -> CommandEvent | None:
+    """What a record of COMMAND says; None for a tombstone of anything but a part."""
+    at = standing(record)
+    try:
+        part = decode_part_key(record.key)
+        if part is not None:
+            if record.value is None:
+                at = replace(at, size_bytes=0)
+            return PartRead(at, part.application, part.sha256, part.number)
+        return None if record.value is None else _event(at, decode(record.key, record.value))
+    except NotReadable as error:
+        return unreadable(record, error)
+
+
+def control_record(record: LogRecord) -> Ping | Pong | Unreadable | None:
+    """What a record of CONTROL says; None for a tombstone."""
+    if record.value is None:
+        return None
+    try:
+        read = decode(record.key, record.value)
+    except NotReadable as error:
+        return unreadable(record, error)
+    if isinstance(read, Ping | Pong):
+        return read
+    return unreadable(record, NotReadable("the record does not belong on CONTROL"))
+
+
+def unreadable(record: LogRecord, error: NotReadable) -> Unreadable:
+    """A record that is set aside, with its key as far as it can be shown (SH-16)."""
+    key = (record.key or b"")[:_SHOWN_BYTES].decode(errors="backslashreplace")
+    return Unreadable(standing(record), key, str(error))
+
+
+def _event(at: Standing, record: Written) -> CommandEvent:
+    match record:
+        case StartCommand() | KeptCommand():
+            return StartRead(at, record)
+        case StopCommand():
+            return StopRead(at, record)
+        case AssignmentDocument():
+            return DocumentRead(at, record)
+        case LeaderAnnouncement():
+            return LeaderRead(at, record)
+        case Ping() | Pong():
+            raise NotReadable("the record does not belong on COMMAND")
+        case _:
+            assert_never(record)

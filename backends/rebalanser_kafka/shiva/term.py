@@ -1,0 +1,432 @@
+"""One term of a leader on Kafka: fences its predecessor, announces itself, and does what the machine says."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, TypeAlias, assert_never
+
+import tenacity
+
+from rebalanser.applications.cluster import TopicNames
+from rebalanser.errors import (
+    Fenced,
+    InternalError,
+    OutcomeUnknown,
+    RebalanserError,
+    RegistryUnavailable,
+    UnusableStore,
+)
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.shiva.leader import Leader
+from rebalanser.shiva.messages import (
+    CaughtUp,
+    Deposed,
+    DropRecords,
+    KeepCommands,
+    Kept,
+    LeaderEffect,
+    LeaderEvent,
+    PartRead,
+    PongRead,
+    PublishDocument,
+    Published,
+    Report,
+    SendPing,
+    Standing,
+    StepDown,
+    TookOver,
+    Unreadable,
+    Wakeup,
+)
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.records import AssignmentDocument, KeptCommand, LeaderAnnouncement, Pong
+from rebalanser.shiva.types import ApplicationId, Archive, LeaderId
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import (
+    GroupOffsets,
+    LogReader,
+    LogRecord,
+    NewRecord,
+    StaleMembership,
+    TransactionalWriter,
+)
+from rebalanser_kafka.shiva.facts import log_fact
+from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
+from rebalanser_kafka.shiva.last_document import last_document
+from rebalanser_kafka.shiva.reading import command_event, control_record
+from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES
+from rebalanser_kafka.shiva.wire import LEADER_KEY, PartKey, encode, kept_key, key_of
+
+LOOK_AT_CLOCK_S: Final = 0.5
+CLOSE_TIMEOUT_S: Final = 15.0
+STALE_RETRY_S: Final = 0.1
+_WRITTEN_AT_ONCE: Final = 1000
+_WRITTEN_AT_ONCE_BYTES: Final = 8_000_000
+"""A transaction has to be written within the timeout, and within what librdkafka buffers."""
+
+_log = logging.getLogger("rebalanser.shiva")
+
+
+_Item: TypeAlias = Batch | Lost | Deposed
+
+
+class Term:
+    """Leads from when it begins until it is deposed, fails, or the machine steps down."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: TopicNames,
+        leader: LeaderId,
+        options: LeaderOptions,
+        membership: Callable[[], object],
+        timeout_s: float,
+    ) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._leader = leader
+        self._membership = membership
+        self._timeout_s = timeout_s
+        self._clock = SystemClock()
+        self._machine = Leader(leader, options)
+        self._writer = TransactionalWriter(
+            connection, f"{connection.cluster}-leader", timeout_s, max_record_bytes=MAX_MESSAGE_BYTES
+        )
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._followers: list[Follower] = []
+        self._parts: dict[PartKey, int] = {}
+        self._caught_up_at: int | None = None
+        self._broker_ahead_ms: int | None = None
+        """By how much the broker's time of day is ahead of this clock's seconds, as the last record told."""
+        self._over = threading.Event()
+        self.failure: RebalanserError | None = None
+        """What ended it, if neither :meth:`depose` nor the machine did."""
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-term-{leader}", daemon=True)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it has caught up with COMMAND and has not ended."""
+        return not self._over.is_set() and self._machine.leads
+
+    @property
+    def ended(self) -> bool:
+        """Whether it does nothing any more."""
+        return self._over.is_set()
+
+    def begin(self) -> None:
+        """Begin to lead."""
+        self._thread.start()
+
+    def depose(self, reason: str) -> None:
+        """End it: another leader may hold the partition from now on."""
+        self._items.put(Deposed(reason))
+
+    def close(self) -> None:
+        """Wait, for a bounded time, until it has ended; what it still writes is fenced by the next one."""
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            self._take_over()
+            while not self._over.is_set():
+                self._step()
+        except RebalanserError as error:
+            self.failure = error
+        except Exception as error:
+            _log.exception("the term of leader %s ended by a fault", self._leader)
+            self.failure = InternalError(f"{type(error).__name__}: {error}")
+        finally:
+            self._over.set()
+            for follower in self._followers:
+                follower.close()
+            self._writer.close()
+
+    def _take_over(self) -> None:
+        """In this order: fence, announce, read what nobody can replace any more, then follow."""
+        self._writer.init()
+        command = self._topics.command
+        announcement = NewRecord(command, LEADER_KEY.encode(), encode(LeaderAnnouncement(self._leader)))
+        [term] = self._write_consumed([announcement])
+        document = last_document(self._connection, self._topics.assignement, self._timeout_s)
+        if document is not None and document.epoch.term > term:
+            self._refuse_foreign(document)
+        # Known before the first ping: a pong that came before a slower "latest" would be missed, and its
+        # worker removed.
+        answers_from = self._end_of(self._topics.control)
+        self._caught_up_at = term + 1
+        self._handle(TookOver(term, document))
+        self._followers = [
+            Follower(self._connection, self._topics.control, answers_from, self._items.put),
+            Follower(self._connection, command, "earliest", self._items.put),
+        ]
+        for follower in self._followers:
+            follower.begin()
+
+    def _end_of(self, topic: str) -> int:
+        with LogReader(self._connection, topic, "latest") as reader:
+            return reader.end_offset(self._timeout_s)
+
+    def _refuse_foreign(self, document: AssignmentDocument) -> None:
+        """Refuse a document of a term that COMMAND cannot have given: no new term would ever be above it.
+
+        Raises:
+            UnusableStore: COMMAND was made anew, and ASSIGNEMENT was not.
+        """
+        command, end = self._topics.command, self._end_of(self._topics.command)
+        if document.epoch.term >= end:
+            raise UnusableStore(
+                f"topic {command} has been made anew: it ends at {end}, and {self._topics.assignement} has a "
+                f"document of term {document.epoch.term}; stop all workers, delete that topic as well, and "
+                "start the applications again"
+            )
+
+    def _consumed(self, document: AssignmentDocument | None) -> GroupOffsets:
+        """The offset to commit: with it the broker checks that this process is still of the group.
+
+        Raises:
+            Fenced: it does not hold COMMAND's partition any more.
+        """
+        membership = self._membership()
+        if membership is None:
+            raise Fenced("the partition of COMMAND was given to another leader")
+        following = 0 if document is None else document.consumed + 1
+        return GroupOffsets(membership, {(self._topics.command, 0): following})
+
+    def _write_consumed(
+        self, records: Sequence[NewRecord], document: AssignmentDocument | None = None
+    ) -> list[int]:
+        """Write records together with the offset consumed.
+
+        Another candidate that comes or goes begins a new generation of the group. A transaction of the last
+        one is refused, and is tried again as soon as the thread that polls the group has learned of the new
+        one. That is safe: a later leader first fences this one's writer, and reads only then.
+        """
+        trying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(StaleMembership),
+            wait=tenacity.wait_fixed(STALE_RETRY_S),
+            stop=tenacity.stop_after_delay(self._timeout_s),
+            reraise=True,
+        )
+        written: list[int] = trying(lambda: self._writer.transaction(records, self._consumed(document)))
+        return written
+
+    def _step(self) -> None:
+        wakeup = self._machine.next_wakeup
+        patience_s = LOOK_AT_CLOCK_S
+        if wakeup is not None:
+            patience_s = min(patience_s, max(0.0, wakeup - self._clock.now()))
+        try:
+            item = self._items.get(timeout=patience_s)
+        except queue.Empty:
+            item = None
+        match item:
+            case Batch():
+                self._take(item)
+                item.taken.set()
+            case Lost(error=error):
+                raise error
+            case Deposed():
+                self._handle(item)
+            case None:
+                pass
+            case _:
+                assert_never(item)
+        wakeup = self._machine.next_wakeup
+        if wakeup is not None and self._clock.now() >= wakeup:
+            self._handle(Wakeup())
+
+    def _take(self, batch: Batch) -> None:
+        if batch.topic == self._topics.control:
+            for record in batch.records:
+                self._take_control(record)
+            return
+        for record in batch.records:
+            self._take_command(record)
+        self._note_position(batch.position)
+
+    def _take_control(self, record: LogRecord) -> None:
+        match control_record(record):
+            case Pong() as pong:
+                self._handle(PongRead(pong))
+            case Unreadable() as unreadable:
+                self._handle(unreadable)
+
+    def _take_command(self, record: LogRecord) -> None:
+        self._note_position(record.offset)
+        if record.log_append_time:
+            self._broker_ahead_ms = record.timestamp_ms - int(self._clock.now() * 1000)
+        event = command_event(record)
+        if isinstance(event, PartRead):
+            key = PartKey(event.application, event.sha256, event.number)
+            if event.at.size_bytes:
+                self._parts[key] = record.offset
+            else:
+                self._parts.pop(key, None)
+        if event is not None:
+            self._handle(event)
+
+    def _note_position(self, position: int) -> None:
+        if self._caught_up_at is not None and position >= self._caught_up_at:
+            self._caught_up_at = None
+            self._handle(CaughtUp())
+
+    def _handle(self, event: LeaderEvent) -> None:
+        """Give the machine an event, and carry out what it says; what came of that is its next event."""
+        events = [event]
+        while events and not self._over.is_set():
+            for effect in self._machine.handle(events.pop(0), self._clock.now(), self._wall_ms()):
+                answer = self._perform(effect)
+                if isinstance(answer, Deposed):
+                    events = [answer]
+                    break
+                if answer is not None:
+                    events.append(answer)
+
+    def _wall_ms(self) -> int:
+        """The time of day by the broker's clock, which retention goes by: this host's may be days off."""
+        if self._broker_ahead_ms is None:
+            return int(self._clock.wall() * 1000)
+        return int(self._clock.now() * 1000) + self._broker_ahead_ms
+
+    def _perform(self, effect: LeaderEffect) -> LeaderEvent | None:
+        match effect:
+            case PublishDocument(document=document):
+                return self._publish(document)
+            case SendPing(ping=ping):
+                control = NewRecord(self._topics.control, key_of(ping).encode(), encode(ping))
+                return self._written(lambda: self._writer.transaction([control]), lambda _offsets: None)
+            case KeepCommands(commands=commands):
+                return self._keep(commands)
+            case DropRecords(kept=kept, archives=archives):
+                return self._drop(kept, archives)
+            case StepDown(reason=reason):
+                _log.info("leader %s steps down: %s", self._leader, reason)
+                self._over.set()
+            case Report(fact=fact):
+                log_fact(fact, self._connection.cluster)
+            case _:
+                assert_never(effect)
+        return None
+
+    def _written(
+        self, write: Callable[[], list[int]], answer: Callable[[list[int]], LeaderEvent | None]
+    ) -> LeaderEvent | None:
+        """Write in one transaction; whatever else than success comes of it ends the term.
+
+        A new term begins by fencing this one and reads what was written, so that an outcome that is not
+        known is found out and not assumed.
+        """
+        try:
+            return answer(write())
+        except (Fenced, OutcomeUnknown, RegistryUnavailable) as error:
+            self.failure = error
+            return Deposed(str(error))
+
+    def _publish(self, document: AssignmentDocument) -> LeaderEvent | None:
+        value = encode(document)
+        key = key_of(document).encode()
+        records = [NewRecord(topic, key, value) for topic in (self._topics.command, self._topics.assignement)]
+        return self._written(
+            lambda: self._write_consumed(records, document), lambda offsets: Published(offsets[0])
+        )
+
+    def _keep(self, commands: Sequence[KeptCommand]) -> LeaderEvent | None:
+        """Write start commands again, with their parts as they stand on COMMAND (SH-15)."""
+        parts = self._parts_of(commands)
+        records: list[NewRecord] = []
+        places: dict[ApplicationId, int] = {}
+        for command in commands:
+            start = command.start
+            keys = [PartKey(start.application, start.archive.sha256, n) for n in range(start.archive.parts)]
+            if not all(key in parts for key in keys):
+                _log.error("parts of %s are not on COMMAND any more: it cannot be kept", start.application)
+                continue
+            records += [NewRecord(self._topics.command, str(key).encode(), parts[key]) for key in keys]
+            places[start.application] = len(records)
+            records.append(NewRecord(self._topics.command, key_of(command).encode(), encode(command)))
+        if not records:
+            return Kept({})
+        written_ms = self._wall_ms()
+
+        def kept(offsets: list[int]) -> LeaderEvent:
+            return Kept(
+                {
+                    application: Standing(offsets[place], written_ms, records[place].size_bytes)
+                    for application, place in places.items()
+                }
+            )
+
+        return self._written(partial(self._write_in_turn, records), kept)
+
+    def _write_in_turn(self, records: Sequence[NewRecord]) -> list[int]:
+        """Write in as many transactions as it takes, each small enough to be written in time.
+
+        That a command stands behind all of its parts is what counts: parts alone have no effect.
+        """
+        offsets: list[int] = []
+        for batch in _batches(records):
+            offsets += self._writer.transaction(batch)
+        return offsets
+
+    def _parts_of(self, commands: Sequence[KeptCommand]) -> dict[PartKey, bytes]:
+        """The bytes of all parts of these commands' archives that are still on COMMAND."""
+        wanted = {
+            self._parts[key]: key
+            for start in (command.start for command in commands)
+            for key in (
+                PartKey(start.application, start.archive.sha256, n) for n in range(start.archive.parts)
+            )
+            if key in self._parts
+        }
+        found: dict[PartKey, bytes] = {}
+        if not wanted:
+            return found
+        last = max(wanted)
+        with LogReader(self._connection, self._topics.command, min(wanted)) as reader:
+            deadline = self._clock.now() + self._timeout_s
+            while (before := reader.position) <= last:
+                if self._clock.now() >= deadline:
+                    raise RegistryUnavailable("the archives to be kept could not be read in time")
+                for record in reader.poll(LOOK_AT_CLOCK_S):
+                    if record.offset in wanted and record.value is not None:
+                        found[wanted[record.offset]] = record.value
+                if reader.position > before:
+                    deadline = self._clock.now() + self._timeout_s
+        return found
+
+    def _drop(
+        self, kept: frozenset[ApplicationId], archives: frozenset[tuple[ApplicationId, Archive]]
+    ) -> LeaderEvent | None:
+        parts = (
+            PartKey(application, archive.sha256, number)
+            for application, archive in sorted(archives, key=lambda pair: (pair[0], pair[1].sha256))
+            for number in range(archive.parts)
+        )
+        keys = [kept_key(application) for application in sorted(kept)]
+        keys += [str(part) for part in parts if part in self._parts]
+        for first in range(0, len(keys), _WRITTEN_AT_ONCE):
+            tombstones = [
+                NewRecord(self._topics.command, key.encode(), None)
+                for key in keys[first : first + _WRITTEN_AT_ONCE]
+            ]
+            deposed = self._written(partial(self._writer.transaction, tombstones), lambda _offsets: None)
+            if deposed is not None:
+                return deposed
+        return None
+
+
+def _batches(records: Sequence[NewRecord]) -> Iterator[list[NewRecord]]:
+    batch: list[NewRecord] = []
+    size_bytes = 0
+    for record in records:
+        size_bytes += record.size_bytes
+        if batch and (len(batch) == _WRITTEN_AT_ONCE or size_bytes > _WRITTEN_AT_ONCE_BYTES):
+            yield batch
+            batch, size_bytes = [], record.size_bytes
+        batch.append(record)
+    if batch:
+        yield batch

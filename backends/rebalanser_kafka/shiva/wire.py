@@ -1,0 +1,243 @@
+"""Shiva's records as keys and values of Kafka records.
+
+A value is JSON with its ``kind`` and ``format``; from 1 KiB on it is compressed (zlib), which a first byte
+other than ``{`` says. A part of an archive is its bare bytes. Whatever else stands under a key is
+:class:`NotReadable`, with a reason for people.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+
+from rebalanser.errors import InvalidName
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    CommandRecord,
+    ControlRecord,
+    KeptCommand,
+    LeaderAnnouncement,
+    Ping,
+    Pong,
+    StartCommand,
+    StopCommand,
+)
+from rebalanser.shiva.types import ApplicationId, Archive
+
+FORMAT: Final = 1
+MAX_VALUE_BYTES: Final = 64 * 2**20
+"""A value that unpacks to more is not read."""
+MAX_PARTS: Final = 100_000
+"""An archive of more parts is not read, nor a part of a number of more digits."""
+_COMPRESSED_FROM_BYTES: Final = 1024
+_COMPRESSION: Final = 1
+"""The quickest: a document of 10,000 applications is made several times a second."""
+_SHOWN_CHARS: Final = 200
+_PART: Final = re.compile(r"part:([^:]+):([0-9a-f]{64}):([0-9]{1,5})")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+ASSIGNEMENT_KEY: Final = "assignement"
+LEADER_KEY: Final = "leader"
+PING_KEY: Final = "ping"
+
+
+class NotReadable(ValueError):
+    """The record is none of Shiva's; the message says why (SH-16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartKey:
+    """Which part of which archive of an application a record holds."""
+
+    application: ApplicationId
+    sha256: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"part:{self.application}:{self.sha256}:{self.number}"
+
+
+Written: TypeAlias = CommandRecord | ControlRecord
+
+_KINDS: Final[Mapping[str, type[Written]]] = MappingProxyType(
+    {
+        "start": StartCommand,
+        "stop": StopCommand,
+        "keep": KeptCommand,
+        "leader": LeaderAnnouncement,
+        "assignement": AssignmentDocument,
+        "ping": Ping,
+        "pong": Pong,
+    }
+)
+_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
+_KINDS_OF_KEY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "cmd": frozenset({"start", "stop"}),
+        "keep": frozenset({"keep"}),
+        LEADER_KEY: frozenset({"leader"}),
+        ASSIGNEMENT_KEY: frozenset({"assignement"}),
+        PING_KEY: frozenset({"ping"}),
+        "pong": frozenset({"pong"}),
+    }
+)
+
+
+_ADAPTERS: Final = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
+
+
+def key_of(record: Written) -> str:
+    """The key that a record stands under (SH-2)."""
+    match record:
+        case StartCommand(application=application) | StopCommand(application=application):
+            return f"cmd:{application}"
+        case KeptCommand(start=start):
+            return kept_key(start.application)
+        case LeaderAnnouncement():
+            return LEADER_KEY
+        case AssignmentDocument():
+            return ASSIGNEMENT_KEY
+        case Ping():
+            return PING_KEY
+        case Pong(worker=worker):
+            return f"pong:{worker}"
+
+
+def kept_key(application: ApplicationId) -> str:
+    """The key that a kept start command of the application stands under (SH-15)."""
+    return f"keep:{application}"
+
+
+def _plain(value: object) -> object:
+    """What the JSON library does not know, as what it knows."""
+    if isinstance(value, ApplicationId):
+        return str(value)
+    if is_dataclass(value):
+        return {field.name: _with_text_keys(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _with_text_keys(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): inner for key, inner in value.items()}
+    return value
+
+
+def encode(record: Written) -> bytes:
+    """A record's value."""
+    content = {"kind": _NAMES[type(record)], "format": FORMAT, "record": record}
+    text = json.dumps(content, default=_plain, separators=(",", ":"), allow_nan=False).encode()
+    return text if len(text) < _COMPRESSED_FROM_BYTES else zlib.compress(text, _COMPRESSION)
+
+
+def decode_part_key(key: bytes | None) -> PartKey | None:
+    """Which part of an archive stands under the key; None for a key of another kind.
+
+    Raises:
+        NotReadable: it begins as such a key does, and is none.
+    """
+    if key is None or not key.startswith(b"part:"):
+        return None
+    found = _PART.fullmatch(_text(key))
+    if found is None:
+        raise NotReadable("the key names no part of an archive")
+    return PartKey(_application(found[1]), found[2], int(found[3]))
+
+
+def decode(key: bytes | None, value: bytes) -> Written:
+    """The record that a key and a value hold.
+
+    Raises:
+        NotReadable: they hold none, or one of a later format.
+    """
+    name = _text(key or b"")
+    kind, record = _envelope(value)
+    if kind not in _KINDS_OF_KEY.get(name.partition(":")[0], ()):
+        raise NotReadable(f"a record of kind {kind!r} does not belong under the key {name[:_SHOWN_CHARS]!r}")
+    try:
+        read: Written = _ADAPTERS[kind].validate_python(_with_applications(record))
+    except (ValidationError, InvalidName, AttributeError, TypeError) as error:
+        raise NotReadable(_one_line(error)) from error
+    if key_of(read) != name:
+        raise NotReadable(f"the record belongs under the key {key_of(read)!r}")
+    if isinstance(read, StartCommand | KeptCommand):
+        _check_archive((read.start if isinstance(read, KeptCommand) else read).archive)
+    return read
+
+
+def _check_archive(archive: Archive) -> None:
+    """Refuse an archive that no client packs: leaders and workers go through its parts one by one (SH-16)."""
+    if not _SHA256.fullmatch(archive.sha256):
+        raise NotReadable(f"the archive's sha256 is {archive.sha256[:_SHOWN_CHARS]!r}")
+    if archive.size_bytes < 0:
+        raise NotReadable(f"the archive has {archive.size_bytes} bytes")
+    if not 0 <= archive.parts <= MAX_PARTS:
+        raise NotReadable(f"the archive has {archive.parts} parts, and at most {MAX_PARTS} are read")
+
+
+def _envelope(value: bytes) -> tuple[str, Any]:
+    try:
+        content = json.loads(value if value.startswith(b"{") else _unpacked(value))
+    except (ValueError, RecursionError, zlib.error) as error:
+        raise NotReadable(f"the value is no JSON: {_one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise NotReadable("the value is no JSON object")
+    if content.get("format") != FORMAT:
+        raise NotReadable(f"format {content.get('format')!r}; this version reads format {FORMAT}")
+    return str(content.get("kind")), content.get("record")
+
+
+def _unpacked(value: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(value, MAX_VALUE_BYTES)
+    if unpacking.unconsumed_tail:
+        raise NotReadable(f"the value unpacks to more than {MAX_VALUE_BYTES} bytes")
+    return text
+
+
+def _with_applications(record: Any) -> Any:
+    """The record with application ids instead of their texts, wherever it has some."""
+    if not isinstance(record, dict):
+        raise NotReadable("the record is no JSON object")
+    if "application" in record:
+        record["application"] = _application(record["application"])
+    if "applications" in record:
+        record["applications"] = {_application(text): inner for text, inner in record["applications"].items()}
+    if "start" in record:
+        record["start"] = _with_applications(record["start"])
+    return record
+
+
+def _application(text: str) -> ApplicationId:
+    try:
+        return ApplicationId.parse(text)
+    except InvalidName as error:
+        raise NotReadable(str(error)) from error
+
+
+def _text(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise NotReadable("the key is no text") from None
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        told = (
+            f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}"
+            for each in error.errors(include_url=False, include_input=False)[:3]
+        )
+        return "; ".join(told)
+    return " ".join(str(error).split())[:_SHOWN_CHARS]

@@ -1,0 +1,327 @@
+"""A worker on Kafka: follows COMMAND and CONTROL, and does with files and processes as the machine says.
+
+Threads: the loop owns the machine and waits for nobody; one follows each of the two topics; one stores and
+removes files; the processes tell what becomes of them from threads of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeAlias, assert_never
+
+from rebalanser.applications.cluster import TopicNames
+from rebalanser.applications.data_folder import DataFolder
+from rebalanser.applications.manifest import Manifest
+from rebalanser.applications.processes import ApplicationProcesses
+from rebalanser.errors import InternalError, InvalidArchive, InvalidManifest, RebalanserError
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.logs import get_logger
+from rebalanser.shiva.messages import (
+    CaughtUp,
+    CommandEvent,
+    DocumentRead,
+    DropFiles,
+    ExtendDeadline,
+    FilesRefused,
+    FilesStored,
+    Finished,
+    PartRead,
+    PingRead,
+    ProcessExited,
+    ProcessStarted,
+    Report,
+    SendPong,
+    StartProcess,
+    StartRead,
+    Stop,
+    StopProcess,
+    StopRead,
+    StoreFiles,
+    Unreadable,
+    Wakeup,
+    WorkerEffect,
+    WorkerEvent,
+)
+from rebalanser.shiva.records import KeptCommand, Ping, Pong, StartCommand
+from rebalanser.shiva.types import ApplicationId, ApplicationState, CommandId, WorkerId
+from rebalanser.shiva.worker import Worker
+from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
+from rebalanser_kafka.shiva.facts import log_fact
+from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
+from rebalanser_kafka.shiva.outage import Outage
+from rebalanser_kafka.shiva.parts import PartStore
+from rebalanser_kafka.shiva.patience import patiently
+from rebalanser_kafka.shiva.reading import command_event, control_record
+from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
+
+LOOK_AT_CLOCK_S: Final = 0.5
+LAST_PONG_S: Final = 2.0
+"""How long a worker that stops waits for its last pong to be acknowledged."""
+PONG_TIMEOUT_S: Final = 30.0
+
+_log = get_logger("rebalanser.shiva")
+_Told: TypeAlias = FilesStored | FilesRefused | ProcessStarted | ProcessExited | Stop
+_Item: TypeAlias = Batch | Lost | _Told
+
+
+class KafkaWorker:
+    """Stores and runs applications until it is stopped. Made by :meth:`KafkaCluster.run_worker`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: TopicNames,
+        worker: WorkerId,
+        folder: Path,
+        options: WorkerOptions,
+        timeout_s: float,
+    ) -> None:
+        """Lock and clean the folder, and look where COMMAND ends now.
+
+        Raises:
+            UnusableFolder: another worker uses the folder, or it cannot be written.
+            RegistryUnavailable: the broker did not answer within ``timeout_s`` seconds.
+        """
+        self._connection = connection
+        self._topics = topics
+        self._clock = SystemClock()
+        with LogReader(connection, topics.command, "earliest") as reader:
+            self._caught_up_at: int | None = patiently(reader.end_offset, timeout_s)
+        self._data = DataFolder.open(folder)
+        self._machine = Worker(worker, self._data.incarnation, socket.gethostname(), options)
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._processes = ApplicationProcesses(self._data, worker, self._items.put)
+        self._parts = PartStore(self._data.archives)
+        self._files = ThreadPoolExecutor(1, f"rebalanser-files-{worker}")
+        self._mentioned: set[ApplicationId] = set()
+        self._manifests: dict[tuple[ApplicationId, CommandId], tuple[str, Manifest]] = {}
+        self._writer = LogWriter(connection, delivery_timeout_s=PONG_TIMEOUT_S)
+        self._pongs = Outage("pong_not_written", {"cluster": connection.cluster, "worker": worker})
+        self._failure: RebalanserError | None = None
+        self._followers = [
+            Follower(connection, topics.control, "latest", self._items.put),
+            Follower(connection, topics.command, "earliest", self._items.put),
+        ]
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-worker-{worker}", daemon=True)
+
+    def begin(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for a graceful stop, from any thread; returns at once."""
+        self._items.put(Stop())
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended; whether it has. Raises what ended it, if that was not :meth:`stop`."""
+        self._thread.join(timeout_s)
+        ended = not self._thread.is_alive()
+        if ended and self._failure is not None:
+            raise self._failure
+        return ended
+
+    def _run(self) -> None:
+        try:
+            for follower in self._followers:
+                follower.begin()
+            while not self._machine.finished:
+                self._step()
+        except RebalanserError as error:
+            self._failure = error
+        except Exception as error:
+            _log.exception("the worker ended by a fault", action="worker_failed")
+            self._failure = InternalError(f"{type(error).__name__}: {error}")
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Whatever ended it, nothing of it goes on: the processes first, the folder's lock last."""
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._data.close)
+            closing.callback(self._writer.close, LAST_PONG_S)
+            closing.callback(self._files.shutdown, cancel_futures=True)
+            for follower in self._followers:
+                closing.callback(follower.close)
+            closing.callback(self._processes.close)
+
+    def _step(self) -> None:
+        wakeup = self._machine.next_wakeup
+        patience_s = LOOK_AT_CLOCK_S
+        if wakeup is not None:
+            patience_s = min(patience_s, max(0.0, wakeup - self._clock.now()))
+        item: _Item | None = None
+        with contextlib.suppress(queue.Empty):
+            item = self._items.get(timeout=patience_s)
+        match item:
+            case Batch():
+                self._take(item)
+            case Lost(error=error):
+                raise error
+            case None:
+                pass
+            case _:
+                self._handle(item)
+        wakeup = self._machine.next_wakeup
+        if wakeup is not None and self._clock.now() >= wakeup:
+            self._handle(Wakeup())
+
+    def _take(self, batch: Batch) -> None:
+        if batch.topic == self._topics.control:
+            for record in batch.records:
+                self._take_control(record)
+            batch.taken.set()
+            return
+        for record in batch.records:
+            self._take_command(record)
+        self._note_position(batch.position)
+        # Behind the batch's parts: what has been read and not written yet stays within a batch.
+        self._files.submit(batch.taken.set)
+
+    def _take_control(self, record: LogRecord) -> None:
+        match control_record(record):
+            case Ping() as ping:
+                self._handle(PingRead(ping))
+            case Unreadable() as unreadable:
+                self._handle(unreadable)
+
+    def _take_command(self, record: LogRecord) -> None:
+        self._note_position(record.offset)
+        event = command_event(record)
+        if isinstance(event, PartRead):
+            key = PartKey(event.application, event.sha256, event.number)
+            self._files.submit(self._keep_part, key, record.value)
+        if event is not None:
+            if self._caught_up_at is not None:
+                self._note_mentioned(event)
+            self._handle(event)
+
+    def _note_mentioned(self, event: CommandEvent) -> None:
+        """Note what COMMAND still speaks of: files of anything else are leftovers of an earlier time."""
+        match event:
+            case StartRead(record=KeptCommand(start=start)) | StartRead(record=StartCommand() as start):
+                self._mentioned.add(start.application)
+            case StopRead(record=stop):
+                self._mentioned.discard(stop.application)
+            case DocumentRead(record=document):
+                self._mentioned.update(
+                    application
+                    for application, entry in document.applications.items()
+                    if entry.state is not ApplicationState.STOPPING
+                )
+
+    def _keep_part(self, key: PartKey, value: bytes | None) -> None:
+        try:
+            self._parts.add(key, value)
+        except OSError as error:
+            _log.error(f"part {key} could not be kept: {error}", action="part_not_kept")
+
+    def _note_position(self, position: int) -> None:
+        if self._caught_up_at is not None and position >= self._caught_up_at:
+            self._caught_up_at = None
+            self._files.submit(self._keep_only, self._mentioned)
+            self._mentioned = set()
+            self._handle(CaughtUp())
+
+    def _keep_only(self, applications: set[ApplicationId]) -> None:
+        try:
+            self._data.keep_only(applications)
+        except OSError as error:
+            _log.error(
+                f"files of applications that are not there any more could not be removed: {error}",
+                action="files_not_removed",
+            )
+
+    def _handle(self, event: WorkerEvent) -> None:
+        for effect in self._machine.handle(event, self._clock.now()):
+            self._perform(effect)
+
+    def _perform(self, effect: WorkerEffect) -> None:
+        match effect:
+            case StoreFiles():
+                self._files.submit(self._store, effect)
+            case DropFiles(application=application, command=command):
+                self._files.submit(self._drop, application, command)
+            case StartProcess():
+                self._start(effect)
+            case StopProcess(application=application, run=run):
+                self._processes.stop(application, run)
+            case ExtendDeadline(runs=runs, deadline=deadline):
+                for application, run in runs.items():
+                    self._processes.extend(application, run, deadline)
+            case SendPong(pong=pong):
+                self._send(pong)
+            case Report(fact=fact):
+                log_fact(fact, self._connection.cluster)
+            case Finished():
+                pass
+            case _:
+                assert_never(effect)
+
+    def _send(self, pong: Pong) -> None:
+        try:
+            self._writer.append(
+                self._topics.control, key_of(pong).encode(), encode(pong), on_done=self._note_pong
+            )
+        except RebalanserError as error:
+            self._note_pong(error)
+
+    def _note_pong(self, answer: int | RebalanserError) -> None:
+        if isinstance(answer, RebalanserError):
+            self._pongs.failed(f"a pong was not written: {answer}")
+        else:
+            self._pongs.works("pongs are written again")
+
+    def _start(self, start: StartProcess) -> None:
+        sha256, manifest = self._manifests[start.application, start.command]
+        self._processes.start(
+            start.application,
+            start.run,
+            self._data.files_of(start.application, sha256),
+            manifest,
+            start.token,
+            start.deadline,
+        )
+
+    def _store(self, store: StoreFiles) -> None:
+        """In the thread for files: the files that are there from before are as good as new ones."""
+        application, command, sha256 = store.application, store.command, store.archive.sha256
+        try:
+            manifest = self._data.stored_manifest(application, sha256)
+            if manifest is None:
+                manifest = self._data.unpack(
+                    application, self._parts.assembled(application, store.archive), sha256
+                )
+            self._parts.drop(application, sha256)
+        except (InvalidArchive, InvalidManifest, OSError) as error:
+            self._items.put(FilesRefused(application, command, str(error)))
+            return
+        except Exception as error:
+            _log.exception(
+                "files could not be stored", action="files_not_stored", application=str(application)
+            )
+            self._items.put(FilesRefused(application, command, f"{type(error).__name__}: {error}"))
+            return
+        self._manifests[application, command] = sha256, manifest
+        self._items.put(FilesStored(application, command, manifest.as_policy()))
+
+    def _drop(self, application: ApplicationId, command: CommandId) -> None:
+        sha256, _ = self._manifests.pop((application, command), ("", None))
+        others = {kept for (other, _), (kept, _) in self._manifests.items() if other == application}
+        try:
+            if not others:
+                self._data.drop(application)
+            elif sha256 and sha256 not in others:
+                self._data.drop_files(application, sha256)
+        except OSError as error:
+            _log.error(
+                f"files could not be removed: {error}",
+                action="files_not_removed",
+                application=str(application),
+            )

@@ -1,0 +1,270 @@
+"""Topics as the protocols want them: made where they are missing, compared where they exist."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final
+
+import tenacity
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
+
+from rebalanser.errors import AccessDenied, InvalidSettings, RegistryUnavailable
+from rebalanser_kafka.connection import Connection, client_config
+from rebalanser_kafka.failures import Act, error_of, is_denied, judge
+
+PARTITIONS: Final = "partitions"
+"""The name under which :attr:`TopicSpec.must_match` and a :class:`Difference` speak of their number."""
+_LEAST_S: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as it should be. What is in ``must_match`` is an error where it differs, the rest a warning."""
+
+    name: str
+    partitions: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
+    must_match: frozenset[str] = frozenset({PARTITIONS})
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as it is; ``settings`` has all of them, the broker's defaults included."""
+
+    name: str
+    partitions: int
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which an existing topic is not as it should be."""
+
+    topic: str
+    setting: str
+    wanted: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.setting} is {self.found}, wanted {self.wanted}"
+
+
+def remedy(found: Sequence[Difference], servers: str) -> str:
+    """What a person can do about the differences of one topic: a command that a shell takes as it is."""
+    topic = found[0].topic
+    steps = []
+    if any(each.setting == PARTITIONS for each in found):
+        steps.append(f"delete {topic} or choose another name: the number of partitions cannot be lowered")
+    settings = [f"{each.setting}={_listed(each.wanted)}" for each in found if each.setting != PARTITIONS]
+    if settings:
+        steps.append(
+            f"kafka-configs.sh --bootstrap-server {shlex.quote(servers)} --alter --topic {topic} "
+            f"--add-config {shlex.quote(','.join(settings))}"
+        )
+    return "; ".join(steps)
+
+
+def _listed(value: str) -> str:
+    """A value as ``kafka-configs.sh`` takes it: a comma would begin the next setting."""
+    return f"[{value}]" if "," in value else value
+
+
+def by_topic(found: Iterable[Difference]) -> list[list[Difference]]:
+    """The differences of each topic."""
+    return [list(each) for _, each in groupby(found, lambda difference: difference.topic)]
+
+
+def differences(spec: TopicSpec, state: TopicState) -> list[Difference]:
+    """In what a topic is not as wanted; lists such as ``compact,delete`` are compared without order."""
+    found = {PARTITIONS: str(state.partitions), **state.settings}
+    wanted = {PARTITIONS: str(spec.partitions), **spec.settings}
+    return [
+        Difference(spec.name, name, value, found.get(name, "unknown to the broker"))
+        for name, value in wanted.items()
+        if _normal(found.get(name)) != _normal(value)
+    ]
+
+
+def _normal(value: str | None) -> frozenset[str] | None:
+    return None if value is None else frozenset(part.strip() for part in value.split(","))
+
+
+class _Patience:
+    """One time limit over several requests."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        return max(_LEAST_S, self._deadline - time.monotonic())
+
+    def result(self, future: Future[Any], what: str) -> Any:
+        try:
+            return future.result(self.left_s())
+        except FutureTimeout:
+            raise RegistryUnavailable(f"{what} was not answered within {self._timeout_s:g} s") from None
+
+
+def describe(connection: Connection, names: Iterable[str], timeout_s: float) -> dict[str, TopicState]:
+    """The topics of these names that exist.
+
+    Raises:
+        RegistryUnavailable: no answer within ``timeout_s`` seconds.
+        AccessDenied: this user may not look at a topic's settings.
+    """
+    admin = AdminClient(client_config(connection, {}))
+    return _describe(admin, list(names), _Patience(timeout_s))
+
+
+def ensure_topics(
+    connection: Connection, specs: Sequence[TopicSpec], timeout_s: float, *, replication_factor: int = -1
+) -> list[Difference]:
+    """Make the topics that are missing, and answer in what the others are not as wanted, without consequence.
+
+    Several processes may do it at once. ``replication_factor`` -1 is the broker's default.
+
+    Raises:
+        InvalidSettings: an existing topic differs in something that must match; names every difference and
+            what to do about each.
+        AccessDenied: a topic is missing and this user may not make it, or may not look at one.
+        RegistryUnavailable: no answer within ``timeout_s`` seconds.
+        RegistryRefused: the broker refuses the topic as wanted, such as more replicas than brokers.
+    """
+    patience = _Patience(timeout_s)
+    admin = AdminClient(client_config(connection, {}))
+    states = _describe(admin, [spec.name for spec in specs], patience)
+    missing = [spec for spec in specs if spec.name not in states]
+    if missing:
+        _create(admin, missing, replication_factor, patience)
+        states |= _described_once_known(admin, [spec.name for spec in missing], patience)
+    found = [
+        (difference, difference.setting in spec.must_match)
+        for spec in specs
+        for difference in differences(spec, states[spec.name])
+    ]
+    fatal = [difference for difference, must in found if must]
+    refuse(connection, fatal)
+    return [difference for difference, _ in found]
+
+
+def refuse(connection: Connection, found: Sequence[Difference]) -> None:
+    """Refuse topics that differ in what must match; nothing if none does.
+
+    Raises:
+        InvalidSettings: names every difference and what to do about each topic.
+    """
+    if found:
+        raise InvalidSettings(
+            "topics exist with other settings: "
+            + "; ".join(
+                f"{', '.join(map(str, each))} (do: {remedy(each, connection.servers)})"
+                for each in by_topic(found)
+            )
+        )
+
+
+def partitions_of(connection: Connection, names: Iterable[str], timeout_s: float) -> dict[str, int]:
+    """How many partitions the topics of these names have that exist; who may describe them may ask.
+
+    Raises:
+        RegistryUnavailable: no answer within ``timeout_s`` seconds.
+        AccessDenied: this user may not look at a topic.
+    """
+    admin = AdminClient(client_config(connection, {}))
+    return _partitions(admin, list(names), _Patience(timeout_s))
+
+
+def _describe(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, TopicState]:
+    partitions = _partitions(admin, names, patience)
+    settings = _settings(admin, list(partitions), patience)
+    return {
+        name: TopicState(name, count, settings[name])
+        for name, count in partitions.items()
+        if name in settings
+    }
+
+
+def _partitions(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, int]:
+    partitions: dict[str, int] = {}
+    for name, future in admin.describe_topics(
+        TopicCollection(names), request_timeout=patience.left_s()
+    ).items():
+        what = f"looking at topic {name}"
+        try:
+            partitions[name] = len(patience.result(future, what).partitions)
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise judge(error, Act.READ, what) from None
+    return partitions
+
+
+def _settings(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, dict[str, str]]:
+    if not names:
+        return {}
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    settings: dict[str, dict[str, str]] = {}
+    for resource, future in admin.describe_configs(resources, request_timeout=patience.left_s()).items():
+        what = f"looking at the settings of topic {resource.name}"
+        try:
+            entries = patience.result(future, what)
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise judge(error, Act.READ, what) from None
+        else:
+            settings[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value}
+    return settings
+
+
+def _create(admin: AdminClient, specs: list[TopicSpec], replication_factor: int, patience: _Patience) -> None:
+    wanted = [
+        NewTopic(spec.name, spec.partitions, replication_factor, config=dict(spec.settings)) for spec in specs
+    ]
+    for name, future in admin.create_topics(wanted, request_timeout=patience.left_s()).items():
+        what = f"making topic {name}"
+        try:
+            patience.result(future, what)
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                continue
+            if is_denied(error):
+                raise AccessDenied(
+                    f"topic {name} is missing and this user may not make it ({error.str()}): let somebody "
+                    f"make it who may, or grant CREATE on it"
+                ) from None
+            raise judge(error, Act.READ, what) from None
+
+
+class _NotKnownYet(Exception):
+    """The broker that was asked has not heard of a topic that the controller has made."""
+
+
+def _described_once_known(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, TopicState]:
+    def ask() -> dict[str, TopicState]:
+        states = _describe(admin, names, patience)
+        if len(states) < len(names):
+            raise _NotKnownYet
+        return states
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(_NotKnownYet),
+        wait=tenacity.wait_fixed(0.05),
+        stop=lambda _state: patience.left_s() <= _LEAST_S,
+        reraise=True,
+    )
+    try:
+        return retrying(ask)
+    except _NotKnownYet:
+        raise RegistryUnavailable(
+            f"the brokers do not know of the new topics {', '.join(names)} yet"
+        ) from None

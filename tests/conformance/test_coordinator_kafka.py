@@ -1,0 +1,52 @@
+"""A group in a log on Kafka keeps the contract of coordinators, on a real broker."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from rebalanser_kafka import open_kafka
+
+from rebalanser.registry.urls import parse_url
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+
+if TYPE_CHECKING:
+    from rebalanser.registry import Coordinator
+
+
+class KafkaHarness(CoordinatorHarness):
+    """Groups on one broker; leases are counted by whoever is connected, so letting time pass is waiting."""
+
+    min_ttl_s = 1.0
+    patience_s = 20.0
+
+    def __init__(self, address: str) -> None:
+        self._url = parse_url(f"kafka://{address}/conformance-{uuid.uuid4().hex}")
+        self._clock = SystemClock()
+        self._opened: list[Coordinator] = []
+
+    def open(self, group: str = "group") -> Coordinator:
+        coordinator = open_kafka(self._url, 10).open_group(group, self._clock.now, 10, 10)
+        self._opened.append(coordinator)
+        return coordinator
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def let_pass(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    def lose_history(self) -> None:
+        for coordinator in self._opened:
+            coordinator.forget_history()
+
+
+@pytest.mark.rule("RB-4", "RB-5", "RB-6", "RB-15", "RB-16", "RB-20", "RB-28", "RB-33")
+@pytest.mark.lesson(2, 4, 6, 10)
+class TestKafka(CoordinatorConformance):
+    @pytest.fixture
+    def harness(self, kafka_address: str) -> CoordinatorHarness:
+        return KafkaHarness(kafka_address)

@@ -1,0 +1,132 @@
+"""The running applications of a cluster as the resources of groups, on a real broker (SH-19)."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import tenacity
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.group.replica import FED_BY, FEEDER
+from rebalanser_kafka.log import LogWriter
+from rebalanser_kafka.shiva import topics as shiva_topics
+from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, encode
+
+from rebalanser import Admin, Group, Owned, Settings
+from rebalanser.applications.cluster import TopicNames
+from rebalanser.feed import ResourceFeed
+from rebalanser.registry.urls import parse_url
+from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, Archive, Epoch, Mode
+from rebalanser.testing.kafka_server import KafkaCluster
+
+pytestmark = pytest.mark.rule("SH-19")
+PATIENCE_S = 60.0
+
+
+def wait_until_equal(read: object, expected: object) -> None:
+    """Look until it is so."""
+    looking = tenacity.Retrying(
+        retry=tenacity.retry_if_result(lambda found: found != expected),
+        stop=tenacity.stop_after_delay(PATIENCE_S),
+        wait=tenacity.wait_fixed(0.05),
+    )
+    looking(read)  # type: ignore[call-overload]
+
+
+class ShivaLeader:
+    """Writes assignment documents as the leader of a cluster does."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = Connection.from_url(parse_url(url))
+        self._names = TopicNames().of(self._connection.cluster)
+        shiva_topics.ensure(self._connection, self._names, 10)
+
+    def publish(self, epoch: tuple[int, int], *running: str, stopping: str | None = None) -> None:
+        states = dict.fromkeys(running, ApplicationState.RUNNING)
+        if stopping is not None:
+            states[stopping] = ApplicationState.STOPPING
+        entries = {
+            ApplicationId.parse(name): ApplicationEntry("c", state, Mode.AVAILABLE, Archive("0" * 64, 1, 1))
+            for name, state in states.items()
+        }
+        document = AssignmentDocument(Epoch(*epoch), "leader", 0, 1.0, applications=entries)
+        key, value = ASSIGNEMENT_KEY.encode(), encode(document)
+        with LogWriter(self._connection) as writer:
+            writer.append_and_wait(self._names.assignement, key, value, timeout_s=10)
+
+
+@pytest.fixture
+def url(kafka: KafkaCluster) -> str:
+    return kafka.url(f"feed-{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def leader(url: str) -> ShivaLeader:
+    return ShivaLeader(url)
+
+
+@pytest.fixture
+def admin(url: str) -> Iterator[Admin]:
+    with Admin("orders", url, timeout_s=PATIENCE_S) as opened:
+        yield opened
+
+
+def marks(admin: Admin) -> dict[str, dict[str, str]]:
+    return {each.resource: each.attributes for each in admin.resources()}
+
+
+FED = {FED_BY: FEEDER}
+
+
+def test_the_handlers_of_a_host_application_receive_what_runs(
+    url: str, leader: ShivaLeader, admin: Admin
+) -> None:
+    leader.publish((1, 1), "t/c/a", "t/c/b")
+    admin.add("own")
+    owned: set[str] = set()
+    lock = threading.Lock()
+    settings = Settings(lease_ttl_s=2.0, min_rebalance_interval_s=0.0)
+    group = Group("orders", url, node="n", settings=settings)
+
+    @group.on_start
+    def start(arrived: list[Owned]) -> None:
+        with lock:
+            owned.update(each.resource for each in arrived)
+
+    @group.on_stop
+    def stop(left: list[Owned]) -> None:
+        with lock:
+            owned.difference_update(each.resource for each in left)
+
+    with group:
+        wait_until_equal(lambda: set(owned), {"own", "t/c/a", "t/c/b"})
+        leader.publish((1, 2), "t/c/b", "t/c/d", stopping="t/c/a")
+        wait_until_equal(lambda: set(owned), {"own", "t/c/b", "t/c/d"})
+        assert marks(admin) == {"own": {}, "t/c/b": FED, "t/c/d": FED}
+
+
+def test_an_operator_sees_what_runs_though_no_node_does(leader: ShivaLeader, admin: Admin) -> None:
+    assert marks(admin) == {}
+    leader.publish((1, 1), "t/c/a")
+    assert marks(admin) == {"t/c/a": FED}
+    leader.publish((1, 2))
+    assert marks(admin) == {}
+
+
+def test_a_cluster_without_applications_feeds_nothing(admin: Admin) -> None:
+    admin.add("own")
+    assert marks(admin) == {"own": {}}
+
+
+def test_a_feed_keeps_a_group_elsewhere_equal_to_what_runs(url: str, leader: ShivaLeader) -> None:
+    target = f"memory://{uuid.uuid4().hex}"
+    with Admin("orders", target) as admin, ResourceFeed(url, "orders", target) as feed:
+        leader.publish((1, 1), "t/c/a", "t/c/b")
+        assert feed.wait_fed((1, 1), PATIENCE_S)
+        assert set(marks(admin)) == {"t/c/a", "t/c/b"}
+        leader.publish((1, 2), "t/c/b")
+        assert feed.wait_fed((1, 2), PATIENCE_S)
+        assert set(marks(admin)) == {"t/c/b"}

@@ -1,0 +1,418 @@
+"""Shiva's processes on a real Kafka: killed, stopped, cut off and lied to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import LogWriter
+from rebalanser_kafka.shiva.wire import encode, key_of
+
+from rebalanser.errors import ApplicationFailed
+from rebalanser.shiva.types import ApplicationId, ApplicationState, Mode
+from rebalanser.testing.kafka_server import KafkaCluster
+from rebalanser.testing.shiva_cluster import BEATS, CRASHES, PATIENCE_S, ShivaCluster, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAM = str(Path(__file__).with_name("shiva_process.py"))
+TERM = "rebalanser_kafka.shiva.term:Term"
+WRITER = "rebalanser_kafka.transactions:TransactionalWriter"
+CLIENT = "rebalanser_kafka.shiva.cluster:KafkaCluster"
+WORKER = "rebalanser_kafka.shiva.worker:KafkaWorker"
+FOLDER = "rebalanser.applications.data_folder:DataFolder"
+PROCESSES = "rebalanser.applications.processes:ApplicationProcesses"
+
+
+@pytest.fixture
+def shiva(kafka_address: str, tmp_path: Path) -> Iterator[ShivaCluster]:
+    with ShivaCluster(kafka_address, tmp_path) as cluster:
+        yield cluster
+
+
+def dying(place: str, when: str, number: int, blow: str = "SIGKILL") -> tuple[str, ...]:
+    """The program that kills, or stops, itself at the N-th call of a method."""
+    return (PROGRAM, place, when, str(number), blow)
+
+
+class TestKilled:
+    @pytest.mark.rule("SH-4", "SH-9", "SH-13")
+    @pytest.mark.parametrize(
+        ("place", "when", "number"),
+        [
+            pytest.param(f"{WRITER}._commit", "before", 1, id="announcing"),
+            pytest.param(f"{TERM}._write_consumed", "after", 1, id="between announcement and document"),
+            pytest.param(f"{WRITER}._commit", "before", 4, id="in the middle of a transaction"),
+            pytest.param(f"{TERM}._publish", "after", 1, id="after its first document"),
+        ],
+    )
+    def test_a_leader_killed_at_a_step_is_followed_by_another_and_nothing_starts_twice(
+        self, shiva: ShivaCluster, place: str, when: str, number: int
+    ) -> None:
+        shiva.worker()
+        shiva.start()
+        doomed = shiva.leader("doomed", program=dying(place, when, number))
+        assert doomed.wait() == -signal.SIGKILL
+        shiva.leader("heir")
+        assert shiva.running().worker == "worker-1"
+        shiva.until(lambda document: document.leader == "heir", "the heir leads")
+        wait_until(lambda: shiva.starts() == 1, "it has started")
+        assert shiva.starts() == 1
+
+    @pytest.mark.rule("SH-4", "SH-16")
+    @pytest.mark.parametrize(
+        ("place", "when", "number", "commanded"),
+        [
+            pytest.param(f"{CLIENT}._append", "after", 1, False, id="between the parts"),
+            pytest.param(f"{CLIENT}._append_command", "before", 1, False, id="between parts and command"),
+            pytest.param(f"{CLIENT}._append_command", "after", 1, True, id="after the command"),
+        ],
+    )
+    def test_a_client_killed_at_a_step_has_commanded_all_or_nothing(
+        self, shiva: ShivaCluster, place: str, when: str, number: int, commanded: bool
+    ) -> None:
+        shiva.daemon()
+        folder = shiva.application()
+        (folder / "noise").write_bytes(os.urandom(1_500_000))
+        client = shiva.launch(
+            "client", "shiva", "start", "t/c/web", str(folder), program=dying(place, when, number)
+        )
+        assert client.wait() == -signal.SIGKILL
+        shiva.start("t/c/other")
+        shiva.running("t/c/other")
+        if commanded:
+            shiva.running()
+        else:
+            assert [str(name) for name in shiva.known.applications] == ["t/c/other"]
+            shiva.start(source=folder)
+            shiva.running()
+
+    @pytest.mark.rule("SH-10", "SH-13", "SH-17")
+    @pytest.mark.parametrize(
+        ("place", "when"),
+        [
+            pytest.param(f"{FOLDER}.unpack", "before", id="before its files are stored"),
+            pytest.param(f"{FOLDER}.unpack", "after", id="after its files are stored"),
+            pytest.param(f"{WORKER}._start", "after", id="right after a start"),
+        ],
+    )
+    def test_a_worker_killed_at_a_step_goes_on_when_it_is_started_again(
+        self, shiva: ShivaCluster, place: str, when: str
+    ) -> None:
+        shiva.leader()
+        doomed = shiva.worker("worker-1", program=dying(place, when, 1))
+        shiva.start()
+        assert doomed.wait() == -signal.SIGKILL
+        shiva.worker("worker-1")
+        shiva.running()
+        wait_until(lambda: len(shiva.processes_of("worker-1")) == 1, "one process of it runs")
+
+    @pytest.mark.rule("SH-5", "SH-17")
+    def test_a_worker_killed_while_it_stops_an_application_leaves_nothing_behind(
+        self, shiva: ShivaCluster
+    ) -> None:
+        shiva.leader()
+        doomed = shiva.worker("worker-1", program=dying(f"{PROCESSES}.stop", "after", 1))
+        shiva.start()
+        shiva.running()
+        shiva.run("shiva", "stop", "t/c/web")
+        assert doomed.wait() == -signal.SIGKILL
+        wait_until(lambda: not shiva.processes_of("worker-1"), "no process is left")
+        shiva.worker("worker-1")
+        shiva.gone()
+
+    @pytest.mark.rule("SH-8", "SH-13", "SH-17")
+    def test_what_a_killed_worker_ran_runs_elsewhere_and_nothing_of_it_is_left(
+        self, shiva: ShivaCluster
+    ) -> None:
+        shiva.leader()
+        workers = {name: shiva.worker(name) for name in ("worker-1", "worker-2")}
+        shiva.start()
+        first = shiva.running().worker or ""
+        [other] = workers.keys() - {first}
+        workers[first].kill()
+        wait_until(lambda: not shiva.processes_of(first), "no process is left")
+        shiva.running(worker=other)
+        assert shiva.started == {first: 1, other: 1}
+
+
+class TestLeaders:
+    @pytest.mark.rule("SH-7", "SH-9")
+    def test_a_leader_stopped_until_another_leads_writes_nothing_when_it_goes_on(
+        self, shiva: ShivaCluster
+    ) -> None:
+        stuck = shiva.leader("stuck")
+        shiva.worker()
+        shiva.start()
+        shiva.running()
+        stuck.pause()
+        shiva.leader("heir").says("took over")
+        shiva.start("t/c/between")
+        shiva.running("t/c/between")
+        term = shiva.known.epoch.term
+        stuck.resume()
+        stuck.says("stepped down")
+        shiva.start("t/c/other")
+        shiva.running("t/c/other")
+        assert (shiva.known.leader, shiva.known.epoch.term) == ("heir", term)
+        assert shiva.starts() == 3
+
+    @pytest.mark.rule("SH-7", "SH-11")
+    def test_a_late_document_of_a_deposed_leader_is_refused_by_workers_and_readers(
+        self, shiva: ShivaCluster
+    ) -> None:
+        first = shiva.leader("first")
+        worker = shiva.worker()
+        shiva.start()
+        shiva.running()
+        late = shiva.known
+        first.kill()
+        shiva.leader("heir").says("took over")
+        shiva.start("t/c/other")
+        shiva.running("t/c/other")
+        heirs = shiva.known
+        forged = replace(late, epoch=replace(late.epoch, number=1_000_000), applications={})
+        with LogWriter(Connection.from_address(shiva.url, shiva.name)) as writer:
+            for topic in (f"{shiva.name}-command", f"{shiva.name}-assignement"):
+                key = key_of(forged).encode()
+                writer.append_and_wait(topic, key, encode(forged), timeout_s=PATIENCE_S)
+        worker.says("document refused")
+        assert shiva.known.epoch == heirs.epoch
+        assert next(iter(shiva.cluster.documents(PATIENCE_S))).epoch == heirs.epoch
+        assert len(shiva.processes_of("worker-1")) == 2
+        shiva.start("t/c/third")
+        shiva.running("t/c/third")
+        assert shiva.starts() == 3
+
+    @pytest.mark.rule("SH-3", "SH-9")
+    def test_a_candidate_that_joins_costs_the_leader_neither_its_term_nor_an_application_a_start(
+        self, shiva: ShivaCluster
+    ) -> None:
+        shiva.leader("first")
+        shiva.worker()
+        shiva.start()
+        shiva.running()
+        term = shiva.known.epoch.term
+        for number in range(3):
+            shiva.leader(f"candidate-{number}")
+            shiva.start(f"t/c/app-{number}")
+            shiva.running(f"t/c/app-{number}")
+        document = shiva.known
+        assert (document.leader, document.epoch.term) == ("first", term)
+        assert shiva.starts() == 4
+
+    @pytest.mark.rule("SH-9")
+    def test_what_was_commanded_while_nobody_led_is_done_in_order_and_once(self, shiva: ShivaCluster) -> None:
+        leader = shiva.leader("first")
+        shiva.worker()
+        shiva.start("t/c/steady")
+        shiva.running("t/c/steady")
+        leader.kill()
+        for _ in range(3):
+            shiva.start("t/c/web")
+            shiva.cluster.stop(ApplicationId.parse("t/c/web"))
+        last = shiva.start("t/c/web")
+        shiva.leader("second")
+        assert shiva.running("t/c/web").command == last
+        assert shiva.starts() == 2
+
+    @pytest.mark.rule("SH-3")
+    def test_a_daemon_leads_and_works_under_one_id_and_a_second_one_of_it_is_refused(
+        self, shiva: ShivaCluster
+    ) -> None:
+        shiva.daemon("same")
+        shiva.start()
+        shiva.running(worker="same")
+        twin = shiva.launch(
+            "twin",
+            *("shiva", "daemon", "--id", "same", "--data", str(shiva.data("twin"))),
+        )
+        twin.says("worker refused")
+        document = shiva.until(lambda document: document.set_aside, "the twin is shown")
+        assert document.set_aside[-1].key == "pong:same"
+        assert "answers to this id" in document.set_aside[-1].reason
+        shiva.running(worker="same")
+        assert shiva.starts() == 1
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[KafkaCluster]:
+    """A broker of the test's own, to be stopped and killed."""
+    with KafkaCluster(1, data_folder=tmp_path / "kafka") as cluster:
+        yield cluster
+
+
+class TestBroker:
+    @pytest.mark.rule("SH-10", "SH-13", "SH-14")
+    def test_a_broker_away_for_twenty_seconds_stops_what_is_exclusive_and_nothing_else(
+        self, broker: KafkaCluster, tmp_path: Path
+    ) -> None:
+        with ShivaCluster(broker.bootstrap, tmp_path, round_s=2.0) as shiva:
+            shiva.leader()
+            workers = {name: shiva.worker(name) for name in ("worker-1", "worker-2")}
+            shiva.start()
+            journal = tmp_path / "exclusive"
+            beating = shiva.application(
+                "beating", BEATS, stop_timeout_s=0.2, environment={"JOURNAL": str(journal)}
+            )
+            shiva.start("t/c/beating", beating, mode=Mode.EXCLUSIVE)
+            shiva.running()
+            shiva.running("t/c/beating")
+            broker.stop_broker(0)
+            gone_at = time.monotonic()
+
+            def count() -> int:
+                return sum(len(shiva.processes_of(name)) for name in workers)
+
+            wait_until(lambda: count() == 1, "what is exclusive has ended, what is available runs on")
+            wait_until(lambda: time.monotonic() - gone_at >= 20.0, "the broker has been away for 20 s")
+            assert count() == 1
+            broker.restart(0)
+            size = journal.stat().st_size
+            wait_until(lambda: journal.stat().st_size > size, "what is exclusive is back")
+            shiva.start("t/c/other")
+            shiva.running("t/c/other")
+            assert shiva.starts() == 2
+            beats = [line.split() for line in journal.read_text().splitlines()]
+            spans = [
+                [float(at) for _, name, at in (beat for beat in beats if len(beat) == 3) if name == worker]
+                for worker in workers
+            ]
+            first, second = sorted((span for span in spans if span), key=min) if all(spans) else ([], [])
+            assert not second or max(first) < min(second)
+
+    @pytest.mark.rule("SH-4", "SH-7", "SH-9")
+    def test_a_broker_killed_in_the_middle_of_a_transaction_leaves_all_of_it_or_nothing(
+        self, broker: KafkaCluster, tmp_path: Path
+    ) -> None:
+        with ShivaCluster(broker.bootstrap, tmp_path) as shiva:
+            shiva.worker()
+            shiva.start()
+            stopped = shiva.leader(program=dying(f"{WRITER}._commit", "before", 4, "SIGSTOP"))
+            wait_until(lambda: is_stopped(stopped.pid), "it stands in the middle of a transaction")
+            broker.kill(0)
+            broker.restart(0)
+            stopped.resume()
+            shiva.running()
+            wait_until(lambda: shiva.starts(), "it has started")
+            assert shiva.starts() == 1
+
+    @pytest.mark.rule("SH-17")
+    def test_leaders_workers_and_daemons_stop_in_time_without_a_broker(
+        self, broker: KafkaCluster, tmp_path: Path
+    ) -> None:
+        with ShivaCluster(broker.bootstrap, tmp_path) as shiva:
+            running = [shiva.leader(), shiva.worker(), shiva.daemon()]
+            shiva.start()
+            shiva.running()
+            broker.kill(0)
+            began = time.monotonic()
+            for process in running:
+                os.kill(process.pid, signal.SIGTERM)
+            assert [process.wait() for process in running] == [0, 0, 0]
+            assert time.monotonic() - began < 40.0
+            assert not [*shiva.processes_of("worker-1"), *shiva.processes_of("daemon-1")]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+class TestApplications:
+    @pytest.mark.rule("SH-12")
+    def test_an_application_waits_with_the_reason_until_a_worker_has_its_tags(
+        self, shiva: ShivaCluster
+    ) -> None:
+        shiva.daemon("plain")
+        shiva.start(tags=["gpu"])
+        waiting = shiva.entry_when(lambda entry: "gpu" in entry.reason, "waits for the tag")
+        assert waiting.state is ApplicationState.WAITING
+        shiva.worker("special", "--tag", "gpu", "--tag", "ssd")
+        shiva.running(worker="special")
+
+    @pytest.mark.rule("SH-17")
+    def test_what_fails_on_every_worker_has_failed_with_the_reason(self, shiva: ShivaCluster) -> None:
+        shiva.leader().says("leader-1 runs")
+        for name in ("worker-1", "worker-2"):
+            shiva.worker(name)
+        shiva.until(lambda document: len(document.workers) == 2, "both workers are known")
+        restart = {"max_restarts": 1, "backoff_initial_s": 0.05}
+        shiva.start(source=shiva.application("web", CRASHES, restart=restart))
+        failed = shiva.entry_when(lambda entry: entry.state is ApplicationState.FAILED, "has failed")
+        assert failed.reason == "failed on every worker: worker-1, worker-2"
+        assert set(failed.failed_on) == {"worker-1", "worker-2"}
+        assert "exit code 7, after 1 restart" in failed.failed_on["worker-1"]
+        with pytest.raises(ApplicationFailed, match="worker-2: exit code 7, after 1 restart"):
+            shiva.cluster.wait(ApplicationId.parse("t/c/web"), failed.command, PATIENCE_S)
+        assert shiva.started == {"worker-1": 2, "worker-2": 2}
+
+    @pytest.mark.rule("SH-13", "SH-14")
+    def test_an_exclusive_application_of_a_stuck_worker_ends_before_another_begins_it(
+        self, kafka_address: str, tmp_path: Path
+    ) -> None:
+        with ShivaCluster(kafka_address, tmp_path, round_s=2.0) as shiva:
+            shiva.leader()
+            workers = {name: shiva.worker(name) for name in ("worker-1", "worker-2")}
+            beating = shiva.application("web", BEATS, stop_timeout_s=0.2)
+            shiva.start(source=beating, mode=Mode.EXCLUSIVE)
+            first = shiva.running().worker or ""
+            [other] = workers.keys() - {first}
+            wait_until(lambda: shiva.beats, "it beats")
+            workers[first].pause()
+            shiva.running(worker=other)
+            wait_until(lambda: any(worker == other for worker, _ in shiva.beats), "it beats there")
+            beats = shiva.beats
+            last = max(at for worker, at in beats if worker == first)
+            begun = min(at for worker, at in beats if worker == other)
+            assert last < begun
+            assert not shiva.processes_of(first)
+            workers[first].resume()
+            shiva.until(lambda document: first in document.workers, "it is back")
+            assert not shiva.processes_of(first)
+
+    @pytest.mark.rule("SH-10", "SH-14")
+    def test_an_available_application_runs_on_without_any_leader(self, shiva: ShivaCluster) -> None:
+        leader = shiva.leader("first")
+        worker = shiva.worker()
+        shiva.start()
+        shiva.running()
+        leader.kill()
+        worker.says("leader silent")
+        assert len(shiva.processes_of("worker-1")) == 1
+        shiva.leader("second")
+        shiva.start("t/c/other")
+        shiva.running("t/c/other")
+        assert shiva.starts() == 2
+
+    @pytest.mark.rule("SH-5", "SH-10", "SH-17")
+    def test_a_worker_started_again_on_its_folder_is_known_by_its_next_incarnation(
+        self, shiva: ShivaCluster
+    ) -> None:
+        shiva.leader()
+        worker = shiva.worker()
+        shiva.start()
+        shiva.start("t/c/stopped")
+        shiva.running()
+        shiva.running("t/c/stopped")
+        known = shiva.known.workers["worker-1"].incarnation
+        worker.kill()
+        assert shiva.run("shiva", "stop", "t/c/stopped").code == 0
+        shiva.worker()
+        shiva.until(
+            lambda document: (
+                "worker-1" in document.workers and document.workers["worker-1"].incarnation.succeeds(known)
+            ),
+            "the next incarnation is known",
+        )
+        shiva.running()
+        applications = shiva.data("worker-1") / "applications"
+        wait_until(lambda: len(list(applications.iterdir())) == 1, "what was stopped meanwhile is removed")
+        wait_until(lambda: len(shiva.processes_of("worker-1")) == 1, "it runs once")

@@ -1,0 +1,389 @@
+"""Shiva's topics on a real Kafka: retention that really runs, poison, and what clients and brokers refuse."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import struct
+import uuid
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import LogReader, LogWriter
+from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
+from rebalanser_kafka.topics import describe
+
+from rebalanser.applications import open_cluster
+from rebalanser.errors import (
+    AccessDenied,
+    InvalidName,
+    InvalidSettings,
+    RegistryRefused,
+    RequestTooLarge,
+)
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.records import StartCommand
+from rebalanser.shiva.types import ApplicationId, ApplicationState, Archive, Mode
+from rebalanser.testing.kafka_server import KafkaCluster
+from rebalanser.testing.shiva_cluster import PATIENCE_S, ShivaCluster, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+@pytest.fixture
+def shiva(kafka_address: str, tmp_path: Path) -> Iterator[ShivaCluster]:
+    with ShivaCluster(kafka_address, tmp_path) as cluster:
+        yield cluster
+
+
+def connection_of(shiva: ShivaCluster) -> Connection:
+    return Connection.from_address(shiva.url, shiva.name)
+
+
+def make_topic(shiva: ShivaCluster, kind: str, settings: Mapping[str, str], partitions: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": shiva.kafka})
+    topic = NewTopic(f"{shiva.name}-{kind}", partitions, 1, config=dict(settings))
+    for made in admin.create_topics([topic]).values():
+        made.result(PATIENCE_S)
+
+
+def publish(shiva: ShivaCluster, name: str, archive: bytes) -> None:
+    """Publish parts and a start command as a client would that checks nothing."""
+    application = ApplicationId.parse(name)
+    sha256 = hashlib.sha256(archive).hexdigest()
+    start = StartCommand(application, uuid.uuid4().hex, Archive(sha256, len(archive), 1), Mode.AVAILABLE)
+    with LogWriter(connection_of(shiva)) as writer:
+        for key, value in (
+            (str(PartKey(application, sha256, 0)), archive),
+            (key_of(start), encode(start)),
+        ):
+            writer.append_and_wait(f"{shiva.name}-command", key.encode(), value, timeout_s=PATIENCE_S)
+
+
+def topic_end(shiva: ShivaCluster) -> int:
+    """The offset behind the last record of COMMAND."""
+    with LogReader(connection_of(shiva), f"{shiva.name}-command", "earliest") as reader:
+        return reader.end_offset(PATIENCE_S)
+
+
+def keys_before(shiva: ShivaCluster, offset: int) -> list[bytes]:
+    """The keys of what COMMAND still holds before an offset."""
+    keys: list[bytes] = []
+    with LogReader(connection_of(shiva), f"{shiva.name}-command", "earliest") as reader:
+        while reader.position < offset:
+            keys += [record.key or b"" for record in reader.poll(1.0) if record.offset < offset]
+    return keys
+
+
+class TestRetention:
+    @pytest.mark.rule("SH-1", "SH-15")
+    @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+    def test_a_worker_that_starts_after_the_log_was_cleaned_gets_every_application(
+        self, shiva: ShivaCluster, policy: str
+    ) -> None:
+        quick = {
+            "cleanup.policy": policy,
+            "retention.ms": "12000",
+            "segment.ms": "1000",
+            "min.cleanable.dirty.ratio": "0.01",
+            "max.compaction.lag.ms": "1000",
+        }
+        make_topic(shiva, "command", quick)
+        shiva.leader().says("took over")
+        first = shiva.worker("worker-1")
+        names = [f"t/c/app-{number}" for number in range(3)]
+        for name in names:
+            shiva.start(name)
+            shiva.running(name)
+        behind = topic_end(shiva)
+        wait_until(
+            lambda: not any(key.startswith(b"part:") for key in keys_before(shiva, behind)), "it is cleaned"
+        )
+        shiva.worker("worker-2")
+        shiva.until(lambda document: "worker-2" in document.workers, "the late worker is known")
+        first.kill()
+        for name in names:
+            shiva.running(name, worker="worker-2")
+        wait_until(lambda: shiva.starts("worker-2") == 3, "all run on the late worker")
+        assert shiva.starts("worker-1") == 3
+
+    @pytest.mark.rule("SH-15", "SH-16")
+    def test_an_archive_beyond_the_budget_is_refused_with_the_numbers_before_anything_is_sent(
+        self, shiva: ShivaCluster, tmp_path: Path
+    ) -> None:
+        big = tmp_path / "big.zip"
+        with zipfile.ZipFile(big, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr("shiva.json", json.dumps({"command": ["true"]}))
+            for number in range(4):
+                archive.writestr(f"part-{number}", bytes(50_000_000))
+        with pytest.raises(RequestTooLarge, match=r"200,\d{3},\d{3} bytes.*40,000,000.*nothing was sent"):
+            shiva.start(source=big)
+        with LogReader(connection_of(shiva), f"{shiva.name}-command", "earliest") as reader:
+            assert reader.end_offset(PATIENCE_S) == 0
+
+    @pytest.mark.rule("SH-4", "SH-16")
+    def test_an_archive_larger_than_a_message_arrives_in_parts(self, shiva: ShivaCluster) -> None:
+        make_topic(shiva, "command", {"max.message.bytes": "300000"})
+        shiva.daemon()
+        noise = os.urandom(5_000_000)
+        script = 'sha256sum noise >> "$JOURNAL"; exec sleep 1000'
+        folder = shiva.application("web", script)
+        (folder / "noise").write_bytes(noise)
+        shiva.start(source=folder)
+        assert shiva.running().archive.parts >= 17
+        digest = hashlib.sha256(noise).hexdigest()
+        wait_until(lambda: shiva.journal.exists() and digest in shiva.journal.read_text(), "it has arrived")
+
+
+class TestPoison:
+    @pytest.mark.rule("SH-16")
+    def test_records_of_anybody_are_set_aside_with_key_offset_and_reason_and_all_go_on(
+        self, shiva: ShivaCluster
+    ) -> None:
+        shiva.leader()
+        worker = shiva.worker()
+        shiva.start()
+        shiva.running()
+        part = f"part:t/c/web:{'0' * 64}:0".encode()
+        poison = [
+            (b"cmd:t/c/bad", b"{no json"),
+            (b"unknown:t/c/bad", b"{}"),
+            (b"cmd:t/c/bad", json.dumps({"kind": "start", "format": 99, "record": {}}).encode()),
+            (b"part:nobody:1", b"bad part"),
+            (b"cmd:../x/y", b"\x00\xff"),
+            (b"assignement", b"[]"),
+        ]
+        offsets = []
+        with LogWriter(connection_of(shiva)) as writer:
+            for key, value in poison:
+                offsets.append(
+                    writer.append_and_wait(f"{shiva.name}-command", key, value, timeout_s=PATIENCE_S)
+                )
+            writer.append_and_wait(f"{shiva.name}-command", part, b"unused", timeout_s=PATIENCE_S)
+            # Kafka itself refuses a record without a key, for the topic is compacted.
+            with pytest.raises(RegistryRefused, match="INVALID_RECORD"):
+                writer.append_and_wait(f"{shiva.name}-command", None, b"no key", timeout_s=PATIENCE_S)
+            writer.append_and_wait(f"{shiva.name}-control", b"pong:x", b"poison", timeout_s=PATIENCE_S)
+            writer.append_and_wait(f"{shiva.name}-control", b"ping", b"{}", timeout_s=PATIENCE_S)
+        shiva.until(
+            lambda document: (
+                {each.offset for each in document.set_aside} >= set(offsets)
+                and {"pong:x", "ping"} <= {each.key for each in document.set_aside}
+            ),
+            "all are shown",
+        )
+        shown = {(each.offset, each.key): each.reason for each in shiva.known.set_aside}
+        for offset, (key, _) in zip(offsets, poison, strict=True):
+            assert shown[offset, key.decode()]
+        assert "format 99" in shown[offsets[2], "cmd:t/c/bad"]
+        worker.says("record set aside")
+        shiva.start("t/c/after")
+        shiva.running("t/c/after")
+        assert shiva.starts() == 2
+
+
+def zip_of(*entries: zipfile.ZipInfo | str, content: bytes = b"x", command: str = "command") -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("shiva.json", json.dumps({command: ["true"]}))
+        for entry in entries:
+            archive.writestr(entry, content)
+    return packed.getvalue()
+
+
+def link(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.create_system = 3
+    info.external_attr = 0o120777 << 16
+    return info
+
+
+def bomb() -> bytes:
+    """Four entries that say that they unpack to 2.5 GB each."""
+    packed = bytearray(zip_of("a", "b", "c", "d"))
+    place = packed.find(b"PK\x01\x02")
+    place = packed.find(b"PK\x01\x02", place + 1)
+    while place >= 0:
+        struct.pack_into("<L", packed, place + 24, 2_500_000_000)
+        place = packed.find(b"PK\x01\x02", place + 1)
+    return bytes(packed)
+
+
+EVIL: dict[str, tuple[Callable[[], bytes], str]] = {
+    "parent": (lambda: zip_of("../escaped"), r"'\.\.'"),
+    "absolute": (lambda: zip_of("/tmp/escaped"), "absolute"),
+    "link": (lambda: zip_of(link("link"), content=b"/etc/passwd"), "link"),
+    "case": (lambda: zip_of("Name", "name"), "collides"),
+    "bomb": (bomb, "2,500,000,000 bytes"),
+    "nonsense": (lambda: b"no zip at all", "no zip"),
+    "manifest": (lambda: zip_of(command="commond"), "commond"),
+}
+
+
+class TestEvilArchives:
+    @pytest.mark.rule("SH-16")
+    @pytest.mark.parametrize("kind", EVIL)
+    def test_the_client_refuses_it_and_sends_nothing(
+        self, shiva: ShivaCluster, tmp_path: Path, kind: str
+    ) -> None:
+        make, reason = EVIL[kind]
+        archive = tmp_path / "evil.zip"
+        archive.write_bytes(make())
+        with pytest.raises(Exception, match=reason) as refused:
+            shiva.start(source=archive)
+        assert type(refused.value).__name__ in {"InvalidArchive", "InvalidManifest"}
+        assert not describe(connection_of(shiva), [f"{shiva.name}-command"], PATIENCE_S)
+
+    @pytest.mark.rule("SH-16")
+    def test_a_worker_refuses_each_with_the_reason_and_goes_on(self, shiva: ShivaCluster) -> None:
+        shiva.daemon().says("daemon-1 runs")
+        for kind, (make, _) in EVIL.items():
+            publish(shiva, f"evil/c/{kind}", make())
+        shiva.start()
+        shiva.running()
+        for kind, (_, reason) in EVIL.items():
+            failed = shiva.entry_when(
+                lambda entry: entry.state is ApplicationState.FAILED, "has failed", f"evil/c/{kind}"
+            )
+            with pytest.raises(AssertionError, match=reason):
+                raise AssertionError(failed.failed_on["daemon-1"])
+        assert not (shiva.data("daemon-1").parent / "escaped").exists()
+        shiva.start("t/c/after")
+        shiva.running("t/c/after")
+
+    @pytest.mark.rule("SH-16")
+    def test_a_start_whose_parts_are_missing_is_refused_and_shown(self, shiva: ShivaCluster) -> None:
+        shiva.daemon().says("daemon-1 runs")
+        archive = Archive("0" * 64, 10, 2)
+        start = StartCommand(ApplicationId("t", "c", "half"), "1", archive, Mode.AVAILABLE)
+        with LogWriter(connection_of(shiva)) as writer:
+            writer.append_and_wait(
+                f"{shiva.name}-command", key_of(start).encode(), encode(start), timeout_s=PATIENCE_S
+            )
+        refused = shiva.entry_when(
+            lambda entry: entry.state is ApplicationState.REFUSED, "is refused", "t/c/half"
+        )
+        assert "2 of the 2 parts of its archive are not on COMMAND" in refused.reason
+
+    @pytest.mark.rule("SH-16")
+    @pytest.mark.parametrize("name", ["../x/y/z", "../x/y", "t/../a", "t/c/.a", "t/c", "/t/c/a", "t/c/a b"])
+    def test_names_that_are_paths_are_none(self, name: str) -> None:
+        with pytest.raises(InvalidName):
+            ApplicationId.parse(name)
+
+
+class TestTopics:
+    @pytest.mark.rule("SH-1")
+    def test_the_topics_are_made_as_the_rule_says(self, shiva: ShivaCluster) -> None:
+        leader = shiva.cluster.run_leader("leader-1", LeaderOptions(round_s=0.5, session_timeout_s=1.5))
+        try:
+            kinds = ("command", "control", "assignement")
+            found = describe(connection_of(shiva), [f"{shiva.name}-{kind}" for kind in kinds], PATIENCE_S)
+        finally:
+            leader.stop()
+            assert leader.wait(PATIENCE_S)
+        day_ms = 86_400_000
+        wanted = {
+            "command": (15 * day_ms, 10**8),
+            "control": (day_ms, 10**8),
+            "assignement": (1095 * day_ms, 2 * 10**7),
+        }
+        for kind, (retention_ms, retention_bytes) in wanted.items():
+            topic = found[f"{shiva.name}-{kind}"]
+            assert topic.partitions == 1
+            assert set(topic.settings["cleanup.policy"].split(",")) == {"compact", "delete"}
+            assert int(topic.settings["retention.ms"]) == retention_ms
+            assert int(topic.settings["retention.bytes"]) == retention_bytes
+
+    @pytest.mark.rule("SH-1")
+    def test_a_topic_of_several_partitions_is_an_error_that_says_what_to_do(
+        self, shiva: ShivaCluster
+    ) -> None:
+        make_topic(shiva, "command", {}, partitions=3)
+        said = shiva.run("shiva", "leader")
+        assert said.code == 3
+        assert f"{shiva.name}-command: partitions is 3, wanted 1" in said.err
+        assert "choose another name" in said.err
+        with pytest.raises(InvalidSettings, match="partitions is 3"):
+            shiva.start()
+
+    @pytest.mark.rule("SH-1")
+    def test_another_retention_is_told_and_taken_into_account(self, shiva: ShivaCluster) -> None:
+        make_topic(shiva, "command", {"retention.bytes": "3000000", "cleanup.policy": "compact,delete"})
+        shiva.daemon().says("retention.bytes=100000000")
+        folder = shiva.application()
+        (folder / "noise").write_bytes(os.urandom(2_000_000))
+        with pytest.raises(RequestTooLarge, match="1,200,000 of the 3,000,000 bytes"):
+            shiva.start(source=folder)
+
+    @pytest.mark.rule("SH-18")
+    def test_asking_a_cluster_that_is_not_there_is_one_clear_line_and_makes_nothing(
+        self, shiva: ShivaCluster
+    ) -> None:
+        for arguments in (("status",), ("list",), ("stop", "t/c/web"), ("status", "--watch")):
+            said = shiva.run("shiva", *arguments)
+            assert said.code == 3
+            assert said.err.count("\n") == 1
+            assert f"there is no cluster {shiva.name}" in said.err
+        kinds = ("command", "control", "assignement")
+        assert not describe(connection_of(shiva), [f"{shiva.name}-{kind}" for kind in kinds], PATIENCE_S)
+
+    @pytest.mark.rule("SH-1")
+    @pytest.mark.parametrize("session_timeout_s", ["100000", "3000"])
+    def test_a_session_that_client_or_broker_does_not_allow_is_told(
+        self, shiva: ShivaCluster, session_timeout_s: str
+    ) -> None:
+        said = shiva.run("shiva", "leader", "--session-timeout", session_timeout_s)
+        assert said.code == 3
+        assert "session" in said.err.lower().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    """A broker that wants an account and has an authorizer; what has no rules is open to everybody."""
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",  # the broker itself, on its internal listener
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    folder = tmp_path_factory.mktemp("guarded")
+    with KafkaCluster(1, data_folder=folder, sasl=("ann", "open-sesame"), settings=settings) as cluster:
+        yield cluster
+
+
+@pytest.mark.rule("SH-1", "SH-18")
+def test_without_the_right_to_make_topics_it_is_said_which_and_what_to_do(guarded: KafkaCluster) -> None:
+    security = "security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN"
+    url = f"kafka://ann:open-sesame@{guarded.bootstrap}/cluster?{security}"
+    prefixed, literal = ResourcePatternType.PREFIXED, ResourcePatternType.LITERAL
+    allow, deny = AclPermissionType.ALLOW, AclPermissionType.DENY
+    rules = [
+        AclBinding(ResourceType.TOPIC, "cluster-", prefixed, "User:ann", "*", AclOperation.DESCRIBE, allow),
+        AclBinding(ResourceType.BROKER, "kafka-cluster", literal, "User:ann", "*", AclOperation.CREATE, deny),
+    ]
+    admin = AdminClient({**guarded.client_settings})
+    for made in admin.create_acls(rules).values():
+        made.result(PATIENCE_S)
+    cluster = open_cluster(url, PATIENCE_S)
+    try:
+        with pytest.raises(AccessDenied, match=r"topic cluster-\w+ is missing and this user may not make it"):
+            cluster.run_leader("leader-1", LeaderOptions())
+        with pytest.raises(RegistryRefused, match="there is no cluster"):
+            cluster.read(PATIENCE_S)
+    finally:
+        cluster.close()
