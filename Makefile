@@ -44,11 +44,15 @@ $(INSTALLED): pyproject.toml | $(PYTHON)
 setup: $(INSTALLED) ## Make .venv with everything that work on the project needs
 
 .PHONY: servers
-servers: $(INSTALLED) ## Get an etcd server for tests, demo and benchmarks (kept in the user's cache)
-	@$(PYTHON) -m rebalanser.testing.etcd_server
+servers: $(INSTALLED) ## Get etcd and Kafka for tests, demo and benchmarks (kept in the user's cache)
+	@$(MAKE) --keep-going etcd kafka
+
+.PHONY: etcd kafka
+etcd kafka: $(INSTALLED)
+	@$(PYTHON) -m rebalanser.testing.$@_server
 
 .PHONY: demo
-demo: $(INSTALLED) $(if $(filter etcd,$(REGISTRY)),servers) ## See a group work: REGISTRY=sqlite or etcd
+demo: $(INSTALLED) $(filter etcd kafka,$(REGISTRY)) ## See a group work: REGISTRY=sqlite, etcd or kafka
 	@$(PYTHON) examples/demo.py --registry $(REGISTRY)
 
 .PHONY: lint
@@ -58,7 +62,7 @@ lint: $(INSTALLED) ## Style, types, and whether the generated documentation is c
 	@$(PYTHON) -m mypy
 	@$(PYTHON) docs/generate.py --check
 
-# Without an etcd the tests that need one say so: they are skipped on a laptop and fail in CI.
+# Without an etcd or a Kafka the tests that need one say so: they are skipped on a laptop and fail in CI.
 .PHONY: test
 test: lint ## Everything that CI runs
 	@$(MAKE) servers || true
@@ -73,8 +77,13 @@ safeguards: $(INSTALLED) ## Take out each safeguard in turn and print what catch
 	@$(PYTHON) -m pytest -q -s tests/simulation/test_safeguards.py
 
 .PHONY: bench
-bench: servers ## The benchmark table
+bench: etcd ## The benchmark tables; those of Kafka where one can be had
 	@$(PYTHON) benchmarks/run.py
+	@if $(MAKE) kafka; then $(MAKE) bench-kafka; else echo "the benchmarks on Kafka were left out" >&2; fi
+
+.PHONY: bench-kafka
+bench-kafka: kafka
+	@$(PYTHON) benchmarks/shiva.py
 
 .PHONY: docs
 docs: $(INSTALLED) ## Write the generated parts of the documentation

@@ -67,7 +67,7 @@ def cpu_s() -> float:
 def main() -> None:
     """Take part in a group as told."""
     url, name, label, lease_ttl_s = sys.argv[1:5]
-    rebalanser.group.open_registry = open_counted
+    rebalanser.group.open_backend = open_counted
     group = rebalanser.Group(
         name, url, node=label, settings=rebalanser.Settings(lease_ttl_s=float(lease_ttl_s))
     )

@@ -11,23 +11,32 @@ import argparse
 import ast
 import inspect
 import io
+import json
 import re
 import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import typer
+from rebalanser_kafka.group.coordinator import CAPABILITIES
+from rebalanser_kafka.group.log import PREFERRED, SETTINGS
+from rebalanser_kafka.neli.topic import topic_spec
+from rebalanser_kafka.shiva.topics import specs
 from rich.console import Console
 from typer.core import TyperArgument, TyperGroup
 
 import rebalanser
 from rebalanser import cli, errors
+from rebalanser.applications import TopicNames, manifest_schema
 from rebalanser.cli.table import render as render_state
+from rebalanser.neli import Neli
+from rebalanser.neli.settings import Mode, NeliSettings
+from rebalanser.neli.states import STANDING
 from rebalanser.protocol import (
     MEMBERSHIP,
     ROLE,
@@ -43,14 +52,20 @@ from rebalanser.protocol import (
 )
 from rebalanser.protocol.states import Table
 from rebalanser.registry import GroupView, Holding
+from rebalanser.roles import Candidacy
 from rebalanser.settings import Settings
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.run_states import RUN
+from rebalanser.shiva.states import APPLICATION_BEGINS, APPLICATION_ENDS, APPLICATION_STEPS
+from rebalanser.shiva.types import ApplicationState
+from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser.state import GroupState, describe
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PICTURE = DOCS / "live-table.svg"
 """Written and never verified: each version of the library that draws it draws it a little differently."""
-RULE = re.compile(r"^- \*\*(RB-\d+)\*\* (.+)$", re.MULTILINE)
+RULE = re.compile(r"^- \*\*((?:RB|SH|NE)-\d+)\*\* (.+)$", re.MULTILINE)
 LESSON = re.compile(r"^(\d+)\. (.+)$", re.MULTILINE)
 NOT_YET_CLAIMED = "## Not yet claimed"
 MARKER = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end: (?P=name) -->)", re.DOTALL)
@@ -147,23 +162,34 @@ def lesson_tests() -> str:
     return _held_by("lesson", lessons())
 
 
-def _diagram(first: str, names: Mapping[str, str], edges: Mapping[tuple[str, str], Iterable[str]]) -> str:
-    leaving = {state for state, _ in edges}
+def _diagram(
+    begins: Mapping[str, str],
+    names: Mapping[str, str],
+    edges: Mapping[tuple[str, str], Iterable[str]],
+    ends: Mapping[str, str],
+) -> str:
+    def arrow(before: str, after: str, why: str) -> str:
+        return f"    {before} --> {after}: {why.replace(':', ',')}" if why else f"    {before} --> {after}"
+
     lines = [f'    state "{label}" as {state}' for state, label in names.items() if state != label]
-    lines.append(f"    [*] --> {first}")
-    lines += [
-        f"    {state} --> {after}: {' or '.join(why).replace(':', ',')}"
-        for (state, after), why in edges.items()
-    ]
-    lines += [f"    {state} --> [*]" for state in names if state not in leaving]
+    lines += [arrow("[*]", state, why) for state, why in begins.items()]
+    lines += [arrow(state, after, " or ".join(why)) for (state, after), why in edges.items()]
+    lines += [arrow(state, "[*]", why) for state, why in ends.items()]
     return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
+
+
+def _without_a_way_on(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The states that no edge leaves, as ends that need no reason."""
+    leaving = {state for state, _ in edges}
+    return {state: "" for state in names if state not in leaving}
 
 
 def _diagram_of(table: Table[Any, Any]) -> str:
     edges: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (state, trigger), after in table.rows.items():
         edges[state.name.lower(), after.name.lower()].append(trigger.value)
-    return _diagram(table.first.name.lower(), {s.name.lower(): s.value for s in type(table.first)}, edges)
+    names = {state.name.lower(): state.value for state in type(table.first)}
+    return _diagram({table.first.name.lower(): ""}, names, edges, _without_a_way_on(names, edges))
 
 
 def membership() -> str:
@@ -183,7 +209,138 @@ def steps() -> str:
         for step, row in STEPS.items()
         for after, why in row.items()
     }
-    return _diagram("settled", {step.name.lower(): step.value for step in Step}, edges)
+    names = {step.name.lower(): step.value for step in Step}
+    return _diagram({"settled": ""}, names, edges, _without_a_way_on(names, edges))
+
+
+def shiva_application() -> str:
+    """The diagram of an application in the assignment document."""
+    return _diagram(
+        {state.value: why for state, why in APPLICATION_BEGINS.items()},
+        {state.value: state.value for state in ApplicationState},
+        {
+            (before.value, after.value): [why]
+            for before, row in APPLICATION_STEPS.items()
+            for after, why in row.items()
+        },
+        {state.value: why for state, why in APPLICATION_ENDS.items()},
+    )
+
+
+def shiva_run() -> str:
+    """The diagram of an application on one worker."""
+    return _diagram_of(RUN)
+
+
+def shiva_manifest() -> str:
+    """The JSON schema of an application's manifest."""
+    return f"```json\n{json.dumps(manifest_schema(), indent=2)}\n```"
+
+
+def _options_table(owner: type, defaults: Any) -> str:
+    meanings = _attribute_docstrings(owner)
+    return _table(
+        ["Option", "Default", "Meaning"],
+        (
+            [
+                f"`{field.name}`",
+                _shown_default(getattr(defaults, field.name)),
+                _code_quotes(" ".join(inspect.cleandoc(meanings[field.name]).split())),
+            ]
+            for field in fields(owner)
+        ),
+    )
+
+
+def shiva_leader_options() -> str:
+    """Every option of a leader."""
+    return _options_table(LeaderOptions, LeaderOptions())
+
+
+def shiva_worker_options() -> str:
+    """Every option of a worker."""
+    return _options_table(WorkerOptions, WorkerOptions())
+
+
+def shiva_topics() -> str:
+    """The three topics and what they are made with."""
+    rows = []
+    for spec in specs(TopicNames().of("CLUSTER")):
+        settings = [f"`{name}={value}`" for name, value in spec.settings.items()]
+        rows.append([f"`{spec.name}`", str(spec.partitions), ", ".join(settings)])
+    return _table(["Topic", "Partitions", "Settings"], rows)
+
+
+def neli_standing() -> str:
+    """The diagram of a partition as one process sees it."""
+    return _diagram_of(STANDING)
+
+
+def neli_members() -> str:
+    """What ``Neli`` offers."""
+    return _members_table(Neli)
+
+
+def neli_settings() -> str:
+    """Every setting of a process that leads roles."""
+    return _options_table(NeliSettings, NeliSettings())
+
+
+def neli_times() -> str:
+    """The times that follow from the mode and a session timeout of ten seconds."""
+    return _table(
+        ["Mode", "Deadline", "Heartbeats and commits every", "A successor waits"],
+        (
+            [
+                f"`{mode.value}`",
+                f"{settings.limit_s:g} s",
+                f"{settings.interval_s:g} s",
+                "not at all" if mode is Mode.NON_EXCLUSIVE else f"{settings.wait_s:.2f} s",
+            ]
+            for mode in Mode
+            for settings in [NeliSettings(mode=mode)]
+        ),
+    )
+
+
+def neli_topic() -> str:
+    """What the topic of heartbeats is made with, and what of it an existing one must have."""
+    spec = topic_spec(Candidacy("TOPIC", "GROUP"))
+    exclusive = topic_spec(Candidacy("TOPIC", "GROUP", settings=NeliSettings(mode=Mode.EXCLUSIVE)))
+    return _table(
+        ["Setting", "Value", "Refused where it differs"],
+        (
+            [
+                f"`{name}`",
+                f"`{value}`",
+                "yes"
+                if name in spec.must_match
+                else "in `exclusive`"
+                if name in exclusive.must_match
+                else "no",
+            ]
+            for name, value in spec.settings.items()
+        ),
+    )
+
+
+def kafka_capabilities() -> str:
+    """What the registry ``kafka://`` declares of itself."""
+    return _table(
+        ["Capability", "Value"],
+        (
+            [f"`{field.name}`", f"`{getattr(CAPABILITIES, field.name)}`"]
+            for field in fields(CAPABILITIES)
+            if field.name != "unsafe_reasons"  # they are the topic's own
+        ),
+    )
+
+
+def kafka_group_topic() -> str:
+    """What a group's topic is made with, and what of it must be so."""
+    rows = [[f"`{name}`", f"`{value}`", "yes"] for name, value in SETTINGS.items()]
+    rows += [[f"`{name}`", f"`{value}`", "no"] for name, value in PREFERRED.items()]
+    return _table(["Setting", "Value", "Refused where it differs"], rows)
 
 
 def _first_sentences(text: str | None) -> str:
@@ -269,7 +426,13 @@ def owned_members() -> str:
 
 def _shown_default(value: object) -> str:
     plain = getattr(value, "value", value)
-    return f"`{plain:.4g}`" if isinstance(plain, float) else f"`{plain}`" if plain not in (None, {}) else ""
+    if plain in (None, {}, frozenset()):
+        return ""
+    return f"`{plain:.7g}`" if isinstance(plain, float) and plain.is_integer() else _short(plain)
+
+
+def _short(value: object) -> str:
+    return f"`{value:.4g}`" if isinstance(value, float) else f"`{value}`"
 
 
 def settings_table() -> str:
@@ -411,6 +574,19 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "exit-codes": exit_codes,
     "errors": error_tree,
+    "shiva-application": shiva_application,
+    "shiva-run": shiva_run,
+    "shiva-manifest": shiva_manifest,
+    "shiva-leader-options": shiva_leader_options,
+    "shiva-worker-options": shiva_worker_options,
+    "shiva-topics": shiva_topics,
+    "neli-standing": neli_standing,
+    "neli-members": neli_members,
+    "neli-settings": neli_settings,
+    "neli-times": neli_times,
+    "neli-topic": neli_topic,
+    "kafka-capabilities": kafka_capabilities,
+    "kafka-group-topic": kafka_group_topic,
 }
 
 

@@ -35,7 +35,9 @@ from rebalanser.history import Record, read_records
 from rebalanser.protocol import FactKind
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.state import GroupState, NodeState
-from rebalanser.testing.etcd_server import EtcdCluster, EtcdFailed, EtcdMissing
+from rebalanser.testing.etcd_server import EtcdCluster
+from rebalanser.testing.kafka_server import KafkaCluster
+from rebalanser.testing.servers import ServerFailed, ServerMissing
 from rebalanser.testing.witness import Verdict, Witness
 
 HERE = Path(__file__).resolve().parent
@@ -406,12 +408,16 @@ def report(console: Console, demo: Demo, found: Comparison, history: Path) -> No
 
 @contextlib.contextmanager
 def registry_of(name: str, folder: Path) -> Iterator[str]:
-    """The URL of a registry: a SQLite file, or three etcd members that live as long as the context."""
-    if name == "sqlite":
-        yield f"sqlite:///{folder / 'groups.db'}"
-        return
-    with EtcdCluster(3, data_folder=folder / "etcd") as cluster:
-        yield cluster.url("demo")
+    """The URL of a registry: a SQLite file, or servers that live as long as the context."""
+    match name:
+        case "etcd":
+            with EtcdCluster(3, data_folder=folder / "etcd") as etcd:
+                yield etcd.url("demo")
+        case "kafka":
+            with KafkaCluster(data_folder=folder / "kafka") as kafka:
+                yield kafka.url("demo")
+        case _:
+            yield f"sqlite:///{folder / 'groups.db'}"
 
 
 def play(console: Console, registry: str, history: Path, *, fenced: bool) -> int:
@@ -451,7 +457,7 @@ def interrupt(number: int, _frame: object) -> NoReturn:
 def main() -> int:
     """Do what the command line says; 1 if anything is off."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--registry", choices=("sqlite", "etcd"), default="sqlite")
+    parser.add_argument("--registry", choices=("sqlite", "etcd", "kafka"), default="sqlite")
     parser.add_argument("--history", type=Path, help="where to keep the history; default: a new folder")
     parser.add_argument("--without-fence", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -461,7 +467,7 @@ def main() -> int:
     history = arguments.history or Path(tempfile.mkdtemp(prefix="rebalanser-history-"))
     try:
         return play(console, arguments.registry, history, fenced=not arguments.without_fence)
-    except (DemoFailed, EtcdMissing, EtcdFailed) as failed:
+    except (DemoFailed, ServerMissing, ServerFailed) as failed:
         console.print(f"FAILED: {failed}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     except SystemExit:

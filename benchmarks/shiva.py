@@ -1,0 +1,387 @@
+"""Shiva's benchmarks, on a broker of their own or the one that KAFKA names. Nothing is asserted here."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import NewRecord, TransactionalWriter
+from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES, ensure
+from rebalanser_kafka.shiva.wire import encode
+from rich.console import Console
+from rich.table import Table
+
+from rebalanser.applications import Cluster, TopicNames, open_cluster, status_of
+from rebalanser.errors import RegistryRefused
+from rebalanser.registry.urls import parse_url
+from rebalanser.shiva.leader import Leader
+from rebalanser.shiva.messages import (
+    CaughtUp,
+    LeaderEvent,
+    PartRead,
+    PongRead,
+    PublishDocument,
+    Published,
+    Standing,
+    StartRead,
+    TookOver,
+    Wakeup,
+)
+from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.records import AssignmentDocument, Pong, StartCommand
+from rebalanser.shiva.types import ApplicationId, Archive, Incarnation, Mode
+from rebalanser.testing.kafka_server import KafkaCluster, addresses_from_environment
+
+SHIVA = (sys.executable, "-m", "rebalanser", "shiva")
+WORKERS = ("worker-1", "worker-2", "worker-3")
+ROUND_S = 1.0
+TIMEOUT_S = 30.0
+PATIENCE_S = 120.0
+SINGLE_STARTS = 50
+KILLS = 5
+APPLICATIONS_WHEN_KILLED = 30
+PUBLISHES = 10
+MAX_WAKEUPS = 10
+console = Console()
+
+
+def until(reached: Callable[[], bool], what: str) -> None:
+    """Wait for other processes."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not reached():
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(0.02)
+
+
+class Site:
+    """A leader and three workers, each a process of its own, and applications that tell when they begin."""
+
+    def __init__(self, kafka: str, folder: Path) -> None:
+        self.url = f"kafka://{kafka}/bench-{uuid4().hex[:8]}"
+        self._folder = folder
+        self._started = folder / "started"
+        self._started.mkdir()
+        self._application = folder / "application"
+        self._application.mkdir()
+        note = f'touch "{self._started}/$SHIVA_APPLICATION.$SHIVA_WORKER"; exec sleep infinity'
+        (self._application / "shiva.json").write_text(json.dumps({"command": ["sh", "-c", note]}))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.cluster: Cluster = open_cluster(self.url, TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        self._begin("leader-1", "leader", "--round", f"{ROUND_S:g}")
+        for worker in WORKERS:
+            self.hire(worker)
+        until(lambda: self._known() == set(WORKERS), "the leader knows all workers")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            process.wait()
+        self.cluster.close()
+
+    def hire(self, worker: str) -> None:
+        """Start a worker in its folder."""
+        self._begin(worker, "worker", "--data", str(self._folder / worker))
+
+    def _begin(self, name: str, *words: str) -> None:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*SHIVA, *words, "--id", name, "--registry", self.url], stdout=log, stderr=log
+            )
+
+    def _document(self) -> AssignmentDocument | None:
+        try:
+            return self.cluster.read(TIMEOUT_S)
+        except RegistryRefused:  # before the first process has made the topics
+            time.sleep(0.5)
+            return None
+
+    def _known(self) -> set[str]:
+        document = self._document()
+        return set(document.workers) if document else set()
+
+    def start(self, name: str) -> float:
+        """Start an application; when the call began, by the host's clock."""
+        began = time.time()
+        self.cluster.start(ApplicationId("bench", "main", name), self._application)
+        return began
+
+    def stop(self, name: str) -> None:
+        """Stop an application, and wait until the leader knows it no more."""
+        application = ApplicationId("bench", "main", name)
+        self.cluster.wait(application, self.cluster.stop(application), TIMEOUT_S)
+
+    def begun(self, name: str) -> dict[str, float]:
+        """When a process of the application last began, by worker."""
+        return {
+            path.name.rpartition(".")[2]: path.stat().st_mtime for path in self._started.glob(f"{name}.*")
+        }
+
+    def settle(self, applications: int) -> None:
+        """Wait until so many applications run, evenly on all workers."""
+
+        def even() -> bool:
+            document = self._document()
+            status = status_of("bench", document)
+            counts = {each.worker: each.applications for each in status.workers}
+            return (
+                status.settled
+                and set(counts) == set(WORKERS)
+                and sum(counts.values()) == applications
+                and max(counts.values()) - min(counts.values()) <= 1
+            )
+
+        until(even, f"{applications} applications run evenly")
+
+    def on(self, worker: str) -> list[str]:
+        """The applications that are to run on a worker."""
+        document = self._document()
+        entries = document.applications if document else {}
+        return [name.application for name, entry in entries.items() if entry.worker == worker]
+
+    def kill(self, worker: str) -> float:
+        """``kill -9`` a worker; when, by the host's clock."""
+        process = self._processes.pop(worker)
+        at = time.time()
+        process.kill()
+        process.wait()
+        return at
+
+
+def single_starts(site: Site) -> list[float]:
+    """From the call of start to the process running, one application at a time."""
+    seconds = []
+    for number in range(SINGLE_STARTS):
+        name = f"single-{number}"
+        began = site.start(name)
+        until(lambda name=name: bool(site.begun(name)), f"{name} runs")  # type: ignore[misc]
+        seconds.append(min(site.begun(name).values()) - began)
+        site.stop(name)
+    return seconds
+
+
+def many_starts(site: Site, count: int) -> list[float]:
+    """The same for each of ``count`` applications that one client starts one right after the other."""
+    names = [f"many-{number}" for number in range(count)]
+    began = {name: site.start(name) for name in names}
+    until(lambda: all(site.begun(name) for name in names), "all run")
+    return [min(site.begun(name).values()) - began[name] for name in names]
+
+
+def kills(site: Site) -> list[float]:
+    """From ``kill -9`` of a worker to the last of its applications running elsewhere."""
+    for number in range(APPLICATIONS_WHEN_KILLED):
+        site.start(f"kept-{number}")
+    seconds = []
+    for _ in range(KILLS):
+        site.settle(APPLICATIONS_WHEN_KILLED)
+        victim = WORKERS[1]
+        concerned = site.on(victim)
+        at = site.kill(victim)
+
+        def last_begun(name: str, at: float = at) -> float:
+            return max((begun for begun in site.begun(name).values() if begun > at), default=0.0)
+
+        until(lambda names=concerned: all(map(last_begun, names)), "all run elsewhere")  # type: ignore[misc]
+        seconds.append(max(map(last_begun, concerned)) - at)
+        site.hire(victim)
+    return seconds
+
+
+@dataclass(slots=True)
+class Clocked:
+    """A leader machine that is told events, with a clock of its own for the machine and ours for the cost."""
+
+    leader: Leader
+    now: float = 0.0
+    spent_s: float = 0.0
+
+    def tell(self, event: LeaderEvent) -> AssignmentDocument | None:
+        """Tell it an event; the document that it wants to publish, if it does."""
+        before = time.perf_counter()
+        effects = self.leader.handle(event, self.now, int(self.now * 1000))
+        self.spent_s += time.perf_counter() - before
+        return next((each.document for each in effects if isinstance(each, PublishDocument)), None)
+
+    def document(self) -> AssignmentDocument:
+        """Let time pass until it publishes.
+
+        Raises:
+            RuntimeError: it does not.
+        """
+        for _ in range(MAX_WAKEUPS):
+            self.now = max(self.now, self.leader.next_wakeup or self.now)
+            if (document := self.tell(Wakeup())) is not None:
+                return document
+        raise RuntimeError("the leader has nothing to publish")
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """What documents of one size cost."""
+
+    first_s: float
+    worker_lost_s: float
+    moved: int
+    size_bytes: int
+    encode_s: float
+    publish_s: Sequence[float]
+
+
+def documents(kafka: str, applications: int, workers: int) -> Documents:
+    """Compute a first document, and the one after a worker left; encode it, and write it as a leader does."""
+    names = [ApplicationId("tenant", "channel", f"application-{n:05}") for n in range(applications)]
+    clocked = Clocked(Leader("bench", LeaderOptions(retention_bytes=10 * 2**30)))
+    clocked.tell(TookOver(0, None))
+    for number, name in enumerate(names):
+        archive = Archive(hashlib.sha256(str(name).encode()).hexdigest(), 1000 + number, 1)
+        at = 2 * number + 1
+        clocked.tell(PartRead(Standing(at, 0, 1000), name, archive.sha256, 0))
+        start = StartCommand(name, uuid4().hex, archive, Mode.AVAILABLE)
+        clocked.tell(StartRead(Standing(at + 1, 0, 300), start))
+    pongs = [
+        Pong(f"worker-{n:03}", Incarnation(uuid4().hex, 1), 1, 0, -1, None, host=f"10.0.0.{n}")
+        for n in range(workers)
+    ]
+    for pong in pongs:
+        clocked.tell(PongRead(pong))
+    clocked.spent_s = 0.0
+    first = clocked.tell(CaughtUp()) or clocked.document()
+    first_s, clocked.spent_s = clocked.spent_s, 0.0
+    if clocked.tell(Published(3 * applications)) is not None:
+        raise RuntimeError("nothing has changed, and it publishes")
+    gone = Pong(pongs[0].worker, pongs[0].incarnation, 2, 0, -1, first.epoch, leaving=True)
+    after = clocked.tell(PongRead(gone)) or clocked.document()
+    worker_lost_s = clocked.spent_s
+    moved = sum(after.applications[name].worker != entry.worker for name, entry in first.applications.items())
+    before = time.perf_counter()
+    encoded = encode(after)
+    encode_s = time.perf_counter() - before
+    return Documents(first_s, worker_lost_s, moved, len(encoded), encode_s, publishes(kafka, encoded))
+
+
+def publishes(kafka: str, encoded: bytes) -> list[float]:
+    """How long a document takes to stand on both topics, in one transaction each time."""
+    connection = Connection.from_url(parse_url(f"kafka://{kafka}/bench-{uuid4().hex[:8]}"), TIMEOUT_S)
+    topics = TopicNames().of(connection.cluster)
+    ensure(connection, topics, TIMEOUT_S)
+    records = [
+        NewRecord(topics.command, b"assignement", encoded),
+        NewRecord(topics.assignement, b"assignement", encoded),
+    ]
+    seconds = []
+    writer = TransactionalWriter(
+        connection, connection.cluster, TIMEOUT_S, max_record_bytes=MAX_MESSAGE_BYTES
+    )
+    with writer:
+        writer.init()
+        for _ in range(PUBLISHES):
+            before = time.perf_counter()
+            writer.transaction(records)
+            seconds.append(time.perf_counter() - before)
+    return seconds
+
+
+def milliseconds(seconds: Sequence[float]) -> tuple[str, str, str]:
+    """Median, 99th percentile and largest, in milliseconds."""
+    p99 = statistics.quantiles(seconds, n=100, method="inclusive")[98]
+    return tuple(f"{value * 1000:,.0f}" for value in (statistics.median(seconds), p99, max(seconds)))  # type: ignore[return-value]
+
+
+@contextmanager
+def broker() -> Iterator[str]:
+    """The Kafka that the environment names, else one broker of our own."""
+    if given := ",".join(addresses_from_environment()):
+        yield given
+        return
+    with KafkaCluster() as cluster:
+        yield cluster.bootstrap
+
+
+def show_times(kafka: str, only: set[str], applications: int) -> None:
+    """Starts and kills, on processes."""
+    table = Table(title=f"Times in ms, {len(WORKERS)} workers, rounds of {ROUND_S:g} s", title_justify="left")
+    for column in ("what", "n", "p50", "p99", "max"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+
+    def measured(what: str, measure: Callable[[Site], list[float]]) -> None:
+        with tempfile.TemporaryDirectory() as folder, Site(kafka, Path(folder)) as site:
+            seconds = measure(site)
+        table.add_row(what, str(len(seconds)), *milliseconds(seconds))
+
+    if "start" in only:
+        measured("start to process running, 1 application", single_starts)
+        measured(
+            f"the same, {applications} applications one after the other",
+            lambda site: many_starts(site, applications),
+        )
+    if "kill" in only:
+        measured(f"worker killed to its third of {APPLICATIONS_WHEN_KILLED} applications elsewhere", kills)
+    console.print(table)
+
+
+def show_documents(kafka: str, applications: int, workers: int) -> None:
+    """What documents cost."""
+    found = documents(kafka, applications, workers)
+    table = Table(
+        title=f"Documents of {applications:,} applications on {workers} workers", title_justify="left"
+    )
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_row("compute: all workers arrive, everything is placed", f"{found.first_s * 1000:,.0f} ms")
+    table.add_row(
+        f"compute: a worker left, {found.moved} applications move", f"{found.worker_lost_s * 1000:,.0f} ms"
+    )
+    table.add_row("encode", f"{found.encode_s * 1000:,.0f} ms")
+    table.add_row("size as a record", f"{found.size_bytes:,} bytes")
+    median, p99, largest = milliseconds(found.publish_s)
+    table.add_row(f"publish to both topics, p50 of {PUBLISHES}", f"{median} ms")
+    table.add_row("the same, p99 and max", f"{p99} and {largest} ms")
+    console.print(table)
+
+
+def main() -> None:
+    """Run what is asked for and print the tables."""
+    parts = ["start", "kill", "documents"]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=parts, action="append")
+    parser.add_argument("--starts", type=int, default=100, help="applications that are started at once")
+    parser.add_argument("--applications", type=int, default=10_000, help="of the documents")
+    parser.add_argument("--workers", type=int, default=200, help="of the documents")
+    arguments = parser.parse_args()
+    only = set(arguments.only or parts)
+    console.print(
+        f"{platform.python_implementation()} {platform.python_version()}, {platform.system()}, "
+        f"{os.cpu_count()} cores"
+    )
+    with broker() as kafka:
+        if only & {"start", "kill"}:
+            show_times(kafka, only, arguments.starts)
+        if "documents" in only:
+            show_documents(kafka, arguments.applications, arguments.workers)
+
+
+if __name__ == "__main__":
+    main()
