@@ -165,8 +165,8 @@ class Cast:
 
     def overlap_s(self) -> float:
         """The longest time with two leaders; below 0 where there was none."""
+        wait_until(lambda: len(self.spans()) >= 2)
         spans = self.spans()
-        assert len(spans) >= 2, "without two leaders in a row nothing was tried"
         return max(earlier.until - later.since for earlier, later in pairwise(spans))
 
     def tokens(self) -> list[int]:
