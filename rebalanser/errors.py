@@ -94,6 +94,10 @@ class InvalidHandlers(FixConfiguration):
     """No handler is registered, or handlers that exclude each other are."""
 
 
+class InvalidLoad(FixConfiguration):
+    """A load that was reported is negative, infinite or no number (AU-7)."""
+
+
 class UnknownApplication(FixConfiguration):
     """The cluster knows no application of this name; the message names those that it knows."""
 
@@ -132,6 +136,14 @@ class InvalidManifest(FixConfiguration):
 
 class UnusableFolder(FixConfiguration):
     """A worker's data folder cannot be used, or another worker uses it."""
+
+
+class UnusableHistory(FixConfiguration):
+    """The history cannot be read or written there; the message says what was found instead (AU-1)."""
+
+
+class UnusableOutput(FixConfiguration):
+    """The results can't be written there: no room, no right, or something else is there already."""
 
 
 class InvalidState(RebalanserError):

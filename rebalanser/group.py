@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from rebalanser import errors
-from rebalanser.allocation import balanced
+from rebalanser.allocation import balanced, effort
 from rebalanser.errors import (
     FixConfiguration,
     Forked,
@@ -213,14 +213,16 @@ class Group:
                 undo.callback(switch.close)
             coordinator = open_coordinator(self.name, self._url_text, self.settings, clock)
             undo.callback(coordinator.close)
-            observer = Observer(self.name, self.node, self.settings, clock, self._fact_hooks)
+            observer = Observer(self.name, self.node, stem, self.settings, clock, self._fact_hooks)
             undo.callback(observer.close)
             observer.warn_of(coordinator.capabilities.unsafe_reasons)
             self._observer = observer
             self._tenure = Tenure(clock)
             engine = Engine(
                 name=self.name,
-                node=Node(self._member(stem), self.settings.timings, balanced, self.settings.node_options),
+                node=Node(
+                    self._member(stem), self.settings.timings, balanced, self.settings.node_options, effort
+                ),
                 coordinator=coordinator,
                 handlers=handlers,
                 clock=clock,

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rebalanser.history import HistorySink, JsonlSink, Record
+from rebalanser.history import Journal, Protocol, author_here, event_of, open_sinks
 from rebalanser.protocol import Fact
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger, log_fact
 from rebalanser.settings import Settings
 
-HISTORY_FILES = 8
 CLOSE_TIMEOUT_S = 2.0
 QUEUE_SIZE = 10_000
 
@@ -26,32 +25,32 @@ class Observer:
 
     The history takes a fact in at once; the log and the hooks hear of it in a thread of their own, since
     either may block, as a terminal does under Ctrl-S, and a node that waits for one could not stop in time.
+    ``process`` names the process in the history: the stem of the ids of its node's incarnations.
+
+    Raises:
+        FixConfiguration: the history can't be written where the settings say.
     """
 
     def __init__(
         self,
         group: str,
         label: str,
+        process: str,
         settings: Settings,
         clock: Clock,
         hooks: Sequence[Callable[[Fact], None]],
     ) -> None:
         self._group = group
-        self._label = label
-        self._clock = clock
         self._hooks = hooks
-        self._lock = threading.Lock()
-        self._sequence = 0
-        self._sink: HistorySink | None = None
-        if settings.history_dir is not None:
-            self._sink = JsonlSink(
-                settings.history_dir,
-                group,
-                label,
-                max_file_bytes=settings.history_max_bytes // HISTORY_FILES,
-                max_files=HISTORY_FILES,
-            )
-
+        self._fenced = settings.fenced
+        self._journal = Journal(
+            author_here(Protocol.GROUP, group, process, label),
+            open_sinks(
+                settings.history_dir, settings.history_topic, group, label, settings.history_max_bytes
+            ),
+            wall=clock.wall,
+            monotonic=clock.now,
+        )
         self._told: queue.Queue[Fact | None] = queue.Queue(maxsize=QUEUE_SIZE)
         self._untold = 0
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-facts-{group}", daemon=True)
@@ -59,8 +58,7 @@ class Observer:
 
     def observe(self, fact: Fact) -> None:
         """Tell everyone. What comes faster than the log and the hooks can take it is counted and dropped."""
-        with contextlib.suppress(Exception):
-            self._write(fact)
+        self._journal.write(event_of(fact, fenced=self._fenced))
         try:
             self._told.put_nowait(fact)
         except queue.Full:
@@ -76,22 +74,6 @@ class Observer:
                 self._warn(
                     "facts were dropped: log and hooks are too slow", action="facts_dropped", count=untold
                 )
-
-    def _write(self, fact: Fact) -> None:
-        sink = self._sink
-        if sink is None:
-            return
-        with self._lock:
-            record = Record.from_fact(
-                fact,
-                group=self._group,
-                label=self._label,
-                sequence=self._sequence,
-                wall=self._clock.wall(),
-                monotonic=self._clock.now(),
-            )
-            self._sequence += 1
-            sink.write(record)
 
     def _log(self, fact: Fact) -> None:
         log_fact(fact, self._group)
@@ -117,5 +99,4 @@ class Observer:
             self._told.put(None, timeout=CLOSE_TIMEOUT_S)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT_S)
-        if self._sink is not None:
-            self._sink.close(CLOSE_TIMEOUT_S)
+        self._journal.close(CLOSE_TIMEOUT_S)

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from rebalanser.errors import InvalidSettings
 from rebalanser.protocol import Mode, NodeOptions, OnOverrun, Timings
+from rebalanser.redaction import redact
 from rebalanser.registry.keys import check_attribute
 
 DEFAULT_LEASE_TTL_S = 10.0
@@ -77,6 +78,12 @@ class Settings(BaseSettings):
     """The folder to which the node appends what it did, as JSON lines; none where unset."""
     history_max_bytes: Annotated[int, Field(ge=65_536)] = 512 * 1024 * 1024
     """The most that one node's history files may take; the oldest go first."""
+    history_topic: str | None = Field(default=None, repr=False)
+    """The topic to which the node writes what it did, ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``; may stand
+    beside ``history_dir``."""
+    fenced: bool = False
+    """The application says that every receiver of its writes checks the fencing token. Written into the
+    history, for the audit to tell harm from none; the node acts no differently."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -138,7 +145,8 @@ class Settings(BaseSettings):
 
 def _one_line(error: ValidationError) -> str:
     return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']} (got {problem['input']!r})"
+        f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']} "
+        f"(got {redact(repr(problem['input']))})"
         for problem in error.errors(include_url=False)
         if problem["type"] != "default_factory_not_called"
     )

@@ -6,6 +6,8 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from rebalanser.protocol.types import Effort
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -86,6 +88,21 @@ def minimum_moves(
     surplus = sum(max(0, held[node] - max(0, level - loads[node])) for node in live)
     could_spare_one = sum(loads[node] <= level < loads[node] + held[node] for node in live)
     return forced + surplus - min(extra, could_spare_one)
+
+
+def effort(
+    allocation: Mapping[str, Collection[str]],
+    resources: Collection[str],
+    previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str] = NO_PINS,
+) -> Effort:
+    """What ``allocation`` costs: its :func:`moves` beside the :func:`minimum_moves` of its nodes (RB-10)."""
+    return Effort(
+        moves=moves(previous, allocation),
+        least_moves=minimum_moves(allocation.keys(), resources, previous, pinned),
+        nodes=len(allocation),
+        resources=len(resources),
+    )
 
 
 def _fixed(

@@ -213,5 +213,5 @@ class ApplicationProcesses:
                 del self._running[key]
                 if running.last_resort is not None:
                     running.last_resort.cancel()
-                event = ProcessExited(application, run, outcome.code, outcome.error or "")
+                event = ProcessExited(application, run, outcome.code, outcome.error or "", outcome.at)
         self._tell(event)

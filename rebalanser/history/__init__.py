@@ -1,32 +1,44 @@
 """The ownership history: what each node did and when, for people and for the audit.
 
-A runtime turns each :class:`~rebalanser.protocol.messages.Fact` into a :class:`Record` and gives it to a
-:class:`HistorySink`. Writing history never blocks or fails the node; what is dropped shows as a gap.
+Group, Shiva, NELI and Skuld write what happens as an :class:`Event` into a :class:`Journal`, which makes it a
+:class:`Record` and gives it to a :class:`HistorySink`. Writing history never blocks or fails the writer; what
+is dropped shows as a gap.
 """
 
-from rebalanser.history.records import (
-    GAP,
-    SCHEMA_VERSION,
-    Record,
-    Unreadable,
-    UnreadableReason,
-    json_schema,
-    read_records,
-)
+from rebalanser.history.facts import event_of
+from rebalanser.history.journal import Journal, author_here
+from rebalanser.history.kinds import GAP, KINDS, KindNote, Protocol, SkuldKind, Step
+from rebalanser.history.reading import Unreadable, UnreadableReason, read_line, read_records
+from rebalanser.history.records import SCHEMA_VERSION, UNLIMITED_S, Author, Event, Record, json_schema
 from rebalanser.history.reference import describe
 from rebalanser.history.sinks import HistorySink, JsonlSink, MemorySink, NullSink
+from rebalanser.history.targets import TeeSink, open_sinks
 
 __all__ = [
     "GAP",
+    "KINDS",
     "SCHEMA_VERSION",
+    "UNLIMITED_S",
+    "Author",
+    "Event",
     "HistorySink",
+    "Journal",
     "JsonlSink",
+    "KindNote",
     "MemorySink",
     "NullSink",
+    "Protocol",
     "Record",
+    "SkuldKind",
+    "Step",
+    "TeeSink",
     "Unreadable",
     "UnreadableReason",
+    "author_here",
     "describe",
+    "event_of",
     "json_schema",
+    "open_sinks",
+    "read_line",
     "read_records",
 ]

@@ -25,8 +25,13 @@ _MAX_ENCODED: Final = 90
 
 
 def encoded(name: str) -> str:
-    """``name`` as a part of a file name: no dot, no slash, and short enough for every file system."""
+    """``name`` as a part of a file name: no dot, no slash, and short enough for every file system.
+
+    Nor does it begin with an underscore: to Spark such a file is hidden.
+    """
     quoted = quote(name, safe="", errors="backslashreplace").replace(".", "%2E").replace("~", "%7E")
+    if quoted.startswith("_"):
+        quoted = f"%5F{quoted[1:]}"
     if len(quoted) <= _MAX_ENCODED:
         return quoted
     digest = hashlib.sha256(quoted.encode()).hexdigest()[:16]

@@ -1,33 +1,61 @@
-"""What one line of the history is, and how to read it back."""
+"""What one line of the history is, in the present version of the schema."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, Self, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rebalanser.protocol.messages import Fact, FactKind
+from rebalanser.history.kinds import GAP, KINDS, Protocol
 from rebalanser.redaction import HIDDEN, names_secret, redact
 
-SCHEMA_VERSION: Final = 1
-GAP: Final = "gap"
+SCHEMA_VERSION: Final = 2
 MAX_TEXT: Final = 4096
 """Characters of one text in ``detail``; the rest of a longer one is cut off."""
-MAX_LINE_BYTES: Final = 1 << 20
-"""A longer line is no record of ours; it is reported and never held in memory."""
+UNLIMITED_S: Final = 1e12
+"""An ``overlap_limit_s`` that allows any overlap."""
 
-Kind: TypeAlias = FactKind | Literal["gap"]
 Value: TypeAlias = str | int | float | bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who writes: one process's part in one group, the same for all of its records."""
+
+    protocol: Protocol
+    group: str
+    process: str
+    label: str
+    host: str | None = None
+    boot: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened, before it has a number and a time; the fields are those of :class:`Record`."""
+
+    kind: str
+    node: str
+    incarnation: int = 0
+    term: int = 0
+    version: int = 0
+    resource: str | None = None
+    token: int | None = None
+    revision: int | None = None
+    value: float | None = None
+    fenced: bool | None = None
+    overlap_limit_s: float | None = None
+    detail: Mapping[str, Value] = field(default_factory=dict)
+
+
 class Record(BaseModel):
-    """One thing that happened on one node. ``(node, incarnation, sequence)`` names it for ever.
+    """One thing that happened on one node. ``(process, sequence)`` names it for ever.
+
+    Group, Shiva, NELI and Skuld write the same record; ``protocol`` says whose words ``kind`` is one of
+    (:data:`~rebalanser.history.kinds.KINDS`).
 
     A ``gap`` record stands for records that were dropped, has the sequence number of the first of them, and
     in its detail how many there were (``dropped``), their numbers (``first``, ``last``) and the ``reason``.
@@ -35,17 +63,26 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    schema_version: Literal[1] = Field(description="the version of this schema")
-    group: str = Field(description="the group's name")
+    schema_version: Literal[2] = Field(description="the version of this schema")
+    protocol: Protocol = Field(description="who wrote it: `group`, `shiva`, `neli` or `skuld`")
+    group: str = Field(description="the group's name; a cluster's in Shiva, a queue's in Skuld")
+    process: str = Field(
+        description="names the process, of all that ever ran, whose records `sequence` counts"
+    )
     node: str = Field(description="the id of the node's incarnation, never used again")
     label: str = Field(description="the name that a person gave the node; many nodes may share it")
-    incarnation: int = Field(ge=0, description="which incarnation of its process this is; ends the node id")
+    incarnation: int = Field(ge=0, description="which incarnation of its process this is")
+    host: str | None = Field(default=None, description="the name of the host, for people")
+    boot: str | None = Field(
+        default=None,
+        description="names one run of one host's kernel: the monotonic times of equal boots are of one clock",
+    )
     sequence: int = Field(
         ge=0,
         description="counts the records of one process from 0, across its incarnations; "
         "a number is missing only where a record was dropped",
     )
-    kind: Kind = Field(description="what happened, a word of the table of kinds")
+    kind: str = Field(description="what happened, a word of the protocol's table of kinds")
     term: int = Field(ge=0, description="the leader's term that the node knew; 0 before it knew one")
     version: int = Field(ge=0, description="the allocation that the node had adopted; 0 before the first")
     resource: str | None = Field(default=None, description="the resource concerned, if it is one only")
@@ -55,39 +92,61 @@ class Record(BaseModel):
     revision: int | None = Field(
         default=None, ge=0, description="the registry revision at which it was seen or done"
     )
+    value: float | None = Field(default=None, description="the number that the kind is about, such as a load")
+    fenced: bool | None = Field(
+        default=None,
+        description="whether the application says that every receiver of its writes checks the token",
+    )
+    overlap_limit_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="for how long the next owner may begin before this one has ended, by the mode that the "
+        "operator chose; null is not at all, 1e12 is without limit",
+    )
     wall_time: float = Field(description="seconds since 1970 by the host's clock, which may jump")
     monotonic_time: float = Field(
-        description="seconds of the clock that leases are counted on; comparable on one host until it reboots"
+        description="seconds of the clock that leases are counted on; comparable within one `boot`"
     )
     detail: dict[str, Value] = Field(
         default_factory=dict, description="what else there is to say of the kind"
     )
 
-    @classmethod
-    def from_fact(
-        cls, fact: Fact, *, group: str, label: str, sequence: int, wall: float, monotonic: float
-    ) -> Self:
-        """A fact as a record: ``wall`` in seconds since 1970, ``monotonic`` in seconds of the lease clock.
+    @model_validator(mode="after")
+    def _kind_is_a_word_of_its_protocol(self) -> Self:
+        if self.kind not in KINDS[self.protocol]:
+            raise ValueError(f"{self.kind!r} is no kind of {self.protocol}")
+        return self
 
-        Takes any fact: text that is no valid Unicode is escaped, long text is cut, secrets are hidden, and
-        a number that JSON does not know becomes text.
+    @classmethod
+    def of(cls, author: Author, event: Event, *, sequence: int, wall: float, monotonic: float) -> Self:
+        """What happened as a record: ``wall`` in seconds since 1970, ``monotonic`` of the lease clock.
+
+        Takes any text and number: text that is no valid Unicode is escaped, long text is cut, secrets are
+        hidden, and a number that JSON does not know becomes text.
         """
         return cls(
             schema_version=SCHEMA_VERSION,
-            group=_text(group),
-            node=_text(fact.node),
-            label=_text(label),
-            incarnation=_incarnation(fact.node),
+            protocol=author.protocol,
+            group=_text(author.group),
+            process=_text(author.process),
+            node=_text(event.node),
+            label=_text(author.label),
+            incarnation=event.incarnation,
+            host=None if author.host is None else _text(author.host),
+            boot=author.boot,
             sequence=sequence,
-            kind=fact.kind,
-            term=fact.term,
-            version=fact.version,
-            resource=None if fact.resource is None else _text(fact.resource),
-            token=fact.token,
-            revision=fact.revision,
+            kind=event.kind,
+            term=event.term,
+            version=event.version,
+            resource=None if event.resource is None else _text(event.resource),
+            token=event.token,
+            revision=event.revision,
+            value=event.value,
+            fenced=event.fenced,
+            overlap_limit_s=event.overlap_limit_s,
             wall_time=wall,
             monotonic_time=monotonic,
-            detail=_detail(fact.detail),
+            detail=_detail(event.detail),
         )
 
     @classmethod
@@ -95,10 +154,14 @@ class Record(BaseModel):
         """The record that takes the place of ``dropped`` records, from ``first`` to ``last``."""
         return cls(
             schema_version=SCHEMA_VERSION,
+            protocol=first.protocol,
             group=first.group,
+            process=first.process,
             node=first.node,
             label=first.label,
             incarnation=first.incarnation,
+            host=first.host,
+            boot=first.boot,
             sequence=first.sequence,
             kind=GAP,
             term=first.term,
@@ -111,95 +174,13 @@ class Record(BaseModel):
         )
 
     def to_line(self) -> bytes:
-        """The record as one line of JSON, with its newline."""
-        return self.__pydantic_serializer__.to_json(self) + b"\n"
+        """The record as one line of JSON, with its newline. A field that is null is left out."""
+        return self.__pydantic_serializer__.to_json(self, exclude_none=True) + b"\n"
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema of one line."""
     return Record.model_json_schema()
-
-
-class UnreadableReason(StrEnum):
-    """Why a line is no record."""
-
-    TORN = "torn"
-    """The last line of a file whose writer died while writing it."""
-    NOT_JSON = "not_json"
-    NEWER_SCHEMA = "newer_schema"
-    """Written by a newer version of Rebalanser."""
-    NOT_A_RECORD = "not_a_record"
-    """JSON, but not what the schema says."""
-    TOO_LONG = "too_long"
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A line that could not be read; ``line`` counts from 1. It is told, never skipped in silence."""
-
-    file: Path
-    line: int
-    reason: UnreadableReason
-    detail: str
-
-
-def read_records(path: Path | str) -> Iterator[Record | Unreadable]:
-    """Read a history file, or all ``*.jsonl`` files right in a folder in the order of their names.
-
-    Streams: one line is in memory at a time. Records of one process come in the order of their sequence.
-
-    Raises:
-        OSError: the path, or a file that was there when the folder was listed, can't be opened or read.
-    """
-    path = Path(path)
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    for file in files:
-        with file.open("rb") as lines:
-            yield from _read_lines(file, lines)
-
-
-def _read_lines(file: Path, lines: BinaryIO) -> Iterator[Record | Unreadable]:
-    number = 0
-    while line := lines.readline(MAX_LINE_BYTES):
-        number += 1
-        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            _skip_line(lines)
-            yield Unreadable(file, number, UnreadableReason.TOO_LONG, f"over {MAX_LINE_BYTES} bytes")
-        else:
-            yield _read_line(file, number, line)
-
-
-def _skip_line(lines: BinaryIO) -> None:
-    while (rest := lines.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-        continue
-
-
-def _read_line(file: Path, number: int, line: bytes) -> Record | Unreadable:
-    try:
-        return Record.model_validate_json(line)
-    except ValidationError as error:
-        reason, detail = _why_unreadable(line, error)
-        return Unreadable(file, number, reason, detail)
-
-
-def _why_unreadable(line: bytes, error: ValidationError) -> tuple[UnreadableReason, str]:
-    try:
-        content = from_json(line)
-    except ValueError as syntax:
-        torn = not line.endswith(b"\n")
-        return (UnreadableReason.TORN if torn else UnreadableReason.NOT_JSON), str(syntax)
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        return UnreadableReason.NEWER_SCHEMA, f"version {version}; this one reads up to {SCHEMA_VERSION}"
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the line"
-    return UnreadableReason.NOT_A_RECORD, f"{where}: {first['msg']}"
-
-
-def _incarnation(node: str) -> int:
-    """The number that ends a node id ``STEM-N``; 0 where there is none."""
-    suffix = node.rpartition("-")[2]
-    return int(suffix) if suffix.isascii() and suffix.isdigit() and len(suffix) < 19 else 0
 
 
 def _text(text: str) -> str:

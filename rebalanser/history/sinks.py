@@ -22,12 +22,12 @@ from tenacity import (
 from rebalanser.errors import InvalidSettings
 from rebalanser.history.files import RotatingFiles
 from rebalanser.history.records import Record
+from rebalanser.history.waiting import TOO_SLOW, WaitingRoom
 
 _log = logging.getLogger("rebalanser.history")
 
 _RETRY_INITIAL_S: Final = 0.05
 _RETRY_MAX_S: Final = 5.0
-_TOO_SLOW: Final = "records came faster than they could be written"
 
 
 class HistorySink(Protocol):
@@ -119,7 +119,7 @@ class JsonlSink:
         self._flush_interval_s = flush_interval_s
         self._fsync_interval_s = fsync_interval_s
         self._synced_at = time.monotonic()
-        self._waiting = _Waiting(queue_size)
+        self._waiting = WaitingRoom(queue_size)
         self._lines: deque[bytes] = deque()
         self._filled = threading.Event()
         self._closing = threading.Event()
@@ -183,13 +183,13 @@ class JsonlSink:
             )
             self._lines.clear()
             return
-        if self._waiting.reason != _TOO_SLOW:
-            self._waiting.reason = _TOO_SLOW
+        if self._waiting.reason != TOO_SLOW:
+            self._waiting.reason = TOO_SLOW
             _log.info("the history is written again", extra={"action": "history_recovered"})
 
     def _failing(self, attempt: RetryCallState) -> None:
         error = attempt.outcome.exception() if attempt.outcome else None
-        reason = _reason(error) if isinstance(error, OSError) else _TOO_SLOW
+        reason = _reason(error) if isinstance(error, OSError) else TOO_SLOW
         if self._waiting.reason != reason:
             self._waiting.reason = reason
             _log.warning(
@@ -213,64 +213,6 @@ class JsonlSink:
                 extra={"action": "history_unsynced"},
             )
         self._synced_at = time.monotonic()
-
-
-class _Waiting:
-    """The records that wait for the writer, ``size`` at most, and what became of the rest.
-
-    The writer takes all of them at once. So once a record was dropped the queue stays full until it is
-    emptied, and the dropped ones all belong right behind it: that is where the gap record goes.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.dropped = 0
-        self.reason = _TOO_SLOW
-        """Why records are dropped now, if they are; set by the writer."""
-        self._size = size
-        self._lock = threading.Lock()
-        self._records: list[Record] = []
-        self._gap: _Gap | None = None
-        self._closed = False
-
-    def put(self, record: Record) -> None:
-        with self._lock:
-            if len(self._records) < self._size and not self._closed:
-                self._records.append(record)
-                return
-            self.dropped += 1
-            if self._gap is None:
-                self._gap = _Gap(record, self.reason)
-            self._gap.add(record)
-
-    def take(self, *, last: bool) -> list[Record]:
-        """Everything that waits, then the gap if there is one; from the ``last`` time on all is dropped."""
-        with self._lock:
-            records, self._records = self._records, []
-            gap, self._gap = self._gap, None
-            self._closed = self._closed or last
-        return [*records, gap.record()] if gap else records
-
-    def drop_for_good(self, count: int) -> None:
-        """Count records that were taken and could not be written when the sink was closed."""
-        with self._lock:
-            self.dropped += count
-
-
-class _Gap:
-    """Consecutive records that were dropped."""
-
-    def __init__(self, first: Record, reason: str) -> None:
-        self._first = first
-        self._last = first
-        self._reason = reason
-        self._dropped = 0
-
-    def add(self, record: Record) -> None:
-        self._last = record
-        self._dropped += 1
-
-    def record(self) -> Record:
-        return Record.gap(self._first, self._last, dropped=self._dropped, reason=self._reason)
 
 
 def _reason(error: OSError) -> str:

@@ -86,6 +86,7 @@ from rebalanser.protocol.messages import (
 from rebalanser.protocol.node import Node, NodeOptions
 from rebalanser.protocol.states import MEMBERSHIP, ROLE, STEPS, Membership, Role, Step
 from rebalanser.protocol.types import (
+    Effort,
     Fingerprint,
     Group,
     Header,
@@ -113,6 +114,7 @@ __all__ = [
     "CallStop",
     "Command",
     "Effect",
+    "Effort",
     "Event",
     "Fact",
     "FactKind",

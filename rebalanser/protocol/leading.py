@@ -6,15 +6,17 @@ Like :mod:`~rebalanser.protocol.rebalancing` this sends nothing; it knows what s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rebalanser.protocol.messages import Alive
 from rebalanser.protocol.states import ROLE, Role, Vote
 from rebalanser.protocol.types import (
+    Effort,
     Fingerprint,
     Group,
     Header,
     Leadership,
+    Member,
     Mode,
     NodeId,
     Plan,
@@ -35,6 +37,22 @@ Allocate: TypeAlias = Callable[
 ]
 """``allocate(nodes, resources, previous, pinned)``: who is to own what; see :mod:`rebalanser.allocation`."""
 
+Measure: TypeAlias = Callable[
+    [
+        Mapping[NodeId, Collection[Resource]],
+        Collection[Resource],
+        Mapping[NodeId, Collection[Resource]],
+        Mapping[Resource, NodeId],
+    ],
+    Effort,
+]
+"""``measure(allocation, resources, previous, pinned)``: what the allocation costs; it has every node that may
+own resources as a key. See :func:`rebalanser.allocation.effort`."""
+
+
+_EFFORTS_KEPT: Final = 16
+"""A plan whose outcome is unknown is planned anew after each reading; few such are ever in doubt at once."""
+
 
 def _revision(header: Header | None) -> int:
     return header.revision if header is not None else 0
@@ -42,25 +60,34 @@ def _revision(header: Header | None) -> int:
 
 def intended(group: Group, allocate: Allocate) -> dict[NodeId, frozenset[Resource]]:
     """What a leader that reads this group wants each member to own; drained nodes own nothing (RB-30)."""
-    active = {node: member for node, member in group.members.items() if member.label not in group.drained}
-    by_label = {member.label: node for node, member in sorted(active.items(), reverse=True)}
-    pins = {r: spec.pin for r, spec in group.resources.items() if spec.pin is not None}
-    allocation = allocate(
-        active.keys(),
-        group.resources.keys(),
-        {node: share.resources for node, share in group.shares.items()},
-        {resource: by_label.get(label, "") for resource, label in pins.items()},
-    )
+    allocation = allocate(_active(group).keys(), group.resources.keys(), _previous(group), _pinned(group))
     return {node: frozenset(allocation.get(node, ())) for node in group.members}
+
+
+def _active(group: Group) -> dict[NodeId, Member]:
+    """The members that may own resources."""
+    return {node: member for node, member in group.members.items() if member.label not in group.drained}
+
+
+def _previous(group: Group) -> dict[NodeId, frozenset[Resource]]:
+    return {node: share.resources for node, share in group.shares.items()}
+
+
+def _pinned(group: Group) -> dict[Resource, NodeId]:
+    """The node that each pinned resource may be on; an empty id where the node is not there."""
+    by_label = {member.label: node for node, member in sorted(_active(group).items(), reverse=True)}
+    pins = {r: spec.pin for r, spec in group.resources.items() if spec.pin is not None}
+    return {resource: by_label.get(label, "") for resource, label in pins.items()}
 
 
 class Leading:
     """One node's side of leading: its role, and as a leader the group as it last read it."""
 
-    def __init__(self, may_lead: bool, timings: Timings, allocate: Allocate) -> None:
+    def __init__(self, may_lead: bool, timings: Timings, allocate: Allocate, measure: Measure | None) -> None:
         self._may_lead = may_lead
         self._timings = timings
         self._allocate = allocate
+        self._measure = measure
         self.role = ROLE.first
         self.leadership: Leadership | None = None
         self.plan: Plan | None = None
@@ -75,6 +102,9 @@ class Leading:
         self._acknowledgements_read = 0
         self._completed_version = 0
         self._attempted_version = 0
+        self._committed_version = 0
+        self.efforts: dict[int, Effort] = {}
+        """What the allocations cost that were planned last, by version."""
         self._doubtful: tuple[int, int] | None = None
 
     @property
@@ -220,7 +250,7 @@ class Leading:
 
     def _planned(self, group: Group) -> Plan | None:
         targets = intended(group, self._allocate)
-        previous = {node: share.resources for node, share in group.shares.items()}
+        previous = _previous(group)
         before = group.header.shares if group.header else {}
         changed = {n for n, share in targets.items() if n not in before or previous.get(n) != share}
         if not changed and before.keys() == targets.keys():
@@ -229,6 +259,8 @@ class Leading:
         else:
             changed |= {n for n, member in group.members.items() if member.mode is Mode.EAGER}
         version = self._attempted_version = self._unused_version(group)
+        effort = self._effort(group, targets)
+        self._remember(version, effort)
         return Plan(
             version=version,
             based_on=group.header,
@@ -236,13 +268,39 @@ class Leading:
             changed={node: targets[node] for node in changed},
             superseded=frozenset((n, v) for n, v in before.items() if n in changed or n not in targets)
             | group.leftover_shares,
+            effort=effort,
         )
+
+    def _remember(self, version: int, effort: Effort | None) -> None:
+        """Keep what the last plans cost, to tell it of one that turns out to be committed later."""
+        if effort is None:
+            return
+        self.efforts[version] = effort
+        if len(self.efforts) > _EFFORTS_KEPT:
+            del self.efforts[min(self.efforts)]
+
+    def _effort(self, group: Group, targets: Mapping[NodeId, Collection[Resource]]) -> Effort | None:
+        if self._measure is None:
+            return None
+        allocation = {node: targets[node] for node in _active(group)}
+        return self._measure(allocation, group.resources.keys(), _previous(group), _pinned(group))
 
     def _unused_version(self, group: Group) -> int:
         """A version that no share was ever written for, nor may be by a late request."""
         committed = group.header.version if group.header else 0
         leftover = max((version for _, version in group.leftover_shares), default=0)
         return max(committed, leftover, self._attempted_version) + 1
+
+    def learn_own(self, header: Header) -> bool:
+        """Whether this leader, told so or reading the group, learns that it committed the allocation itself.
+
+        It did if the allocation is of the term that it leads: nobody else publishes in it (RB-6). It learns
+        so once, for the versions of one node only grow.
+        """
+        if header.term != self.term or header.version <= self._committed_version:
+            return False
+        self._committed_version = header.version
+        return True
 
     def published(self, header: Header, now: float) -> None:
         """The plan is committed."""

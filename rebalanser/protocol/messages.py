@@ -236,6 +236,9 @@ class BarriersRemoved:
 
     resources: frozenset[Resource]
     revision: int
+    """When that was known of the last of them."""
+    removed_at: Mapping[Resource, int] = field(default_factory=dict)
+    """The revision at which this command removed a barrier; without those that it found gone (RB-15)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +438,7 @@ class FactKind(StrEnum):
     STOP_FAILED = "stop_failed"
     HANDLER_OVERRAN = "handler_overran"
     COMMAND_FAILED = "command_failed"
+    LOAD_REPORTED = "load_reported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +452,8 @@ class Fact:
     resource: Resource | None = None
     token: Token | None = None
     revision: int | None = None
+    value: float | None = None
+    """The number that the kind is about: a published or completed version, a load."""
     detail: Mapping[str, str | float | bool | None] = field(default_factory=dict)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import assert_never
 
 from rebalanser.errors import InternalError
 from rebalanser.protocol.lanes import Lanes
-from rebalanser.protocol.leading import Allocate, Leading
+from rebalanser.protocol.leading import Allocate, Leading, Measure
 from rebalanser.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -91,11 +91,17 @@ class Node:
     """One node of a group, through all its incarnations.
 
     ``member`` tells the group of the node; its ``node`` is the stem of the incarnations' ids and must be
-    unique in the world. ``allocate`` is used while this node leads.
+    unique in the world. ``allocate`` is used while this node leads, and so is ``measure``, which tells what
+    an allocation costs; without it nobody is told.
     """
 
     def __init__(
-        self, member: Member, timings: Timings, allocate: Allocate, options: NodeOptions = NodeOptions()
+        self,
+        member: Member,
+        timings: Timings,
+        allocate: Allocate,
+        options: NodeOptions = NodeOptions(),
+        measure: Measure | None = None,
     ) -> None:
         self._stem = member.node
         self._member = member
@@ -121,7 +127,7 @@ class Node:
         self._watched: frozenset[Topic] = frozenset()
         self._lanes = Lanes(timings.retry_initial_s, timings.retry_max_s)
         self._rebalancing = Rebalancing(member.mode, options.start_in_batches)
-        self._leading = Leading(member.may_lead, timings, allocate)
+        self._leading = Leading(member.may_lead, timings, allocate, measure)
         self._effects: list[Effect] = []
         self._next_wakeup: float | None = None
 
@@ -229,6 +235,7 @@ class Node:
         resource: Resource | None = None,
         token: Token | None = None,
         revision: int | None = None,
+        value: float | None = None,
         **detail: str | float | bool | None,
     ) -> None:
         header = self._rebalancing.header
@@ -240,6 +247,7 @@ class Node:
             resource=resource,
             token=token,
             revision=revision,
+            value=value,
             detail=detail,
         )
         self._effects.append(Report(fact))
@@ -391,12 +399,14 @@ class Node:
             case AddBarriers(), BarriersAdded():
                 self._barriers_added(outcome)
             case ReadBarriers(), BarriersRead():
-                self._rebalancing.barriers_read(command.resources, outcome.mine)
+                found = self._rebalancing.barriers_read(command.resources, outcome.mine)
+                self._report_added(found)
             case RemoveBarriers(), BarriersRemoved():
                 self._rebalancing.barriers_removed(outcome.resources)
                 for resource in sorted(outcome.resources):
                     token = command.barriers.get(resource)
-                    self._report(FactKind.BARRIER_REMOVED, resource, token, outcome.revision)
+                    removed_at = outcome.removed_at.get(resource)
+                    self._report(FactKind.BARRIER_REMOVED, resource, token, removed_at)
             case Acknowledge(), Acknowledged():
                 self._rebalancing.acknowledged = outcome.version
                 self._rebalancing.acknowledged_revision = outcome.revision
@@ -421,6 +431,8 @@ class Node:
             case Deposed():
                 self._deposed()
             case GroupRead(group):
+                # Told before this reading is: what was committed comes from an earlier one.
+                self._report_published(group.header)
                 self._leading.group_read(group, now)
                 self._report(
                     FactKind.GROUP_READ,
@@ -429,16 +441,25 @@ class Node:
                     resources=len(group.resources),
                 )
             case Published(header):
+                self._report_published(header)
                 self._leading.published(header, now)
-                self._report(
-                    FactKind.ALLOCATION_PUBLISHED,
-                    revision=header.revision,
-                    published_version=header.version,
-                )
             case Conflict():
                 self._leading.read_failed(now)
             case _:
                 assert_never(outcome)
+
+    def _report_published(self, header: Header | None) -> None:
+        """Tell once of each allocation that this leader is known to have committed."""
+        if header is None or not self._leading.learn_own(header):
+            return
+        effort = self._leading.efforts.get(header.version)
+        self._report(
+            FactKind.ALLOCATION_PUBLISHED,
+            revision=header.revision,
+            value=header.version,
+            published_version=header.version,
+            **(asdict(effort) if effort is not None else {}),
+        )
 
     def _alive(self, alive: Alive, now: float) -> None:
         self._proven_at = max(self._proven_at, alive.proven_at)
@@ -473,10 +494,13 @@ class Node:
 
     def _barriers_added(self, outcome: BarriersAdded) -> None:
         self._rebalancing.barriers_added(outcome)
-        for resource, token in outcome.added.items():
-            self._report(FactKind.BARRIER_ADDED, resource, token, token)
+        self._report_added(outcome.added)
         for resource, holder in outcome.blocked.items():
             self._report(FactKind.BARRIER_BLOCKED, resource, revision=outcome.revision, holder=holder)
+
+    def _report_added(self, barriers: Mapping[Resource, Token]) -> None:
+        for resource, token in barriers.items():
+            self._report(FactKind.BARRIER_ADDED, resource, token, token)
 
     def _left(self, now: float) -> None:
         self._report(FactKind.LEFT)
@@ -626,7 +650,7 @@ class Node:
             return
         completed = leading.newly_completed()
         if completed is not None:
-            self._report(FactKind.REBALANCE_COMPLETED, completed_version=completed)
+            self._report(FactKind.REBALANCE_COMPLETED, value=completed, completed_version=completed)
         if not self._lanes.ready(Lane.LEADER, now):
             return
         if leading.role is Role.LEADER and leading.leadership is not None:

@@ -184,10 +184,14 @@ class Rebalancing:
         """An answer was lost: each of these barriers may be this node's, now or a little later."""
         self.uncertain |= asked
 
-    def barriers_read(self, asked: frozenset[Resource], mine: Mapping[Resource, Token]) -> None:
-        """It is known again which of these barriers are this node's."""
+    def barriers_read(
+        self, asked: frozenset[Resource], mine: Mapping[Resource, Token]
+    ) -> dict[Resource, Token]:
+        """It is known again which of these barriers are this node's. Those that it did not know to hold."""
+        found = {resource: token for resource, token in mine.items() if self.held.get(resource) != token}
         self.uncertain -= asked
         self.held.update(mine)
+        return found
 
     def removal_unknown(self, resources: Iterable[Resource]) -> None:
         """An answer was lost: each of these barriers may be gone, now or a little later.

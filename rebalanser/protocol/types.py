@@ -153,6 +153,20 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """What an allocation costs beside the least that it could (RB-10)."""
+
+    moves: int
+    """Resources that leave a node which is still there and may own resources, for another one."""
+    least_moves: int
+    """The fewest moves with which any allocation as even as possible could follow the one before."""
+    nodes: int
+    """The nodes that may own resources: the live ones that are not drained."""
+    resources: int
+    """All resources of the group."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """An allocation that a leader is about to publish, as the change from the one before."""
 
@@ -162,6 +176,8 @@ class Plan:
     changed: Mapping[NodeId, frozenset[Resource]]
     superseded: frozenset[tuple[NodeId, int]]
     """Shares by node and version that the new header does not name."""
+    effort: Effort | None = None
+    """What it costs; None where nobody measures."""
 
 
 class TopicKind(StrEnum):

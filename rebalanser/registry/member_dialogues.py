@@ -280,8 +280,10 @@ class MemberDialogues(Dialogues):
     def _remove_barriers(self, command: RemoveBarriers) -> Dialogue:
         """Remove what is still this session's; each chunk wakes up who waits for this node.
 
-        A chunk that fails after others took effect makes the whole command's outcome unknown.
+        A chunk that fails after others took effect makes the whole command's outcome unknown. What was gone
+        before, perhaps by an earlier attempt, was removed at a revision that nobody can tell any more.
         """
+        removed_at: dict[Resource, int] = {}
         revision = 0
         for chunk in self._barrier_chunks(command.barriers):
             try:
@@ -292,7 +294,12 @@ class MemberDialogues(Dialogues):
             if not outcome.succeeded:
                 return SessionLost()
             revision = outcome.revision
-        return BarriersRemoved(frozenset(command.barriers), revision)
+            removed_at.update(
+                (resource, revision)
+                for resource, result in zip(chunk, outcome.results[:-1], strict=True)
+                if nested_outcome(result).succeeded
+            )
+        return BarriersRemoved(frozenset(command.barriers), revision, removed_at)
 
     def _removing(self, command: RemoveBarriers, chunk: Sequence[Resource]) -> Transaction:
         session = command.session

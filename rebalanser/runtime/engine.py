@@ -7,6 +7,7 @@ slow handler nor a slow request delays a heartbeat (RB-25).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from rebalanser.runtime.owned import Owned, Tenure
 
 CLOSE_TIMEOUT_S = 5.0
 LOOK_AT_CLOCK_S = 0.5
+TELL_LOADS_S = 1.0
 
 
 class Switch(Protocol):
@@ -97,6 +99,7 @@ class Engine:
         self._inbox = Inbox()
         self._changed = threading.Condition()
         self._deadline: float | None = None
+        self._loads_told_at = -math.inf
         self._stopped = False
         self._finished = False
         self._last_node = ""
@@ -175,7 +178,7 @@ class Engine:
             raise self._failure
         raise InternalError(f"the engine of {self._name} failed") from self._failure
 
-    def _tell(self, kind: FactKind, owned: Owned) -> None:
+    def _tell(self, kind: FactKind, owned: Owned, value: float | None = None) -> None:
         snapshot = self._snapshot
         self._observe(
             Fact(
@@ -185,8 +188,18 @@ class Engine:
                 version=snapshot.version,
                 resource=owned.resource,
                 token=owned.token,
+                value=value,
             )
         )
+
+    def _tell_loads(self) -> None:
+        """Tell what the application reported, once a second: the loop looks at the clock oftener anyway."""
+        now = self._clock.now()
+        if now - self._loads_told_at < TELL_LOADS_S:
+            return
+        self._loads_told_at = now
+        for owned, load in self._runner.taken_loads():
+            self._tell(FactKind.LOAD_REPORTED, owned, load)
 
     def _fail(self, error: BaseException) -> None:
         """Something is broken that no outcome can express: stop access, let the lease end."""
@@ -206,6 +219,7 @@ class Engine:
             while not self._stopped and self._failure is None:
                 for event in self._next_events():
                     self._handle(event)
+                self._tell_loads()
         except BaseException as error:
             self._fail(error)
         try:

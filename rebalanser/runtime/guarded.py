@@ -58,6 +58,8 @@ class Exited:
     """Why it was not started."""
     by_guardian: bool
     """Whether the guardian ended it because access ended, and nobody here asked for that."""
+    at: float | None = None
+    """When the guardian found that (CLOCK_BOOTTIME seconds); None where it could not tell."""
 
 
 Outcome: TypeAlias = Started | Exited
@@ -192,7 +194,7 @@ class GuardedProcesses:
         if message["is"] == "started":
             tell(Started(message["pid"]))
         else:
-            tell(Exited(message["code"], message["error"], message["by_guardian"]))
+            tell(Exited(message["code"], message["error"], message["by_guardian"], message["at"]))
 
     def _kill_all(self) -> None:
         """The kernel has killed the commands themselves along with the guardian; kill their descendants."""

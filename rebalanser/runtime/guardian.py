@@ -374,7 +374,7 @@ class Guardian:
                 )
 
     def _report(self, kind: str, **what: object) -> None:
-        self._outbox.append(json.dumps({"is": kind, **what}).encode())
+        self._outbox.append(json.dumps({"is": kind, "at": now(), **what}).encode())
 
     def _tell(self) -> None:
         """Send what the supervisor can take now: a stopped supervisor must not hold the guardian up."""

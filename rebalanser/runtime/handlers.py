@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Protocol
 
 from rebalanser.protocol import CallStart, CallStop, FactKind, Handler, HandlerReturned
@@ -24,6 +25,9 @@ class Handlers(Protocol):
 
 
 Tell = Callable[[FactKind, Owned], None]
+
+MAX_LOADS_AT_ONCE = 1000
+"""More loads than these are told in turns, so that they never take the room of what matters more."""
 
 MAX_WAITING = 3
 """A handler that is not entered yet, OnStop of an engine that gives up, and the end of the runner."""
@@ -55,6 +59,7 @@ class HandlerRunner:
         self._lock = threading.Lock()
         self._owned: dict[str, Owned] = {}
         self._arriving: dict[str, Owned] = {}
+        self._loads: dict[str, tuple[Owned, float]] = {}
         self._stop_error: BaseException | None = None
         self._waiting: queue.Queue[CallStart | CallStop | None] = queue.Queue(maxsize=MAX_WAITING)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -64,7 +69,10 @@ class HandlerRunner:
         """Call a handler as soon as the one before has returned."""
         if isinstance(effect, CallStart):
             with self._lock:
-                self._arriving = {r: Owned(r, token, self._tenure) for r, token in effect.owned.items()}
+                self._arriving = {
+                    resource: Owned(resource, token, self._tenure, self._take_load)
+                    for resource, token in effect.owned.items()
+                }
         self._waiting.put_nowait(effect)
 
     def close(self, timeout_s: float) -> None:
@@ -86,6 +94,19 @@ class HandlerRunner:
         """What is owned now: a copy."""
         with self._lock:
             return dict(self._owned)
+
+    def _take_load(self, owned: Owned, load: float) -> None:
+        with self._lock:
+            if self._owned.get(owned.resource) is owned:
+                self._loads[owned.resource] = (owned, load)
+
+    def taken_loads(self) -> list[tuple[Owned, float]]:
+        """The latest loads that were reported and not given out yet, those that wait longest first."""
+        if not self._loads:
+            return []
+        with self._lock:
+            resources = list(islice(self._loads, MAX_LOADS_AT_ONCE))
+            return [self._loads.pop(resource) for resource in resources]
 
     def ask_to_stop(self, resources: Iterable[str]) -> None:
         """Tell the owners of these resources, also of those that arrive just now, that OnStop is coming."""

@@ -34,6 +34,7 @@ _DETAILED: Final = {
     FactKind.BARRIER_BLOCKED,
     FactKind.BARRIER_REMOVED,
     FactKind.GROUP_READ,
+    FactKind.LOAD_REPORTED,
 }
 
 
@@ -130,7 +131,12 @@ def log_fact(fact: Fact, group: str) -> None:
     level = LEVELS[fact.kind]
     if not _facts.isEnabledFor(level):
         return
-    known = {"resource": fact.resource, "token": fact.token, "revision": fact.revision}
+    known = {
+        "resource": fact.resource,
+        "token": fact.token,
+        "revision": fact.revision,
+        "load": fact.value if fact.kind is FactKind.LOAD_REPORTED else None,
+    }
     fields: dict[str, Any] = {
         **fact.detail,
         "action": fact.kind.value,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
 
+from rebalanser.errors import InvalidLoad
 from rebalanser.runtime.clock import SystemClock
 
 
@@ -62,9 +64,15 @@ class Owned:
     makes a second owner impossible whatever happens to this process (RB-12, RB-27).
     """
 
-    __slots__ = ("_tenure", "resource", "stop_requested", "token")
+    __slots__ = ("_take_load", "_tenure", "resource", "stop_requested", "token")
 
-    def __init__(self, resource: str, token: int, tenure: Tenure) -> None:
+    def __init__(
+        self,
+        resource: str,
+        token: int,
+        tenure: Tenure,
+        take_load: Callable[[Owned, float], None] | None = None,
+    ) -> None:
         self.resource = resource
         """The resource's name."""
         self.token = token
@@ -72,6 +80,7 @@ class Owned:
         self.stop_requested = StopRequest()
         """Set as soon as the resource has to be given up, before OnStop is called."""
         self._tenure = tenure
+        self._take_load = take_load
 
     @property
     def deadline(self) -> float:
@@ -91,6 +100,22 @@ class Owned:
         the token closes that gap.
         """
         return not self.stop_requested.is_set() and self._tenure.lasts()
+
+    def report_load(self, load: float) -> None:
+        """Tell how much work the resource is, in any unit that is the same for all of the group (AU-7).
+
+        The history keeps it, for the audit to compute weights from. May be called from any thread or
+        coroutine, as often as one likes: it never waits, and at most once a second the latest load of each
+        resource is written down; one that is not the latest any more is forgotten, and so is one of the
+        last second before the group stops. Once the resource was given up it does nothing.
+
+        Raises:
+            InvalidLoad: the load is negative, infinite or no number.
+        """
+        if not 0 <= load < math.inf:
+            raise InvalidLoad(f"the load of {self.resource!r} must be a number from 0 on, not {load!r}")
+        if self._take_load is not None and not self._tenure.ended:
+            self._take_load(self, float(load))
 
     async def until_stop_requested(self) -> None:
         """Wait, in a coroutine, until the resource has to be given up."""

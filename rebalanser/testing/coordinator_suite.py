@@ -760,6 +760,38 @@ class CoordinatorConformance:
         assert remove(coordinator, session, added).resources == set(resources)
         assert coordinator.read().holdings == ()
 
+    def test_a_removal_is_told_where_it_happened(self, coordinator: Coordinator) -> None:
+        """Holds: "the revision at which this command removed a barrier; without those that it found gone"."""
+        first, second = join(coordinator), join(coordinator)
+        header = publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        mine = add(coordinator, first, header, ["a", "b"]).added
+        outcome = remove(coordinator, first, {**mine, "never": mine["a"]})
+        assert outcome.removed_at.keys() == {"a", "b"}
+        assert all(mine[r] < removed_at <= outcome.revision for r, removed_at in outcome.removed_at.items())
+        theirs = add(coordinator, second, header, ["a"]).added
+        assert theirs["a"] > outcome.removed_at["a"]
+        assert remove(coordinator, first, mine).removed_at == {}
+
+    def test_each_of_many_removals_is_told_where_it_happened(
+        self, coordinator: Coordinator, connect: Connect
+    ) -> None:
+        """Holds: "The revision at which this command removed a barrier", though others add it at once."""
+        other = connect()
+        first, second = join(coordinator), join(other)
+        resources = {f"resource {number}" for number in range(MANY)}
+        header = publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        mine = add(coordinator, first, header, resources).added
+        theirs: dict[Resource, Token] = {}
+        with ThreadPoolExecutor(1) as pool:
+            removing = pool.submit(remove, coordinator, first, mine)
+            over = False
+            while not over and theirs.keys() != resources:
+                over = removing.done()
+                theirs.update(add(other, second, header, resources - theirs.keys()).added)
+            removed_at = removing.result().removed_at
+        assert removed_at.keys() == theirs.keys() == resources
+        assert all(mine[r] < removed_at[r] < theirs[r] for r in resources)
+
     # -- what a heartbeat sees on its way
 
     def test_a_heartbeat_sees_what_a_notice_may_not_have_told(self, coordinator: Coordinator) -> None:

@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from rebalanser.history import GAP, JsonlSink, Record, Unreadable, UnreadableReason, read_records
-from rebalanser.protocol.messages import Fact, FactKind
+from rebalanser.history import (
+    GAP,
+    Author,
+    Event,
+    JsonlSink,
+    Record,
+    Unreadable,
+    UnreadableReason,
+    read_records,
+)
+from rebalanser.history import Protocol as HistoryProtocol
+from rebalanser.protocol.messages import FactKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,10 +36,9 @@ PATIENCE_S = 30.0
 
 
 def record(sequence: int) -> Record:
-    fact = Fact(FactKind.BARRIER_ADDED, "w-1", resource=f"partition-{sequence}", token=sequence)
-    return Record.from_fact(
-        fact, group="orders", label="w", sequence=sequence, wall=1.5e9, monotonic=sequence
-    )
+    event = Event(FactKind.BARRIER_ADDED, "w-1", resource=f"partition-{sequence}", token=sequence)
+    author = Author(HistoryProtocol.GROUP, "orders", "w", "w")
+    return Record.of(author, event, sequence=sequence, wall=1.5e9, monotonic=sequence)
 
 
 def readable(folder: Path) -> list[Record]:
@@ -198,14 +207,13 @@ def test_records_are_in_their_file_while_the_process_lives(tmp_path: Path) -> No
 
 WRITER = textwrap.dedent("""
     import sys, time
-    from rebalanser.history import JsonlSink, Record
-    from rebalanser.protocol.messages import Fact, FactKind
+    from rebalanser.history import Author, Event, JsonlSink, Protocol, Record
 
     sink = JsonlSink(sys.argv[1], "orders", "w", flush_interval_s=0)
     for sequence in range(10**9):
-        fact = Fact(FactKind.BARRIER_ADDED, "w-1", resource="partition", detail={"text": "x" * 500})
-        named = {"group": "orders", "label": "w", "sequence": sequence}
-        sink.write(Record.from_fact(fact, **named, wall=1.5e9, monotonic=1.0))
+        event = Event("barrier_added", "w-1", resource="partition", detail={"error": "x" * 500})
+        author = Author(Protocol.GROUP, "orders", "w", "w")
+        sink.write(Record.of(author, event, sequence=sequence, wall=1.5e9, monotonic=1.0))
         if sequence % 100 == 0:
             time.sleep(0.001)
 """)

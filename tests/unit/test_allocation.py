@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.allocation import balanced, minimum_moves, moves
+from rebalanser.allocation import balanced, effort, minimum_moves, moves
+from rebalanser.protocol import Effort
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -148,6 +149,16 @@ def test_a_resource_pinned_to_a_node_that_is_not_live_is_on_none() -> None:
 @pytest.mark.rule("RB-29")
 def test_a_pin_of_an_unknown_resource_is_ignored() -> None:
     assert balanced(["n1", "n2"], "ab", {}, {"x": "n1"}) == {"n1": ("a",), "n2": ("b",)}
+
+
+@pytest.mark.rule("AU-6", "RB-10")
+def test_the_effort_of_an_allocation_is_its_moves_beside_the_fewest() -> None:
+    previous = {"n1": ("a", "b", "c"), "n2": ("d",), "gone": ("e", "f")}
+    wasteful = {"n1": ("d", "e", "f"), "n2": ("a", "b", "c")}
+    assert effort(wasteful, "abcdef", previous) == Effort(moves=4, least_moves=0, nodes=2, resources=6)
+    pinned = {"d": "n1"}
+    best = balanced(["n1", "n2"], "abcdef", previous, pinned)
+    assert effort(best, "abcdef", previous, pinned) == Effort(moves=2, least_moves=2, nodes=2, resources=6)
 
 
 @pytest.mark.rule("RB-2")

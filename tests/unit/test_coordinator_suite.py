@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,6 +128,27 @@ class CountsFromTheAnswer(RegistryCoordinator):
         return outcome
 
 
+class TellsRemovalsOfOthers(RegistryCoordinator):
+    """Takes what is gone by now for what this command removed."""
+
+    def perform(self, command: Command) -> Outcome:
+        outcome = super().perform(command)
+        if isinstance(outcome, messages.BarriersRemoved):
+            return replace(outcome, removed_at=dict.fromkeys(outcome.resources, outcome.revision))
+        return outcome
+
+
+class TellsRemovalsLate(RegistryCoordinator):
+    """Takes for the removal a revision by which another may hold the barrier already."""
+
+    def perform(self, command: Command) -> Outcome:
+        outcome = super().perform(command)
+        if isinstance(outcome, messages.BarriersRemoved):
+            late = {resource: at + 1_000 for resource, at in outcome.removed_at.items()}
+            return replace(outcome, removed_at=late)
+        return outcome
+
+
 class LeavesWithoutRevoking(Translation):
     def _leave(self, command: messages.Leave) -> Dialogue:
         yield next(super()._leave(command))
@@ -178,6 +200,8 @@ FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
     SilentAboutThePast: "test_a_watch_tells_of_the_past",
     OneSpaceForAllGroups: "test_groups_never_touch_each_other",
     CountsFromTheAnswer: "test_life_is_proven_from_before_the_request",
+    TellsRemovalsOfOthers: "test_a_removal_is_told_where_it_happened",
+    TellsRemovalsLate: "test_each_of_many_removals_is_told_where_it_happened",
     LeavesWithoutRevoking: "test_leaving_takes_all_of_the_session_along",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import platform
 import threading
 import time
 import uuid
@@ -29,6 +30,7 @@ from rebalanser.errors import (
     RegistryUnavailable,
     UnknownScheme,
 )
+from rebalanser.history import Record, read_records
 from rebalanser.protocol import FactKind, Mode, OnOverrun
 from rebalanser.registry import GroupKeys, GroupStore, RegistryCoordinator, Translation, open_registry
 from rebalanser.registry.contract import Grant, Granted, Transaction
@@ -36,6 +38,8 @@ from rebalanser.runtime import workers
 from rebalanser.testing import MEMORY_CAPABILITIES, MemoryRegistry, open_memory
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rebalanser import Owned
     from rebalanser.protocol import Fact
     from rebalanser.registry import Coordinator
@@ -365,6 +369,48 @@ def test_starts_again_after_a_stop(nodes: Nodes) -> None:
             group.wait_settled(PATIENCE_S)
             assert list(group.resources) == ["a"]
     assert journal.calls == [("start", ("a",)), ("stop", ("a",))] * 2
+
+
+@pytest.mark.rule("AU-1", "AU-2")
+def test_each_start_writes_the_history_of_a_new_process(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.admin().add("a", "b")
+    settings = QUICK.model_copy(update={"history_dir": tmp_path, "fenced": True})
+    group, _ = nodes.journaled(settings=settings, node="worker")
+    for _ in range(2):
+        group.start()
+        group.wait_settled(PATIENCE_S)
+        group.stop()
+    records = [item for item in read_records(tmp_path) if isinstance(item, Record)]
+    processes = list(dict.fromkeys(record.process for record in records))
+    assert len(processes) == 2
+    for process in processes:
+        mine = [record for record in records if record.process == process]
+        assert [record.sequence for record in mine] == list(range(len(mine)))
+        assert {(record.protocol, record.group, record.label) for record in mine} == {
+            ("group", "group", "worker")
+        }
+        assert {record.node for record in mine} == {f"{process}-0"}
+        assert {record.host for record in mine} == {platform.node()}
+        assert [(record.resource, record.fenced) for record in mine if record.kind == "start_entered"] == [
+            ("a", True),
+            ("b", True),
+        ]
+        (published,) = (record for record in mine if record.kind == "allocation_published")
+        assert published.detail == {
+            "published_version": published.value,
+            "moves": 0,
+            "least_moves": 0,
+            "nodes": 1,
+            "resources": 2,
+        }
+
+
+def test_a_history_that_goes_nowhere_is_refused_at_start(nodes: Nodes) -> None:
+    settings = QUICK.model_copy(update={"history_topic": "pulsar://h:6650/history"})
+    group, _ = nodes.journaled(settings=settings)
+    with pytest.raises(UnknownScheme, match="pulsar://"):
+        group.start()
+    assert group.resources == {}
 
 
 def test_starts_again_after_a_requested_stop(nodes: Nodes) -> None:

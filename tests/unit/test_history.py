@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +15,48 @@ from pydantic import ValidationError
 
 from rebalanser.history import (
     GAP,
+    KINDS,
+    Author,
+    Event,
+    Protocol,
     Record,
     Unreadable,
     UnreadableReason,
     describe,
+    event_of,
     json_schema,
     read_records,
 )
-from rebalanser.history.records import MAX_LINE_BYTES, MAX_TEXT
-from rebalanser.history.reference import KINDS
+from rebalanser.history.reading import MAX_LINE_BYTES
+from rebalanser.history.records import MAX_TEXT
+from rebalanser.neli.messages import FactKind as NeliKind
 from rebalanser.protocol.messages import Fact, FactKind
+from rebalanser.shiva.messages import FactKind as ShivaKind
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+AUTHOR = Author(Protocol.GROUP, "orders", "w-7", "worker 7", "alpha", "boot-1")
+WORDS = [(protocol, kind) for protocol, kinds in KINDS.items() for kind in kinds]
 
 
-def record(sequence: int = 0, fact: Fact | None = None) -> Record:
-    return Record.from_fact(
-        fact
-        or Fact(FactKind.START_ENTERED, "w-7-3", term=2, version=5, resource="p/1", token=41, revision=44),
-        group="orders",
-        label="worker 7",
-        sequence=sequence,
-        wall=1_700_000_000.25,
-        monotonic=12.5,
+def record(sequence: int = 0, fact: Fact | None = None, author: Author = AUTHOR, **of_event: Any) -> Record:
+    fact = fact or Fact(
+        FactKind.START_ENTERED, "w-7-3", term=2, version=5, resource="p/1", token=41, revision=44
     )
+    event = dataclasses.replace(event_of(fact, fenced=True), **of_event)
+    return Record.of(author, event, sequence=sequence, wall=1_700_000_000.25, monotonic=12.5)
 
 
 def test_a_fact_becomes_a_record_with_the_incarnation_of_its_node() -> None:
     assert json.loads(record(sequence=9).to_line()) == {
-        "schema_version": 1,
+        "schema_version": 2,
+        "protocol": "group",
         "group": "orders",
+        "process": "w-7",
         "node": "w-7-3",
         "label": "worker 7",
         "incarnation": 3,
+        "host": "alpha",
+        "boot": "boot-1",
         "sequence": 9,
         "kind": "start_entered",
         "term": 2,
@@ -53,6 +64,7 @@ def test_a_fact_becomes_a_record_with_the_incarnation_of_its_node() -> None:
         "resource": "p/1",
         "token": 41,
         "revision": 44,
+        "fenced": True,
         "wall_time": 1_700_000_000.25,
         "monotonic_time": 12.5,
         "detail": {},
@@ -67,10 +79,41 @@ def test_incarnation_is_the_number_that_ends_the_node_id(node: str, incarnation:
 
 
 @pytest.mark.parametrize("kind", FactKind)
-def test_every_kind_survives_a_round_trip(kind: FactKind) -> None:
-    written = record(fact=Fact(kind, "w-1", detail={"text": "ä", "number": 1.5, "flag": True, "none": None}))
+def test_whether_writes_are_fenced_is_said_where_access_begins(kind: FactKind) -> None:
+    fact = Fact(kind, "w-1")
+    begins = kind is FactKind.START_ENTERED
+    assert event_of(fact, fenced=True).fenced is (True if begins else None)
+    assert event_of(fact, fenced=False).fenced is (False if begins else None)
+    assert event_of(fact).fenced is None
+
+
+@pytest.mark.rule("AU-1")
+@pytest.mark.parametrize(("protocol", "kind"), WORDS)
+def test_every_kind_survives_a_round_trip(protocol: Protocol, kind: str) -> None:
+    written = Record.of(
+        dataclasses.replace(AUTHOR, protocol=protocol),
+        Event(kind, "w-1", value=1.5, detail={"text": "ä", "number": 1.5, "flag": True, "none": None}),
+        sequence=1,
+        wall=1.5,
+        monotonic=2.5,
+    )
     assert Record.model_validate_json(written.to_line()) == written
     jsonschema.validate(json.loads(written.to_line()), json_schema())
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kind"), [("shiva", "joined"), ("group", "process_exited"), ("neli", "")]
+)
+def test_a_kind_of_another_protocol_is_no_record(protocol: str, kind: str) -> None:
+    with pytest.raises(ValidationError, match=f"is no kind of {protocol}"):
+        record(author=dataclasses.replace(AUTHOR, protocol=Protocol(protocol)), kind=kind)
+
+
+def test_what_is_null_is_left_out_of_a_line_and_read_back() -> None:
+    written = record(fact=Fact(FactKind.JOINED, "w-1"), author=Author(Protocol.GROUP, "g", "p", "l"))
+    assert "null" not in written.to_line().decode()
+    assert Record.model_validate_json(written.to_line()) == written
+    assert (written.host, written.boot, written.value, written.overlap_limit_s) == (None,) * 4
 
 
 def test_any_fact_can_be_written() -> None:
@@ -104,6 +147,7 @@ def test_records_are_frozen_and_strict() -> None:
 def test_a_gap_stands_where_the_first_dropped_record_would() -> None:
     gap = Record.gap(record(3), record(7), dropped=5, reason="ENOSPC: No space left on device")
     assert (gap.kind, gap.sequence, gap.node, gap.incarnation) == (GAP, 3, "w-7-3", 3)
+    assert (gap.process, gap.host, gap.boot, gap.fenced) == ("w-7", "alpha", "boot-1", None)
     assert gap.detail == {
         "dropped": 5,
         "first": 3,
@@ -137,9 +181,12 @@ def changed(**fields: object) -> bytes:
         (b"\n", UnreadableReason.NOT_JSON, ""),
         (b"[]\n", UnreadableReason.NOT_A_RECORD, "the line"),
         (b'{"schema_version":1}\n', UnreadableReason.NOT_A_RECORD, "group: Field required"),
+        (b'{"schema_version":2}\n', UnreadableReason.NOT_A_RECORD, "protocol: Field required"),
+        (changed(schema_version=0), UnreadableReason.NOT_A_RECORD, "schema_version"),
+        (changed(schema_version=1), UnreadableReason.NOT_A_RECORD, "protocol: Extra inputs"),
         (changed(term=-1), UnreadableReason.NOT_A_RECORD, "term"),
         (changed(kind="exploded"), UnreadableReason.NOT_A_RECORD, "kind"),
-        (changed(schema_version=2, colour="red"), UnreadableReason.NEWER_SCHEMA, "version 2"),
+        (changed(schema_version=3, colour="red"), UnreadableReason.NEWER_SCHEMA, "version 3"),
         (b"x" * (2 * MAX_LINE_BYTES + 5) + b"\n", UnreadableReason.TOO_LONG, "bytes"),
     ],
 )
@@ -180,9 +227,12 @@ def test_reading_streams() -> None:
     os.close(reading)
 
 
-def test_every_kind_is_described() -> None:
-    assert set(KINDS) == {*FactKind, GAP}
-    assert list(KINDS)[:-1] == list(FactKind)
+@pytest.mark.parametrize(
+    ("protocol", "kinds"),
+    [(Protocol.GROUP, FactKind), (Protocol.SHIVA, ShivaKind), (Protocol.NELI, NeliKind)],
+)
+def test_every_kind_is_described(protocol: Protocol, kinds: type[StrEnum]) -> None:
+    assert list(KINDS[protocol]) == [*kinds, GAP]
 
 
 def test_every_field_is_described() -> None:

@@ -10,18 +10,29 @@ from pathlib import Path
 import pytest
 
 from rebalanser.errors import InvalidSettings
-from rebalanser.history import GAP, HistorySink, JsonlSink, MemorySink, NullSink, Record, read_records
+from rebalanser.history import (
+    GAP,
+    Author,
+    Event,
+    HistorySink,
+    JsonlSink,
+    MemorySink,
+    NullSink,
+    Protocol,
+    Record,
+    read_records,
+)
 from rebalanser.history.files import RotatingFiles, encoded
-from rebalanser.protocol.messages import Fact, FactKind
+from rebalanser.protocol.messages import FactKind
 
 WALL = 1_700_000_000.0
 NAME = "orders.w.20231114T221320000000Z"
 
 
 def record(sequence: int, group: str = "orders") -> Record:
-    fact = Fact(FactKind.JOINED, "w-1")
-    return Record.from_fact(
-        fact, group=group, label="w", sequence=sequence, wall=WALL + sequence, monotonic=sequence
+    author = Author(Protocol.GROUP, group, "w", "w")
+    return Record.of(
+        author, Event(FactKind.JOINED, "w-1"), sequence=sequence, wall=WALL + sequence, monotonic=sequence
     )
 
 
@@ -79,6 +90,14 @@ def test_files_are_named_so_that_a_dot_only_separates(tmp_path: Path) -> None:
         "a%2Eb%2F%C3%BC.%2E%2E.20231114T221320000000Z.000000.jsonl"
     ]
     files.close()
+
+
+@pytest.mark.rule("AU-1")
+@pytest.mark.parametrize(("name", "part"), [("_x_y", "%5Fx_y"), (".x", "%2Ex"), ("__", "%5F_"), ("x_", "x_")])
+def test_no_file_is_hidden_to_spark(name: str, part: str) -> None:
+    """It leaves out files whose names begin with an underscore or a dot."""
+    assert encoded(name) == part
+    assert encoded(part) != part or name == part
 
 
 @pytest.mark.rule("RB-33")

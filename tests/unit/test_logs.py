@@ -65,7 +65,17 @@ def test_trouble_is_seen_and_routine_is_not() -> None:
         FactKind.STOP_FAILED,
     }
     details = {kind for kind, level in LEVELS.items() if level == logging.DEBUG}
-    assert details == {kind for kind in FactKind if kind.value.startswith("barrier_")} | {FactKind.GROUP_READ}
+    assert details == {kind for kind in FactKind if kind.value.startswith("barrier_")} | {
+        FactKind.GROUP_READ,
+        FactKind.LOAD_REPORTED,
+    }
+
+
+@pytest.mark.rule("AU-7")
+def test_a_load_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "rebalanser")
+    log_fact(Fact(FactKind.LOAD_REPORTED, "w-1", resource="p", value=2.5), "orders")
+    assert "load=2.5" in caplog.text
 
 
 def test_what_is_below_the_level_is_not_made(

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from rebalanser.allocation import balanced
+from rebalanser.allocation import balanced, effort
 from rebalanser.errors import InternalError
 from rebalanser.protocol import (
     Answered,
@@ -18,6 +18,7 @@ from rebalanser.protocol import (
     CallStop,
     Command,
     Effect,
+    Effort,
     Event,
     FactKind,
     Failed,
@@ -61,6 +62,7 @@ from rebalanser.protocol.messages import (
     BarriersRead,
     BarriersRemoved,
     Campaign,
+    Conflict,
     Elected,
     Follows,
     GroupRead,
@@ -110,7 +112,7 @@ class Driven:
         timings: Timings = TIMINGS,
     ) -> None:
         member = Member("n", label="n", mode=mode, may_lead=may_lead)
-        self.node = Node(member, timings, balanced, options or NodeOptions())
+        self.node = Node(member, timings, balanced, options or NodeOptions(), effort)
         self.now = 0.0
         self.effects: list[Effect] = []
         self.under_way: list[Command] = []
@@ -141,6 +143,11 @@ class Driven:
 
     def facts(self) -> list[FactKind]:
         return [report.fact.kind for report in self.all(Report)]
+
+    def told(self, kind: FactKind) -> list[tuple[str | None, int | None, int | None]]:
+        """Of each such fact the resource, the token and the revision."""
+        facts = [report.fact for report in self.all(Report)]
+        return [(fact.resource, fact.token, fact.revision) for fact in facts if fact.kind is kind]
 
     def join(self) -> None:
         self.feed(Start())
@@ -266,6 +273,91 @@ def test_changes_within_the_settle_time_are_one_rebalance() -> None:
     assert driven.sent(ReadGroup) is None
 
 
+@pytest.mark.rule("AU-6", "RB-10")
+def test_what_is_published_says_what_it_costs() -> None:
+    driven = leading(resources=2)
+    (published,) = (
+        report.fact for report in driven.all(Report) if report.fact.kind is FactKind.ALLOCATION_PUBLISHED
+    )
+    assert published.value == 1
+    assert published.detail == {
+        "published_version": 1,
+        "moves": 0,
+        "least_moves": 0,
+        "nodes": 1,
+        "resources": 2,
+    }
+
+
+@pytest.mark.rule("AU-6", "RB-6")
+def test_what_turns_out_to_have_been_published_is_told_once() -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.answer(Campaign, Elected(Leadership(1, "n-0", 40)))
+    driven.answer(ReadGroup, GroupRead(group(2, 50)))
+    driven.answer(Publish, LOST)
+    driven.pass_to(0.6)
+    driven.answer(ReadGroup, GroupRead(group(2, 50)))
+    assert FactKind.ALLOCATION_PUBLISHED not in driven.facts()
+    driven.answer(Publish, Conflict())
+    driven.pass_to(1.2)
+    owned = Share(1, frozenset({"r0", "r1"}))
+    driven.answer(ReadGroup, GroupRead(group(2, 52, Header(1, 1, 51, {"n-0": 1}), n_0=owned)))
+    facts = [report.fact for report in driven.all(Report)]
+    assert [fact.kind for fact in facts] == [FactKind.ALLOCATION_PUBLISHED, FactKind.GROUP_READ]
+    assert (facts[0].term, facts[0].value, facts[0].revision) == (1, 1, 51)
+    assert facts[0].detail == {
+        "published_version": 1,
+        "moves": 0,
+        "least_moves": 0,
+        "nodes": 1,
+        "resources": 2,
+    }
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
+    driven.pass_to(1.8)
+    driven.answer(ReadGroup, GroupRead(group(2, 61, Header(1, 1, 51, {"n-0": 1}), n_0=owned)))
+    assert FactKind.GROUP_READ in driven.facts()
+    assert FactKind.ALLOCATION_PUBLISHED not in driven.facts()
+
+
+@pytest.mark.rule("AU-6", "RB-6")
+def test_what_another_leader_published_is_not_told_as_ones_own() -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.answer(Campaign, Elected(Leadership(2, "n-0", 40)))
+    owned = Share(7, frozenset({"r0", "r1"}))
+    driven.answer(ReadGroup, GroupRead(group(2, 50, Header(7, 1, 39, {"n-0": 7}), n_0=owned)))
+    assert driven.facts() == [FactKind.GROUP_READ]
+
+
+@pytest.mark.rule("AU-6", "RB-10")
+def test_a_drained_node_counts_as_gone_in_what_an_allocation_costs() -> None:
+    driven = leading(resources=0)
+    header = Header(1, 1, 51, {"n-0": 1, "m-0": 1})
+    resources = {name: ResourceSpec(name) for name in "abcd"}
+    shares = {"n-0": Share(1, frozenset("ab")), "m-0": Share(1, frozenset("cd"))}
+    members = {"n-0": Member("n-0", "n"), "m-0": Member("m-0", "m")}
+    driven.now = 10.0
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
+    driven.pass_to(10.5)
+    driven.answer(
+        ReadGroup,
+        GroupRead(
+            replace(
+                group(0, 61, header),
+                members=members,
+                resources=resources,
+                shares=shares,
+                drained=frozenset({"m"}),
+            )
+        ),
+    )
+    publish = driven.sent(Publish)
+    assert publish is not None
+    assert publish.plan.effort == Effort(moves=0, least_moves=0, nodes=1, resources=4)
+    assert publish.plan.changed == {"n-0": frozenset("abcd"), "m-0": frozenset()}
+
+
 @pytest.mark.rule("RB-8")
 def test_rebalances_keep_their_distance() -> None:
     driven = leading()
@@ -376,6 +468,38 @@ def test_what_was_added_for_an_aborted_rebalance_is_removed() -> None:
     assert driven.sent(ReadBarriers) == ReadBarriers(SESSION, frozenset({"b"}))
     driven.answer(ReadBarriers, BarriersRead({"b": 120}))
     assert driven.sent(RemoveBarriers) == RemoveBarriers(SESSION, {"b": 120})
+
+
+@pytest.mark.rule("AU-4", "RB-12")
+def test_a_barrier_that_is_found_to_be_held_is_told_as_added_before_it_is_used() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a", "b")
+    driven.answer(AddBarriers, LOST)
+    driven.pass_to(0.2)
+    driven.notice(2)
+    driven.answer(AddBarriers, BarriersAdded(102, {}, {}, superseded=True))
+    driven.give(2)
+    driven.notice(3)
+    driven.answer(ReadBarriers, BarriersRead({"a": 120}))
+    assert driven.told(FactKind.BARRIER_ADDED) == [("a", 120, 120)]
+    driven.give(3, "a", "b")
+    assert driven.all(CallStart)[0].owned == {"a": 120}
+    driven.returns(Handler.START)
+    driven.add(211, "b")
+    assert driven.told(FactKind.BARRIER_ADDED) == [("b", 211, 211)]
+
+
+@pytest.mark.rule("AU-4", "RB-15")
+def test_a_removal_is_told_with_its_own_revision_or_with_none() -> None:
+    driven = Driven()
+    driven.own("a", "b", "c")
+    driven.notice(2)
+    driven.give(2)
+    driven.returns(Handler.STOP)
+    driven.answer(RemoveBarriers, BarriersRemoved(frozenset("abc"), 212, {"a": 210, "b": 212}))
+    removed = driven.told(FactKind.BARRIER_REMOVED)
+    assert removed == [("a", 200, 210), ("b", 200, 212), ("c", 200, None)]
 
 
 @pytest.mark.rule("RB-11", "RB-12")

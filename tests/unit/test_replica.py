@@ -573,7 +573,10 @@ class TestPortions:
         elif kind == "remove":
             removed = in_turn(RemoveBarriers(session, added.added), perform)
             assert isinstance(removed, BarriersRemoved)
-            assert removed.resources == set(self.names)
+            assert removed.resources == removed.removed_at.keys() == set(self.names)
+            parts = set(removed.removed_at.values())
+            assert len(parts) == 3
+            assert removed.revision == max(parts)
         assert len(asked) == (3 if kind == "add" else 6)
 
     @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from rebalanser import Settings
 from rebalanser.allocation import balanced
-from rebalanser.errors import InternalError
+from rebalanser.errors import InternalError, InvalidLoad
 from rebalanser.observing import Observer
 from rebalanser.protocol import (
     Answered,
@@ -205,6 +205,60 @@ def test_heartbeats_go_on_while_a_handler_runs(running: Running) -> None:
     assert running.coordinator.read().holdings[0].resource == "a"
     assert running.handlers.owned[0].still_mine()
     assert FactKind.ISOLATED not in running.story.lines
+
+
+@pytest.mark.rule("AU-7")
+def test_of_the_loads_reported_within_a_second_the_latest_is_told(running: Running) -> None:
+    running.settle()
+    (owned,) = running.handlers.owned
+    for load in (1, 2.5):
+        owned.report_load(load)
+    running.pass_s(1.0)
+    running.story.wait_for(FactKind.LOAD_REPORTED)
+    owned.report_load(3)
+    running.pass_s(0.5)
+    owned.report_load(0)
+    running.pass_s(0.5)
+    running.story.wait_for(FactKind.LOAD_REPORTED, 2)
+    told = [fact for fact in running.facts if fact.kind is FactKind.LOAD_REPORTED]
+    assert [(fact.resource, fact.token, fact.node, fact.value) for fact in told] == [
+        ("a", owned.token, "stem-0", 2.5),
+        ("a", owned.token, "stem-0", 0.0),
+    ]
+    assert all(fact.version == 1 and fact.term == 1 for fact in told)
+
+
+@pytest.mark.rule("AU-7")
+def test_a_load_of_what_was_given_up_is_not_told(running: Running) -> None:
+    running.settle()
+    (owned,) = running.handlers.owned
+    running.coordinator.remove_resources(["a"], lambda _done: None)
+    running.story.wait_for(FactKind.STOP_RETURNED)
+    running.story.wait_for(FactKind.BARRIER_REMOVED)
+    owned.report_load(1)
+    assert running.engine._runner.taken_loads() == []
+
+
+@pytest.mark.rule("AU-7")
+@pytest.mark.parametrize("load", [-1, -0.001, float("nan"), float("inf")])
+def test_a_load_that_is_none_is_refused(load: float) -> None:
+    with pytest.raises(InvalidLoad, match="load of 'a' must be a number from 0 on, not"):
+        owned_until(None, Clock()).report_load(load)
+
+
+@pytest.mark.rule("AU-7")
+def test_more_loads_than_fit_at_once_are_told_in_turns(runner: Runner) -> None:
+    names = [f"r{number:04}" for number in range(1, 1502)]
+    runner.runner.call(CallStart(dict.fromkeys(names, 7), not_after=runner.clock.now() + 1))
+    runner.story.wait_for(HandlerReturned(Handler.START))
+    for number, owned in enumerate(runner.handlers.owned):
+        owned.report_load(number)
+    first, second = runner.runner.taken_loads(), runner.runner.taken_loads()
+    assert [owned.resource for owned, _ in first] == names[:1000]
+    assert [(owned.resource, load) for owned, load in second] == [
+        (name, 1000.0 + index) for index, name in enumerate(names[1000:])
+    ]
+    assert runner.runner.taken_loads() == []
 
 
 @pytest.mark.rule("RB-21")
@@ -411,7 +465,7 @@ def test_a_hook_that_blocks_holds_nobody_up() -> None:
         assert may_go.wait(PATIENCE_S)
         story.add(fact.kind)
 
-    observer = Observer("g", "n", SETTINGS, Clock(), [block])
+    observer = Observer("g", "n", "n", SETTINGS, Clock(), [block])
     for _ in range(20_000):
         observer.observe(Fact(FactKind.ISOLATED, "n-0"))
     assert story.lines == []
@@ -432,7 +486,7 @@ def test_a_log_and_a_hook_that_raise_harm_nobody() -> None:
     library = logging.getLogger("rebalanser")
     library.addHandler(broken)
     try:
-        observer = Observer("g", "n", SETTINGS, Clock(), [fail, lambda fact: story.add(fact.kind)])
+        observer = Observer("g", "n", "n", SETTINGS, Clock(), [fail, lambda fact: story.add(fact.kind)])
         for kind in (FactKind.SESSION_LOST, FactKind.LEFT):
             observer.observe(Fact(kind, "n-0"))
             story.wait_for(kind)

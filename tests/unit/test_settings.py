@@ -76,6 +76,7 @@ def test_timings_that_just_hold_are_accepted() -> None:
         ({"mode": "lazy"}, "mode: Input should be 'cooperative' or 'eager' (got 'lazy')"),
         ({"lease_ttl": 5}, "lease_ttl: Extra inputs are not permitted (got 5)"),
         ({"history_max_bytes": 1}, "history_max_bytes"),
+        ({"fenced": "perhaps"}, "fenced"),
         ({"retry_initial_s": 2}, "retry_initial_s 2 is over retry_max_s 1"),
         ({"rejoin_initial_s": 60}, "rejoin_initial_s 60 is over rejoin_max_s 30"),
     ],
@@ -133,3 +134,22 @@ def test_the_protocol_gets_what_was_set() -> None:
         name: getattr(timings, name) for name in timings.__slots__
     }
     assert (options.start_in_batches, options.on_overrun) == (False, OnOverrun.KILL)
+
+
+def test_where_the_history_goes_is_told_without_its_password() -> None:
+    topic = "kafka://ann:hunter2@h:9092/history"
+    settings = Settings(history_topic=topic)
+    assert settings.history_topic == topic
+    assert "hunter2" not in repr(settings)
+    with pytest.raises(InvalidSettings) as raised:
+        Settings(history_topic=[topic])
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("value", "fenced"), [(None, False), ("true", True), ("0", False)])
+def test_that_writes_are_fenced_is_said_by_a_person(
+    value: str | None, fenced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("REBALANSER_FENCED", value)
+    assert Settings().fenced is fenced

@@ -215,6 +215,53 @@ def test_removing_that_fails_half_way_is_unknown_as_a_whole() -> None:
     assert not wire.perform(RemoveBarriers(session, added), Failed).unknown
 
 
+@pytest.mark.rule("AU-4", "RB-12")
+def test_each_chunk_of_a_removal_is_told_at_its_own_revision() -> None:
+    """Who adds barriers between two chunks has tokens above the removals before, and only above those."""
+    wire = Wire(max_operations=16)
+    session, next_session = wire.join("n-0"), wire.join("n-1")
+    wire.add(names(30))
+    revision = wire.publish(session).revision
+    added = wire.perform(AddBarriers(session, revision, names(30)), BarriersAdded).added
+    theirs: dict[str, int] = {}
+
+    def add_what_is_free(count: int) -> None:
+        if count > 1:
+            other = Wire(16, store=wire.store)
+            free = names(30) - theirs.keys()
+            theirs.update(other.perform(AddBarriers(next_session, revision, free), BarriersAdded).added)
+
+    wire.disturb = add_what_is_free
+    removed = wire.perform(RemoveBarriers(session, added), BarriersRemoved)
+    assert len(wire.requests) == 3
+    assert len(theirs) == 24
+    assert removed.removed_at.keys() == names(30)
+    assert all(removed.removed_at[name] < token for name, token in theirs.items())
+    assert len(set(removed.removed_at.values())) == 3
+    assert removed.revision == max(removed.removed_at.values()) > min(theirs.values())
+
+
+@pytest.mark.rule("AU-4", "RB-15")
+@pytest.mark.parametrize("takes_effect", [True, False])
+def test_what_an_earlier_attempt_may_have_removed_has_no_revision(takes_effect: bool) -> None:
+    wire = Wire()
+    session = wire.join()
+    wire.add(names(5))
+    added = wire.perform(AddBarriers(session, wire.publish(session).revision, names(5)), BarriersAdded).added
+
+    def lose(_count: int) -> OutcomeUnknown:
+        if takes_effect:
+            wire.reply(wire.requests[-1])
+        return OutcomeUnknown("lost")
+
+    wire.disturb = lose
+    assert wire.perform(RemoveBarriers(session, added), Failed).unknown
+    wire.disturb = lambda _: None
+    removed = wire.perform(RemoveBarriers(session, added), BarriersRemoved)
+    assert removed.resources == names(5)
+    assert removed.removed_at == ({} if takes_effect else dict.fromkeys(names(5), removed.revision))
+
+
 @pytest.mark.rule("RB-4")
 @pytest.mark.lesson(6)
 def test_registering_again_after_a_lost_answer_makes_no_second_member() -> None:

@@ -70,7 +70,8 @@ def _together(before: BarriersAdded | BarriersRemoved | BarriersRead, after: Out
             added, blocked = {**before.added, **after.added}, {**before.blocked, **after.blocked}
             return BarriersAdded(before.revision, added, blocked)
         case BarriersRemoved(), BarriersRemoved():
-            return BarriersRemoved(before.resources | after.resources, after.revision)
+            removed_at = {**before.removed_at, **after.removed_at}
+            return BarriersRemoved(before.resources | after.resources, after.revision, removed_at)
         case BarriersRead(), BarriersRead():
             return BarriersRead({**before.mine, **after.mine})
         case _, Failed():

@@ -12,11 +12,14 @@ event by what really happens, never by what nodes believe.
 ``python -m rebalanser.testing.simulation --seeds 1000`` runs many seeds on all cores. A failure names its
 seed, and ``python -m rebalanser.testing.simulation --seed N --trace`` shows that run again, line by line.
 A script can do to a :class:`World` what chance does, see ``tests/simulation``.
+
+:func:`history_of` gives the history that the processes of a seed wrote, in the format of the product.
 """
 
 from rebalanser.testing.simulation.faults import FaultKind
+from rebalanser.testing.simulation.history import Recorder, SimulatedHistory, history_of
 from rebalanser.testing.simulation.network import Armed
-from rebalanser.testing.simulation.oracle import Oracle, Violation
+from rebalanser.testing.simulation.oracle import Oracle, Overlap, Violation
 from rebalanser.testing.simulation.process import Process
 from rebalanser.testing.simulation.runner import (
     Report,
@@ -40,15 +43,19 @@ __all__ = [
     "Host",
     "HostPlan",
     "Oracle",
+    "Overlap",
     "Process",
     "Profile",
+    "Recorder",
     "Report",
     "Scenario",
+    "SimulatedHistory",
     "Trace",
     "Violation",
     "World",
     "exercised",
     "heal",
+    "history_of",
     "replay_command",
     "run_seed",
     "run_seeds",

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rebalanser.protocol.types import Header, Resource, Session, Share, Token
+from rebalanser.protocol.types import Header, NodeId, Resource, Session, Share, Token
 from rebalanser.registry import values
 from rebalanser.registry.contract import (
     Changed,
@@ -73,6 +73,23 @@ class Access:
     process: Process
     barrier: Barrier
     until_lease_ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two processes had access to one resource at once, as it really was, whoever noticed.
+
+    ``older`` is the one with the smaller token; ``at`` is the true time (seconds) when the second of them
+    entered OnStart, and ``excuse`` why the stated bound allows it, or None.
+    """
+
+    resource: Resource
+    older: NodeId
+    older_token: Token
+    newer: NodeId
+    newer_token: Token
+    at: float
+    excuse: str | None
 
 
 @dataclass(slots=True)
@@ -144,7 +161,12 @@ class Oracle:
         self.handler_calls = 0
         self.stale_writes = 0
         self.writes = 0
-        self.excused = 0
+        self.overlaps: list[Overlap] = []
+
+    @property
+    def excused(self) -> int:
+        """How many overlaps were within the stated bound."""
+        return sum(overlap.excuse is not None for overlap in self.overlaps)
 
     @property
     def _now(self) -> float:
@@ -341,14 +363,25 @@ class Oracle:
             if access.process is process:
                 raise Violation("RB-1", f"{process.label} starts {resource} twice")
             mine = Access(process, barrier)
-            older = min(access, mine, key=lambda one: one.barrier.token)
-            if self._excuse(older) is None:
+            older, newer = sorted((access, mine), key=lambda one: one.barrier.token)
+            excuse = self._excuse(older)
+            self.overlaps.append(
+                Overlap(
+                    resource,
+                    older.barrier.node,
+                    older.barrier.token,
+                    newer.barrier.node,
+                    newer.barrier.token,
+                    self._now,
+                    excuse,
+                )
+            )
+            if excuse is None:
                 raise Violation(
                     "RB-1",
                     f"{process.label} starts {resource} (token {barrier.token}) while "
                     f"{access.process.label} accesses it (token {access.barrier.token})",
                 )
-            self.excused += 1
 
     def _excuse(self, access: Access) -> str | None:
         """Why a process may still access what it owned, or None."""

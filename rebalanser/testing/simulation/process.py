@@ -250,6 +250,7 @@ class Process:
         self._wakes_at = float("inf")
         self._guard: float | None = None
         self._first_on_resume: Callable[[], None] | None = None
+        self._last_node = stem
 
     @property
     def now(self) -> float:
@@ -307,6 +308,8 @@ class Process:
             return
         for effect in self.node.handle(event, self.now):
             self._carry_out(effect)
+        if self.node.session is not None:
+            self._last_node = self.node.session.node
         self._set_timer()
 
     def _carry_out(self, effect: Effect) -> None:
@@ -455,9 +458,6 @@ class Process:
         self.call = None
         if call.handler is Handler.STOP:
             world.oracle.stop_returned(self, call.resources, error)
-            if error is None:
-                for resource in call.resources:
-                    self.tokens.pop(resource, None)
         else:
             world.oracle.start_returned(self)
         if world.trace:
@@ -466,16 +466,21 @@ class Process:
             self._fact(
                 FactKind.STOP_RETURNED if call.handler is Handler.STOP else FactKind.START_RETURNED, call
             )
+            if call.handler is Handler.STOP:
+                for resource in call.resources:
+                    self.tokens.pop(resource, None)
         self.handle(HandlerReturned(call.handler, error))
 
     def _fact(self, kind: FactKind, call: Call) -> None:
-        session = self.node.session
+        leadership, header = self.node.leadership, self.node.header
         for resource in call.resources:
             self.world.report(
                 self,
                 Fact(
                     kind,
-                    session.node if session else self.stem,
+                    self._last_node,
+                    leadership.term if leadership else 0,
+                    header.version if header else 0,
                     resource=resource,
                     token=call.owned.get(resource, self.tokens.get(resource)),
                 ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import TypeAlias, TypeVar
 
-from rebalanser.allocation import balanced
+from rebalanser.allocation import balanced, effort
 from rebalanser.errors import RebalanserError
 from rebalanser.protocol.messages import Fact, FactKind, Handler
 from rebalanser.protocol.node import Node, NodeOptions
@@ -131,6 +131,8 @@ class World:
         self.resources: dict[str, ResourceSpec] = {}
         self.drained: set[str] = set()
         self.reacts: Callable[[Process, Fact], None] | None = None
+        self.records: Callable[[Process, Fact], None] | None = None
+        """Told each fact as it happens, to write it down; it must not change the run."""
         self._lease_timer = False
         self.store.watch(Target(self.keys.prefix, prefix=True), 1, self.oracle.changed)
         self.add([f"r{index}" for index in range(scenario.resources)])
@@ -164,6 +166,7 @@ class World:
                 start_in_batches=plan.start_in_batches,
                 on_overrun=OnOverrun.KILL if plan.kills else OnOverrun.REPORT,
             ),
+            effort,
         )
 
     def stored(self, key: str) -> KeyValue:
@@ -187,6 +190,8 @@ class World:
             self.oracle.told_completed(process, version)
         if self._on_fact is not None:
             self._on_fact(process.label, fact, self.scheduler.clock.wall(), process.now)
+        if self.records is not None:
+            self.records(process, fact)
         if self.trace:
             self.say(process.label, _fact_sentence(fact))
         if self.reacts is not None:

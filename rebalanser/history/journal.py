@@ -1,0 +1,77 @@
+"""Writes down what one process does: numbers each event, gives it its times, and hands it to a sink."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from rebalanser.history.kinds import Protocol
+from rebalanser.history.records import Author, Event, Record
+from rebalanser.history.sinks import HistorySink
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_CLOCK_OFFSETS: Final = Path("/proc/self/timens_offsets")
+
+
+@cache
+def boot() -> str | None:
+    """The name of this run of this host's kernel; None where the system gives none.
+
+    A container whose clock is set off from the host's has a name of its own: its times are of another clock.
+    """
+    try:
+        kernel = _BOOT_ID.read_text().strip()
+    except OSError:
+        return None
+    return f"{kernel}{_clock_offset()}" if kernel else None
+
+
+def _clock_offset() -> str:
+    """How far (seconds, nanoseconds) the clock is set off by its time namespace; empty where it is not."""
+    with contextlib.suppress(OSError):
+        for line in _CLOCK_OFFSETS.read_text().splitlines():
+            name, *offset = line.split()
+            if name == "boottime" and any(int(part) for part in offset):
+                return "+" + ".".join(offset)
+    return ""
+
+
+def author_here(protocol: Protocol, group: str, process: str, label: str) -> Author:
+    """Who writes, on this host. ``process`` is a name that no other process has or ever had, of any group."""
+    return Author(protocol, group, process, label, platform.node() or None, boot())
+
+
+class Journal:
+    """The records of one :class:`~rebalanser.history.records.Author`. May be called from any thread.
+
+    ``wall`` gives seconds since 1970, ``monotonic`` seconds of the clock that leases are counted on.
+    """
+
+    def __init__(
+        self, author: Author, sink: HistorySink, *, wall: Callable[[], float], monotonic: Callable[[], float]
+    ) -> None:
+        self._author = author
+        self._sink = sink
+        self._wall = wall
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._sequence = 0
+
+    def write(self, event: Event) -> None:
+        """Write down what happened, now. Never waits for anything outside of this process, never raises."""
+        with self._lock, contextlib.suppress(Exception):
+            sequence, self._sequence = self._sequence, self._sequence + 1
+            self._sink.write(
+                Record.of(
+                    self._author, event, sequence=sequence, wall=self._wall(), monotonic=self._monotonic()
+                )
+            )
+
+    def close(self, timeout_s: float) -> None:
+        """Bring everything to where it belongs, waiting at most ``timeout_s`` seconds."""
+        self._sink.close(timeout_s)

@@ -1,0 +1,130 @@
+"""Where the settings send the history: files, a topic, both or nowhere."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rebalanser.errors import InvalidUrl, MissingExtra, UnknownScheme
+from rebalanser.history import (
+    Author,
+    Event,
+    JsonlSink,
+    MemorySink,
+    NullSink,
+    Protocol,
+    Record,
+    TeeSink,
+    open_sinks,
+    read_records,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+URL = "kafka://ann:hunter2@h1:9092,h2:9092/history"
+opened: list[tuple[str, str, str]] = []
+topic = MemorySink()
+
+
+def open_topic(url: str, group: str, label: str) -> MemorySink:
+    """Stands for the package that writes to Kafka."""
+    opened.append((url, group, label))
+    return topic
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``kafka://`` is this module's."""
+    opened.clear()
+    topic.records.clear()
+    topic.closed = False
+    _register(monkeypatch, f"{__name__}:open_topic")
+
+
+def _register(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        assert group == "rebalanser.history"
+        return [EntryPoint("kafka", value, group)] if value else []
+
+    monkeypatch.setattr("rebalanser.registry.urls.entry_points", entry_points)
+
+
+def record(sequence: int) -> Record:
+    author = Author(Protocol.GROUP, "orders", "w", "w")
+    return Record.of(author, Event("joined", "w-1"), sequence=sequence, wall=1.0, monotonic=1.0)
+
+
+def sinks_of(folder: Path | None, url: str | None) -> Any:
+    return open_sinks(folder, url, "orders", "w", 1 << 20)
+
+
+def test_nowhere_is_no_sink() -> None:
+    assert isinstance(sinks_of(None, None), NullSink)
+
+
+def test_a_folder_is_files(tmp_path: Path) -> None:
+    sink = sinks_of(tmp_path, None)
+    assert isinstance(sink, JsonlSink)
+    sink.write(record(0))
+    sink.close(60)
+    assert list(read_records(tmp_path)) == [record(0)]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.rule("AU-1")
+def test_a_topic_is_opened_by_its_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EntryPoint, "load", lambda _point: open_topic)
+    assert sinks_of(None, URL) is topic
+    assert opened == [(URL, "orders", "w")]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.rule("AU-1")
+def test_both_get_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EntryPoint, "load", lambda _point: open_topic)
+    sink = sinks_of(tmp_path, URL)
+    for sequence in range(3):
+        sink.write(record(sequence))
+    sink.close(60)
+    assert topic.records == list(read_records(tmp_path)) == [record(0), record(1), record(2)]
+    assert topic.closed
+
+
+def test_closing_several_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("rebalanser.history.targets.time.monotonic", lambda: now)
+
+    class Slow(MemorySink):
+        def close(self, timeout_s: float) -> None:
+            nonlocal now
+            allowed.append(timeout_s)
+            now += 0.5
+
+    allowed: list[float] = []
+    TeeSink([Slow(), Slow(), Slow()]).close(3.0)
+    assert allowed == [1.0, 1.25, 2.0]
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    _register(monkeypatch, "no_such_package.history:open_sink")
+    with pytest.raises(MissingExtra, match=r"rebalanser\[kafka\]") as raised:
+        sinks_of(None, URL)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_an_unknown_scheme_and_a_broken_url_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _register(monkeypatch, None)
+    with pytest.raises(UnknownScheme, match="pulsar://"):
+        sinks_of(None, "pulsar://h:1/t")
+    with pytest.raises(InvalidUrl) as raised:
+        sinks_of(None, "kafka://ann:hunter2@h1/history")
+    assert "hunter2" not in str(raised.value)
+
+
+def test_the_package_of_the_kafka_extra_is_registered() -> None:
+    points = importlib.metadata.entry_points(group="rebalanser.history", name="kafka")
+    assert {point.value for point in points} == {"rebalanser_kafka.history:open_sink"}
