@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import AssignmentDocument
@@ -122,8 +123,13 @@ class Cluster(ABC):
         """
 
     @abstractmethod
-    def run_leader(self, leader: LeaderId, options: LeaderOptions) -> Running:
+    def run_leader(
+        self, leader: LeaderId, options: LeaderOptions, history: HistorySink | None = None
+    ) -> Running:
         """Take part in leading: at most one of those who do is the active leader (SH-3).
+
+        ``history`` takes the records of what it does, and is closed when it ends; see
+        :func:`rebalanser.history.open_sinks`.
 
         Raises:
             FixConfiguration: the topics or the broker have to be changed by a person.
@@ -131,8 +137,12 @@ class Cluster(ABC):
         """
 
     @abstractmethod
-    def run_worker(self, worker: WorkerId, data: Path, options: WorkerOptions) -> Running:
+    def run_worker(
+        self, worker: WorkerId, data: Path, options: WorkerOptions, history: HistorySink | None = None
+    ) -> Running:
         """Store and run applications in the folder ``data``, which one worker locks at a time.
+
+        ``history`` takes the records of what it does, and is closed when it ends.
 
         Raises:
             FixConfiguration: the folder, the topics or the broker have to be changed by a person.

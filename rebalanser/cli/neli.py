@@ -11,6 +11,7 @@ import typer
 
 from rebalanser.cli.face import Face, JsonOption
 from rebalanser.cli.kafka_options import KafkaOption, VerboseOption
+from rebalanser.cli.recording import HistoryOption, HistoryTopicOption
 from rebalanser.errors import InvalidSettings, InvalidUrl
 from rebalanser.neli.roles import Role
 from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
@@ -68,6 +69,8 @@ def run(
         ),
     ] = None,
     kafka: KafkaOption = None,
+    history: HistoryOption = None,
+    history_topic: HistoryTopicOption = None,
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -82,6 +85,8 @@ def run(
         settings=settings,
         partitions=partitions,
         instance=instance,
+        history_dir=history,
+        history_topic=history_topic,
         connect_timeout_s=Settings().connect_timeout_s,
     )
     one_line_at_a_time = threading.Lock()

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Final
@@ -23,8 +23,10 @@ from rebalanser.applications import TopicNames, manifest_schema, open_cluster, s
 from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, Progress, Running
 from rebalanser.cli.face import Face, JsonOption
 from rebalanser.cli.kafka_options import KafkaOption, VerboseOption
+from rebalanser.cli.recording import HistoryOption, HistoryTopicOption, recorded
 from rebalanser.cli.shiva_table import application_line, plain, render
 from rebalanser.errors import InvalidSettings, InvalidUrl
+from rebalanser.history import HistorySink
 from rebalanser.registry.urls import known_schemes
 from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
@@ -139,6 +141,13 @@ def _default_id(given: str | None) -> str:
     return check_part(socket.gethostname() if given is None else given, "id")
 
 
+def _recorder(
+    face: Face, folder: Path | None, topic: str | None, name: str
+) -> Callable[[str], contextlib.AbstractContextManager[HistorySink | None]]:
+    """Opens the history of a role of this process: leader and worker each have one of their own."""
+    return lambda role: recorded(folder, topic, _name(face.url), f"{role}-{name}", Settings())
+
+
 def _run_until_signal(face: Face, running: Sequence[Running], what: str) -> None:
     """Wait for SIGINT or SIGTERM, or for one of them to end by itself; then stop them all.
 
@@ -168,6 +177,8 @@ def leader(
     missed_rounds: MissedOption = 1,
     session_timeout: SessionOption = 10.0,
     registry: UrlOption = None,
+    history: HistoryOption = None,
+    history_topic: HistoryTopicOption = None,
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -176,8 +187,9 @@ def leader(
     name = _default_id(id)
     options = _leader_options(round, missed_rounds, session_timeout)
     _warn_of_short_deadline(options, WorkerOptions())
-    with _opened(face) as opened:
-        running = [opened.run_leader(name, options)]
+    record = _recorder(face, history, history_topic, name)
+    with _opened(face) as opened, record("leader") as leading:
+        running = [opened.run_leader(name, options, leading)]
         _run_until_signal(face, running, f"leader {name}")
 
 
@@ -189,14 +201,17 @@ def worker(
     id: IdOption = None,  # noqa: A002 - the option's name
     tag: TagOption = None,
     registry: UrlOption = None,
+    history: HistoryOption = None,
+    history_topic: HistoryTopicOption = None,
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Run what a cluster's leader assigns to this worker, until Ctrl-C or SIGTERM."""
     face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
     name = _default_id(id)
-    with _opened(face) as opened:
-        running = [opened.run_worker(name, data, _worker_options(tag))]
+    record = _recorder(face, history, history_topic, name)
+    with _opened(face) as opened, record("worker") as working:
+        running = [opened.run_worker(name, data, _worker_options(tag), working)]
         _run_until_signal(face, running, f"worker {name}")
 
 
@@ -211,6 +226,8 @@ def daemon(
     missed_rounds: MissedOption = 1,
     session_timeout: SessionOption = 10.0,
     registry: UrlOption = None,
+    history: HistoryOption = None,
+    history_topic: HistoryTopicOption = None,
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -219,13 +236,14 @@ def daemon(
     name = _default_id(id)
     options, offered = _leader_options(round, missed_rounds, session_timeout), _worker_options(tag)
     _warn_of_short_deadline(options, offered)
-    with _opened(face) as opened:
-        working = opened.run_worker(name, data, offered)
+    record = _recorder(face, history, history_topic, name)
+    with _opened(face) as opened, record("leader") as leading, record("worker") as working:
+        ran = opened.run_worker(name, data, offered, working)
         try:
-            running = [working, opened.run_leader(name, options)]
+            running = [ran, opened.run_leader(name, options, leading)]
         except BaseException:
-            working.stop()
-            working.wait()
+            ran.stop()
+            ran.wait()
             raise
         _run_until_signal(face, running, f"daemon {name}")
 

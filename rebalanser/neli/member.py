@@ -81,6 +81,7 @@ class Member:
         self._tenures: dict[Partition, Tenure] = {}
         self._standing: dict[Partition, Standing] = {}
         self._told: dict[Partition, _Told] = {}
+        self._led: dict[Partition, int] = {}
         self._running: set[Partition] = set()
         self._ended: dict[Partition, str] = {}
         self._tenure_count = 0
@@ -162,9 +163,7 @@ class Member:
         for partition, tenure in self._tenures.items():
             if tenure.let_go_by is not None:
                 times.append(tenure.let_go_by)
-            elif partition in self._running:
-                continue
-            elif partition in self._told:
+            elif partition in self._led:
                 times.append(self._fresh_until(tenure))
             elif not tenure.succession.is_over(self._handled_at):
                 times.append(tenure.succession.until)
@@ -173,11 +172,13 @@ class Member:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in what happened; what must be done now, in this order."""
         self._effects = []
-        self._handled_at = now
+        since, self._handled_at = self._handled_at, now
+        self._note_leadership(since)
         if isinstance(event, RolesChanged | HandlerReturned | Stop | Wakeup):
             self._told_by_host(event, now)
         else:
             self._told_by_client(event, now)
+        self._note_leadership(now)
         for partition in sorted(self._tenures.keys() | self._told.keys()):
             self._tell(partition, now)
         self._let_go_of_lapsed(now)
@@ -249,6 +250,8 @@ class Member:
             if not tenure.is_lapsing:
                 tenure.let_go_by = now + self._settings.lapse_s
                 self._move(tenure.partition, Turn.REVOKED)
+                if tenure.partition in self._led:
+                    self._report(FactKind.LAPSED, tenure.partition, self._led[tenure.partition])
 
     def _lost(self, partitions: Iterable[Partition], reason: str) -> None:
         lost = [partition for partition in sorted(partitions) if partition in self._tenures]
@@ -256,6 +259,7 @@ class Member:
             del self._tenures[partition]
             self._ended[partition] = reason
             self._move(partition, Turn.LOST)
+            self._leads_no_more(partition, FactKind.FENCED, reason=reason)
         if lost:
             self._report(FactKind.LOST, reason=reason, partitions=", ".join(map(str, lost)))
 
@@ -355,6 +359,33 @@ class Member:
             return "a predecessor may still lead"
         return None
 
+    def _note_leadership(self, since: float) -> None:
+        """Tell what began and what ended between ``since`` and now, while nothing but time went by.
+
+        The handlers may hear of it later, one call at a time.
+        """
+        now = self._handled_at
+        for partition, tenure in sorted(self._tenures.items()):
+            if tenure.is_lapsing:
+                continue
+            begin = max(since, tenure.succession.until)
+            begins = partition not in self._led and begin <= now and self._why_not(tenure, begin) is None
+            if begins and tenure.token is not None:
+                self._led[partition] = tenure.token
+                roles = ", ".join(sorted(map(str, self._roles.roles_of(partition))))
+                self._report(FactKind.INDUCED, partition, tenure.token, begin, roles=roles)
+            if partition in self._led and (reason := self._why_not(tenure, now)):
+                ended_at = min(now, max(since, self._fresh_until(tenure)))
+                self._leads_no_more(partition, FactKind.FENCED, ended_at, reason=reason)
+
+    def _leads_no_more(
+        self, partition: Partition, kind: FactKind, at: float | None = None, **detail: str
+    ) -> None:
+        """Tell, once, that leadership has ended, if there was any."""
+        token = self._led.pop(partition, None)
+        if token is not None:
+            self._report(kind, partition, token, at, **detail)
+
     def _is_counted(self, now: float) -> bool:
         return now - self._counted_at < self._settings.limit_s
 
@@ -396,7 +427,6 @@ class Member:
         known = told.roles if told else frozenset()
         if told is None:
             self._move(partition, Turn.INDUCED)
-            self._report(FactKind.INDUCED, partition, token)
         if known - roles:
             self._told[partition] = _Told(known & roles, token)
             limit = now + self._settings.lapse_s
@@ -410,13 +440,11 @@ class Member:
         self, partition: Partition, told: _Told, tenure: Tenure | None, reason: str
     ) -> None:
         if tenure is not None and tenure.let_go_by is not None:
-            self._report(FactKind.LAPSED, partition, told.token)
             if told.roles:
                 self._call(CallLapsed(partition, told.roles, told.token, tenure.let_go_by))
             return
         if self.standing(partition) is Standing.LED:
             self._move(partition, Turn.FENCED)
-        self._report(FactKind.FENCED, partition, told.token, reason=reason)
         if told.roles:
             self._call(CallFenced(partition, told.roles, told.token, reason))
 
@@ -431,10 +459,12 @@ class Member:
             busy = tenure.partition in self._running or tenure.partition in self._told
             if tenure.let_go_by is not None and now >= tenure.let_go_by:
                 if busy:
-                    self._ended[tenure.partition] = "its handler overran the limit"
+                    reason = self._ended[tenure.partition] = "its handler overran the limit"
                     self._report(FactKind.HANDLER_OVERRAN, tenure.partition, tenure.token)
+                    self._leads_no_more(tenure.partition, FactKind.FENCED, reason=reason)
                 self._end(tenure)
             elif not busy and tenure.release is None:
+                self._leads_no_more(tenure.partition, FactKind.ENDED)
                 if tenure.may_release(now):
                     release.append(tenure)
                 else:
@@ -450,6 +480,7 @@ class Member:
 
     def _end(self, tenure: Tenure) -> None:
         """The partition may go to others now."""
+        self._leads_no_more(tenure.partition, FactKind.ENDED)
         del self._tenures[tenure.partition]
         self._move(tenure.partition, Turn.LET_GO)
         if tenure.asked_back:
@@ -520,6 +551,11 @@ class Member:
         kind: FactKind,
         partition: Partition | None = None,
         token: int | None = None,
+        at: float | None = None,
         **detail: str | float | bool | None,
     ) -> None:
-        self._effects.append(Report(Fact(kind, partition, token, detail)))
+        """``at``: when it was so, if that was before now; how late it is told is said as well."""
+        when = self._handled_at if at is None else at
+        if when < self._handled_at:
+            detail["late_s"] = self._handled_at - when
+        self._effects.append(Report(Fact(kind, partition, token, when, detail)))

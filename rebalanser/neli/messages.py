@@ -237,6 +237,7 @@ class FactKind(StrEnum):
     INDUCED = "induced"
     LAPSED = "lapsed"
     FENCED = "fenced"
+    ENDED = "ended"
     RELEASED = "released"
     COMMIT_FAILED = "commit_failed"
     CLOCK_OFF = "clock_off"
@@ -248,11 +249,18 @@ class FactKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that happened to this member, for logs, history and metrics."""
+    """Something that happened to this member, for logs, history and metrics.
+
+    Leadership of a partition begins with INDUCED and ends with one ENDED or FENCED of the same token, after
+    LAPSED if it is handed over in order. They tell what the member itself would have answered, whether or
+    not a handler could be called.
+    """
 
     kind: FactKind
     partition: Partition | None = None
     token: int | None = None
+    at: float = 0.0
+    """When it was so (seconds of the member's clock): leadership ends by time, and is noticed later."""
     detail: Mapping[str, str | float | bool | None] = field(default_factory=dict)
 
 

@@ -108,6 +108,17 @@ class NeliSettings:
         """How long after an assignment a predecessor may go on leading, counted by any clock."""
         return self.limit_s * self.drift_factor
 
+    @property
+    def overlap_s(self) -> float:
+        """For how long a successor may lead beside a leader that lost touch (NE-6); 0 where it never may.
+
+        An accepted commit renews the session only with the classic group protocol.
+        """
+        if self.mode is not Mode.NON_EXCLUSIVE:
+            return 0.0
+        renewed_s = self.session_timeout_s if self.protocol is GroupProtocol.CLASSIC else 0.0
+        return self.limit_s - renewed_s
+
 
 def check(settings: NeliSettings) -> list[str]:
     """Refuse what contradicts the mode, with the numbers; what is merely unwise is returned as warnings.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
@@ -38,6 +39,8 @@ class AsyncNeli:
         settings: NeliSettings | None = None,
         partitions: int = PARTITIONS,
         instance: str | None = None,
+        history_dir: Path | str | None = None,
+        history_topic: str | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self._neli = Neli(
@@ -49,6 +52,8 @@ class AsyncNeli:
             settings=settings,
             partitions=partitions,
             instance=instance,
+            history_dir=history_dir,
+            history_topic=history_topic,
             connect_timeout_s=connect_timeout_s,
         )
         self._bridge = LoopBridge(self._neli)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias, TypeVar
 
@@ -16,6 +17,7 @@ from rebalanser.neli.roles import Role, Roles, numbered
 from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings, check
 from rebalanser.roles.contract import PARTITIONS, Call, Candidacy, Candidate, open_elections
 from rebalanser.roles.facts import FactTeller
+from rebalanser.roles.history import LeadershipHistory
 from rebalanser.runtime.running import run_until_stopped
 
 KAFKA_VARIABLE: Final = "REBALANSER_KAFKA"
@@ -44,6 +46,9 @@ class Neli:
     ``settings`` say what a leader can count on and how fast; ``partitions`` is used only where the topic is
     missing. ``instance`` names this process for the coordinator across restarts (``group.instance.id``): a
     restart within the session timeout then moves nothing, and stopping hands nothing over before it is past.
+    ``history_dir`` is a folder to which the process appends what it led and when, as JSON lines, and
+    ``history_topic`` a topic for the same records, ``kafka://HOST:PORT/TOPIC``; else what the environment
+    variables ``REBALANSER_HISTORY_DIR`` and ``REBALANSER_HISTORY_TOPIC`` say.
 
     Every method may be called from any thread.
 
@@ -63,6 +68,8 @@ class Neli:
         settings: NeliSettings | None = None,
         partitions: int = PARTITIONS,
         instance: str | None = None,
+        history_dir: Path | str | None = None,
+        history_topic: str | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         address = kafka if kafka is not None else os.environ.get(KAFKA_VARIABLE)
@@ -79,6 +86,9 @@ class Neli:
         self._hooks: list[FactHook] = []
         self._candidate: Candidate | None = None
         self._teller: FactTeller | None = None
+        self._history_dir = history_dir
+        self._history_topic = history_topic
+        self._history: LeadershipHistory | None = None
         self._started = threading.Event()
         self._calling = threading.local()
 
@@ -143,14 +153,16 @@ class Neli:
                 raise InvalidState(f"{self!r} takes part already")
             self._clean_up()
         elections = open_elections(self._address, self._connect_timeout_s)
-        teller = FactTeller(self.group, self._hooks)
+        self._history = LeadershipHistory.opened(self._candidacy, self._history_dir, self._history_topic)
+        self._teller = FactTeller(self.group, self._hooks, self._history)
         self._started.clear()
         try:
-            self._candidate = elections.stand(self._candidacy, self._called, teller.tell)
+            self._candidate = elections.stand(self._candidacy, self._called, self._teller.tell)
         except BaseException:
-            teller.close()
+            self._clean_up()
             raise
-        self._teller = teller
+        if self._history is not None:
+            self._history.begin(self._candidate.process)
         self._started.set()
 
     def stop(self, timeout_s: float | None = None) -> None:
@@ -285,6 +297,9 @@ class Neli:
         if self._teller is not None:
             self._teller.close()
             self._teller = None
+        if self._history is not None:
+            self._history.close()
+            self._history = None
 
 
 def _with_mode(settings: NeliSettings, mode: Mode | str | None) -> NeliSettings:

@@ -1,4 +1,4 @@
-"""Who is told what happens in a NELI group: the log, and the application's own hooks."""
+"""Who is told what happens in a NELI group: the history, the log, and the application's own hooks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rebalanser.neli.messages import Fact, FactKind
+from rebalanser.roles.history import LeadershipHistory
 from rebalanser.runtime.logs import get_logger
 
 QUEUE_SIZE: Final = 10_000
@@ -18,7 +19,13 @@ CLOSE_TIMEOUT_S: Final = 2.0
 
 _WRONG: Final = {FactKind.FAILED, FactKind.HANDLER_FAILED, FactKind.HANDLER_OVERRAN}
 _STRANGE: Final = {FactKind.CLOCK_OFF, FactKind.FENCED, FactKind.LOST}
-_DETAILED: Final = {FactKind.COMMIT_FAILED, FactKind.RELEASED, FactKind.SUCCEEDS, FactKind.WAITS}
+_DETAILED: Final = {
+    FactKind.COMMIT_FAILED,
+    FactKind.ENDED,
+    FactKind.RELEASED,
+    FactKind.SUCCEEDS,
+    FactKind.WAITS,
+}
 
 
 def _level(kind: FactKind) -> int:
@@ -36,11 +43,20 @@ _log: Final = get_logger("rebalanser.neli")
 
 
 class FactTeller:
-    """Tells facts on, in order, in a thread of its own: a log that blocks must not hold up the polling."""
+    """Tells facts on, in order: the history at once, the others in a thread of its own.
 
-    def __init__(self, group: str, hooks: Sequence[Callable[[Fact], None]]) -> None:
+    A log that blocks must not hold up the polling; the history never blocks.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        hooks: Sequence[Callable[[Fact], None]],
+        history: LeadershipHistory | None = None,
+    ) -> None:
         self._group = group
         self._hooks = hooks
+        self._history = history
         self._untold: queue.Queue[Fact | None] = queue.Queue(maxsize=QUEUE_SIZE)
         self._dropped = 0
         name = f"rebalanser-neli-facts-{group}"
@@ -49,6 +65,8 @@ class FactTeller:
 
     def tell(self, fact: Fact) -> None:
         """Take a fact in and return at once. What comes faster than it can be told is counted and dropped."""
+        if self._history is not None:
+            self._history.tell(fact)
         try:
             self._untold.put_nowait(fact)
         except queue.Full:

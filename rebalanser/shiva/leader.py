@@ -96,6 +96,7 @@ class Leader:
         self._term = _NOTHING_READ
         self._took_over_at = 0.0
         self._announced = _NOTHING_READ
+        self._version = 0
         self._assignement_lost = True
         self._inherited_s = 0.0
         self._caught_up = False
@@ -190,9 +191,20 @@ class Leader:
         kind: FactKind,
         application: ApplicationId | None = None,
         worker: WorkerId = "",
+        *,
+        revision: int | None = None,
         **detail: Detail,
     ) -> None:
-        self._effects.append(Report(Fact(kind, application, worker, MappingProxyType(detail))))
+        fact = Fact(
+            kind,
+            application,
+            worker,
+            max(0, self._term),
+            self._version,
+            revision=revision,
+            detail=MappingProxyType(detail),
+        )
+        self._effects.append(Report(fact))
 
     def _step_down(self, reason: str) -> None:
         self._done = True
@@ -209,7 +221,7 @@ class Leader:
         self._term = event.term
         self._took_over_at = self._now
         self._board.next = Epoch(self._term, 1)
-        self._report(FactKind.TOOK_OVER, term=self._term)
+        self._report(FactKind.TOOK_OVER, revision=self._term, term=self._term)
         if event.document is not None:
             self._give_way_to(event.document.epoch.term)
             self._publisher.document = event.document
@@ -326,7 +338,7 @@ class Leader:
             case StartCommand() as start:
                 return self._start(start, command)
             case StopCommand() as stop:
-                self._stop(stop)
+                self._stop(stop, command.at.offset)
                 return True
             case _:
                 assert_never(command.record)
@@ -342,7 +354,10 @@ class Leader:
             self._refuse(start, command, entry, why_not)
             return False
         self._board.start(start, command.at.offset, command.at.timestamp_ms)
-        self._report(FactKind.START_COMMANDED, application, command=start.command, offset=command.at.offset)
+        offset = command.at.offset
+        self._report(
+            FactKind.START_COMMANDED, application, revision=offset, command=start.command, offset=offset
+        )
         return True
 
     def _why_not(self, start: StartCommand, entry: ApplicationEntry | None) -> str:
@@ -365,7 +380,9 @@ class Leader:
     ) -> None:
         """What ran before runs on; its start command is not the last under its key any more (SH-15)."""
         application, at = start.application, command.at
-        self._report(FactKind.COMMAND_REFUSED, application, command=start.command, reason=reason)
+        self._report(
+            FactKind.COMMAND_REFUSED, application, revision=at.offset, command=start.command, reason=reason
+        )
         self._put_aside(SetAside(at.offset, f"cmd:{application}", reason))
         if entry is not None and entry.state in TO_RUN:
             self._keeper.keep(application)
@@ -376,9 +393,9 @@ class Leader:
         if gone and not refused_later:
             self._board.refuse(start, at.offset, at.timestamp_ms, reason)
 
-    def _stop(self, stop: StopCommand) -> None:
+    def _stop(self, stop: StopCommand, offset: int) -> None:
         application = stop.application
-        self._report(FactKind.STOP_COMMANDED, application, command=stop.command)
+        self._report(FactKind.STOP_COMMANDED, application, revision=offset, command=stop.command)
         entry = self._board.entries.get(application)
         if entry is not None and entry.state is not ApplicationState.STOPPING:
             self._board.stop(application)
@@ -390,7 +407,13 @@ class Leader:
             same = known.reason == record.reason if periodic else known.offset == record.offset
             if same and known.key == record.key:
                 return
-        self._report(FactKind.RECORD_SET_ASIDE, offset=record.offset, key=record.key, reason=record.reason)
+        self._report(
+            FactKind.RECORD_SET_ASIDE,
+            revision=None if periodic else record.offset,
+            offset=record.offset,
+            key=record.key,
+            reason=record.reason,
+        )
         kept = max(0, self._options.max_set_aside)
         self._set_aside = (*self._set_aside, record)[-kept:] if kept else ()
         self._set_aside_changed = True
@@ -540,8 +563,10 @@ class Leader:
     def _published(self, offset: int) -> None:
         document = self._publisher.published()
         self._may_drop = True
+        self._version = offset
         self._report(
             FactKind.DOCUMENT_PUBLISHED,
+            revision=offset,
             epoch=str(document.epoch),
             offset=offset,
             workers=len(document.workers),

@@ -217,11 +217,24 @@ class FactKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that happened, for logs and metrics. Reporting never blocks."""
+    """Something that happened, for logs, history and metrics. Reporting never blocks."""
 
     kind: FactKind
     application: ApplicationId | None = None
     worker: str = ""
+    term: int = 0
+    """The last leader's term that is known; 0 before any."""
+    version: int = 0
+    """The offset on COMMAND of the document that is acted on, or was published last; 0 before any.
+
+    It orders the documents as their epochs do, and leaders and workers know it alike.
+    """
+    token: int | None = None
+    """The fencing token of the process concerned: the same from before its start to after its end."""
+    revision: int | None = None
+    """The offset on COMMAND of the record concerned, where there is one."""
+    at: float | None = None
+    """When it was so (monotonic seconds), where it is told later; None for now."""
     detail: Mapping[str, str | int | float | bool | None] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -279,6 +292,8 @@ class ProcessExited:
     code: int | None
     """The exit code, negative for a signal; None where it was not started."""
     error: str = ""
+    at: float | None = None
+    """When that was found (monotonic seconds): a worker that was stopped hears of it late. None for now."""
 
 
 WorkerEvent: TypeAlias = (

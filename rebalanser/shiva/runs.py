@@ -23,6 +23,8 @@ class Run:
         self.state = RUN.first
         self.process: int | None = None
         """The number of the process that exists or may exist."""
+        self.token: int | None = None
+        """The fencing token that its last process was started with."""
         self.restart_at = 0.0
         """When it may be started again, while it backs off (monotonic seconds)."""
         self.reason = ""
@@ -49,10 +51,11 @@ class Run:
         """It may not start yet."""
         self.reason = reason
 
-    def start(self, process: int) -> None:
-        """A process is about to be started."""
+    def start(self, process: int, token: int) -> None:
+        """A process is about to be started with this fencing token."""
         self._move(RunTrigger.START)
         self.process = process
+        self.token = token
 
     def refused(self, reason: str) -> None:
         """Its files cannot be used (SH-16)."""

@@ -101,6 +101,7 @@ class Worker:
         self._announced = -1
         self._accepted: tuple[AssignmentDocument, int] | None = None
         self._adopted: AssignmentDocument | None = None
+        self._version = 0
         self._refused_by: Incarnation | None = None
         self._round = 0
         self._ping_term = -1
@@ -132,6 +133,12 @@ class Worker:
     def seen(self) -> Epoch | None:
         """The epoch of the document that the worker acts on."""
         return self._adopted.epoch if self._adopted else None
+
+    @property
+    def term(self) -> int:
+        """The last leader's term that is known; 0 before any."""
+        adopted = self._adopted.epoch.term if self._adopted else 0
+        return max(0, self._announced, self._ping_term, adopted)
 
     @property
     def permitted_until(self) -> float | None:
@@ -207,9 +214,45 @@ class Worker:
         self,
         kind: FactKind,
         application: ApplicationId | None = None,
+        *,
+        token: int | None = None,
+        revision: int | None = None,
+        at: float | None = None,
         **detail: str | float | bool | None,
     ) -> None:
-        self._effects.append(Report(Fact(kind, application, self._worker, detail)))
+        fact = Fact(
+            kind,
+            application,
+            self._worker,
+            self.term,
+            self._version,
+            token,
+            revision,
+            at,
+            MappingProxyType(detail),
+        )
+        self._effects.append(Report(fact))
+
+    def exits(self, error: str) -> list[Fact]:
+        """That all processes have ended, for when somebody else ended them and they are told of no more."""
+        return [
+            Fact(
+                FactKind.PROCESS_EXITED,
+                application,
+                self._worker,
+                self.term,
+                self._version,
+                run.token,
+                detail={
+                    "run": run.process,
+                    "code": None,
+                    "error": error,
+                    "told": run.state is RunState.STOPPING,
+                },
+            )
+            for application, run in sorted(self._runs.items())
+            if run.process is not None
+        ]
 
     def _set_aside(self, at: Standing, key: str, reason: str) -> None:
         self._report(FactKind.RECORD_SET_ASIDE, offset=at.offset, key=key, reason=reason)
@@ -227,6 +270,7 @@ class Worker:
     def _refuse(self, document: AssignmentDocument, offset: int, reason: str) -> None:
         self._report(
             FactKind.DOCUMENT_REFUSED,
+            revision=offset,
             epoch=str(document.epoch),
             leader=document.leader,
             offset=offset,
@@ -247,11 +291,15 @@ class Worker:
         entries = {a: e for a, e in document.applications.items() if names_me and self._names_me(e)}
         followed = self._follows_at_once(document)
         self._assignments = {a: self._assignment(a, e, offset, followed) for a, e in entries.items()}
-        self._adopted = document
+        self._adopted, self._version = document, offset
         if self._silent_at is None and not self._silent:
             self._silent_at = now + document.deadline_s
         self._report(
-            FactKind.DOCUMENT_ADOPTED, epoch=str(document.epoch), offset=offset, applications=len(entries)
+            FactKind.DOCUMENT_ADOPTED,
+            revision=offset,
+            epoch=str(document.epoch),
+            offset=offset,
+            applications=len(entries),
         )
         self._notice_another(document.workers.get(self._worker))
         applications = document.applications.items()
@@ -339,7 +387,8 @@ class Worker:
         if run is None or run.process != event.run:
             return
         run.started()
-        self._report(FactKind.PROCESS_STARTED, event.application, run=event.run)
+        if run.state is RunState.RUNNING:
+            self._report(FactKind.PROCESS_STARTED, event.application, token=run.token, run=event.run)
 
     def _process_exited(self, event: ProcessExited, now: float) -> None:
         run = self._runs.get(event.application)
@@ -348,6 +397,8 @@ class Worker:
         self._report(
             FactKind.PROCESS_EXITED,
             event.application,
+            token=run.token,
+            at=event.at,
             run=event.run,
             code=event.code,
             error=event.error,
@@ -365,7 +416,9 @@ class Worker:
             reason = self._must_stop(run, self._assignments.get(application), now)
             if reason:
                 run.stop(reason)
-                self._report(FactKind.PROCESS_STOPPING, application, run=run.process, reason=reason)
+                self._report(
+                    FactKind.PROCESS_STOPPING, application, token=run.token, run=run.process, reason=reason
+                )
                 self._effects.append(StopProcess(application, run.process))
 
     def _must_stop(self, run: Run, assignment: Assignment | None, now: float) -> str:
@@ -444,8 +497,10 @@ class Worker:
             run.wait(obstacle)
             return
         self._processes += 1
-        run.start(self._processes)
-        self._report(FactKind.PROCESS_STARTING, run.application, run=self._processes, token=token)
+        run.start(self._processes, token)
+        self._report(
+            FactKind.PROCESS_STARTING, run.application, token=token, run=self._processes, mode=run.mode.value
+        )
         self._effects.append(
             StartProcess(
                 run.application,

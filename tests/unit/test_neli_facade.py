@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from rebalanser.errors import (
     RebalanserError,
     UnknownScheme,
 )
+from rebalanser.history import MemorySink, Record, read_records
 from rebalanser.neli import AsyncNeli, Neli
 from rebalanser.neli.messages import CallFenced, CallInduced, CallLapsed, Fact, FactKind
 from rebalanser.neli.roles import Role, Roles
@@ -29,6 +31,7 @@ from rebalanser.registry.urls import RegistryUrl
 from rebalanser.roles.contract import Candidacy, Candidate, Elections, OnCall, OnFact
 from rebalanser.roles.description import GroupDescription
 from rebalanser.roles.facts import FactTeller
+from rebalanser.roles.history import LeadershipHistory
 
 PATIENCE_S = 10.0
 
@@ -344,3 +347,67 @@ def test_asyncio_handlers_run_in_the_loop_and_stop_with_a_signal_or_a_request(st
         return told
 
     assert asyncio.run(live()) == ["a 5", "fenced a 5"]
+
+
+class StoppedClock:
+    """A clock that stands where the test puts it."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall(self) -> float:
+        return self.at + 1_700_000_000.0
+
+
+@pytest.mark.rule("AU-3", "NE-4", "NE-6")
+def test_the_history_has_the_times_of_the_facts_and_waits_for_the_name_of_the_process() -> None:
+    sink, clock = MemorySink(), StoppedClock()
+    settings = NeliSettings(mode=Mode.NON_EXCLUSIVE, session_timeout_s=10.0, deadline_s=16.0)
+    history = LeadershipHistory(Candidacy("roles", "office", settings=settings), sink, clock)
+    history.tell(Fact(FactKind.ASSIGNED, 3, at=1000.0))
+    assert not sink.records, "nobody knows yet whose record it is"
+    clock.at = 1010.0
+    history.begin("host-1-abc")
+    history.tell(Fact(FactKind.INDUCED, 3, 41, 1010.0, {"roles": "mail"}))
+    clock.at = 1090.0
+    history.tell(Fact(FactKind.FENCED, 3, 41, 1026.0, {"late_s": 64.0}))
+    told = [(r.sequence, r.kind, r.resource, r.token, r.overlap_limit_s) for r in sink.records]
+    assert told == [
+        (0, "assigned", "3", None, None),
+        (1, "induced", "3", 41, 6.0),
+        (2, "fenced", "3", 41, None),
+    ]
+    assert [record.monotonic_time for record in sink.records] == [1000.0, 1010.0, 1026.0]
+    assert [record.wall_time - 1_700_000_000.0 for record in sink.records] == [1000.0, 1010.0, 1026.0]
+    assert {(r.group, r.process, r.node) for r in sink.records} == {
+        ("roles/office", "host-1-abc", "host-1-abc")
+    }
+    history.close()
+    assert sink.closed
+
+
+@pytest.mark.rule("AU-1")
+@pytest.mark.parametrize("in_environment", [False, True])
+def test_a_history_is_written_where_it_is_wanted(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_environment: bool
+) -> None:
+    if in_environment:
+        monkeypatch.setenv("REBALANSER_HISTORY_DIR", str(tmp_path))
+    folder = None if in_environment else tmp_path
+    neli = Neli("roles", "office", ["a"], kafka="127.0.0.1:1", instance="desk-1", history_dir=folder)
+    neli.start()
+    stage.puppet.on_fact(Fact(FactKind.INDUCED, 0, 5))
+    neli.stop()
+    (record,) = read_records(tmp_path)
+    assert isinstance(record, Record)
+    assert (record.label, record.process, record.kind, record.token) == ("desk-1", "puppet", "induced", 5)
+
+
+def test_a_history_that_can_not_be_is_refused_at_the_start(stage: Stage) -> None:
+    neli = Neli("roles", "office", ["a"], kafka="127.0.0.1:1", history_topic="nowhere")
+    with pytest.raises(InvalidUrl):
+        neli.start()
+    assert not stage.puppets

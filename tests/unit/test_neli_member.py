@@ -710,3 +710,92 @@ def test_what_is_not_known_is_not_led_and_why_is_said() -> None:
 def test_every_standing_can_be_reached_and_left() -> None:
     assert {state for state, _ in STANDING.rows} == set(Standing) == set(STANDING.rows.values())
     assert {turn for _, turn in STANDING.rows} == set(Turn)
+
+
+def leadership(effects: Iterable[Effect]) -> list[tuple[FactKind, int | None, int | None]]:
+    """What was told of leadership: kind, partition and token."""
+    kinds = {
+        FactKind.INDUCED,
+        FactKind.LAPSED,
+        FactKind.ENDED,
+        FactKind.FENCED,
+        FactKind.RELEASED,
+        FactKind.HANDLER_OVERRAN,
+    }
+    told = [each.fact for each in of(effects, Report)]
+    return [(fact.kind, fact.partition, fact.token) for fact in told if fact.kind in kinds]
+
+
+@pytest.mark.rule("AU-3", "NE-9")
+def test_an_orderly_hand_over_ends_when_the_handlers_have_returned() -> None:
+    """Not when the broker has answered: that may take long, and nothing is led any more."""
+    driver = Driver(roles=("bills", "mail", "news"))
+    effects = driver.induct(0, 1)
+    begun = next(each.fact for each in of(effects, Report) if each.fact.kind is FactKind.INDUCED)
+    roles = {driver.member.partition_of(role): role for role in ("bills", "mail", "news")}
+    assert set(str(begun.detail["roles"]).split(", ")) <= {"bills", "mail", "news"}
+    assert roles
+    token = begun.token
+    assert begun.partition == 0
+    assert leadership(driver.tell(Revoked(frozenset({0})))) == [(FactKind.LAPSED, 0, token)]
+    returned = driver.tell(HandlerReturned(0))
+    assert leadership(returned) == [(FactKind.ENDED, 0, token)]
+    answered = driver.tell(CommitAnswered(of(returned, Commit)[0]))
+    assert leadership(answered) == [(FactKind.RELEASED, 0, token)]
+
+
+@pytest.mark.rule("AU-3", "NE-9")
+@pytest.mark.parametrize("how", ["refused", "lost", "overran", "exclusive"])
+def test_a_hand_over_without_a_release_ends_once(how: str) -> None:
+    """Leadership that ends in any way ends with exactly one record that says so."""
+    driver = Driver(EXCLUSIVE if how == "exclusive" else FAST)
+    driver.induct(0)
+    token = driver.member.token(0, driver.now)
+    effects = driver.tell(Revoked(frozenset({0})))
+    if how == "overran":
+        driver.now += driver.settings.lapse_s
+        effects += driver.tell(Wakeup())
+    elif how == "lost":
+        effects += driver.tell(Lost(frozenset({0})))
+    returned = driver.tell(HandlerReturned(0))
+    effects += returned
+    for commit in of(returned, Commit):
+        effects += driver.tell(CommitAnswered(commit, {0: "timed out"}))
+    overran = [(FactKind.HANDLER_OVERRAN, 0, token)] if how == "overran" else []
+    end = FactKind.FENCED if how in {"lost", "overran"} else FactKind.ENDED
+    assert leadership(effects) == [(FactKind.LAPSED, 0, token), *overran, (end, 0, token)]
+    driver.now += 100.0
+    assert leadership(driver.tell(Wakeup())) == []
+
+
+@pytest.mark.rule("AU-3", "NE-4")
+def test_leadership_that_ended_by_time_is_told_with_the_time_at_which_it_ended() -> None:
+    """Leadership lapses without any event: a process that was stopped tells later when it had ended."""
+    driver = Driver()
+    driver.induct(0)
+    token, ends_at = driver.member.token(0, driver.now), driver.member.next_wakeup
+    while driver.leads():
+        driver.now += 0.125
+    ended_by = driver.now
+    driver.now += 60.0
+    (fact,) = [e.fact for e in of(driver.tell(Wakeup()), Report) if e.fact.kind is FactKind.FENCED]
+    assert ends_at is not None
+    assert ended_by - 0.125 < fact.at <= ended_by
+    assert (fact.token, fact.detail["late_s"]) == (token, driver.now - fact.at)
+
+
+@pytest.mark.rule("AU-3", "NE-4")
+def test_leadership_is_told_while_a_handler_still_runs() -> None:
+    """``is_leader`` does not wait for handlers, and so the history must not."""
+    driver = Driver()
+    driver.assign(0)
+    effects = driver.live(driver.settings.wait_s + 0.5, 0)
+    assert len(of(effects, CallInduced)) == 1
+    driver.now += 100.0
+    assert not driver.leads()
+    assert [kind for kind, _, _ in leadership(driver.tell(Wakeup()))] == [FactKind.FENCED]
+    again = driver.beat(0)
+    again += driver.live(1.0, 0)
+    assert driver.leads()
+    assert [kind for kind, _, _ in leadership(again)] == [FactKind.INDUCED]
+    assert not of(again, CallInduced), "the handler of before has not returned"

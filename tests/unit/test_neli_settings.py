@@ -166,3 +166,12 @@ def test_what_is_unwise_is_warned_about(changes: dict[str, Any], said: str) -> N
     warnings = check(replace(NeliSettings(), **changes))
     assert len(warnings) == 1
     assert said in warnings[0]
+
+
+@pytest.mark.rule("NE-6", "AU-4")
+def test_for_how_long_leaders_may_overlap_is_said() -> None:
+    """Successive leaders may overlap by T minus that timeout; where no commit renews the session, by T."""
+    slow = NeliSettings(mode=Mode.NON_EXCLUSIVE, session_timeout_s=10.0, deadline_s=16.0)
+    assert slow.overlap_s == 6.0
+    assert replace(slow, protocol=GroupProtocol.CONSUMER).overlap_s == 16.0
+    assert replace(slow, mode=Mode.EXCLUSIVE).overlap_s == replace(slow, mode=Mode.FAST).overlap_s == 0.0

@@ -467,7 +467,7 @@ def test_what_the_document_reflects_is_not_applied_twice(rig: Rig) -> None:
     assert rig.all(PublishDocument) == [], "B and C were commanded, and had gone, before"
     assert rig.facts(FactKind.START_COMMANDED) == []
     assert rig.facts(FactKind.STOP_COMMANDED) == [
-        Fact(FactKind.STOP_COMMANDED, D, detail={"command": "stop-1"})
+        Fact(FactKind.STOP_COMMANDED, D, term=GIVEN_TERM, revision=10, detail={"command": "stop-1"})
     ]
 
 
@@ -1572,3 +1572,24 @@ class _Counted(dict[ApplicationId, ApplicationEntry]):
     def items(self) -> object:  # type: ignore[override]
         self.looked_at += len(self)
         return super().items()
+
+
+@pytest.mark.rule("AU-4", "SH-7")
+def test_its_facts_carry_term_and_version_and_where_the_record_stands(rig: Rig) -> None:
+    """A document's version is its offset on COMMAND, which is how workers record what they adopt."""
+    rig.take_over()
+    rig.feed(CaughtUp())
+    rig.pong("w1")
+    rig.start(A)
+    rig.settle()
+    (took_over,) = rig.facts(FactKind.TOOK_OVER)
+    assert (took_over.term, took_over.revision, took_over.version) == (GIVEN_TERM, GIVEN_TERM, 0)
+    published = rig.facts(FactKind.DOCUMENT_PUBLISHED)
+    assert all(fact.version == fact.revision == fact.detail["offset"] for fact in published)
+    versions = [fact.version for fact in published]
+    assert versions == sorted(set(versions))
+    (commanded,) = rig.facts(FactKind.START_COMMANDED)
+    assert commanded.revision == commanded.detail["offset"]
+    rig.feed(Deposed("fenced"))
+    (stepped_down,) = rig.facts(FactKind.STEPPED_DOWN)
+    assert (stepped_down.term, stepped_down.version) == (GIVEN_TERM, versions[-1])

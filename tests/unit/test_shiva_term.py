@@ -89,6 +89,7 @@ def term_of(machine: Machine, writer: Writer) -> Term:
         LeaderOptions(),
         lambda: "membership",
         timeout_s=1.0,
+        tell=lambda _fact: None,
     )
     term._machine = cast("Leader", machine)
     term._writer = cast("TransactionalWriter", writer)

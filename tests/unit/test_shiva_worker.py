@@ -981,6 +981,88 @@ class TestRestarts:
 
 
 @pytest.mark.rule("SH-3")
+class TestFacts:
+    """What the history needs of a worker: one token from the start to the end, and an order of documents."""
+
+    def told(self, bench: Bench, *kinds: FactKind) -> list[Fact]:
+        return [e.fact for e in only(bench.asked, Report) if e.fact.kind in kinds]
+
+    @pytest.mark.rule("AU-3")
+    def test_all_of_a_run_carries_the_token_of_its_start(self) -> None:
+        bench = running()
+        token = bench.end
+        bench.document({A: named("a1")}, epoch=Epoch(0, 9))
+        assert only(bench.asked, StartProcess)[0].token == token
+        bench.stop(A)
+        bench.exited(A, -15)
+        kinds = (
+            FactKind.PROCESS_STARTING,
+            FactKind.PROCESS_STARTED,
+            FactKind.PROCESS_STOPPING,
+            FactKind.PROCESS_EXITED,
+        )
+        told = self.told(bench, *kinds)
+        assert [(fact.kind, fact.token, fact.detail["run"]) for fact in told] == [
+            (kind, token, 1) for kind in kinds
+        ]
+        assert told[0].detail["mode"] == "available"
+
+    @pytest.mark.rule("AU-3", "SH-17")
+    def test_a_process_that_was_killed_beside_the_worker_has_its_exit_told(self) -> None:
+        """By its guardian at the deadline: nobody has told it to stop here."""
+        bench = running(Mode.EXCLUSIVE)
+        token = only(bench.asked, StartProcess)[0].token
+        exited = ProcessExited(A, bench.process(A), -9, at=bench.now)
+        (told,) = facts(bench.feed(exited, after_s=60.0), FactKind.PROCESS_EXITED)
+        assert (told.token, told.detail["code"]) == (token, -9)
+        assert told.at == bench.now - 60.0, "a worker that was stopped hears of it late"
+        (starting,) = self.told(bench, FactKind.PROCESS_STARTING)
+        assert starting.detail["mode"] == "exclusive"
+
+    @pytest.mark.rule("AU-3")
+    def test_a_start_after_a_gap_between_documents_has_a_token_of_its_own(self) -> None:
+        bench = running()
+        bench.document({A: named("a1")}, epoch=Epoch(0, 9))
+        bench.exited(A, 1)
+        bench.feed(Wakeup(), after_s=1.0)
+        tokens = [fact.token for fact in self.told(bench, FactKind.PROCESS_STARTING, FactKind.PROCESS_EXITED)]
+        assert tokens == [tokens[0], tokens[0], bench.end]
+        assert tokens[0] != bench.end
+
+    @pytest.mark.rule("AU-4")
+    def test_a_start_that_is_told_after_the_stop_is_not_reported(self) -> None:
+        """Else its steps would be out of order."""
+        bench = ready()
+        bench.start(A, "a1")
+        bench.document({A: named("a1")})
+        bench.stored(A, "a1")
+        bench.stop(A)
+        assert not facts(bench.feed(ProcessStarted(A, bench.process(A))), FactKind.PROCESS_STARTED)
+        assert facts(bench.exited(A, -15), FactKind.PROCESS_EXITED)
+
+    @pytest.mark.rule("AU-3")
+    def test_what_still_runs_when_the_worker_ends_by_a_fault_is_said_to_have_ended(self) -> None:
+        bench = running()
+        assert [(f.kind, f.application, f.token, f.detail["error"]) for f in bench.worker.exits("gone")] == [
+            (FactKind.PROCESS_EXITED, A, only(bench.asked, StartProcess)[0].token, "gone")
+        ]
+        bench.exited(A, 1)
+        assert bench.worker.exits("gone") == []
+
+    @pytest.mark.rule("AU-4", "SH-7")
+    def test_the_version_is_where_the_document_stands_and_the_term_is_the_last_known(self) -> None:
+        bench = ready()
+        first = bench.leader()
+        (adopted,) = facts(bench.document(epoch=Epoch(first, 1)), FactKind.DOCUMENT_ADOPTED)
+        assert (adopted.version, adopted.revision, adopted.term) == (bench.end, bench.end, first)
+        second, version = bench.leader(), adopted.version
+        (refused,) = facts(bench.document(epoch=Epoch(first, 2)), FactKind.DOCUMENT_REFUSED)
+        assert (refused.version, refused.revision, refused.term) == (version, bench.end, second)
+        (later,) = facts(bench.document(epoch=Epoch(second, 1)), FactKind.DOCUMENT_ADOPTED)
+        assert later.version == bench.end
+        assert later.version > version
+
+
 class TestTwoFoldersUnderOneId:
     def test_it_runs_nothing_and_says_so_once(self) -> None:
         bench = running()

@@ -21,6 +21,7 @@ from rebalanser.errors import (
     RequestTooLarge,
     UnknownApplication,
 )
+from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import AssignmentDocument, StartCommand, StopCommand
@@ -225,25 +226,27 @@ class KafkaCluster(Cluster):
                 return effect.entry
         raise NotSettled(f"not within {timeout_s:g} s: {effect.standing}")
 
-    def run_leader(self, leader: LeaderId, options: LeaderOptions) -> KafkaLeader:
+    def run_leader(
+        self, leader: LeaderId, options: LeaderOptions, history: HistorySink | None = None
+    ) -> KafkaLeader:
         """Take part in leading: at most one of those who do is the active leader (SH-3)."""
         options.check()
         self._ensure_topics()
         topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
         retained = topic.retained(options)
         retained.check()
-        running = KafkaLeader(
-            self._connection, self._topics, check_part(leader, "leader"), retained, self._timeout_s
-        )
+        name = check_part(leader, "leader")
+        running = KafkaLeader(self._connection, self._topics, name, retained, self._timeout_s, history)
         running.begin()
         return running
 
-    def run_worker(self, worker: WorkerId, data: Path, options: WorkerOptions) -> KafkaWorker:
+    def run_worker(
+        self, worker: WorkerId, data: Path, options: WorkerOptions, history: HistorySink | None = None
+    ) -> KafkaWorker:
         """Store and run applications in the folder ``data``, which one worker locks at a time."""
         self._ensure_topics()
-        running = KafkaWorker(
-            self._connection, self._topics, check_part(worker, "worker"), data, options, self._timeout_s
-        )
+        name = check_part(worker, "worker")
+        running = KafkaWorker(self._connection, self._topics, name, data, options, self._timeout_s, history)
         running.begin()
         return running
 

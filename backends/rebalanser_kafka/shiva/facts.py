@@ -1,9 +1,27 @@
-"""What happens to a leader or a worker, in the log."""
+"""What happens to a leader or a worker, in the history and in the log."""
 
 from __future__ import annotations
 
+import threading
+from typing import Final
+
+from rebalanser.history import (
+    UNLIMITED_S,
+    Event,
+    HistorySink,
+    Journal,
+    NullSink,
+    Protocol,
+    author_here,
+)
+from rebalanser.history.records import Value
+from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.shiva.messages import Fact, FactKind
+from rebalanser.shiva.types import Mode
+
+CLOSE_TIMEOUT_S: Final = 2.0
+_OF_WORKERS: Final = {FactKind.WORKER_ADDED, FactKind.WORKER_REFUSED, FactKind.WORKER_REMOVED}
 
 _WARNINGS = frozenset(
     {
@@ -19,6 +37,65 @@ _WARNINGS = frozenset(
 )
 
 
+class FactTeller:
+    """Tells what a leader or a worker does: first its history, then the log. From any thread.
+
+    ``process`` names it in the history, and ``label`` is what an operator calls it. What it does as different
+    incarnations, such as the terms of a leader, is numbered through.
+    """
+
+    def __init__(
+        self, cluster: str, process: str, label: str, sink: HistorySink | None, clock: Clock
+    ) -> None:
+        self._cluster = cluster
+        self._label = label
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._at = 0.0
+        self._journal = Journal(
+            author_here(Protocol.SHIVA, cluster, process, label),
+            sink or NullSink(),
+            wall=lambda: clock.wall() - (clock.now() - self._at),
+            monotonic=lambda: self._at,
+        )
+
+    def tell(self, fact: Fact, node: str, incarnation: int) -> None:
+        """``node`` is the id of the incarnation that did it, never used again."""
+        with self._lock:
+            self._at = self._clock.now() if fact.at is None else fact.at
+            self._journal.write(event_of(fact, node, incarnation, label=self._label))
+        log_fact(fact, self._cluster)
+
+    def close(self) -> None:
+        """Bring the history to where it belongs, in two seconds at most."""
+        self._journal.close(CLOSE_TIMEOUT_S)
+
+
+def event_of(fact: Fact, node: str, incarnation: int, *, label: str) -> Event:
+    """A fact for the journal of the leader or worker that is called ``label``."""
+    detail: dict[str, Value] = dict(fact.detail)
+    if fact.worker and (fact.worker != label or fact.kind in _OF_WORKERS):
+        detail["worker"] = fact.worker
+    published = fact.kind is FactKind.DOCUMENT_PUBLISHED
+    if published:
+        detail["nodes"], detail["resources"] = detail.pop("workers"), detail.pop("applications")
+    begins = fact.kind is FactKind.PROCESS_STARTING
+    available = begins and detail.get("mode") == Mode.AVAILABLE.value
+    return Event(
+        kind=fact.kind,
+        node=node,
+        incarnation=incarnation,
+        term=fact.term,
+        version=fact.version,
+        resource=None if fact.application is None else str(fact.application),
+        token=fact.token,
+        revision=fact.revision,
+        value=float(fact.version) if published else None,
+        overlap_limit_s=UNLIMITED_S if available else None,
+        detail=detail,
+    )
+
+
 def log_fact(fact: Fact, cluster: str) -> None:
     """One line, with ``action`` saying what happened."""
     fields = {name: value for name, value in fact.detail.items() if value not in (None, "")}
@@ -26,6 +103,8 @@ def log_fact(fact: Fact, cluster: str) -> None:
         fields["application"] = str(fact.application)
     if fact.worker:
         fields["worker"] = fact.worker
+    if fact.token is not None:
+        fields["token"] = fact.token
     log = get_logger("rebalanser.shiva")
     report = log.warning if fact.kind in _WARNINGS else log.info
     report(fact.kind.value.replace("_", " "), action=fact.kind.value, cluster=cluster, **fields)

@@ -6,8 +6,10 @@ and its transactions, and one for each of the two topics that it follows.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+import uuid
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -23,11 +25,15 @@ from rebalanser.errors import (
     RetryLater,
     StopAccess,
 )
+from rebalanser.history import HistorySink
+from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import get_logger
+from rebalanser.shiva.messages import Fact
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.types import LeaderId
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import RAISED, Act, error_of, judge
+from rebalanser_kafka.shiva.facts import FactTeller
 from rebalanser_kafka.shiva.outage import Outage
 from rebalanser_kafka.shiva.term import Term
 
@@ -49,6 +55,7 @@ class KafkaLeader:
         leader: LeaderId,
         options: LeaderOptions,
         timeout_s: float,
+        history: HistorySink | None = None,
     ) -> None:
         self._connection = connection
         self._topics = topics
@@ -63,6 +70,9 @@ class KafkaLeader:
         self._membership: object = None
         self._term: Term | None = None
         self._retry_at = 0.0
+        self._process = f"{leader}-leader-{uuid.uuid4().hex}"
+        self._numbers = itertools.count(1)
+        self._facts = FactTeller(connection.cluster, self._process, leader, history, SystemClock())
         self._failure: RebalanserError | None = None
         self._consumer = self._joining()
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-leader-{leader}", daemon=True)
@@ -136,6 +146,7 @@ class KafkaLeader:
             self._failure = self._failure or error
         finally:
             self._consumer.close()
+            self._facts.close()
 
     def _take_part(self) -> None:
         try:
@@ -178,6 +189,12 @@ class KafkaLeader:
             _log.debug(f"after the partition was lost: {error}", action="partition_lost")
 
     def _begin_term(self) -> None:
+        """Each term is an incarnation in the history: no other one ever leads with its number."""
+        number = next(self._numbers)
+
+        def tell(fact: Fact) -> None:
+            self._facts.tell(fact, f"{self._process}-{number}", number)
+
         self._term = Term(
             self._connection,
             self._topics,
@@ -185,6 +202,7 @@ class KafkaLeader:
             self._options,
             lambda: self._membership,
             self._timeout_s,
+            tell,
         )
         self._term.begin()
 

@@ -26,6 +26,7 @@ from rebalanser.shiva.messages import (
     CaughtUp,
     Deposed,
     DropRecords,
+    Fact,
     KeepCommands,
     Kept,
     LeaderEffect,
@@ -54,7 +55,6 @@ from rebalanser_kafka.log import (
     StaleMembership,
     TransactionalWriter,
 )
-from rebalanser_kafka.shiva.facts import log_fact
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_document import last_document
 from rebalanser_kafka.shiva.reading import command_event, control_record
@@ -85,12 +85,14 @@ class Term:
         options: LeaderOptions,
         membership: Callable[[], object],
         timeout_s: float,
+        tell: Callable[[Fact], None],
     ) -> None:
         self._connection = connection
         self._topics = topics
         self._leader = leader
         self._membership = membership
         self._timeout_s = timeout_s
+        self._tell = tell
         self._clock = SystemClock()
         self._machine = Leader(leader, options)
         self._writer = TransactionalWriter(
@@ -307,7 +309,7 @@ class Term:
                 _log.info("leader %s steps down: %s", self._leader, reason)
                 self._over.set()
             case Report(fact=fact):
-                log_fact(fact, self._connection.cluster)
+                self._tell(fact)
             case _:
                 assert_never(effect)
         return None

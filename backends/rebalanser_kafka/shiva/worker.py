@@ -19,6 +19,7 @@ from rebalanser.applications.data_folder import DataFolder
 from rebalanser.applications.manifest import Manifest
 from rebalanser.applications.processes import ApplicationProcesses
 from rebalanser.errors import InternalError, InvalidArchive, InvalidManifest, RebalanserError
+from rebalanser.history import HistorySink
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.shiva.messages import (
@@ -27,6 +28,7 @@ from rebalanser.shiva.messages import (
     DocumentRead,
     DropFiles,
     ExtendDeadline,
+    Fact,
     FilesRefused,
     FilesStored,
     Finished,
@@ -53,7 +55,7 @@ from rebalanser.shiva.worker import Worker
 from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
-from rebalanser_kafka.shiva.facts import log_fact
+from rebalanser_kafka.shiva.facts import FactTeller
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.outage import Outage
 from rebalanser_kafka.shiva.parts import PartStore
@@ -82,8 +84,11 @@ class KafkaWorker:
         folder: Path,
         options: WorkerOptions,
         timeout_s: float,
+        history: HistorySink | None = None,
     ) -> None:
         """Lock and clean the folder, and look where COMMAND ends now.
+
+        In the history its process is named by the folder's lineage and incarnation, which never come again.
 
         Raises:
             UnusableFolder: another worker uses the folder, or it cannot be written.
@@ -95,7 +100,11 @@ class KafkaWorker:
         with LogReader(connection, topics.command, "earliest") as reader:
             self._caught_up_at: int | None = patiently(reader.end_offset, timeout_s)
         self._data = DataFolder.open(folder)
-        self._machine = Worker(worker, self._data.incarnation, socket.gethostname(), options)
+        known = self._data.incarnation
+        self._machine = Worker(worker, known, socket.gethostname(), options)
+        self._incarnation = known.number
+        self._node = f"{worker}-{known.lineage}-{known.number}"
+        self._facts = FactTeller(connection.cluster, self._node, worker, history, self._clock)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._processes = ApplicationProcesses(self._data, worker, self._items.put)
         self._parts = PartStore(self._data.archives)
@@ -144,12 +153,22 @@ class KafkaWorker:
     def _close(self) -> None:
         """Whatever ended it, nothing of it goes on: the processes first, the folder's lock last."""
         with contextlib.ExitStack() as closing:
+            closing.callback(self._facts.close)
             closing.callback(self._data.close)
             closing.callback(self._writer.close, LAST_PONG_S)
             closing.callback(self._files.shutdown, cancel_futures=True)
             for follower in self._followers:
                 closing.callback(follower.close)
+            closing.callback(self._tell_exits)
             closing.callback(self._processes.close)
+
+    def _tell_exits(self) -> None:
+        """What still ran has ended with the worker; the machine is told of it no more."""
+        for fact in self._machine.exits("the worker ended, and everything that it ran"):
+            self._tell(fact)
+
+    def _tell(self, fact: Fact) -> None:
+        self._facts.tell(fact, self._node, self._incarnation)
 
     def _step(self) -> None:
         wakeup = self._machine.next_wakeup
@@ -258,7 +277,7 @@ class KafkaWorker:
             case SendPong(pong=pong):
                 self._send(pong)
             case Report(fact=fact):
-                log_fact(fact, self._connection.cluster)
+                self._tell(fact)
             case Finished():
                 pass
             case _:

@@ -1,0 +1,356 @@
+"""The history as records of a Kafka topic: one for each line that a file would have, its process the key.
+
+``kafka://[USER:PASSWORD@]HOST:PORT,…/TOPIC[?OPTION=VALUE&…]``, with the options and the environment of every
+other ``kafka://`` URL. The key keeps one process's records in one partition, in their order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import threading
+import time
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
+
+from rebalanser.errors import InvalidSettings, InvalidUrl, RebalanserError, RegistryUnavailable
+from rebalanser.history import GAP, HistorySink, Record
+from rebalanser.history.waiting import TOO_SLOW, WaitingRoom
+from rebalanser.redaction import redact
+from rebalanser.registry.urls import parse_url
+from rebalanser_kafka.connection import Connection, client_config
+from rebalanser_kafka.failures import RAISED, Act, error_of, judge
+from rebalanser_kafka.records import FRAMING_BYTES, MAX_RECORD_BYTES, WRITER_SETTINGS
+from rebalanser_kafka.topics import TopicSpec, ensure_topics, partitions_of
+
+PARTITIONS: Final = 4
+SETTINGS: Final = MappingProxyType(
+    {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",  # a node's wrong clock must not end a record's time here
+        "retention.ms": str(30 * 24 * 3600 * 1000),
+    }
+)
+"""What the topic is made with where it is missing; one that exists is taken as it is."""
+QUEUE_SIZE: Final = 10_000
+
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_PRODUCER: Final = MappingProxyType(
+    {
+        **WRITER_SETTINGS,
+        "batch.size": 65_536,  # a topic that takes records of this size refuses none for its neighbours
+        "compression.type": "lz4",
+        "linger.ms": 5,
+        "message.max.bytes": MAX_RECORD_BYTES + FRAMING_BYTES,
+        "message.timeout.ms": 0,  # librdkafka tries for as long as it takes: our own queue is the limit
+        "partitioner": "murmur2_random",
+    }
+)
+_GATHER_S: Final = 0.02
+"""How long a first record waits for others to be sent with it."""
+_SERVE_S: Final = 0.1
+_IDLE_S: Final = 1.0
+_TOPIC_TIMEOUT_S: Final = 5.0
+_RETRY_INITIAL_S: Final = 0.05
+_RETRY_MAX_S: Final = 1.0
+_SETTLE_S: Final = 0.2
+"""So long before its time is over, or a tenth of it, ``close`` gives up, to count what is lost."""
+_MISSING_TOPIC: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+
+_log = logging.getLogger("rebalanser.history")
+
+
+def open_sink(url: str, group: str, label: str) -> HistorySink:
+    """A sink that writes to the topic of ``url``; ``group`` and ``label`` say in logs whose history it is.
+
+    Nothing is asked of a broker yet: one that is away is waited for while records are taken in.
+
+    Raises:
+        InvalidUrl: the topic, an option or the account cannot be used; the message says why.
+    """
+    return KafkaSink(connection_of(url), group, label)
+
+
+def connection_of(url: str) -> Connection:
+    """How to reach the brokers; the connection's ``cluster`` is the name of the topic.
+
+    Raises:
+        InvalidUrl: the topic, an option or the account cannot be used; the message says why.
+    """
+    parsed = parse_url(url)
+    topic = parsed.path.strip("/")
+    if parsed.scheme != "kafka" or not topic:
+        raise InvalidUrl(f"{parsed} names no topic for the history; write kafka://HOST:PORT/TOPIC")
+    if not _TOPIC_NAME.fullmatch(topic) or topic in {".", ".."}:
+        raise InvalidUrl(
+            f"{topic!r} in {parsed} cannot name a topic: only ASCII letters, digits, '.', '_' and '-' are "
+            f"allowed, at most 249 of them"
+        )
+    return dataclasses.replace(Connection.from_url(dataclasses.replace(parsed, path="")), cluster=topic)
+
+
+class KafkaSink:
+    """Sends records to a topic, from a daemon thread of its own, each acknowledged by all replicas in sync.
+
+    While no broker answers up to ``queue_size`` records wait, and as many again may be under way; librdkafka
+    holds at most 10,000 of these, or 64 MiB. Records beyond that are dropped and counted, and once there is
+    room again a ``gap`` record takes their place. A record may arrive twice where the producer had to be made
+    anew, never without its number.
+    """
+
+    def __init__(
+        self, connection: Connection, group: str, label: str, *, queue_size: int = QUEUE_SIZE
+    ) -> None:
+        """Begin to send; the topic is made if it is missing, as soon as a broker answers.
+
+        Raises:
+            InvalidSettings: ``queue_size`` is not positive.
+            InvalidUrl: librdkafka refuses the settings of the connection.
+        """
+        if queue_size < 1:
+            raise InvalidSettings(f"queue_size of the history must be 1 or more, not {queue_size}")
+        self._connection = connection
+        self._topic = connection.cluster
+        self._whose = f"the history of {label} in {group}"
+        self._waiting = WaitingRoom(queue_size)
+        self._topic_is_there = False
+        self._under_way = False
+        self._deadline: float | None = None
+        self._filled = threading.Event()
+        self._closing = threading.Event()
+        try:
+            self._producer = self._new_producer()
+        except (KafkaException, ValueError, TypeError) as exception:
+            reason = redact(error_of(exception).str())
+            raise InvalidUrl(f"{connection.describe()} cannot be used: {reason}") from None
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-history-{group}", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """How many records were dropped so far, a ``gap`` record that could not be sent counted as one."""
+        return self._waiting.dropped
+
+    def write(self, record: Record) -> None:
+        """Take in a record, or drop and count it. Never waits for a broker, and never raises."""
+        self._waiting.put(record)
+        if not self._filled.is_set():
+            self._filled.set()
+
+    def close(self, timeout_s: float) -> None:
+        """Send everything taken in, waiting at most ``timeout_s`` seconds for the acknowledgements."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + timeout_s - min(_SETTLE_S, timeout_s / 10)
+        self._closing.set()
+        self._filled.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _log.warning(
+                "%s is not completely written after %.3g s",
+                self._whose,
+                timeout_s,
+                extra={"action": "history_incomplete"},
+            )
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            if not self._filled.wait(_IDLE_S):
+                self._serve(0.0)
+                continue
+            self._closing.wait(_GATHER_S)
+            self._filled.clear()
+            last = self._closing.is_set()
+            self._deliver(_Batch(self._waiting.take(last=last)))
+        self._forget_producer()
+
+    def _deliver(self, batch: _Batch) -> None:
+        """Bring the records to the topic, trying until it works or the time to close is over."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(RebalanserError),
+            wait=wait_exponential(multiplier=_RETRY_INITIAL_S, max=_RETRY_MAX_S),
+            stop=lambda _state: self._is_over(),
+            sleep=self._pause,
+            before_sleep=self._tell,
+            reraise=True,
+        )
+        self._under_way = True
+        try:
+            retrying(self._attempt, batch)
+        except RebalanserError as error:
+            self._forget_producer()
+            self._waiting.drop_for_good(len(batch.left))
+            _log.error(
+                "%d records of %s are lost: %s",
+                len(batch.left),
+                self._whose,
+                error,
+                extra={"action": "history_lost"},
+            )
+        else:
+            self._recovered()
+        finally:
+            self._under_way = False
+
+    def _attempt(self, batch: _Batch) -> None:
+        """Send what is left of the batch once, and wait for every answer.
+
+        Raises:
+            RebalanserError: not all arrived; what did is no longer in the batch.
+        """
+        if not batch.left:
+            return
+        self._make_topic()
+        batch.begin()
+        while batch.unsent or batch.unanswered:
+            if self._is_over():
+                raise RegistryUnavailable(f"{self._connection.servers} did not answer in time")
+            self._hand_over(batch)
+            self._serve(_SERVE_S)
+        batch.replace_too_large(self._waiting)
+        if batch.failed is not None:
+            self._topic_is_there = batch.failed.code() not in _MISSING_TOPIC
+            raise judge(batch.failed, Act.READ, f"writing to topic {self._topic}")
+
+    def _make_topic(self) -> None:
+        if self._topic_is_there:
+            return
+        timeout_s = min(_TOPIC_TIMEOUT_S, self._left_s())
+        with self._connection.naming_the_asker():
+            if self._topic not in partitions_of(self._connection, [self._topic], timeout_s):
+                spec = TopicSpec(self._topic, PARTITIONS, SETTINGS, must_match=frozenset())
+                ensure_topics(self._connection, [spec], timeout_s)
+        self._topic_is_there = True
+
+    def _hand_over(self, batch: _Batch) -> None:
+        """Give librdkafka what it has room for."""
+        while batch.unsent:
+            place = batch.unsent.pop()
+            record = batch.left.get(place)
+            if record is None:  # an answer of the producer before this one came late
+                continue
+            answer = partial(batch.answered, place)
+            try:
+                self._producer.produce(
+                    self._topic,
+                    key=record.process.encode(),
+                    value=record.to_line().removesuffix(b"\n"),
+                    on_delivery=answer,
+                )
+            except BufferError:
+                batch.unsent.append(place)
+                return
+            except RAISED as exception:
+                batch.failed_at(place, error_of(exception))
+            else:
+                batch.unanswered.add(place)
+
+    def _serve(self, timeout_s: float) -> None:
+        """Take answers.
+
+        Raises:
+            RebalanserError: librdkafka has given the producer up for good, in the middle of a batch.
+        """
+        try:
+            self._producer.poll(timeout_s)
+        except RAISED as exception:
+            self._forget_producer()
+            self._producer = self._new_producer()
+            if self._under_way:
+                error = error_of(exception)
+                raise judge(error, Act.READ, f"writing to topic {self._topic}") from None
+
+    def _new_producer(self) -> Producer:
+        return Producer(client_config(self._connection, _PRODUCER, self._hear))
+
+    def _forget_producer(self) -> None:
+        try:
+            self._producer.purge()
+            self._producer.poll(0)
+        except RAISED as exception:
+            _log.debug("%s: %s", self._whose, redact(error_of(exception).str()))
+
+    def _hear(self, error: KafkaError) -> None:
+        """Take an error that belongs to no record, such as a lost connection."""
+        if self._under_way:
+            self._failing(redact(error.str()))
+
+    def _tell(self, attempt: RetryCallState) -> None:
+        error = attempt.outcome.exception() if attempt.outcome else None
+        self._failing(str(error))
+
+    def _failing(self, reason: str) -> None:
+        if self._waiting.reason == TOO_SLOW:
+            self._waiting.reason = reason
+            _log.warning(
+                "%s can't be written, trying again: %s",
+                self._whose,
+                reason,
+                extra={"action": "history_failing"},
+            )
+
+    def _recovered(self) -> None:
+        if self._waiting.reason != TOO_SLOW:
+            self._waiting.reason = TOO_SLOW
+            _log.info("%s is written again", self._whose, extra={"action": "history_recovered"})
+
+    def _left_s(self) -> float:
+        """Seconds until the sink must be closed; without end as long as nobody closes it."""
+        return float("inf") if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _is_over(self) -> bool:
+        return self._left_s() <= 0.0
+
+    def _pause(self, seconds: float) -> None:
+        if self._closing.is_set():
+            time.sleep(min(seconds, self._left_s()))
+        else:
+            self._closing.wait(seconds)
+
+
+class _Batch:
+    """The records that are under way, by their place, and what became of them in this attempt."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.left = dict(enumerate(records))
+        """Those that have not arrived."""
+        self.unsent: list[int] = []
+        """The places of those to hand over, the first one last."""
+        self.unanswered: set[int] = set()
+        self.failed: KafkaError | None = None
+        self._too_large: set[int] = set()
+
+    def begin(self) -> None:
+        """Begin another attempt with what is left."""
+        self.unsent = sorted(self.left, reverse=True)
+        self.unanswered = set()
+        self.failed = None
+        self._too_large = set()
+
+    def answered(self, place: int, error: KafkaError | None, _message: Message) -> None:
+        """Take librdkafka's report about one record; it may come after a later attempt has begun."""
+        self.unanswered.discard(place)
+        if error is None:
+            self.left.pop(place, None)
+        else:
+            self.failed_at(place, error)
+
+    def failed_at(self, place: int, error: KafkaError) -> None:
+        """The record did not arrive."""
+        self.failed = error
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large.add(place)
+
+    def replace_too_large(self, waiting: WaitingRoom) -> None:
+        """Put a gap record in the place of each record that the topic will never take."""
+        waiting.drop_for_good(len(self._too_large))
+        for place in self._too_large & self.left.keys():
+            record = self.left.pop(place)
+            if record.kind != GAP:
+                reason = "the topic takes no record of this size"
+                self.left[place] = Record.gap(record, record, dropped=1, reason=reason)

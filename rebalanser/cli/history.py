@@ -1,0 +1,269 @@
+"""``rebalanser history``: look at the ownership history, count it, and take it elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from rebalanser.cli.face import Face, JsonOption
+from rebalanser.cli.history_export import Exported, Filter, export_lines, refuse_overwriting
+from rebalanser.cli.history_parquet import export_parquet
+from rebalanser.cli.history_sources import HistorySource, Item, open_source, read_all
+from rebalanser.cli.history_stats import Tally, UnreadableStats, place_of
+from rebalanser.cli.history_table import node_line, printable, record_line, stats_table
+from rebalanser.cli.spark_progress import steps
+from rebalanser.cli.table import counted
+from rebalanser.cli.times import parse_time
+from rebalanser.errors import UnusableHistory
+from rebalanser.history import KINDS, Record
+
+LOOK_S: Final = 0.2
+"""How long ``--follow`` waits before it looks again."""
+TOLD_LINES: Final = 20
+"""How many unreadable lines an export tells one by one; the rest it counts."""
+PROGRESS_STEP: Final = 1_000
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The ownership history: look at it, count it, take it elsewhere.",
+)
+
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE",
+        show_default=False,
+        help="Folders or files of history, or topics such as kafka://HOST:PORT/TOPIC.",
+    ),
+]
+GroupOption = Annotated[
+    str | None, typer.Option("--group", metavar="G", show_default=False, help="Of this group only.")
+]
+SinceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--since",
+        parser=parse_time,
+        metavar="T",
+        show_default=False,
+        help="From this time on, such as 2026-11-22T00:30 (local), or 15m or 2h ago.",
+    ),
+]
+UntilOption = Annotated[
+    float | None,
+    typer.Option("--until", parser=parse_time, metavar="T", show_default=False, help="Up to this time."),
+]
+
+
+class Format(StrEnum):
+    """What an export writes."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+@app.command()
+def tail(
+    sources: SourcesArgument,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--last", "-n", min=0, metavar="N", show_default="all", help="Begin with the last N records."
+        ),
+    ] = None,
+    group: GroupOption = None,
+    resource: Annotated[
+        str | None,
+        typer.Option("--resource", metavar="R", show_default=False, help="About this resource only."),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="K", show_default=False, help="Of this kind only.")
+    ] = None,
+    since: SinceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show records, a line each, those of all processes merged by time. With --json as they are.
+
+    Lines that are no records are told on standard error.
+    """
+    face = Face.of("", json)
+    wanted = Filter(since, None, group, resource, _kind(kind))
+    tally = Tally()
+    with _opened(sources, may_be_empty=follow) as opened:
+        records = _wanted(_told(read_all(opened, growing=follow), tally), wanted)
+        _show(face, records if last is None else deque(records, maxlen=last))
+        if follow:
+            _follow(face, opened, wanted)
+        _require_records(opened, tally)
+
+
+@app.command()
+def stats(sources: SourcesArgument, json: JsonOption = False) -> None:
+    """Count what a history holds: per node its records, times, kinds, duplicates and gaps.
+
+    It is read once, in memory that grows with the number of processes and not with their records.
+    """
+    face = Face.of("", json)
+    tally = Tally()
+    with _opened(sources) as opened:
+        for item in _with_progress(face, opened):
+            tally.add(item)
+        _require_records(opened, tally)
+        document = tally.stats(source.name for source in opened)
+    if face.on_terminal:
+        face.draw(stats_table(document))
+    else:
+        face.answer(document, *map(node_line, document.nodes))
+    _tell_unreadable(document.unreadable)
+
+
+@app.command()
+def export(
+    sources: SourcesArgument,
+    to: Annotated[
+        Path,
+        typer.Option(
+            "--to",
+            metavar="FOLDER|FILE",
+            show_default=False,
+            help="A new or empty folder, or a new file that ends in .jsonl.",
+        ),
+    ],
+    format_: Annotated[
+        Format, typer.Option("--format", help="Lines of JSON, or Parquet, which takes Spark.")
+    ] = Format.JSONL,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    group: GroupOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the records to a new place, in the present version of the schema.
+
+    Nothing is overwritten, and a target that could not be written completely is not left.
+    """
+    face = Face.of("", json)
+    wanted = Filter(since, until, group)
+    if wanted.since is not None and wanted.until is not None and wanted.since > wanted.until:
+        raise typer.BadParameter("there is no time between it and --until", param_hint="'--since'")
+    if format_ is Format.PARQUET:
+        with steps(silent=json) as step:
+            records, unreadable = export_parquet(sources, to, wanted, step)
+        _tell_unreadable(unreadable)
+    else:
+        refuse_overwriting(to)
+        tally = Tally()
+        with _opened(sources) as opened:
+            records = export_lines(to, _to_export(face, opened, wanted, tally))
+        unreadable = tally.unreadable()
+    left_out = sum(each.lines for each in unreadable)
+    answer = Exported(to=str(to), format=format_, records=records, unreadable=left_out)
+    face.answer(answer, answer.sentence())
+
+
+@contextmanager
+def _opened(places: Sequence[str], *, may_be_empty: bool = False) -> Iterator[list[HistorySource]]:
+    """All sources, closed at the end."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(closing(open_source(place, may_be_empty=may_be_empty))) for place in places
+        ]
+
+
+def _follow(face: Face, sources: Sequence[HistorySource], wanted: Filter) -> None:
+    """Show what comes; ends by an interrupt only."""
+    troubles: dict[str, str | None] = {}
+    while True:
+        for source in sources:
+            if source.trouble != troubles.get(source.name):
+                troubles[source.name] = source.trouble
+                typer.echo(f"warning: {source.name}: {source.trouble or 'there again'}", err=True)
+        time.sleep(LOOK_S)
+        _show(face, _wanted(_told(read_all(sources, growing=True)), wanted))
+
+
+def _told(items: Iterable[Item], tally: Tally | None = None, limit: int | None = None) -> Iterator[Record]:
+    """The records; lines that are none are told on standard error, ``limit`` of them at most."""
+    told = 0
+    for item in items:
+        if tally is not None:
+            tally.add(item)
+        if isinstance(item, Record):
+            yield item
+        elif limit is None or told < limit:
+            told += 1
+            typer.echo(f"warning: {printable(place_of(item))}", err=True)
+
+
+def _tell_unreadable(unreadable: Iterable[UnreadableStats]) -> None:
+    """Say how many lines are no records, in a line for each reason."""
+    for each in unreadable:
+        typer.echo(
+            f"warning: unreadable, {each.reason}: {counted(each.lines, 'line')}, "
+            f"such as {printable(each.first)}",
+            err=True,
+        )
+
+
+def _wanted(records: Iterable[Record], wanted: Filter) -> Iterator[Record]:
+    return (record for record in records if wanted.takes(record))
+
+
+def _to_export(
+    face: Face, sources: Sequence[HistorySource], wanted: Filter, tally: Tally
+) -> Iterator[Record]:
+    yield from _wanted(_told(_with_progress(face, sources), tally, TOLD_LINES), wanted)
+    _require_records(sources, tally)
+
+
+def _with_progress(face: Face, sources: Sequence[HistorySource]) -> Iterator[Item]:
+    """Everything that is there now, with a bar on a terminal if that is much."""
+    for source in sources:
+        _, total = source.progress()
+        with face.progress(f"reading {source.name}", total) as step:
+            for number, item in enumerate(source.read(growing=False)):
+                if number % PROGRESS_STEP == 0:
+                    step(*source.progress())
+                yield item
+
+
+def _show(face: Face, records: Iterable[Record]) -> None:
+    lines = Face(face.url, json=False)  # a record has a way of its own to be JSON
+    for record in records:
+        line = record.to_line().decode().removesuffix("\n") if face.json else record_line(record)
+        lines.answer({}, line)
+
+
+def _require_records(sources: Sequence[HistorySource], tally: Tally) -> None:
+    """See that there was anything to read.
+
+    Raises:
+        UnusableHistory: no line is a record; says what was found instead.
+    """
+    if tally.readable:
+        return
+    names = ", ".join(source.name for source in sources)
+    if unreadable := tally.unreadable():
+        reasons = ", ".join(f"{each.lines:,} {each.reason}" for each in unreadable)
+        found = f"only lines that are none ({reasons}), the first: {printable(unreadable[0].first)}"
+    else:
+        found = "; ".join(f"{source.name}: {source.found}" for source in sources)
+    raise UnusableHistory(f"there is no record in {names}; found: {found}")
+
+
+def _kind(kind: str | None) -> str | None:
+    known = sorted({str(word) for words in KINDS.values() for word in words})
+    if kind is not None and kind not in known:
+        near = get_close_matches(kind, known) or ["start_entered", "stop_returned", "gap"]
+        raise typer.BadParameter(f"{kind!r} is no kind; such are {', '.join(near)}", param_hint="'--kind'")
+    return kind

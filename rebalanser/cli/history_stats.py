@@ -1,0 +1,229 @@
+"""What a history holds, counted while it is read once.
+
+Memory grows with the processes that wrote and not with their records: of each process at most 1,000 separate
+runs of sequence numbers are kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rebalanser.cli.history_sources import Item
+from rebalanser.history import GAP, Record, Unreadable
+
+MAX_RUNS: Final = 1_000
+"""How many separate runs of numbers of one process are kept; beyond that counts are of the least."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NodeStats(_Document):
+    """What one node of one group wrote, over all of its processes. Times are seconds since 1970."""
+
+    protocol: str
+    group: str
+    node: str = Field(description="the name that a person gave it")
+    processes: int
+    records: int = Field(description="each counted once")
+    duplicates: int = Field(description="records that came again (AU-2)")
+    gaps: int = Field(description="runs of sequence numbers between two records that are not there")
+    missing: int = Field(description="the numbers in those gaps")
+    dropped: int = Field(description="records for which gap records stand")
+    earlier: int = Field(description="numbers before the first that is there, such as rotated away")
+    exact: bool = Field(description="whether all numbers could be kept apart; else the counts are the least")
+    first_time: float
+    last_time: float
+    span_s: float
+    kinds: dict[str, int]
+
+
+class UnreadableStats(_Document):
+    """Lines that are no records, for one reason."""
+
+    reason: str
+    lines: int
+    first: str = Field(description="the place of the first of them, and what is wrong there")
+
+
+class HistoryStats(_Document):
+    """What a history holds."""
+
+    sources: list[str]
+    records: int
+    duplicates: int
+    unreadable: list[UnreadableStats]
+    nodes: list[NodeStats]
+
+
+class Numbers:
+    """Which sequence numbers of one process were seen, as runs without a hole, the lowest first."""
+
+    def __init__(self, max_runs: int = MAX_RUNS) -> None:
+        self._max_runs = max_runs
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        self._settled_gaps = 0
+        self._settled_missing = 0
+        self._lowest: int | None = None
+        self.exact = True
+        """Whether no number came that may or may not have been seen before."""
+
+    def add(self, first: int, last: int) -> bool:
+        """Take in the numbers from ``first`` to ``last``; whether ``first`` is new."""
+        if self._lasts and first == self._lasts[-1] + 1:
+            self._lasts[-1] = max(last, first)
+            return True
+        if self._settled_gaps and first < self._firsts[0]:
+            self.exact = False
+            return True
+        return self._insert(first, max(last, first))
+
+    @property
+    def earlier(self) -> int:
+        """How many numbers there are before the first that was seen."""
+        return self._lowest if self._lowest is not None else self._firsts[0]
+
+    @property
+    def gaps(self) -> int:
+        """How many runs of numbers are missing between those that were seen."""
+        return self._settled_gaps + len(self._firsts) - 1
+
+    @property
+    def missing(self) -> int:
+        """How many numbers are missing between those that were seen."""
+        holes = zip(self._firsts[1:], self._lasts[:-1], strict=True)
+        return self._settled_missing + sum(first - last - 1 for first, last in holes)
+
+    def _insert(self, first: int, last: int) -> bool:
+        begin = bisect_left(self._lasts, first - 1)
+        end = bisect_right(self._firsts, last + 1)
+        touched = range(begin, end)
+        new = not any(self._firsts[run] <= first <= self._lasts[run] for run in touched[:2])
+        if touched:
+            first = min(first, self._firsts[begin])
+            last = max(last, self._lasts[end - 1])
+        self._firsts[begin:end] = [first]
+        self._lasts[begin:end] = [last]
+        if len(self._firsts) > self._max_runs:
+            self._settle_lowest()
+        return new
+
+    def _settle_lowest(self) -> None:
+        """Take the lowest gap for final: the run below it is not kept apart any more."""
+        first, last = self._firsts.pop(0), self._lasts.pop(0)
+        if self._lowest is None:
+            self._lowest = first
+        self._settled_gaps += 1
+        self._settled_missing += self._firsts[0] - last - 1
+
+
+@dataclass(slots=True)
+class _Node:
+    """One node while its records come."""
+
+    first_time: float
+    last_time: float
+    records: int = 0
+    duplicates: int = 0
+    dropped: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    processes: dict[str, Numbers] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
+        numbers = self.processes.get(record.process)
+        if numbers is None:
+            numbers = self.processes[record.process] = Numbers()
+        last = _last_number(record)
+        if not numbers.add(record.sequence, last):
+            self.duplicates += 1
+            return
+        self.records += 1
+        self.dropped += last - record.sequence + 1 if record.kind == GAP else 0
+        self.kinds[record.kind] += 1
+        self.first_time = min(self.first_time, record.wall_time)
+        self.last_time = max(self.last_time, record.wall_time)
+
+
+class Tally:
+    """Counts records and unreadable lines as they come."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[str, str, str], _Node] = {}
+        self._unreadable: Counter[str] = Counter()
+        self._first_unreadable: dict[str, str] = {}
+        self.readable = 0
+        """How many records came, duplicates counted too."""
+
+    def add(self, item: Item) -> None:
+        """Count one record or unreadable line."""
+        if isinstance(item, Unreadable):
+            self._unreadable[item.reason] += 1
+            self._first_unreadable.setdefault(item.reason, place_of(item))
+            return
+        self.readable += 1
+        name = (item.protocol, item.group, item.label)
+        node = self._nodes.get(name)
+        if node is None:
+            node = self._nodes[name] = _Node(item.wall_time, item.wall_time)
+        node.add(item)
+
+    def unreadable(self) -> list[UnreadableStats]:
+        """The lines that are no records, most frequent reason first."""
+        return [
+            UnreadableStats(reason=reason, lines=count, first=self._first_unreadable[reason])
+            for reason, count in self._unreadable.most_common()
+        ]
+
+    def stats(self, sources: Iterable[str]) -> HistoryStats:
+        """All that was counted."""
+        nodes = [_stats_of(name, node) for name, node in sorted(self._nodes.items())]
+        return HistoryStats(
+            sources=list(sources),
+            records=sum(node.records for node in nodes),
+            duplicates=sum(node.duplicates for node in nodes),
+            unreadable=self.unreadable(),
+            nodes=nodes,
+        )
+
+
+def place_of(item: Unreadable) -> str:
+    """Where an unreadable line is and what is wrong with it, in one line."""
+    return f"{item.file}:{item.line}: {item.reason}: {item.detail}"
+
+
+def _last_number(record: Record) -> int:
+    """The last number that a record stands for; more than its own where it is a gap."""
+    last = record.detail.get("last")
+    if record.kind == GAP and isinstance(last, int) and last >= record.sequence:
+        return last
+    return record.sequence
+
+
+def _stats_of(name: tuple[str, str, str], node: _Node) -> NodeStats:
+    protocol, group, label = name
+    numbers = node.processes.values()
+    return NodeStats(
+        protocol=protocol,
+        group=group,
+        node=label,
+        processes=len(node.processes),
+        records=node.records,
+        duplicates=node.duplicates,
+        gaps=sum(each.gaps for each in numbers),
+        missing=sum(each.missing for each in numbers),
+        dropped=node.dropped,
+        earlier=sum(each.earlier for each in numbers),
+        exact=all(each.exact for each in numbers),
+        first_time=node.first_time,
+        last_time=node.last_time,
+        span_s=node.last_time - node.first_time,
+        kinds=dict(sorted(node.kinds.items())),
+    )

@@ -1,0 +1,90 @@
+"""Records and their counts as people read them."""
+
+from __future__ import annotations
+
+from json import dumps
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from rebalanser.cli.history_stats import HistoryStats, NodeStats
+from rebalanser.cli.table import counted
+from rebalanser.cli.times import shown_time
+from rebalanser.history import Record
+from rebalanser.redaction import redact
+
+SHOWN_KINDS: Final = 4
+"""How many kinds of records a table names of each node; the JSON has all."""
+
+
+def record_line(record: Record) -> str:
+    """A record in one line: when, who, what, of which resource, and what else it says."""
+    numbers = {
+        "token": record.token,
+        "revision": record.revision,
+        "value": record.value,
+        "term": record.term or None,
+        "version": record.version or None,
+    }
+    said = [f"{name}={number}" for name, number in numbers.items() if number is not None]
+    said += [f"{name}={dumps(value, ensure_ascii=False)}" for name, value in record.detail.items()]
+    words = [shown_time(record.wall_time), f"{record.group}/{record.label}", record.kind]
+    return printable("  ".join(filter(None, [*words, record.resource, " ".join(said)])))
+
+
+def printable(text: str) -> str:
+    """Text of a history for a terminal: without secrets, and without characters that move the cursor."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in redact(text)
+    )
+
+
+def node_line(node: NodeStats) -> str:
+    """What a node wrote, in one line."""
+    processes = "1 process" if node.processes == 1 else f"{node.processes:,} processes"
+    words = [
+        f"{counted(node.records, 'record')} of {processes}",
+        f"{shown_time(node.first_time)} to {shown_time(node.last_time)} ({node.span_s:,.1f} s)",
+        *_irregular(node).values(),
+    ]
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in node.kinds.items())
+    return printable(f"{node.group}/{node.node} ({node.protocol}): {', '.join(words)}; {kinds}")
+
+
+def stats_table(document: HistoryStats) -> Table:
+    """The nodes as a table, a row each."""
+    table = Table(
+        "Group", "Node", "Records", "From", "To", "Not as it should be", "Most frequent",
+        caption=_caption(document),
+    )  # fmt: skip
+    for node in document.nodes:
+        frequent = sorted(node.kinds.items(), key=lambda each: -each[1])[:SHOWN_KINDS]
+        table.add_row(
+            Text(printable(node.group)),
+            Text(printable(node.node)),
+            f"{node.records:,}",
+            shown_time(node.first_time),
+            shown_time(node.last_time),
+            "\n".join(_irregular(node).values()) or "-",
+            "\n".join(f"{count:,} {kind}" for kind, count in frequent),
+        )
+    return table
+
+
+def _irregular(node: NodeStats) -> dict[str, str]:
+    """What is not as it should be, in words."""
+    least = "" if node.exact else "at least "
+    words = {
+        "duplicates": f"{least}{counted(node.duplicates, 'duplicate')}",
+        "missing": f"{least}{node.missing:,} missing in {counted(node.gaps, 'gap')}",
+        "dropped": f"{node.dropped:,} dropped",
+        "earlier": f"{node.earlier:,} earlier not there",
+    }
+    return {name: text for name, text in words.items() if getattr(node, name)}
+
+
+def _caption(document: HistoryStats) -> str:
+    nodes = counted(len(document.nodes), "node")
+    return f"{counted(document.records, 'record')} of {nodes}"
