@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from rebalanser.testing import etcd_server, kafka_server
+from rebalanser.errors import MissingExtra
+from rebalanser.testing import browser, etcd_server, kafka_server
+from rebalanser.testing.browser import BrowserMissing
 from rebalanser.testing.etcd_server import EtcdCluster, EtcdMissing
 from rebalanser.testing.kafka_server import KafkaCluster, KafkaMissing
 
@@ -16,8 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
 
 pytest.register_assert_rewrite("rebalanser.testing.registry_suite", "rebalanser.testing.coordinator_suite")
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have all tests on Spark run in one worker: a session takes seconds to start and a gibibyte to hold."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            # PySpark leaves the sockets that it collects results through to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 
 def missing(service: str, hint: str) -> NoReturn:
@@ -103,6 +117,56 @@ def kafka_address(request: pytest.FixtureRequest) -> str:
 def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     """Three Kafka brokers of this worker; a test that breaks one restarts it before it ends."""
     yield from _started_kafka(KafkaCluster(3, data_folder=tmp_path_factory.mktemp("kafka-cluster")))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """A Chromium, got if there is none yet, for tests of what people see."""
+    try:
+        return browser.install_chromium()
+    except BrowserMissing as error:
+        missing("Chromium", str(error))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of this run: two cores, two shuffle partitions, with Kafka if that can be had.
+
+    It interprets its plans: compiling them takes far longer than the few records of a test. The commands that
+    the tests of whole programs start compile them.
+    """
+    interpreted = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+    from rebalanser.audit.session import KafkaConnectorMissing, SparkUnusable, session
+
+    def started(*, kafka: bool) -> SparkSession:
+        return session(
+            "local[2]",
+            kafka=kafka,
+            memory="2g",
+            local_dir=tmp_path_factory.mktemp("spark"),
+            conf={"spark.sql.shuffle.partitions": "2", **interpreted},
+        )
+
+    try:
+        try:
+            spark = started(kafka=True)
+        except KafkaConnectorMissing:
+            spark = started(kafka=False)
+    except (MissingExtra, SparkUnusable) as error:
+        missing("Spark", str(error))
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_kafka(spark: SparkSession) -> SparkSession:
+    """The same session, for tests that read Kafka with it."""
+    if not spark.conf.get("spark.jars.packages", ""):
+        missing("Spark's Kafka connector", "it is got from Maven: check the network")
+    return spark
 
 
 @pytest.fixture(autouse=True)

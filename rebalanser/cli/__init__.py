@@ -5,7 +5,7 @@ standard error. Exit codes:
 
 =====  ==========================================================================================
 0      done
-1      the answer is no: ``status --exit-code`` of a group that is not balanced, a failed ``check``
+1      the answer is no: of ``status --exit-code``, ``check`` or ``audit --fail-on-findings``
 2      the command is not used as its help says
 3      a person must change something: the name, the settings, the registry
 4      nothing is wrong with the command: try again later

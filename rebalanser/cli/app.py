@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli import check, feed, neli, node, resources, run, shiva, state
+from rebalanser.cli import audit, check, feed, history, neli, node, resources, run, shiva, state
 from rebalanser.cli.face import UnwritableAnswer
 from rebalanser.errors import FixConfiguration, RebalanserError, RetryLater, StopAccess
 from rebalanser.redaction import redact
@@ -36,6 +36,8 @@ app.add_typer(node.app, name="node")
 app.command()(run.run)
 app.command()(check.check)
 app.command()(feed.feed)
+app.add_typer(history.app, name="history")
+app.command()(audit.audit)
 app.add_typer(shiva.app, name="shiva")
 app.add_typer(neli.app, name="neli")
 

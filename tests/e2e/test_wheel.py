@@ -86,11 +86,20 @@ def test_modules_import_without_extras_and_test_packages(installed: Installed) -
     result = installed.python(
         "import importlib, pkgutil, rebalanser, rebalanser_sqlite\n"
         "for package in (rebalanser, rebalanser_sqlite):\n"
-        "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
-        "        if not module.name.endswith(('_suite', '__main__')):\n"
+        "    found = pkgutil.walk_packages(package.__path__, package.__name__ + '.', lambda name: None)\n"
+        "    for module in found:\n"
+        "        needs_spark = module.name.startswith('rebalanser.audit') or module.name.endswith('.large')\n"
+        "        if not needs_spark and not module.name.endswith(('_suite', '__main__')):\n"
         "            importlib.import_module(module.name)\n"
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_the_audit_names_its_extra(installed: Installed) -> None:
+    assert "pip install 'rebalanser[spark]'" in installed.python("import rebalanser.audit").stderr
+    told = installed.run("rebalanser", "audit", ".")
+    assert (told.returncode, told.stdout) == (3, "")
+    assert told.stderr.startswith("error: the audit needs ")
 
 
 def test_group_works_on_sqlite(installed: Installed) -> None:

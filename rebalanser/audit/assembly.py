@@ -1,0 +1,283 @@
+"""The audit as a whole: from a history to the tables, the verdict, the files and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Final, Self, TypeAlias
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from rebalanser.audit.accesses import accesses
+from rebalanser.audit.clocks import clocks
+from rebalanser.audit.evidence import with_evidence
+from rebalanser.audit.ingest import RAW, Ingested, parse, read
+from rebalanser.audit.invariants import ALL, judged
+from rebalanser.audit.metrics import measure
+from rebalanser.audit.options import Options
+from rebalanser.audit.outputs import OutputFolder, write_file
+from rebalanser.audit.plans import cut_off
+from rebalanser.audit.report import ReportInput, build
+from rebalanser.audit.sequences import conflicts, gaps, processes
+from rebalanser.audit.sources import LINES, NoHistory
+from rebalanser.audit.successions import suspects
+from rebalanser.audit.verdict import Verdict, conclude, severity
+from rebalanser.audit.weights import loads
+
+FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "findings": "FINDINGS",
+        "intervals": "ACCESSES",
+        "gaps": "GAPS",
+        "clocks": "CLOCKS",
+        "quarantine": "QUARANTINE",
+        "processes": "PROCESSES",
+        "rebalances": "REBALANCES",
+        "unavailability": "UNAVAILABILITY",
+        "handlers": "HANDLERS",
+        "balance": "BALANCE",
+        "leaders": "LEADERS",
+        "loads": "LOADS",
+    }
+)
+"""The folder of each table, with the name of its columns in :mod:`rebalanser.audit.tables`."""
+
+Keep: TypeAlias = Callable[[str | None, DataFrame], DataFrame]
+"""``keep(words, frame)``: the frame, kept by whoever calls because it is used several times.
+
+With words for what is being done it may be computed at once; without, only when it is asked for.
+"""
+Step: TypeAlias = Callable[[str], None]
+"""``step(words)`` is told what begins now."""
+
+
+Source: TypeAlias = str | Path
+"""A file or folder of JSONL or Parquet, or ``kafka://HOST:PORT/TOPIC``."""
+
+
+def _as_it_is(_words: str | None, frame: DataFrame) -> DataFrame:
+    return frame
+
+
+def _untold(_words: str) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of :mod:`rebalanser.audit.tables`, each under its name."""
+
+    findings: DataFrame
+    accesses: DataFrame
+    gaps: DataFrame
+    clocks: DataFrame
+    quarantine: DataFrame
+    processes: DataFrame
+    rebalances: DataFrame
+    unavailability: DataFrame
+    handlers: DataFrame
+    balance: DataFrame
+    leaders: DataFrame
+    loads: DataFrame
+
+    def folders(self) -> dict[str, DataFrame]:
+        """Each table under the name of its folder."""
+        tables = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"findings": tables.pop("findings"), "intervals": tables.pop("accesses"), **tables}
+
+
+def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: Keep = _as_it_is) -> Tables:
+    """All tables of a history, which are computed as they are asked for (AU-4, AU-6, AU-7).
+
+    ``records`` has the columns of :data:`~rebalanser.audit.schema.RECORDS`, in any order, some of them twice;
+    ``quarantine`` what was read beside them. ``keep`` may persist what is used several times. A function of
+    its arguments only: the same for a whole history and for a part of a stream.
+    """
+    if options.until is not None:
+        records = records.where(f.col("wall_time") <= options.until)
+    of_processes = keep("counting the records of each process", processes(records))
+    missing = keep("looking for gaps", gaps(records))
+    owned = keep("putting accesses together", accesses(records, of_processes))
+    contradicting = keep("comparing owners", suspects(owned, options))
+    apart = keep("comparing clocks", clocks(records, contradicting, options))
+    asked = judged(records, owned, contradicting, options, apart)
+    asked = replace(asked, errors=keep("comparing clocks", asked.errors))
+    found = reduce(DataFrame.unionByName, (conflicts(records), *(invariant(asked) for invariant in ALL)))
+    if options.since is not None:
+        found = found.where(f.coalesce(f.col("ends") >= options.since, f.lit(True)))
+    suspected = keep("looking for findings", found)
+    metrics = measure(records, owned, of_processes, options)
+    return Tables(
+        findings=keep("collecting evidence", with_evidence(suspected, records, missing)),
+        accesses=owned,
+        gaps=missing,
+        clocks=apart,
+        quarantine=keep(None, quarantine),
+        processes=of_processes,
+        rebalances=keep(None, metrics.rebalances),
+        unavailability=keep(None, metrics.unavailability),
+        handlers=keep(None, metrics.handlers),
+        balance=keep(None, metrics.balance),
+        leaders=keep(None, metrics.leaders),
+        loads=keep(None, loads(records, options)),
+    )
+
+
+class Audit:
+    """What was found. Use it as a context manager, or :meth:`close` it: it keeps tables in Spark's memory."""
+
+    def __init__(self, spark: SparkSession, tables: Tables, kept: list[DataFrame], step: Step) -> None:
+        self.tables = tables
+        self._spark = spark
+        self._kept = kept
+        self._step = step
+        self._verdict: Verdict | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what is kept in Spark's memory. Closing twice does nothing."""
+        while self._kept:
+            self._kept.pop().unpersist()
+
+    def verdict(self) -> Verdict:
+        """The verdict, in words and as a document; the work is done here, once."""
+        if self._verdict is None:
+            self._step("concluding")
+            self._verdict = conclude(self.tables)
+        return self._verdict
+
+    def write(self, folder: str | Path | OutputFolder) -> None:
+        """Write each table as Parquet, in place of what an earlier audit wrote to that folder.
+
+        Raises:
+            UnusableOutput: the folder is somebody else's, or can't be written to; nothing in it was changed.
+        """
+        target = folder if isinstance(folder, OutputFolder) else OutputFolder(self._spark, str(folder))
+        verdict = self.verdict()
+        tables = self.tables.folders() | {"findings": severity(self.tables.findings)}
+        target.write(tables, verdict.model_dump(mode="json", exclude={"worst"}), self._step)
+
+    def report(self, path: str | Path) -> None:
+        """Write the report, one HTML file of this host (AU-8).
+
+        Raises:
+            UnusableOutput: it can't be written there.
+        """
+        verdict = self.verdict()
+        self._step("drawing the report")
+        tables = self.tables
+        page = build(
+            ReportInput(
+                verdict="\n".join(verdict.sentences()),
+                findings=tables.findings,
+                gaps=tables.gaps,
+                quarantine=tables.quarantine,
+                clocks=tables.clocks,
+                processes=tables.processes,
+                accesses=tables.accesses,
+                rebalances=tables.rebalances,
+                unavailability=tables.unavailability,
+                handlers=tables.handlers,
+                balance=tables.balance,
+                leaders=tables.leaders,
+            )
+        )
+        write_file(Path(path), page)
+
+
+def audit(
+    spark: SparkSession,
+    history: DataFrame | Source | Sequence[Source],
+    options: Options | None = None,
+    *,
+    step: Step = _untold,
+) -> Audit:
+    """Audit a history: one or more sources, or a DataFrame that has the columns of a record.
+
+    ``step`` is told what is being done. Close the result: it holds tables in Spark's memory and disk.
+
+    Raises:
+        NoHistory: there is no readable record; the message says what there is instead.
+        KafkaUnreachable: no broker answers at the address.
+    """
+    chosen = options or Options()
+    kept: list[DataFrame] = []
+
+    def persist(frame: DataFrame) -> DataFrame:
+        kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return frame
+
+    def keep(words: str | None, frame: DataFrame) -> DataFrame:
+        if words is None:
+            return persist(frame)
+        step(words)
+        return cut_off(frame)
+
+    try:
+        step("reading the history")
+        ingested = _ingest(spark, history, persist)
+        _check_until(ingested.records, chosen.until)
+        return Audit(spark, judge(ingested.records, ingested.quarantine, chosen, keep=keep), kept, step)
+    except BaseException:
+        for frame in kept:
+            frame.unpersist()
+        raise
+
+
+def _ingest(
+    spark: SparkSession,
+    history: DataFrame | Source | Sequence[Source],
+    persist: Callable[[DataFrame], DataFrame],
+) -> Ingested:
+    """The records of a history, kept where reading them again would be dear: parsing JSON is."""
+    if isinstance(history, DataFrame):
+        ingested = parse(_as_raw(history))
+    else:
+        sources = [history] if isinstance(history, str | Path) else list(history)
+        raw = read(spark, sources)
+        ingested = parse(raw if _is_cheap_to_read(sources) else persist(raw))
+    if ingested.records.isEmpty():
+        raise NoHistory(f"there is no record that can be read: {_instead(ingested.quarantine)}")
+    return ingested
+
+
+def _check_until(records: DataFrame, until: float | None) -> None:
+    if until is not None and records.where(f.col("wall_time") <= until).isEmpty():
+        raise NoHistory("no record is from before until")
+
+
+def _is_cheap_to_read(sources: Sequence[Source]) -> bool:
+    """Whether all is Parquet, as far as the names tell."""
+    paths = [Path(source) for source in sources if "://" not in str(source)]
+    return len(paths) == len(sources) and all(
+        path.suffix == ".parquet" or (path.is_dir() and not any(any(path.rglob(f"*{end}")) for end in LINES))
+        for path in paths
+    )
+
+
+def _as_raw(history: DataFrame) -> DataFrame:
+    """A DataFrame of records with all columns that are read from a source, null where it has none."""
+    there = set(history.columns)
+    columns = (f.col(field.name) if field.name in there else f.lit(None).alias(field.name) for field in RAW)
+    return history.select(*(column.cast(field.dataType) for column, field in zip(columns, RAW, strict=True)))
+
+
+def _instead(quarantine: DataFrame) -> str:
+    """What there is where no record is, in words."""
+    rows = quarantine.groupBy("reason").agg(f.count("*").alias("count"), f.min("detail").alias("detail"))
+    found = [
+        f"{row['count']:,} {row['reason']} ({row['detail']})" for row in rows.orderBy("reason").collect()
+    ]
+    return ", ".join(found) or "every file is empty"

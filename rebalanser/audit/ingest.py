@@ -1,0 +1,328 @@
+"""Makes records of JSONL files, Parquet files and Kafka topics, and keeps what is none in quarantine (AU-1).
+
+**Reading** gives the same columns from every source: those of a record as far as they are there, ``raw`` with
+the text of a line that is not what the schema says, and where it was read. The JSON is parsed once, by
+Spark's own scan, which skips the fields that nobody asks for. **Parsing** is one condition on these columns:
+a row is a record if it is met and goes to quarantine if not, so that none is lost, in batch and in a stream.
+
+A field that the schema does not know is no harm: a record with it counts, as a later release may say more of
+what happened. A number or truth value where text belongs is read as its text. A record of schema version 1 is
+read as one of version 2: it is a group's, and its process is its node without the incarnation's number. A
+line longer than a record ever is counts too if it is one. Only blank lines and an
+empty JSON array are nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
+from typing import Final
+
+from annotated_types import Ge
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+from pyspark.sql.types import AtomicType, StringType, StructField, StructType
+
+from rebalanser.audit.schema import RECORD, RECORDS, step_of
+from rebalanser.audit.session import KAFKA_PACKAGE, KafkaConnectorMissing
+from rebalanser.audit.sources import LINES, ROWS, InvalidTopic, NoHistory, Places, Topic, places
+from rebalanser.audit.tables import SOURCE_COLUMNS
+from rebalanser.errors import FixConfiguration
+from rebalanser.history import KINDS, SCHEMA_VERSION, Record, UnreadableReason
+from rebalanser.history.older import (
+    DEFAULTS_OF_VERSION_1,
+    INCARNATION_OF_NODE,
+    OLDEST_VERSION,
+    VALUE_IN_DETAIL_OF_VERSION_1,
+)
+from rebalanser.history.reading import MAX_LINE_BYTES
+
+MAX_RAW: Final = 4096
+"""Characters of a line that quarantine keeps."""
+READABLE_VERSIONS: Final = tuple(range(OLDEST_VERSION, SCHEMA_VERSION + 1))
+
+_RAW: Final = StructField("raw", StringType())
+RAW: Final = StructType([*RECORD, _RAW, *SOURCE_COLUMNS])
+"""What is read, before it is judged. All columns but ``source`` may be null."""
+PARSED: Final = StructType([*RECORD, _RAW])
+"""What the JSON parser is told to look for; ``raw`` it fills itself."""
+JSON_OPTIONS: Final = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _RAW.name,
+    "allowNonNumericNumbers": "false",
+}
+
+_SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
+"""What Spark raises: those of its errors that PySpark knows, and all others."""
+_REQUIRED: Final = tuple(name for name, field in Record.model_fields.items() if field.is_required())
+_OPTIONAL: Final = tuple(name for name, field in Record.model_fields.items() if not field.is_required())
+_NEVER_NEGATIVE: Final = tuple(
+    name
+    for name, field in Record.model_fields.items()
+    if any(isinstance(limit, Ge) and limit.ge == 0 for limit in field.metadata)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What became of a source: every line, row or message of it is in one of the two."""
+
+    records: DataFrame
+    """With the columns of :data:`~rebalanser.audit.schema.RECORDS`."""
+    quarantine: DataFrame
+    """With the columns of :data:`~rebalanser.audit.tables.QUARANTINE`."""
+
+
+def read(spark: SparkSession, sources: Iterable[str | os.PathLike[str]]) -> DataFrame:
+    """All that the sources have now, with the columns of :data:`RAW`; Kafka from the earliest offset on.
+
+    What a source may be says :func:`rebalanser.audit.sources.places`.
+
+    Raises:
+        NoHistory: a path does not exist, or has no file of a history in it.
+        InvalidTopic: the URL of a topic cannot be used, or there is no such topic.
+        KafkaUnreachable: no broker answers at the address.
+    """
+    found = places(sources)
+    return reduce(DataFrame.unionByName, _raws(spark, found))
+
+
+def parse(raw: DataFrame) -> Ingested:
+    """Tell records from what is none; ``raw`` has the columns of :data:`RAW`. In batch and stream alike."""
+    upgraded = _upgraded(raw)
+    good = _is_record()
+    records = upgraded.where(good).withColumns(
+        {
+            "step": step_of(F.col("protocol"), F.col("kind")),
+            "schema_version": F.lit(SCHEMA_VERSION).cast("long"),
+        }
+    )
+    return Ingested(records.select(*RECORDS.names), _quarantined(upgraded.where(~good)))
+
+
+def parse_lines(lines: DataFrame) -> DataFrame:
+    """Rows with the columns of :data:`RAW`, of lines of JSON: ``value``, ``source`` and ``position``.
+
+    Blank lines are left out.
+    """
+    # A generator, unlike a projection, is not evaluated again for every later condition on its columns.
+    parsed = F.inline(F.array(F.from_json("value", PARSED, JSON_OPTIONS)))
+    blank = F.trim("value", F.lit(" \t\r\n")).eqNullSafe("")
+    return lines.where(~blank).select(parsed, *SOURCE_COLUMNS.names).select(*RAW.names)
+
+
+def _raws(spark: SparkSession, found: Places) -> Iterator[DataFrame]:
+    """One for each way of reading. Folders are read with all that is in them, files whatever their names."""
+    lines = spark.read.schema(PARSED).options(**JSON_OPTIONS)
+    if found.line_files:
+        yield _raw_lines(lines.json(list(found.line_files)))
+    if found.line_folders:
+        yield _raw_lines(lines.options(**_within(LINES)).json(list(found.line_folders)))
+    if found.row_files:
+        yield _raw_rows(spark.read, found.row_files)
+    if found.row_folders:
+        yield _raw_rows(spark.read.options(**_within(ROWS)), found.row_folders)
+    for topic in found.topics:
+        yield _raw_messages(spark, topic)
+
+
+def _within(endings: Iterable[str]) -> dict[str, str]:
+    names = ",".join(f"*{ending}" for ending in endings)
+    return {"recursiveFileLookup": "true", "pathGlobFilter": f"{{{names}}}"}
+
+
+def _raw_lines(lines: DataFrame) -> DataFrame:
+    """What Spark's JSON scan gives, which has parsed the lines already."""
+    source = F.col("_metadata.file_path").alias("source")
+    return lines.select(*PARSED.names, source, F.lit(None).cast("long").alias("position"))
+
+
+def _raw_rows(reader: DataFrameReader, paths: Iterable[str]) -> DataFrame:
+    """Rows of Parquet files. A column that is not there is null, one of another type is cast if it can be."""
+    paths = list(paths)
+    try:
+        rows = reader.parquet(*paths)
+    except _SPARK_ERRORS as error:
+        raise NoHistory(f"{', '.join(paths)} is no Parquet that can be read: {_reason_of(error)}") from error
+    given = {column.name: column.dataType for column in rows.schema}
+    columns = []
+    for name, wanted in ((column.name, column.dataType) for column in RECORD):
+        there = given.get(name)
+        if there is None or there == wanted:
+            column = F.col(name) if there else F.lit(None).cast(wanted)
+        elif isinstance(there, AtomicType) and isinstance(wanted, AtomicType):
+            column = F.col(name).try_cast(wanted)
+        else:
+            raise NoHistory(
+                f"{', '.join(paths)}: the column {name!r} is {there.simpleString()}; that of a history is "
+                f"{wanted.simpleString()}"
+            )
+        columns.append(column.alias(name))
+    raw = F.lit(None).cast("string").alias(_RAW.name)
+    where = (F.col("_metadata.file_path").alias("source"), F.col("_metadata.row_index").alias("position"))
+    return rows.select(*columns, raw, *where)
+
+
+def _raw_messages(spark: SparkSession, topic: Topic) -> DataFrame:
+    """All messages that a topic has now, read by as many tasks as there are cores."""
+    topic.check()
+    reader = spark.read.format("kafka").options(
+        **kafka_options(topic),
+        startingOffsets="earliest",
+        endingOffsets="latest",
+        minPartitions=str(spark.sparkContext.defaultParallelism),
+    )
+    try:
+        messages = reader.load()
+        messages.isEmpty()
+    except _SPARK_ERRORS as error:
+        raise _topic_error(topic, error) from error
+    return parse_messages(messages)
+
+
+def kafka_options(topic: Topic) -> dict[str, str]:
+    """How Spark's connector reads a topic, in batch and as a stream.
+
+    What the topic's retention deletes before it is read shows as a gap of its process, so it is no failure.
+    """
+    return {
+        **topic.options,
+        "kafka.bootstrap.servers": topic.servers,
+        "subscribe": topic.name,
+        "failOnDataLoss": "false",
+        "kafka.default.api.timeout.ms": "15000",
+        "kafka.request.timeout.ms": "10000",
+    }
+
+
+def parse_messages(messages: DataFrame) -> DataFrame:
+    """Rows with the columns of :data:`RAW` of the messages that Spark's connector gives."""
+    return parse_lines(
+        messages.select(
+            F.col("value").cast("string").alias("value"),
+            F.concat_ws("/", "topic", "partition").alias("source"),
+            F.col("offset").alias("position"),
+        )
+    )
+
+
+def _topic_error(topic: Topic, error: Exception) -> FixConfiguration:
+    told = str(error)
+    if "UnknownTopicOrPartition" in told:
+        return InvalidTopic(f"{topic.servers} has no topic {topic.name!r}")
+    if "Failed to find data source: kafka" in told or "DATA_SOURCE_NOT_FOUND" in told:
+        return KafkaConnectorMissing(
+            f"this Spark session cannot read Kafka: start it with --packages {KAFKA_PACKAGE}"
+        )
+    return InvalidTopic(f"{topic} can't be read: {_reason_of(error)}")
+
+
+def _reason_of(error: Exception) -> str:
+    told = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
+    return told.strip().partition("\n")[0]
+
+
+def _upgraded(raw: DataFrame) -> DataFrame:
+    """With the fields that version 1 did not have, as :func:`rebalanser.history.older.upgrade` says."""
+    first = F.col("schema_version") == 1
+    added = {name: F.lit(value) for name, value in DEFAULTS_OF_VERSION_1.items() if value is not None}
+    added["process"] = F.regexp_replace("node", INCARNATION_OF_NODE, "")
+    added["value"] = reduce(
+        lambda rest, kind: F.when(F.col("kind") == kind, _number_in_detail(kind)).otherwise(rest),
+        VALUE_IN_DETAIL_OF_VERSION_1,
+        F.lit(None),
+    )
+    return raw.withColumns(
+        {name: F.when(first, value).otherwise(F.col(name)) for name, value in added.items()}
+    )
+
+
+def _number_in_detail(kind: str) -> Column:
+    return F.col("detail")[VALUE_IN_DETAIL_OF_VERSION_1[kind]].try_cast("double")
+
+
+def _is_record() -> Column:
+    """Whether a row is what the schema says; never null."""
+    conditions = [
+        F.col(_RAW.name).isNull(),
+        F.col("schema_version").isin(*READABLE_VERSIONS),
+        *(F.col(name).isNotNull() for name in _REQUIRED),
+        *(_not_negative(name) for name in _NEVER_NEGATIVE),
+        _kind_is_known(),
+    ]
+    return F.coalesce(reduce(and_, conditions), F.lit(False))
+
+
+def _not_negative(name: str) -> Column:
+    at_least = F.col(name) >= 0
+    return at_least if name in _REQUIRED else at_least | F.col(name).isNull()
+
+
+def _kind_is_known() -> Column:
+    return reduce(
+        or_,
+        (
+            (F.col("protocol") == str(name)) & F.col("kind").isin([str(word) for word in words])
+            for name, words in KINDS.items()
+        ),
+    )
+
+
+def _quarantined(bad: DataFrame) -> DataFrame:
+    """The rows of the quarantine table, with what is wrong with each."""
+    judged = bad.withColumn("reason", _reason())
+    return judged.select(
+        "source",
+        "position",
+        "reason",
+        _detail(F.col("reason")).alias("detail"),
+        F.left(F.coalesce(_RAW.name, F.to_json(F.struct(*RECORD.names))), F.lit(MAX_RAW)).alias("raw"),
+    )
+
+
+def _reason() -> Column:
+    raw = F.col(_RAW.name)
+    is_json = F.try_parse_json(raw).isNotNull()
+    cut_off = raw.startswith("{") & (
+        ~F.rtrim(raw).endswith("}") | F.try_parse_json(F.concat(raw, F.lit("}"))).isNotNull()
+    )
+    return (
+        F.when(F.octet_length(raw) >= MAX_LINE_BYTES, str(UnreadableReason.TOO_LONG))
+        .when(F.col("schema_version") > SCHEMA_VERSION, str(UnreadableReason.NEWER_SCHEMA))
+        .when(raw.isNull() | is_json, str(UnreadableReason.NOT_A_RECORD))
+        .when(cut_off, str(UnreadableReason.TORN))
+        .otherwise(str(UnreadableReason.NOT_JSON))
+    )
+
+
+def _detail(reason: Column) -> Column:
+    version = F.format_string(f"version %d; this one reads up to {SCHEMA_VERSION}", F.col("schema_version"))
+    return (
+        F.when(reason == str(UnreadableReason.TOO_LONG), f"over {MAX_LINE_BYTES} bytes")
+        .when(reason == str(UnreadableReason.NEWER_SCHEMA), version)
+        .when(reason == str(UnreadableReason.NOT_A_RECORD), _what_is_wrong())
+        .when(reason == str(UnreadableReason.TORN), "cut off in the middle")
+        .otherwise("no JSON")
+    )
+
+
+def _what_is_wrong() -> Column:
+    """The first field that is missing, of another type, or of no known value."""
+    text = F.col(_RAW.name)
+    given = {name: F.get_json_object(text, f"$.{name}").isNotNull() for name in RECORD.names}
+    faults = [
+        *(
+            F.when(F.col(name).isNull() & F.coalesce(given[name], F.lit(False)), f"{name}: of another type")
+            for name in RECORD.names
+        ),
+        *(F.when(F.col(name).isNull(), f"{name}: missing") for name in _REQUIRED),
+        F.when(~F.col("schema_version").isin(*READABLE_VERSIONS), "schema_version: never existed"),
+        *(F.when(F.col(name) < 0, f"{name}: less than 0") for name in _NEVER_NEGATIVE),
+        F.when(~_kind_is_known(), F.format_string("kind: '%s' is no kind of '%s'", "kind", "protocol")),
+    ]
+    return F.coalesce(*faults, F.lit("the line: no record"))

@@ -1,0 +1,138 @@
+"""How a finding is put together: its name, its parties, its witnesses and its sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from rebalanser.audit.tables import FINDINGS, PARTY, WITNESS, Certainty
+from rebalanser.history import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import Column, DataFrame
+
+    from rebalanser.audit.tables import FindingKind
+    from rebalanser.history import Protocol
+
+_BEGINNINGS: Final = (str(Step.ELECTED), str(Step.START_ENTERED), str(Step.UPDATED), str(Step.FINISHED))
+
+
+def subject() -> Column:
+    """The resource with its group, for people."""
+    return F.concat_ws("/", "group", "resource")
+
+
+def text(template: str, *parts: Column) -> Column:
+    """``template`` with each ``{}`` replaced by a part; what is null is ``?``."""
+    pieces = template.split("{}")
+    filled = [
+        piece
+        for before, part in zip(pieces, parts, strict=False)
+        for piece in (F.lit(before), F.coalesce(part.cast("string"), F.lit("?")))
+    ]
+    return F.concat(*filled, F.lit(pieces[-1]))
+
+
+def lasting(seconds: Column) -> Column:
+    """A duration for people: ``1.2 ms``, ``3.40 s``, ``12.5 min``, ``3.0 h``."""
+    return (
+        F.when(seconds < 1, F.format_string("%.3g ms", seconds * 1000))
+        .when(seconds < 120, F.format_string("%.2f s", seconds))
+        .when(seconds < 7200, F.format_string("%.1f min", seconds / 60))
+        .otherwise(F.format_string("%.1f h", seconds / 3600))
+    )
+
+
+def by_protocol(rules: Mapping[Protocol, str]) -> Column:
+    """The rule that holds in the protocol of the row."""
+    chain = F.lit(None).cast("string")
+    for protocol, rule in rules.items():
+        chain = F.when(F.col("protocol") == protocol, F.lit(rule)).otherwise(chain)
+    return chain
+
+
+def certain_if(condition: Column | bool) -> Column:
+    """``certain`` where the condition holds, else ``possible``."""
+    if isinstance(condition, bool):
+        return F.lit(Certainty.CERTAIN if condition else Certainty.POSSIBLE)
+    return F.when(condition, F.lit(Certainty.CERTAIN)).otherwise(F.lit(Certainty.POSSIBLE))
+
+
+def named(party: Column, other: Column) -> Column:
+    """A party's label, with its node's id where the other party has the same label."""
+    label, node = party["label"], party["node"]
+    return (
+        F.when(label != other["label"], label)
+        .when(node != other["node"], F.concat(label, F.lit(" ("), node, F.lit(")")))
+        .otherwise(F.concat(label, F.lit(" ("), party["process"], F.lit(")")))
+    )
+
+
+def party(owner: Column) -> Column:
+    """The ``PARTY`` of a struct that has the columns of an access."""
+    fields = {
+        "node": owner["node"],
+        "label": owner["label"],
+        "process": owner["process"],
+        "host": owner["host"],
+        "token": owner["token"],
+        "begins": owner["start_entered_wall"],
+        "ends": owner["end_wall"],
+    }
+    return F.struct(*(value.alias(name) for name, value in fields.items())).cast(PARTY)
+
+
+def witness(process: Column, sequence: Column, step: Step) -> Column:
+    """The ``WITNESS`` of one record, named only: the rest is filled in from the records."""
+    known = {"process": process, "sequence": sequence, "kind": F.lit(str(step))}
+    return F.struct(
+        *(known.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in WITNESS)
+    )
+
+
+def findings(
+    suspects: DataFrame,
+    kind: FindingKind,
+    *,
+    rule: Column,
+    sentence: Column,
+    parties: list[Column],
+    evidence: list[Column],
+    certainty: Column | None = None,
+    **known: Column,
+) -> DataFrame:
+    """A row of ``FINDINGS`` for each of ``suspects``; ``known`` are further columns, the rest is null.
+
+    Witnesses without a number are left out. A finding is named by its parties and by the records with which
+    what they did began: those that end it may come later, and make no other finding of it (AU-9).
+    """
+    seen = suspects.select(
+        "*",
+        F.filter(F.array(*evidence), lambda record: record["sequence"].isNotNull()).alias("evidence_seen"),
+    )
+    owners = F.transform(F.array(*parties), lambda owner: _named(owner, "process", "node", "token"))
+    begun = F.filter("evidence_seen", lambda record: record["kind"].isin(*_BEGINNINGS))
+    names = F.transform(begun, lambda record: _named(record, "process", "sequence"))
+    columns = {
+        "id": F.sha2(F.concat_ws("|", F.lit(str(kind)), "protocol", "group", "resource", owners, names), 256),
+        "kind": F.lit(str(kind)),
+        "rule": rule,
+        "certainty": certain_if(True) if certainty is None else certainty,
+        "protocol": F.col("protocol"),
+        "group": F.col("group"),
+        "resource": F.col("resource"),
+        "sentence": sentence,
+        "parties": F.array(*parties),
+        "evidence": F.col("evidence_seen"),
+        **known,
+    }
+    return seen.select(
+        *(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in FINDINGS)
+    )
+
+
+def _named(struct: Column, *fields: str) -> Column:
+    return F.concat_ws("#", *(struct[field].cast("string") for field in fields))

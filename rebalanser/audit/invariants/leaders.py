@@ -1,0 +1,71 @@
+"""One leader for each term (RB-5, SH-7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from rebalanser.audit.invariants.findings import by_protocol, findings, named, party, text, witness
+from rebalanser.audit.tables import FindingKind
+from rebalanser.history import Protocol, Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from rebalanser.audit.invariants.cases import Case
+
+_TERM: Final = ("protocol", "group", "term")
+_RULES: Final = {Protocol.GROUP: "RB-5", Protocol.SHIVA: "SH-7"}
+
+
+def two_leaders(case: Case) -> DataFrame:
+    """Terms for which two nodes say that they were elected: certain. Of more than two, two are named."""
+    elected = (
+        case.records.where(F.col("step") == Step.ELECTED)
+        .groupBy(*_TERM, "process", "node")
+        .agg(
+            F.min("sequence").alias("sequence"),
+            F.min("wall_time").alias("start_entered_wall"),
+            F.max("label").alias("label"),
+            F.max("host").alias("host"),
+        )
+    )
+    one = F.struct(
+        "process",
+        "node",
+        "label",
+        "host",
+        "sequence",
+        "start_entered_wall",
+        F.lit(None).alias("token"),
+        F.lit(None).alias("end_wall"),
+    )
+    terms = (
+        elected.groupBy(*_TERM)
+        .agg(F.min(one).alias("one"), F.max(one).alias("other"), F.count(F.lit(1)).alias("leaders"))
+        .where(F.col("leaders") > 1)
+        .withColumn("resource", F.lit(None).cast("string"))
+    )
+    one, other = F.col("one"), F.col("other")
+    sentence = text(
+        "term {} of {} had {} leaders: {} and {}",
+        F.col("term"),
+        F.col("group"),
+        F.col("leaders"),
+        named(one, other),
+        named(other, one),
+    )
+    return findings(
+        terms,
+        FindingKind.TWO_LEADERS,
+        rule=by_protocol(_RULES),
+        sentence=sentence,
+        parties=[party(one), party(other)],
+        evidence=[
+            witness(one["process"], one["sequence"], Step.ELECTED),
+            witness(other["process"], other["sequence"], Step.ELECTED),
+        ],
+        begins=F.greatest(one["start_entered_wall"], other["start_entered_wall"]),
+        ends=F.greatest(one["start_entered_wall"], other["start_entered_wall"]),
+    )

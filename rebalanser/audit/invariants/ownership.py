@@ -1,0 +1,335 @@
+"""One owner at a time, seldom none, and tokens that grow: what successive owners owe each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from rebalanser.audit.clocks import with_uncertainty
+from rebalanser.audit.invariants.findings import (
+    by_protocol,
+    certain_if,
+    findings,
+    lasting,
+    named,
+    party,
+    subject,
+    text,
+    witness,
+)
+from rebalanser.audit.successions import OWNER, has_barriers, may_overlap_for
+from rebalanser.audit.tables import EndedBy, FindingKind
+from rebalanser.history import Protocol, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import Column, DataFrame
+
+    from rebalanser.audit.invariants.cases import Case
+
+_EARLIER: Final = "earlier"
+_UNCERTAIN: Final = "uncertainty_s"
+_OVERLAP_RULES: Final = {
+    Protocol.GROUP: "RB-1",
+    Protocol.SHIVA: "SH-13",
+    Protocol.NELI: "NE-10",
+    Protocol.SKULD: "SK-6",
+}
+_UNOWNED_RULES: Final = {Protocol.GROUP: "RB-2", Protocol.SHIVA: "SH-4", Protocol.NELI: "NE-6"}
+_TOKEN_RULES: Final = {
+    Protocol.GROUP: "RB-12",
+    Protocol.SHIVA: "SH-7",
+    Protocol.NELI: "NE-15",
+    Protocol.SKULD: "SK-6",
+}
+
+
+def overlap(case: Case) -> DataFrame:
+    """Accesses that began while one of an earlier token lasted, each against the one that lasted longest.
+
+    Times of one boot are exact. Times of two hosts are certain beyond the uncertainty of their clocks; within
+    it they tell something only of an owner that is not known to have stopped in good order (AU-5).
+    """
+    later = F.col(OWNER)
+    on_boot = F.col("longest_exact.owner")
+    exact = (on_boot["end_monotonic"] - may_overlap_for(on_boot) > later["start_entered_monotonic"]) & (
+        later["end_monotonic"] >= on_boot["start_entered_monotonic"]
+    )
+    pairs = (
+        case.suspects.where(later["start_entered_sequence"].isNotNull())
+        .withColumn("exact", F.coalesce(exact, F.lit(False)))
+        .withColumn(_EARLIER, F.when(F.col("exact"), on_boot).otherwise(_longest_by_wall()[OWNER]))
+        .where(F.col(_EARLIER).isNotNull() & (F.col("exact") | ~_of_one_clock()))
+    )
+    return _overlaps(_overlapping(pairs, case))
+
+
+def _of_one_clock() -> Column:
+    """Whether the monotonic times of both owners are of one clock, so that wall times have nothing to add."""
+    earlier, later = F.col(_EARLIER), F.col(OWNER)
+    return F.coalesce(earlier["boot"] == later["boot"], earlier["process"] == later["process"])
+
+
+def _longest_by_wall() -> Column:
+    """The longest among those not released, and the one released after the token of the present owner."""
+    removal = F.col("removal.owner")
+    late = (F.col("removal.key") > F.col(OWNER)["token"]) & removal["end_wall"].isNotNull()
+    until = removal["end_wall"] - may_overlap_for(removal)
+    return F.greatest(F.col("longest"), F.when(late, F.struct(until.alias("key"), removal.alias(OWNER))))
+
+
+def _overlapping(pairs: DataFrame, case: Case) -> DataFrame:
+    """The pairs that overlap, with what the clocks allow to say of them."""
+    earlier, later = F.col(_EARLIER), F.col(OWNER)
+    start, end = _by_clock("start_entered"), _by_clock("end")
+    shared_s = F.least(end(earlier), end(later)) - F.greatest(start(earlier), start(later))
+    measured = (
+        pairs.withColumn("earlier_lasts_s", end(earlier) - start(later) - may_overlap_for(earlier))
+        .withColumn("later_lasts_s", end(later) - start(earlier))
+        .withColumn("lasts_s", F.greatest(shared_s, F.lit(0.0)))
+        .where((F.col("earlier_lasts_s") > 0) & (F.col("later_lasts_s") >= 0))
+    )
+    doubted = _with_uncertainty(measured, case)
+    beyond = F.least("earlier_lasts_s", "later_lasts_s") > F.col(_UNCERTAIN)
+    return doubted.withColumn("certain", F.col("exact") | beyond).where(
+        F.col("certain") | ~_is_in_good_order(earlier)
+    )
+
+
+def _is_in_good_order(owner: Column) -> Column:
+    """Whether it is known to have stopped as it should, so that clocks within their error prove nothing."""
+    stopped = owner["ended_by"] == EndedBy.STOP
+    return stopped & (~has_barriers(F.col("protocol")) | owner["barrier_removed_sequence"].isNotNull())
+
+
+def _overlaps(pairs: DataFrame) -> DataFrame:
+    earlier, later = F.col(_EARLIER), F.col(OWNER)
+    begins = F.greatest(earlier["start_entered_wall"], later["start_entered_wall"])
+    swapped = earlier["start_entered_wall"] > later["start_entered_wall"]
+    first, second = F.when(swapped, later).otherwise(earlier), F.when(swapped, earlier).otherwise(later)
+    sentence = F.concat(
+        text(
+            "{} had two owners for {}: {} (token {}) had not stopped when {} (token {}) started",
+            subject(),
+            lasting(F.col("lasts_s")),
+            named(first, second),
+            first["token"],
+            named(second, first),
+            second["token"],
+        ),
+        F.when(first["ended_by"] == EndedBy.SILENCE, F.lit("; no end of its access is recorded")).otherwise(
+            F.lit("")
+        ),
+        F.when(
+            ~F.col("certain"),
+            text("; their clocks may be {} apart, so it may be none", lasting(F.col(_UNCERTAIN))),
+        ).otherwise(F.lit("")),
+        F.when(
+            _fenced(),
+            text("; receivers check the token and refused what {} still wrote", named(earlier, later)),
+        ).otherwise(F.lit("")),
+    )
+    in_neli = F.when(
+        (F.col("protocol") == str(Protocol.NELI)) & (may_overlap_for(earlier) > 0), F.lit("NE-6")
+    )
+    return findings(
+        pairs,
+        FindingKind.OVERLAP,
+        rule=F.coalesce(in_neli, by_protocol(_OVERLAP_RULES)),
+        certainty=certain_if(F.col("certain")),
+        sentence=sentence,
+        parties=[party(earlier), party(later)],
+        evidence=[
+            _witness(earlier, Step.START_ENTERED),
+            _witness(earlier, Step.STOP_RETURNED),
+            _witness(later, Step.START_ENTERED),
+        ],
+        begins=begins,
+        ends=F.greatest(begins, F.least(earlier["end_wall"], later["end_wall"])),
+        lasts_s=F.col("lasts_s"),
+        uncertainty_s=F.col(_UNCERTAIN),
+        fenced=_fenced(),
+    )
+
+
+def barrier_overlap(case: Case) -> DataFrame:
+    """Barriers that were added at a revision before the one at which an earlier one was removed: certain."""
+    earlier, later = F.col("removal.owner"), F.col(OWNER)
+    pairs = case.suspects.where(F.col("removal.key") > later["token"])
+    sentence = text(
+        "the barrier of {} was held by two: {} (token {}) removed it at revision {} only, "
+        "and {} had added it at revision {}",
+        subject(),
+        named(earlier, later),
+        earlier["token"],
+        F.col("removal.key"),
+        named(later, earlier),
+        later["token"],
+    )
+    return findings(
+        pairs,
+        FindingKind.BARRIER_OVERLAP,
+        rule=F.lit("RB-12"),
+        sentence=sentence,
+        parties=[party(earlier), party(later)],
+        evidence=[_witness(earlier, Step.BARRIER_REMOVED), _witness(later, Step.BARRIER_ADDED)],
+        begins=later["barrier_added_wall"],
+        ends=earlier["barrier_removed_wall"],
+        fenced=_fenced_by(earlier, later),
+    )
+
+
+def unowned(case: Case) -> DataFrame:
+    """Times between two owners, longer than the limit even if the clocks are as wrong as they can be.
+
+    It is certain where the stop of the former owner is recorded. A task of Skuld may wait for its next
+    claim as long as it likes, and a stop of Shiva's application may have been commanded.
+    """
+    earlier, later = F.col(_EARLIER), F.col(OWNER)
+    limit_s = case.options.unowned_limit_s
+    by_wall = later["start_entered_wall"] - earlier["end_wall"]
+    by_boot = F.when(_of_one_clock(), later["start_entered_monotonic"] - earlier["end_monotonic"])
+    gaps = (
+        case.suspects.where(F.col("protocol").isin(*map(str, _UNOWNED_RULES)))
+        .withColumn(_EARLIER, F.col("last.owner"))
+        .withColumn("lasts_s", F.coalesce(by_boot, by_wall))
+        .withColumn("exact", by_boot.isNotNull())
+        .where(F.col("lasts_s") > limit_s)
+    )
+    long = _with_uncertainty(gaps, case).where(F.col("lasts_s") - F.col(_UNCERTAIN) > limit_s)
+    known = (earlier["ended_by"] == EndedBy.STOP) & (F.col("protocol") != str(Protocol.SHIVA))
+    silent = earlier["ended_by"] == EndedBy.SILENCE
+    sentence = F.concat(
+        text("{} had no owner for {}, from ", subject(), lasting(F.col("lasts_s"))),
+        F.when(silent, F.lit("the last record of ")).otherwise(F.lit("the stop of ")),
+        text(
+            "{} (token {}) to the start of {} (token {})",
+            named(earlier, later),
+            earlier["token"],
+            named(later, earlier),
+            later["token"],
+        ),
+        F.when(silent, F.lit("; it may have lasted longer than it told")).otherwise(F.lit("")),
+    )
+    return findings(
+        long,
+        FindingKind.UNOWNED,
+        rule=by_protocol(_UNOWNED_RULES),
+        certainty=certain_if(known),
+        sentence=sentence,
+        parties=[party(earlier), party(later)],
+        evidence=[
+            _witness(earlier, Step.START_ENTERED),
+            _witness(earlier, Step.STOP_RETURNED),
+            _witness(later, Step.START_ENTERED),
+        ],
+        begins=earlier["end_wall"],
+        ends=later["start_entered_wall"],
+        lasts_s=F.col("lasts_s"),
+        uncertainty_s=F.col(_UNCERTAIN),
+    )
+
+
+def token_order(case: Case) -> DataFrame:
+    """Owners that started after another and have a smaller token, and two owners that have the same."""
+    return _regressions(case).unionByName(_same_tokens(case))
+
+
+def _regressions(case: Case) -> DataFrame:
+    """Each owner with too small a token is told once, against the last one that started before it."""
+    later, earlier = F.col(OWNER), F.col(_EARLIER)
+    by_boot = F.col("latest_exact.key") > later["start_entered_monotonic"]
+    pairs = (
+        case.suspects.withColumn("exact", F.coalesce(by_boot, F.lit(False)))
+        .withColumn(
+            _EARLIER, F.when(F.col("exact"), F.col("latest_exact.owner")).otherwise(F.col("latest.owner"))
+        )
+        .withColumn("too_late_s", F.col("latest.key") - later["start_entered_wall"])
+        .where((F.col("exact") | (F.col("too_late_s") > 0)) & (earlier["token"] < later["token"]))
+    )
+    sure = _with_uncertainty(pairs, case).where(F.col("exact") | (F.col("too_late_s") > F.col(_UNCERTAIN)))
+    told = (
+        sure.groupBy(
+            "protocol",
+            "group",
+            "resource",
+            earlier["process"].alias("of_process"),
+            earlier["start_entered_sequence"].alias("of_sequence"),
+        )
+        .agg(
+            F.max(
+                F.struct(
+                    later["start_entered_wall"].alias("at"), F.col(_EARLIER), F.col(OWNER), F.col(_UNCERTAIN)
+                )
+            ).alias("pair")
+        )
+        .select("protocol", "group", "resource", "pair.*")
+    )
+    sentence = text(
+        "{} started on {} with token {} after {} had started with token {}: tokens must grow",
+        named(earlier, later),
+        subject(),
+        earlier["token"],
+        named(later, earlier),
+        later["token"],
+    )
+    return _of_tokens(told, FindingKind.TOKEN_ORDER, sentence, F.col(_UNCERTAIN))
+
+
+def _same_tokens(case: Case) -> DataFrame:
+    pairs = _with_same_token(case).where(F.col("protocol") != str(Protocol.SKULD))
+    earlier, later = F.col(_EARLIER), F.col(OWNER)
+    sentence = text(
+        "{} and {} both owned {} with token {}: no token may be given twice",
+        named(earlier, later),
+        named(later, earlier),
+        subject(),
+        later["token"],
+    )
+    return _of_tokens(pairs, FindingKind.TOKEN_ORDER, sentence, F.lit(0.0))
+
+
+def _with_same_token(case: Case) -> DataFrame:
+    return case.suspects.withColumn(_EARLIER, F.col("previous.owner")).where(
+        (F.col("previous.key") == F.col(OWNER)["token"]) & F.col(OWNER)["start_entered_sequence"].isNotNull()
+    )
+
+
+def _of_tokens(pairs: DataFrame, kind: FindingKind, sentence: Column, uncertainty_s: Column) -> DataFrame:
+    earlier, later = F.col(_EARLIER), F.col(OWNER)
+    return findings(
+        pairs,
+        kind,
+        rule=by_protocol(_TOKEN_RULES),
+        sentence=sentence,
+        parties=[party(earlier), party(later)],
+        evidence=[_witness(earlier, Step.START_ENTERED), _witness(later, Step.START_ENTERED)],
+        begins=F.greatest(earlier["start_entered_wall"], later["start_entered_wall"]),
+        ends=F.greatest(earlier["start_entered_wall"], later["start_entered_wall"]),
+        uncertainty_s=uncertainty_s,
+        fenced=_fenced_by(earlier, later),
+    )
+
+
+def _by_clock(step: str) -> Callable[[Column], Column]:
+    """The time of a step, by the exact clock where the pair has one."""
+    return lambda owner: F.when(F.col("exact"), owner[f"{step}_monotonic"]).otherwise(owner[f"{step}_wall"])
+
+
+def _with_uncertainty(pairs: DataFrame, case: Case) -> DataFrame:
+    doubted = with_uncertainty(pairs, case.errors, _EARLIER, OWNER, case.options)
+    return doubted.withColumn(_UNCERTAIN, F.when(F.col("exact"), 0.0).otherwise(F.col(_UNCERTAIN)))
+
+
+def _fenced() -> Column:
+    return _fenced_by(F.col(_EARLIER), F.col(OWNER))
+
+
+def _fenced_by(earlier: Column, later: Column) -> Column:
+    return F.coalesce(earlier["fenced"] & later["fenced"], earlier["fenced"], later["fenced"])
+
+
+def _witness(owner: Column, step: Step) -> Column:
+    return witness(owner["process"], owner[f"{step}_sequence"], step)

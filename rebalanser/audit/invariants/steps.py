@@ -1,0 +1,95 @@
+"""The order in which a node takes the steps of an access, which its numbers tell (RB-11, RB-12)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from rebalanser.audit.invariants.findings import findings, party, subject, text, witness
+from rebalanser.audit.successions import has_barriers
+from rebalanser.audit.tables import ACCESSES, EndedBy, FindingKind
+from rebalanser.history import Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from rebalanser.audit.invariants.cases import Case
+
+_ENTERED = "start_entered_sequence"
+
+
+def start_without_barrier(case: Case) -> DataFrame:
+    """OnStart entered without a token, without a barrier that was added, or before it was (RB-12)."""
+    unguarded = F.col("token").isNull() | F.col("barrier_added_sequence").isNull()
+    early = F.col("barrier_added_sequence") > F.col(_ENTERED)
+    broken = case.accesses.where(
+        has_barriers(F.col("protocol")) & F.col(_ENTERED).isNotNull() & (unguarded | early)
+    )
+    how = (
+        F.when(F.col("token").isNull(), F.lit("without a token"))
+        .when(unguarded, F.lit("without having added its barrier"))
+        .otherwise(F.lit("before it had added its barrier"))
+    )
+    return findings(
+        broken,
+        FindingKind.START_WITHOUT_BARRIER,
+        rule=F.lit("RB-12"),
+        sentence=text(
+            "{} entered OnStart of {} (token {}) {}", F.col("label"), subject(), F.col("token"), how
+        ),
+        parties=[_party()],
+        evidence=[_witness(Step.START_ENTERED), _witness(Step.BARRIER_ADDED)],
+        begins=F.col("start_entered_wall"),
+        ends=F.coalesce("barrier_added_wall", "end_wall"),
+        fenced=F.col("fenced"),
+    )
+
+
+def step_order(case: Case) -> DataFrame:
+    """Steps of one access in another order than RB-11 says; without barriers these are start and stop only.
+
+    A barrier is removed after the last OnStop has returned. Nothing returns before it was entered, and
+    there is nothing to stop before the start.
+    """
+    entered, removed = F.col(_ENTERED), F.col("barrier_removed_sequence")
+    stop, start_returned = F.col("stop_returned_sequence"), F.col("start_returned_sequence")
+    first_wrong = (
+        F.when(start_returned < entered, F.lit("OnStart returned before it was entered"))
+        .when(stop < entered, F.lit("OnStop returned before OnStart was entered"))
+        .when(removed < F.col("barrier_added_sequence"), F.lit("the barrier was removed before it was added"))
+        .when(removed < entered, F.lit("OnStart was entered after the barrier had been removed"))
+        .when(removed < stop, F.lit("the barrier was removed before OnStop had returned"))
+        .when(
+            removed.isNotNull() & (F.col("ended_by") == EndedBy.SILENCE),
+            F.lit("the barrier was removed although OnStop has not returned"),
+        )
+    )
+    broken = case.accesses.withColumn("wrong", first_wrong).where(F.col("wrong").isNotNull())
+    return findings(
+        broken,
+        FindingKind.STEP_ORDER,
+        rule=F.lit("RB-11"),
+        sentence=text(
+            "{} with token {} on {}: {}", F.col("label"), F.col("token"), subject(), F.col("wrong")
+        ),
+        parties=[_party()],
+        evidence=[
+            _witness(Step.BARRIER_ADDED),
+            _witness(Step.START_ENTERED),
+            _witness(Step.START_RETURNED),
+            _witness(Step.STOP_RETURNED),
+            _witness(Step.BARRIER_REMOVED),
+        ],
+        begins=F.coalesce(F.least("barrier_removed_wall", "stop_returned_wall"), "start_entered_wall"),
+        ends=F.coalesce(F.greatest("barrier_removed_wall", "stop_returned_wall"), "end_wall"),
+        fenced=F.col("fenced"),
+    )
+
+
+def _party() -> Column:
+    return party(F.struct(*ACCESSES.fieldNames()))
+
+
+def _witness(step: Step) -> Column:
+    return witness(F.col("process"), F.col(f"{step}_sequence"), step)

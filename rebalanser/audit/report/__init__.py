@@ -1,0 +1,26 @@
+"""The report of an audit: one HTML file that opens anywhere, without a network, and stays readable (AU-8).
+
+Tables of any size become a :class:`~rebalanser.audit.report.content.Content` of bounded size in Spark
+(:mod:`~rebalanser.audit.report.aggregates`), that becomes plots (:mod:`~rebalanser.audit.report.figures`),
+and both become a page (:mod:`~rebalanser.audit.report.page`). What is left out is counted and said.
+"""
+
+from __future__ import annotations
+
+from rebalanser.audit.report.aggregates import gather
+from rebalanser.audit.report.figures import draw
+from rebalanser.audit.report.limits import Limits
+from rebalanser.audit.report.page import render
+from rebalanser.audit.report.tables_in import ReportInput
+
+__all__ = ["Limits", "ReportInput", "build"]
+
+
+def build(tables: ReportInput, limits: Limits | None = None) -> str:
+    """The report as HTML (AU-8).
+
+    No more leaves Spark than ``limits`` say (AU-10). The text is readable without JavaScript, the plots are
+    drawn by it.
+    """
+    content = gather(tables, limits or Limits())
+    return render(content, draw(content))

@@ -1,0 +1,187 @@
+"""What a report says, as plain numbers and texts: aggregates of the tables, each of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from rebalanser.audit.report.limits import Limits
+
+Facts: TypeAlias = Mapping[str, Any]
+"""One row, its values by the names of its columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The history in numbers; times are seconds since 1970."""
+
+    groups: tuple[tuple[str, str], ...]
+    """Protocol and name of the largest groups."""
+    group_count: int
+    nodes: int
+    processes: int
+    hosts: int
+    records: int
+    resources: int
+    accesses: int
+    first_wall: float | None
+    last_wall: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The worst findings, and how many there are by kind and certainty."""
+
+    shown: tuple[Facts, ...]
+    kinds: tuple[Facts, ...]
+    """Rows of kind, certainty, count, the longest of them, and how many are fenced."""
+
+    @property
+    def certain(self) -> int:
+        """How many are certain."""
+        return sum(row["count"] for row in self.kinds if row["certainty"] == "certain")
+
+    @property
+    def possible(self) -> int:
+        """How many are possible only."""
+        return self.total - self.certain
+
+    @property
+    def certain_unfenced(self) -> int:
+        """How many are certain, and of resources whose receivers don't check tokens."""
+        return sum(row["count"] - row["fenced"] for row in self.kinds if row["certainty"] == "certain")
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return sum(row["count"] for row in self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What could not be read, and what is missing."""
+
+    quarantined: int
+    doubtful: int
+    """How much of that could be a record that counts: not the last line of a writer that died."""
+    reasons: tuple[Facts, ...]
+    examples: tuple[Facts, ...]
+    gap_count: int
+    missing: int
+    """Missing records, those that rotation deleted not counted."""
+    rotated: int
+    """Processes whose oldest records were deleted."""
+    gaps: tuple[Facts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One span of one owner in row ``row`` of the timeline; ``node`` is its name for people."""
+
+    row: int
+    node: str
+    begins: float
+    ends: float
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Who owned what when: ``resources`` are the names of the rows, the first on top."""
+
+    resources: tuple[str, ...]
+    bars: tuple[Bar, ...]
+    marks: tuple[Bar, ...]
+    """Where findings are."""
+    left_out: int
+    """How many resources are not drawn."""
+    slot_s: float | None
+    """Seconds of a slot where accesses are too many to be drawn one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """How many resources were owned for which share of each stretch of time; ``counts`` by level, column."""
+
+    begins: float
+    width_s: float
+    counts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How some durations are spread, in seconds."""
+
+    name: str
+    count: int
+    p50_s: float | None
+    p99_s: float | None
+    max_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalances:
+    """The longest rebalances in the order of time, those with the most needless moves, and all in numbers."""
+
+    count: int
+    completed: int
+    moves: int
+    least_moves: int
+    counted_moves: int
+    """How many told their moves."""
+    spreads: tuple[Spread, ...]
+    longest: tuple[Facts, ...]
+    moving: tuple[Facts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailability:
+    """The resources that were unowned for longest, and how all are spread."""
+
+    resources: int
+    accesses: int
+    affected: int
+    spread: Spread
+    worst: tuple[Facts, ...]
+    histogram: tuple[tuple[int, int], ...]
+    """How many resources by third of a power of ten of seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """The largest groups with their points in the order of time, and how many groups are left out."""
+
+    groups: tuple[tuple[str, tuple[Facts, ...]], ...]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaders:
+    """The newest terms in the order of time, and how many there are."""
+
+    term_count: int
+    changes: int
+    newest: tuple[Facts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """All that a report says."""
+
+    verdict: str
+    limits: Limits
+    summary: Summary
+    findings: Findings
+    unread: Unread
+    timeline: Timeline | None
+    heat: Heat | None
+    rebalances: Rebalances
+    unavailability: Unavailability
+    balance: Balance
+    handler_count: int
+    handlers: tuple[Facts, ...]
+    leaders: Leaders
+    clock_count: int
+    clocks: tuple[Facts, ...]

@@ -1,0 +1,115 @@
+"""Numbers, times and names as a person reads them."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from rebalanser.audit.tables import FindingKind
+
+NONE: Final = "\u2013"
+"""Stands where there is nothing to say."""
+
+KIND_NAMES: Final[dict[str, str]] = {
+    FindingKind.OVERLAP: "Two owners at once",
+    FindingKind.BARRIER_OVERLAP: "Two barriers at once",
+    FindingKind.CLAIM_TWICE: "One claim, two workers",
+    FindingKind.STALE_WRITE: "Write of a superseded claim accepted",
+    FindingKind.TWO_LEADERS: "Two leaders of one term",
+    FindingKind.TOKEN_ORDER: "Fencing token did not grow",
+    FindingKind.START_WITHOUT_BARRIER: "OnStart without a barrier",
+    FindingKind.STEP_ORDER: "Steps in the wrong order",
+    FindingKind.UPDATE_GAP: "Updates of a claim not contiguous",
+    FindingKind.CONFLICT: "Two records of one name",
+    FindingKind.UNOWNED: "Unowned for too long",
+}
+"""What each kind of finding is called, the gravest first."""
+
+_UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+_PARTS: Final = re.compile(r"(\d+)")
+
+
+def number(value: float | None) -> str:
+    """A count with its thousands apart: ``12 345``."""
+    return NONE if value is None else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def real(value: float | None) -> str:
+    """A number to three significant digits."""
+    return NONE if value is None else f"{value:.3g}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share of a whole; never rounded up to 100 % or down to 0 %."""
+    if whole <= 0:
+        return NONE
+    share = 100 * part / whole
+    if 0 < share < 0.1:
+        return "under 0.1 %"
+    if 99.9 < share < 100:
+        return "over 99.9 %"
+    return f"{share:.3g} %"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in the unit that suits them: ``1.25 ms``, ``3.4 s``, ``2 h 5 min``."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds == 0:
+        return "0 s"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    return _in_two_units(round(seconds))
+
+
+def _in_two_units(seconds: int) -> str:
+    for (size, unit), (finer, finer_unit) in zip(_UNITS, (*_UNITS[1:], (1.0, "s")), strict=True):
+        if seconds >= size:
+            rest = int(seconds % size // finer)
+            return f"{int(seconds // size)} {unit}" + (f" {rest} {finer_unit}" if rest else "")
+    return f"{seconds} s"
+
+
+def moment(wall: float | None, *, milliseconds: bool = True) -> str:
+    """A wall time in UTC: ``2026-03-01 12:00:00.250``; the number itself where no calendar has it."""
+    if wall is None or not math.isfinite(wall):
+        return NONE
+    try:
+        time = datetime.fromtimestamp(wall, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{wall:.3f} s since 1970"
+    return time.strftime("%Y-%m-%d %H:%M:%S") + (f".{time.microsecond // 1000:03}" if milliseconds else "")
+
+
+def period(begins: float | None, ends: float | None) -> str:
+    """From when to when; the date of the end only where it is another one."""
+    first, last = moment(begins), moment(ends)
+    if begins is None or ends is None or first == last:
+        return first if begins is not None else last
+    day, _, time = last.partition(" ")
+    return f"{first} to {time if first.startswith(day) and time else last}"
+
+
+def elided(name: str, limit: int) -> str:
+    """A name of ``limit`` characters at most, its middle left out."""
+    if len(name) <= limit:
+        return name
+    head = (limit - 1) * 2 // 3
+    return f"{name[:head]}…{name[len(name) - (limit - 1 - head) :]}"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """``1 finding``, ``12 findings``."""
+    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sorting key by which ``shard-9`` comes before ``shard-10``."""
+    parts = _PARTS.split(name)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part)

@@ -1,0 +1,230 @@
+"""The Spark session of an audit: the one that is there already, else one of its own on this machine.
+
+Everything that can be wrong with Java, PySpark or the Kafka connector is one
+:class:`~rebalanser.errors.FixConfiguration` that says what to install or set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rebalanser.errors import FixConfiguration, MissingExtra
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KAFKA_PACKAGE_VARIABLE: Final = "REBALANSER_SPARK_KAFKA_PACKAGE"
+KAFKA_PACKAGE: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+"""The connector that is tried with PySpark 4.0. Not PySpark's own patch version: of some, a companion of the
+connector is not to be had everywhere, while any 4.0 connector works with any 4.0 PySpark."""
+LOCAL: Final = "local[*]"
+OLDEST_JAVA: Final = 17
+NEWEST_JAVA: Final = 21
+"""Of PySpark 4.0 and 4.1. Hadoop, which Spark reads files with, uses what later versions took out of Java."""
+_WITH_NEWEST_JAVA: Final = re.compile(r"4\.[01]\.")
+_JAVA_HINT: Final = (
+    "install Java 17 or 21, such as Debian's openjdk-17-jre-headless, or set JAVA_HOME to where it is"
+)
+_TELLS: Final = re.compile(r"(?<!WARN )\b\w*(?:Exception|Error)\b")
+_WORKERS_PYTHON: Final = "PYSPARK_PYTHON"
+"""Read by the JVM as it starts: the interpreter that follows growing files, which must have this package."""
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""Set by ``spark-submit``, which has started the JVM itself."""
+
+# Debugging would note the line of Python that made each column, and constraint propagation infer conditions
+# that are all written out: both only cost time here, seconds for each audit.
+_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.app.name": "rebalanser audit",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.constraintPropagation.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+class SparkUnusable(FixConfiguration):
+    """Spark cannot run here; the message says what is missing or does not fit, and how to get it."""
+
+
+class KafkaConnectorMissing(SparkUnusable):
+    """The package that lets Spark read Kafka could not be had."""
+
+
+def session(
+    master: str | None = None,
+    *,
+    kafka: bool = False,
+    memory: str | None = None,
+    local_dir: Path | str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The active Spark session, else that of ``spark-submit``, else a new one (AU-10).
+
+    A session that is there already is taken as it is: its master, memory and packages were set by whoever
+    made it. A new one runs on ``master``, by default on all cores of this machine.
+
+    Args:
+        master: Spark's name of a cluster, such as ``spark://HOST:7077``.
+        kafka: whether Kafka is read, which takes a connector: the Maven coordinates in
+            ``REBALANSER_SPARK_KAFKA_PACKAGE``, by default :data:`KAFKA_PACKAGE`.
+        memory: of the driver, such as ``4g``; by default half of this machine's, 8 GiB at most.
+        local_dir: where Spark puts what it exchanges between tasks; by default the temporary folder.
+        conf: further settings of Spark's, which win over all others.
+
+    Raises:
+        MissingExtra: PySpark is not installed.
+        SparkUnusable: there is no Java, or none that fits this PySpark, or Spark did not start.
+        KafkaConnectorMissing: the connector could not be had.
+    """
+    try:
+        from pyspark import SparkContext  # noqa: PLC0415 - the extra may be missing
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtra(
+            f"the audit needs packages that are not installed ({error}); pip install 'rebalanser[spark]'"
+        ) from error
+    if (active := SparkSession.getActiveSession()) is not None:
+        return active
+    if SparkContext._active_spark_context is not None or _SUBMITTED in os.environ:  # noqa: SLF001
+        return SparkSession.builder.getOrCreate()
+    check_java()
+    settings = _settings(master or LOCAL, kafka, memory, local_dir) | dict(conf or {})
+    if local_cores(settings["spark.master"]) is not None:
+        os.environ.setdefault(_WORKERS_PYTHON, sys.executable)
+    return _started(settings)
+
+
+def check_java() -> int:
+    """The major version of the Java that Spark will run on.
+
+    Raises:
+        SparkUnusable: there is none, or it does not fit the installed PySpark.
+    """
+    pyspark = importlib.metadata.version("pyspark")
+    command = _java_command()
+    if command is None:
+        where = (
+            f"JAVA_HOME is {os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else "none is on the PATH"
+        )
+        raise SparkUnusable(f"no Java ({where}), and Spark runs on it: {_JAVA_HINT}")
+    version = _java_version(command)
+    if version is None:
+        raise SparkUnusable(f"{command} does not say which version it is: {_JAVA_HINT}")
+    too_new = version > NEWEST_JAVA and _WITH_NEWEST_JAVA.match(pyspark) is not None
+    if version < OLDEST_JAVA or too_new:
+        age = "new" if too_new else "old"
+        raise SparkUnusable(f"Java {version} ({command}) is too {age} for PySpark {pyspark}: {_JAVA_HINT}")
+    return version
+
+
+def local_cores(master: str) -> int | None:
+    """How many tasks run at once on a local master; None on a cluster."""
+    inside = re.fullmatch(r"local(?:\[(\*|\d+)(?:,.*)?\])?", master)
+    if inside is None:
+        return None
+    wanted = inside[1] or "1"
+    return len(os.sched_getaffinity(0)) if wanted == "*" else int(wanted)
+
+
+def default_memory_mib() -> int:
+    """Half of the memory that this machine or its container has, 1 GiB at least and 8 GiB at most."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(max(total // 2 >> 20, 1024), 8192)
+
+
+def _settings(master: str, kafka: bool, memory: str | None, local_dir: Path | str | None) -> dict[str, str]:
+    settings = dict(_SETTINGS)
+    settings["spark.master"] = master
+    settings["spark.driver.memory"] = memory or f"{default_memory_mib()}m"
+    cores = local_cores(master)
+    if cores is not None:
+        settings["spark.sql.shuffle.partitions"] = str(max(2, cores))
+        settings["spark.sql.adaptive.enabled"] = "false"
+        settings["spark.driver.bindAddress"] = settings["spark.driver.host"] = "127.0.0.1"
+    if local_dir is not None:
+        settings["spark.local.dir"] = str(local_dir)
+    if kafka:
+        settings["spark.jars.packages"] = os.environ.get(KAFKA_PACKAGE_VARIABLE) or KAFKA_PACKAGE
+    return settings
+
+
+def _java_command() -> str | None:
+    """The Java that Spark's own start script would take."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
+
+
+@cache
+def _java_version(command: str) -> int | None:
+    """The major version that ``command -version`` tells: 8 for ``1.8.0_402``, 17 for ``17.0.15``."""
+    try:
+        told = subprocess.run(  # noqa: S603 - the Java that was found
+            [command, "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    return int(version[1]) if version else None
+
+
+def _started(settings: Mapping[str, str]) -> SparkSession:
+    """A session in a JVM of ours, which keeps its warnings to itself unless it does not start."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - the extra may be missing
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    with tempfile.TemporaryFile(mode="w+", errors="replace") as told:
+        try:
+            # A JVM whose session was stopped is used again: PySpark has one for each Python process.
+            gateway = SparkContext._gateway or launch_gateway(  # type: ignore[no-untyped-call]  # noqa: SLF001
+                conf, {"stderr": told}
+            )
+            SparkContext(conf=conf, gateway=gateway)
+        except Exception as error:
+            told.seek(0)
+            raise _why_not_started(settings, told.read(), error) from error
+    return SparkSession.builder.getOrCreate()
+
+
+def _why_not_started(settings: Mapping[str, str], told: str, error: Exception) -> SparkUnusable:
+    """What the JVM told on its way out as one line."""
+    if (package := settings.get("spark.jars.packages")) and (missing := _unresolved(told)):
+        return KafkaConnectorMissing(
+            f"Spark needs {package} to read Kafka, and it could not be had ({missing}): check the network, "
+            f"or set {KAFKA_PACKAGE_VARIABLE} to the Maven coordinates of a release that your repository has"
+        )
+    lines = [line.strip() for line in told.splitlines() if _TELLS.search(line)] or [_first_line(error)]
+    return SparkUnusable(f"Spark did not start on {settings['spark.master']}: {lines[0]}")
+
+
+def _unresolved(told: str) -> str | None:
+    """What Ivy, which gets packages for Spark, could not find; None where it had no such trouble."""
+    names = re.findall(r":: (\S+#\S+?): (?:not found|java\.\S+)", told)
+    if names:
+        return ", ".join(dict.fromkeys(names)) + " not found"
+    broken = re.search(r"(?:download failed|unresolved dependency|Provided Maven Coordinates)[^\n]*", told)
+    return broken[0].strip() if broken else None
+
+
+def _first_line(error: Exception) -> str:
+    cause = getattr(error, "java_exception", None)
+    text = str(cause if cause is not None else error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

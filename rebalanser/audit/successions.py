@@ -1,0 +1,146 @@
+"""Each access beside those of earlier tokens that it may contradict.
+
+The accesses of a resource are ordered along their tokens, once for all invariants. Each gets the one access
+before it that would show a contradiction if any did: the one that ended last, started last, had its barrier
+removed last. Only those that may contradict are kept, of a sound history next to none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from rebalanser.audit.runs import BUCKET, bucketed, running_max, spread
+from rebalanser.audit.tables import EndedBy
+from rebalanser.history import UNLIMITED_S, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import Column, DataFrame
+
+    from rebalanser.audit.options import Options
+
+SERIES: Final = ("protocol", "group", "resource")
+OWNER: Final = "owner"
+CLOCK: Final = "clock"
+_ORDER: Final = ("token", "process", "node")
+_OF_OWNER: Final = (
+    "start_entered_sequence", "start_entered_wall", "start_entered_monotonic",
+    "process", "node", "label", "host", "boot", "token", "fenced", "overlap_limit_s",
+    "barrier_added_sequence", "barrier_added_wall", "stop_returned_sequence", "stop_returned_wall",
+    "barrier_removed_sequence", "barrier_removed_wall", "removed_revision",
+    "end_wall", "end_monotonic", "ended_by",
+)  # fmt: skip
+"""What is carried along of an access. Numbers come first: structs are compared from their beginning."""
+
+
+def suspects(accesses: DataFrame, options: Options) -> DataFrame:
+    """The accesses that may contradict one of an earlier token of the resource, by any clock or revision.
+
+    Columns: those of the resource, ``owner`` with what the invariants ask of the access, and structs of a
+    ``key`` and the ``owner`` before that has the greatest one, null where there is none:
+
+    - ``longest`` and ``longest_exact``: until when it keeps the next from starting; by wall time among those
+      whose release the registry does not confirm, and by monotonic time among all of the same boot;
+    - ``removal``: the revision at which its barrier was removed;
+    - ``latest`` and ``latest_exact``: when it started, on both clocks;
+    - ``last``: its end by wall time;
+    - ``previous``: its token.
+    """
+    ordered = accesses.where(F.col("token").isNotNull()).select(
+        *SERIES, *_ORDER, _clock().alias(CLOCK), F.struct(*_OF_OWNER).alias(OWNER)
+    )
+    cut = spread(bucketed(ordered, SERIES, "token", options.crowded), SERIES)
+    exact = running_max(cut, (*SERIES, CLOCK), _ORDER, _exact_maxima())
+    both = running_max(exact, SERIES, _ORDER, _maxima())
+    return both.where(_may_contradict(options)).drop(*_ORDER, CLOCK, BUCKET)
+
+
+def is_released(owner: Column) -> Column:
+    """Whether access had ended before the barrier was removed, at a known revision: no clock matters then."""
+    return F.coalesce(
+        (owner["ended_by"] == EndedBy.STOP)
+        & (owner["stop_returned_sequence"] < owner["barrier_removed_sequence"])
+        & owner["removed_revision"].isNotNull(),
+        F.lit(False),
+    )
+
+
+def may_overlap_for(owner: Column) -> Column:
+    """For how many seconds the next owner may begin before this one has ended."""
+    return F.coalesce(owner["overlap_limit_s"], F.lit(0.0))
+
+
+def contradicts_cause(options: Options) -> Column:
+    """Whether the barrier was added, by the clocks, before its last holder had stopped.
+
+    It stopped before it removed the barrier, and only then could another add it.
+    """
+    owner, previous = F.col(OWNER), F.col("previous.owner")
+    behind_s = previous["stop_returned_wall"] - owner["barrier_added_wall"]
+    by_revision = previous["removed_revision"] < owner["token"]
+    return is_released(previous) & by_revision & (behind_s > options.clock_error_s)
+
+
+def _clock() -> Column:
+    """What names the clock of the access's monotonic times: the boot, else the process itself."""
+    return F.coalesce(F.concat(F.lit("boot "), "boot"), F.concat(F.lit("process "), "process"))
+
+
+def _maxima() -> Mapping[str, Column]:
+    owner = F.col(OWNER)
+    entered, limited = _entered(owner), _limited(owner)
+    until = owner["end_wall"] - may_overlap_for(owner)
+    return {
+        "longest": F.when(entered & limited & ~is_released(owner), _keyed(until)),
+        "removal": F.when(owner["removed_revision"].isNotNull(), _keyed(owner["removed_revision"])),
+        "latest": F.when(entered & limited, _keyed(owner["start_entered_wall"] - may_overlap_for(owner))),
+        "last": F.when(entered, _keyed(owner["end_wall"])),
+        "previous": F.when(entered, _keyed(F.col("token"))),
+    }
+
+
+def _exact_maxima() -> Mapping[str, Column]:
+    owner = F.col(OWNER)
+    limited = _entered(owner) & _limited(owner)
+    spare_s = may_overlap_for(owner)
+    return {
+        "longest_exact": F.when(limited, _keyed(owner["end_monotonic"] - spare_s)),
+        "latest_exact": F.when(limited, _keyed(owner["start_entered_monotonic"] - spare_s)),
+    }
+
+
+def _may_contradict(options: Options) -> Column:
+    owner = F.col(OWNER)
+    wall, monotonic = owner["start_entered_wall"], owner["start_entered_monotonic"]
+    removed_later = F.col("removal.key") > owner["token"]
+    doubts = (
+        F.col("longest.key") > wall,
+        F.col("longest_exact.key") > monotonic,
+        removed_later,
+        F.col("latest.key") > wall,
+        F.col("latest_exact.key") > monotonic,
+        wall - F.col("last.key") > options.unowned_limit_s,
+        F.col("previous.key") == owner["token"],
+        contradicts_cause(options),
+    )
+    return F.exists(F.array(*doubts), lambda doubt: F.coalesce(doubt, F.lit(False)))
+
+
+def _entered(owner: Column) -> Column:
+    return owner["start_entered_sequence"].isNotNull()
+
+
+def _limited(owner: Column) -> Column:
+    return may_overlap_for(owner) < UNLIMITED_S
+
+
+def _keyed(key: Column) -> Column:
+    return F.struct(key.alias("key"), F.col(OWNER))
+
+
+def has_barriers(protocol: Column) -> Column:
+    """Whether the protocol excludes by barriers in a registry."""
+    return protocol == str(Protocol.GROUP)

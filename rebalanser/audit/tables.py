@@ -1,0 +1,195 @@
+"""The tables of the audit: their columns, types and meanings. Times are seconds, wall times since 1970."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+_TEXT: Final = StringType()
+_WHOLE: Final = LongType()
+_REAL: Final = DoubleType()
+_FLAG: Final = BooleanType()
+
+
+def _table(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+class EndedBy(StrEnum):
+    """How the end of an access is known."""
+
+    STOP = "stop"
+    """OnStop's return was recorded."""
+    SILENCE = "silence"
+    """It was not; the access is taken to last until the last record of its node."""
+
+
+class FindingKind(StrEnum):
+    """What can be found (AU-4)."""
+
+    OVERLAP = "overlap"
+    """Two owners accessed one resource at once: RB-1, SH-13, NE-10, SK-6 by protocol."""
+    BARRIER_OVERLAP = "barrier_overlap"
+    """The registry let two nodes hold one barrier at once, by its own revisions (RB-12)."""
+    UNOWNED = "unowned"
+    """Nobody owned the resource for longer than the limit: RB-2, SH-4, NE-6 by protocol."""
+    TOKEN_ORDER = "token_order"  # noqa: S105 - no password
+    """A later owner had the same or a smaller fencing token (RB-12, NE-15, SK-6)."""
+    START_WITHOUT_BARRIER = "start_without_barrier"
+    """OnStart was entered without the barrier, or before it was added (RB-12)."""
+    STEP_ORDER = "step_order"
+    """A node took the steps in another order than the rule says (RB-11)."""
+    TWO_LEADERS = "two_leaders"
+    """One term had two leaders (RB-5, SH-7)."""
+    CLAIM_TWICE = "claim_twice"
+    """Two workers held one claim number of a task (SK-6)."""
+    UPDATE_GAP = "update_gap"
+    """The updates of a claim are not numbered 0, 1, 2... (SK-9)."""
+    STALE_WRITE = "stale_write"
+    """An update or completion of a superseded claim was accepted (SK-10)."""
+    CONFLICT = "conflict"
+    """Two different records have one name (AU-2)."""
+
+
+class Certainty(StrEnum):
+    """How sure a finding is."""
+
+    CERTAIN = "certain"
+    POSSIBLE = "possible"
+
+
+SOURCE_COLUMNS: Final = _table(source=_TEXT, position=_WHOLE)
+"""Where a record was read: a file's URI or ``topic/partition``, and its line (from 1), row or offset.
+
+``position`` is null for a line of a JSONL file until :mod:`rebalanser.audit.evidence` looks it up.
+"""
+
+QUARANTINE: Final = _table(source=_TEXT, position=_WHOLE, reason=_TEXT, detail=_TEXT, raw=_TEXT)
+"""What was read and is no record. ``raw`` holds its first 4,096 characters."""
+
+GAPS: Final = _table(
+    protocol=_TEXT, group=_TEXT, process=_TEXT, label=_TEXT,
+    first=_WHOLE, last=_WHOLE, missing=_WHOLE, after_wall=_REAL, before_wall=_REAL, reason=_TEXT,
+)  # fmt: skip
+"""Runs of missing numbers of a process, between the wall times of the records around them.
+
+``after_wall`` is null where the history of the process begins later than with number 0. ``reason`` is that of
+a ``gap`` record, ``rotated`` where the beginning is missing, else ``missing``.
+"""
+
+PROCESSES: Final = _table(
+    protocol=_TEXT, group=_TEXT, process=_TEXT, node=_TEXT, label=_TEXT, host=_TEXT, boot=_TEXT,
+    first_sequence=_WHOLE, last_sequence=_WHOLE, first_wall=_REAL, last_wall=_REAL, last_monotonic=_REAL,
+)  # fmt: skip
+"""One row for each incarnation (``node``) of each process."""
+
+_STEPS: Final = (
+    "barrier_added", "start_entered", "start_returned", "stop_entered", "stop_returned", "barrier_removed",
+)  # fmt: skip
+
+ACCESSES: Final = StructType(
+    [
+        *_table(
+            protocol=_TEXT, group=_TEXT, resource=_TEXT, token=_WHOLE, process=_TEXT, node=_TEXT, label=_TEXT,
+            host=_TEXT, boot=_TEXT, version=_WHOLE, fenced=_FLAG, overlap_limit_s=_REAL,
+        ),
+        *(
+            StructField(f"{step}_{part}", kind)
+            for step in _STEPS
+            for part, kind in (("sequence", _WHOLE), ("wall", _REAL), ("monotonic", _REAL))
+        ),
+        *_table(removed_revision=_WHOLE, claim=_WHOLE, end_wall=_REAL, end_monotonic=_REAL, ended_by=_TEXT),
+    ]
+)  # fmt: skip
+"""One row for all that one process did with one token of one resource: barrier and ownership interval.
+
+Of a step taken twice with one token, the first start and barrier and the last stop count. ``token`` is the
+registry revision at which the barrier was added, ``removed_revision`` the one at which it was removed.
+``claim`` is the claim's number in Skuld. The end is :class:`EndedBy` ``ended_by``; it and ``start_entered_*``
+are null where a barrier was held and OnStart never entered.
+"""
+
+PARTY: Final = _table(
+    node=_TEXT, label=_TEXT, process=_TEXT, host=_TEXT, token=_WHOLE, begins=_REAL, ends=_REAL
+)
+"""One owner in a finding: ``begins`` and ``ends`` are wall times of its own host."""
+
+WITNESS: Final = _table(
+    process=_TEXT,
+    sequence=_WHOLE,
+    kind=_TEXT,
+    wall_time=_REAL,
+    revision=_WHOLE,
+    source=_TEXT,
+    position=_WHOLE,
+)
+"""One record that shows a finding."""
+
+FINDINGS: Final = _table(
+    id=_TEXT, kind=_TEXT, rule=_TEXT, certainty=_TEXT, protocol=_TEXT, group=_TEXT, resource=_TEXT,
+    sentence=_TEXT, begins=_REAL, ends=_REAL, lasts_s=_REAL, uncertainty_s=_REAL, fenced=_FLAG,
+    parties=ArrayType(PARTY), evidence=ArrayType(WITNESS), gap=_TEXT,
+)  # fmt: skip
+"""What was found. ``id`` depends on the kind and the records concerned only: the same in batch and stream.
+
+``lasts_s`` is how long it lasted by the best clock there is, ``uncertainty_s`` how far that may be wrong.
+``fenced`` says whether the receivers check tokens: an overlap of fenced owners did no harm there. ``gap``
+says which missing records could hide or explain it; null where none could.
+"""
+
+CLOCKS: Final = _table(
+    group=_TEXT, host=_TEXT, behind_host=_TEXT, behind_s=_REAL, seen_wall=_REAL, cause=_TEXT
+)
+"""Hosts (or, where unnamed, processes) whose clock is at least ``behind_s`` behind that of another host."""
+
+REBALANCES: Final = _table(
+    protocol=_TEXT, group=_TEXT, version=_WHOLE, term=_WHOLE, leader=_TEXT, published_wall=_REAL,
+    completed_wall=_REAL, duration_s=_REAL, plan_s=_REAL, stop_s=_REAL, barrier_s=_REAL, start_s=_REAL,
+    moves=_WHOLE, least_moves=_WHOLE, nodes=_WHOLE, resources=_WHOLE,
+)  # fmt: skip
+"""One row for each published allocation. ``plan_s`` is from reading the group to publishing; ``stop_s``,
+``barrier_s`` and ``start_s`` are those of the node that took longest for each, on that node's own clock."""
+
+UNAVAILABILITY: Final = _table(
+    protocol=_TEXT, group=_TEXT, resource=_TEXT, accesses=_WHOLE, unowned_s=_REAL, longest_s=_REAL,
+    longest_from=_REAL, first_wall=_REAL, last_wall=_REAL,
+)  # fmt: skip
+"""How long each resource was unowned between its first and its last owner."""
+
+HANDLERS: Final = _table(
+    protocol=_TEXT,
+    group=_TEXT,
+    label=_TEXT,
+    handler=_TEXT,
+    calls=_WHOLE,
+    p50_s=_REAL,
+    p99_s=_REAL,
+    max_s=_REAL,
+)
+"""How long OnStart and OnStop took for a resource, on each node."""
+
+BALANCE: Final = _table(
+    protocol=_TEXT, group=_TEXT, at_wall=_REAL, nodes=_WHOLE, owned=_WHOLE, least=_WHOLE, most=_WHOLE
+)
+"""How many resources the nodes owned at each of up to 500 times."""
+
+LEADERS: Final = _table(
+    protocol=_TEXT, group=_TEXT, term=_WHOLE, node=_TEXT, label=_TEXT, from_wall=_REAL, to_wall=_REAL
+)
+"""Who led each term, until the next one began or its own last record."""
+
+LOADS: Final = _table(
+    protocol=_TEXT, group=_TEXT, resource=_TEXT, samples=_WHOLE, load=_REAL, weight=_REAL, last_wall=_REAL
+)
+"""The smoothed load of each resource and the weight that follows from it (AU-7)."""

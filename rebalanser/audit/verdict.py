@@ -1,0 +1,423 @@
+"""What the audit concludes, in words and as one document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from rebalanser.audit.tables import Certainty, FindingKind
+from rebalanser.history import UnreadableReason
+
+if TYPE_CHECKING:
+    from rebalanser.audit.assembly import Tables
+
+MOST_FINDINGS: Final = 1_000
+"""How many findings a verdict holds, the worst ones; the table has all of them."""
+MOST_OTHERS: Final = 100
+"""How many gaps and clocks a verdict holds, the worst ones."""
+ROTATED: Final = "rotated"
+"""The reason of a gap at the beginning of a process, whose oldest files were deleted as they should be."""
+HARMLESS: Final = frozenset({UnreadableReason.TORN.value})
+"""Why a line is no record without that being a doubt: the writer died in the middle of it."""
+
+_NOT_OF_GAPS: Final = {"node": "string", "first_wall": "double", "last_wall": "double"}
+
+MEANINGS: Final[dict[str, str]] = {
+    FindingKind.OVERLAP: "two owners had access to one resource at once",
+    FindingKind.BARRIER_OVERLAP: "the registry let two nodes hold one barrier at once",
+    FindingKind.UNOWNED: "a resource was without an owner for longer than the limit",
+    FindingKind.TOKEN_ORDER: "a later owner had the same or a smaller fencing token",
+    FindingKind.START_WITHOUT_BARRIER: "OnStart was entered without the barrier",
+    FindingKind.STEP_ORDER: "a node took the steps in the wrong order",
+    FindingKind.TWO_LEADERS: "one term had two leaders",
+    FindingKind.CLAIM_TWICE: "two workers held one claim of a task",
+    FindingKind.UPDATE_GAP: "the updates of a claim are not numbered without a gap",
+    FindingKind.STALE_WRITE: "a write of a superseded claim was accepted",
+    FindingKind.CONFLICT: "two different records have one name",
+}
+"""Each kind of finding in a few words; the worst kind first."""
+
+
+class Conclusion(StrEnum):
+    """What the findings amount to."""
+
+    SOUND = "sound"
+    """Nothing was found, and no record is missing that could hide something."""
+    FENCED = "fenced"
+    """All that is certain are overlaps of resources whose receivers check the token: no harm there."""
+    UNSURE = "unsure"
+    """Nothing is certain, and something is possible: a finding that may be none, or a missing record."""
+    REFUTED = "refuted"
+    """A rule was certainly broken."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Count(_Document):
+    """How many findings of one kind there are."""
+
+    kind: str
+    rule: str = Field(description="the rules that are broken, such as RB-1")
+    certain: int = Field(description="certain ones, those of fenced resources not counted")
+    fenced: int = Field(description="certain ones on resources whose receivers check the token")
+    possible: int
+
+    @property
+    def sentence(self) -> str:
+        """What was found how often, in words."""
+        parts = [f"{self.certain:,} certain"] if self.certain else []
+        parts += [f"{self.fenced:,} certain but fenced"] if self.fenced else []
+        parts += [f"{self.possible:,} possible"] if self.possible else []
+        return f"{self.kind} ({self.rule}): {', '.join(parts)}: {MEANINGS.get(self.kind, self.kind)}"
+
+
+class Found(_Document):
+    """One finding, in short; the table of findings has its parties and its evidence."""
+
+    id: str
+    kind: str
+    rule: str
+    certainty: str
+    protocol: str | None
+    group: str | None
+    resource: str | None
+    sentence: str
+    begins: float | None
+    ends: float | None
+    lasts_s: float | None
+    uncertainty_s: float | None
+    fenced: bool | None
+    gap: str | None
+
+
+class Missing(_Document):
+    """Records of one process that are missing between two times, seconds since 1970."""
+
+    group: str | None
+    label: str | None
+    process: str
+    missing: int
+    reason: str | None
+    after_wall: float | None
+    before_wall: float | None
+
+
+class Unread(_Document):
+    """What could not be read, for one reason."""
+
+    reason: str
+    items: int
+    first_source: str | None
+    first_position: int | None
+    first_detail: str | None
+
+
+class ClockBehind(_Document):
+    """A host whose clock is proven to be behind that of another."""
+
+    group: str | None
+    host: str | None
+    behind_host: str | None
+    behind_s: float
+    seen_wall: float | None
+
+
+class Verdict(_Document):
+    """What the audit concludes. Times are seconds, wall times since 1970."""
+
+    conclusion: Conclusion
+    records: int = Field(description="records that were read, each counted once")
+    missing: int = Field(description="records that are missing, those that rotation deleted not counted")
+    accesses: int
+    resources: int
+    nodes: int = Field(description="incarnations of nodes")
+    processes: int
+    groups: int
+    first_wall: float | None
+    last_wall: float | None
+    findings: tuple[Count, ...] = Field(description="by kind, the worst first")
+    worst: tuple[Found, ...] = Field(description=f"the worst {MOST_FINDINGS:,} findings")
+    gaps: tuple[Missing, ...] = Field(description=f"the {MOST_OTHERS} largest gaps")
+    rotated: int = Field(description="processes whose oldest records are not there any more")
+    unread: tuple[Unread, ...]
+    clocks: tuple[ClockBehind, ...] = Field(description=f"the {MOST_OTHERS} clocks that are furthest behind")
+
+    @property
+    def certain(self) -> int:
+        """How many rules were certainly broken where no receiver checks the token."""
+        return sum(count.certain for count in self.findings)
+
+    def sentences(self) -> list[str]:
+        """The verdict in words: the conclusion, then what was found, what can't be known, the clocks."""
+        return [
+            f"{self._headline()}: {self._extent()}.",
+            *(f"{count.sentence}." for count in self.findings),
+            *self.doubts(),
+            *self._clock_sentences(),
+        ]
+
+    def doubts(self) -> list[str]:
+        """What missing or unreadable records could hide, in words."""
+        return [*self._gap_sentences(), *self._unread_sentences()]
+
+    def _headline(self) -> str:
+        match self.conclusion:
+            case Conclusion.SOUND:
+                return "Sound. No resource had two owners"
+            case Conclusion.FENCED:
+                return (
+                    "Sound where it counts. Two owners overlapped only on resources whose receivers check "
+                    "the fencing token"
+                )
+            case Conclusion.UNSURE:
+                return "Can't be sure. No rule was certainly broken, but one may have been"
+            case Conclusion.REFUTED:
+                broken = ", ".join(sorted({count.rule for count in self.findings if count.certain}))
+                return f"Refuted. {_counted(self.certain, 'certain finding')} against {broken}"
+
+    def _extent(self) -> str:
+        return (
+            f"{_counted(self.accesses, 'access')} of {_counted(self.resources, 'resource')} by "
+            f"{_counted(self.nodes, 'node')} of {_counted(self.groups, 'group')}"
+            f"{self._period()}, {_counted(self.records, 'record')}"
+        )
+
+    def _period(self) -> str:
+        if self.first_wall is None or self.last_wall is None:
+            return ""
+        return f" over {lasting(self.last_wall - self.first_wall)} from {moment(self.first_wall)}"
+
+    def _gap_sentences(self) -> Iterator[str]:
+        if self.missing:
+            labels = _listed([gap.label or gap.process for gap in self.gaps if gap.reason != ROTATED])
+            yield (
+                f"Can't be known: {_counted(self.missing, 'record')} of {labels} "
+                f"{'is' if self.missing == 1 else 'are'} missing and could hide a finding."
+            )
+        for gap in self.gaps[:3]:
+            if gap.reason != ROTATED:
+                yield f"  {_counted(gap.missing, 'record')} of {gap.label or gap.process} {_between(gap)}."
+        if self.rotated:
+            yield (
+                f"The history of {_counted(self.rotated, 'process', 'processes')} begins later than the "
+                "process did: nothing is said of what was before."
+            )
+
+    def _unread_sentences(self) -> Iterator[str]:
+        for unread in self.unread:
+            place = f"{unread.first_source}" if unread.first_source else "an unnamed source"
+            if unread.first_position is not None:
+                place += f":{unread.first_position}"
+            detail = f", {unread.first_detail}" if unread.first_detail else ""
+            items = _counted(unread.items, "item")
+            words = f"{items} could not be read ({unread.reason}), first {place}{detail}"
+            torn = unread.reason in HARMLESS
+            yield f"{words}; a writer died there." if torn else f"Can't be known: {words}."
+
+    def _clock_sentences(self) -> Iterator[str]:
+        for clock in self.clocks[:3]:
+            yield (
+                f"Clocks: that of {clock.host} is at least {lasting(clock.behind_s)} behind that of "
+                f"{clock.behind_host}; comparisons between them allow for it."
+            )
+        if len(self.clocks) > 3:
+            yield f"Clocks: {_counted(len(self.clocks) - 3, 'more pair')} of hosts disagree."
+
+
+def conclude(tables: Tables) -> Verdict:
+    """The verdict on the tables. Looks at bounded parts of them only."""
+    worst = _worst(tables.findings)
+    counts = _counts(tables.findings if len(worst) == MOST_FINDINGS else None, worst)
+    gaps, missing, rotated = _gaps(tables.gaps)
+    unread = _unread(tables.quarantine)
+    return Verdict(
+        conclusion=_conclusion(counts, missing, unread),
+        missing=missing,
+        findings=counts,
+        worst=worst,
+        gaps=gaps,
+        rotated=rotated,
+        unread=unread,
+        clocks=_clocks(tables.clocks),
+        **_extent(tables, missing),
+    )
+
+
+def _conclusion(counts: Sequence[Count], missing: int, unread: Sequence[Unread]) -> Conclusion:
+    if any(count.certain for count in counts):
+        return Conclusion.REFUTED
+    if missing or any(count.possible for count in counts) or any(u.reason not in HARMLESS for u in unread):
+        return Conclusion.UNSURE
+    return Conclusion.FENCED if any(count.fenced for count in counts) else Conclusion.SOUND
+
+
+def severity(findings: DataFrame) -> DataFrame:
+    """The findings, the worst first: certain before possible, fenced last, then by kind and length."""
+    rank = f.array_position(f.array(*(f.lit(str(kind)) for kind in MEANINGS)), f.col("kind"))
+    return findings.orderBy(
+        f.col("certainty") != Certainty.CERTAIN.value,
+        f.coalesce("fenced", f.lit(False)),
+        rank,
+        f.col("lasts_s").desc_nulls_last(),
+        "begins",
+        "id",
+    )
+
+
+def _worst(findings: DataFrame) -> tuple[Found, ...]:
+    rows = severity(findings.select(*Found.model_fields)).limit(MOST_FINDINGS).collect()
+    return tuple(Found(**row.asDict()) for row in rows)
+
+
+def _counts(findings: DataFrame | None, worst: Sequence[Found]) -> tuple[Count, ...]:
+    """Of all findings where there are more than the ``worst``, else of those."""
+    counted: dict[tuple[str, str], dict[str, int]] = {}
+    for kind, rule, column, number in _classes(findings, worst):
+        of_kind = counted.setdefault((kind, rule), {"certain": 0, "fenced": 0, "possible": 0})
+        of_kind[column] += number
+    order = list(MEANINGS)
+    counts = [Count(kind=kind, rule=rule, **numbers) for (kind, rule), numbers in counted.items()]
+    return tuple(sorted(counts, key=lambda c: (not c.certain, order.index(FindingKind(c.kind)), c.rule)))
+
+
+def _classes(findings: DataFrame | None, worst: Sequence[Found]) -> Iterator[tuple[str, str, str, int]]:
+    if findings is None:
+        for found in worst:
+            yield found.kind, found.rule, _class(found.certainty, found.fenced), 1
+        return
+    fenced = f.coalesce("fenced", f.lit(False)).alias("fenced")
+    for row in findings.groupBy("kind", "rule", "certainty", fenced).count().collect():
+        yield row["kind"], row["rule"], _class(row["certainty"], row["fenced"]), row["count"]
+
+
+def _class(certainty: str, fenced: bool | None) -> str:
+    if certainty != Certainty.CERTAIN:
+        return "possible"
+    return "fenced" if fenced else "certain"
+
+
+def _gaps(gaps: DataFrame) -> tuple[tuple[Missing, ...], int, int]:
+    """The largest gaps, how many records are missing, and of how many processes the beginning is."""
+    rotated = f.coalesce(f.col("reason") == ROTATED, f.lit(False))
+    listed = gaps.select(*Missing.model_fields).orderBy(rotated, f.col("missing").desc(), "process")
+    rows = listed.limit(MOST_OTHERS).collect()
+    largest = tuple(Missing(**row.asDict()) for row in rows)
+    if len(rows) < MOST_OTHERS:
+        lost = [gap.missing for gap in largest if gap.reason != ROTATED]
+        return largest, sum(lost), len(largest) - len(lost)
+    totals = gaps.agg(f.sum(f.when(~rotated, f.col("missing"))).alias("m"), f.count_if(rotated).alias("r"))
+    row = _only(totals)
+    return largest, row["m"] or 0, row["r"]
+
+
+def _unread(quarantine: DataFrame) -> tuple[Unread, ...]:
+    first = f.min_by(f.struct("source", "position", "detail"), f.struct("source", "position"))
+    rows = quarantine.groupBy("reason").agg(f.count("*").alias("items"), first.alias("first")).collect()
+    return tuple(
+        Unread(
+            reason=row["reason"],
+            items=row["items"],
+            first_source=row["first"]["source"],
+            first_position=row["first"]["position"],
+            first_detail=row["first"]["detail"],
+        )
+        for row in sorted(rows, key=lambda row: (row["reason"] in HARMLESS, row["reason"]))
+    )
+
+
+def _clocks(clocks: DataFrame) -> tuple[ClockBehind, ...]:
+    rows = clocks.select(*ClockBehind.model_fields).orderBy(f.col("behind_s").desc()).limit(MOST_OTHERS)
+    return tuple(ClockBehind(**row.asDict()) for row in rows.collect())
+
+
+def _extent(tables: Tables, missing: int) -> dict[str, Any]:
+    """How much was looked at: of each process the numbers from its first to its last, but for the missing."""
+    numbers = ("protocol", "group", "process")
+    dropped = tables.gaps.where(f.col("reason").isNull() | (f.col("reason") != ROTATED)).select(
+        *numbers,
+        f.col("first").alias("first_sequence"),
+        f.col("last").alias("last_sequence"),
+        *(f.lit(None).cast(kind).alias(name) for name, kind in _NOT_OF_GAPS.items()),
+    )
+    lived = tables.processes.select(*numbers, "first_sequence", "last_sequence", *_NOT_OF_GAPS)
+    of_each = (
+        lived.unionByName(dropped)
+        .groupBy(*numbers)
+        .agg(
+            f.count("node").alias("nodes"),
+            (f.max("last_sequence") - f.min("first_sequence") + 1).alias("numbers"),
+            f.min("first_wall").alias("first_wall"),
+            f.max("last_wall").alias("last_wall"),
+        )
+    )
+    processes = _only(
+        of_each.agg(
+            f.sum("nodes").alias("nodes"),
+            f.count("*").alias("processes"),
+            f.count_distinct("protocol", "group").alias("groups"),
+            f.sum("numbers").alias("numbers"),
+            f.min("first_wall").alias("first_wall"),
+            f.max("last_wall").alias("last_wall"),
+        )
+    ).asDict()
+    entered = f.count("start_entered_sequence").alias("entered")
+    of_resources = tables.accesses.groupBy("protocol", "group", "resource").agg(entered)
+    accesses = _only(of_resources.agg(f.sum("entered").alias("accesses"), f.count("*").alias("resources")))
+    records = (processes.pop("numbers") or 0) - missing
+    return {
+        **processes,
+        "nodes": processes["nodes"] or 0,
+        "accesses": accesses["accesses"] or 0,
+        "resources": accesses["resources"],
+        "records": records,
+    }
+
+
+def _only(frame: DataFrame) -> Any:
+    (row,) = frame.collect()
+    return row
+
+
+def moment(wall: float) -> str:
+    """A wall time for people, in UTC."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def lasting(seconds: float) -> str:
+    """A length of time for people: ``15 ms``, ``2.5 s``, ``3 h 20 min``, ``12 d 4 h``."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    if seconds < 86_400:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    return f"{int(seconds // 86_400)} d {int(seconds % 86_400 // 3600)} h"
+
+
+def _between(gap: Missing) -> str:
+    before = f"before {moment(gap.before_wall)}" if gap.before_wall is not None else "at the end"
+    after = f"after {moment(gap.after_wall)}" if gap.after_wall is not None else "from the beginning"
+    reason = f" ({gap.reason})" if gap.reason else ""
+    return f"{after} and {before}{reason}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first three of the names that differ, and how many more there are."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - 3
+    return ", ".join(distinct[:3]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _counted(number: int, noun: str, plural: str | None = None) -> str:
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun if number == 1 else plural or noun + ending}"

@@ -1,0 +1,222 @@
+"""``rebalanser audit``: did any resource have two owners, by the history that all nodes wrote?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import ValidationError
+
+from rebalanser.cli.face import Face, JsonOption, RegistryOption
+from rebalanser.cli.spark_progress import steps
+from rebalanser.cli.table import counted
+from rebalanser.cli.times import parse_time
+from rebalanser.cli.weighing import MOST_SHOWN, Weighing, apply, asked, by_group
+from rebalanser.errors import UnusableOutput
+from rebalanser.redaction import redact
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rebalanser.audit import Audit, Options, Verdict
+    from rebalanser.audit.verdict import Found
+
+
+def audit(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH",
+            show_default=False,
+            help="Folders or files of history, in JSONL or Parquet, or kafka://HOST:PORT/TOPIC.",
+        ),
+    ],
+    since: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_time,
+            metavar="TIME",
+            show_default="the beginning",
+            help="Leave out what was over before: 2026-11-22T00:30, or 2h for so long ago.",
+        ),
+    ] = None,
+    until: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_time, metavar="TIME", show_default="the end", help="Leave out what came later."
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="FOLDER", show_default=False, help="Write the tables there, as Parquet."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", show_default=False, help="Write a report there, as HTML."),
+    ] = None,
+    fail_on_findings: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-findings", help="Exit with 1 if a rule was certainly broken; possible findings don't."
+        ),
+    ] = False,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            metavar="URL",
+            show_default="that of spark-submit, else all cores of this host",
+            help="The Spark that does the work, such as spark://HOST:7077.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory", metavar="SIZE", show_default=False, help="For Spark in this process, such as 4g."
+        ),
+    ] = None,
+    clock_error: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="SECONDS", show_default="0.5", help="How far clocks of two hosts may lie apart."
+        ),
+    ] = None,
+    unowned_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="SECONDS", show_default="60", help="For how long a resource may be unowned."
+        ),
+    ] = None,
+    write_weights: Annotated[
+        bool, typer.Option("--apply", help="Write the weights that follow from the loads to the registry.")
+    ] = False,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Prove or refute, from the history of all nodes, that no resource ever had two owners.
+
+    Needs the extra `spark`, and Java.
+    """
+    from rebalanser.audit import audit as look  # noqa: PLC0415 - what needs Spark is loaded when it is asked for
+    from rebalanser.audit.outputs import OutputFolder  # noqa: PLC0415
+    from rebalanser.audit.sources import places  # noqa: PLC0415
+
+    options = _options(since=since, until=until, clock_error_s=clock_error, unowned_limit_s=unowned_limit)
+    face = Face.of(registry if write_weights else "", json)
+    if report is not None:
+        _check_file(report)
+    topics = places(paths).topics
+    for topic in topics:
+        topic.check()
+    with contextlib.ExitStack() as stack:
+        step = stack.enter_context(steps(silent=json))
+        step("starting Spark")
+        spark = stack.enter_context(_spark(master, memory, kafka=bool(topics)))
+        step.watch(spark)
+        folder = OutputFolder(spark, out) if out is not None else None
+        found = stack.enter_context(look(spark, paths, options, step=step))
+        verdict = found.verdict()
+        if folder is not None:
+            found.write(folder)
+        if report is not None:
+            found.report(report)
+        step("weighing")
+        weighings = list(_weigh(face, found, write=write_weights))
+    document = {
+        "verdict": verdict.model_dump(mode="json"),
+        "weights": [weighing.model_dump(mode="json") for weighing in weighings],
+        "out": out,
+        "report": None if report is None else str(report),
+    }
+    face.answer(document, *_lines(verdict, weighings, out, report))
+    if fail_on_findings and verdict.certain:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _spark(master: str | None, memory: str | None, *, kafka: bool) -> Iterator[SparkSession]:
+    """A session, stopped at the end unless it was there before; what Spark says when it fails is one line."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    from rebalanser.audit.outputs import reason  # noqa: PLC0415
+    from rebalanser.audit.session import SparkUnusable, session  # noqa: PLC0415
+
+    had = SparkSession.getActiveSession()
+    spark = session(master, kafka=kafka, memory=memory)
+    try:
+        yield spark
+    except (PySparkException, Py4JError) as error:
+        raise SparkUnusable(f"Spark gave up: {reason(error)}") from error
+    finally:
+        if had is None:
+            spark.stop()
+
+
+def _options(**given: float | None) -> Options:
+    """What was given, and the defaults for the rest."""
+    from rebalanser.audit import Options  # noqa: PLC0415
+
+    try:
+        return Options.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        (first, *_) = error.errors(include_url=False, include_context=False, include_input=False)
+        raise typer.BadParameter(first["msg"].removeprefix("Value error, ")) from error
+
+
+def _check_file(report: Path) -> None:
+    """See that the report can be written, before an hour has gone into it."""
+    if report.is_dir() or not report.resolve().parent.is_dir():
+        what = "is a folder" if report.is_dir() else "is in no folder that is there"
+        raise UnusableOutput(f"the report {report} {what}; name a file in a folder that is there")
+    if not os.access(report.resolve().parent, os.W_OK):
+        raise UnusableOutput(f"the report {report} can't be written: permission is denied")
+
+
+def _weigh(face: Face, found: Audit, *, write: bool) -> Iterator[Weighing]:
+    """The weights of each group that reported loads, written where that is asked for."""
+    from rebalanser.audit.weights import changes  # noqa: PLC0415
+
+    rows = found.tables.loads.orderBy("group", "resource").toLocalIterator()
+    for group, loads in by_group(rows):
+        if not write:
+            yield asked(group, loads)
+            continue
+        with face.admin(group) as admin, face.progress("weighing", len(loads)) as progress:
+            yield apply(admin, loads, changes, progress)
+
+
+def _lines(
+    verdict: Verdict, weighings: Sequence[Weighing], out: str | None, report: Path | None
+) -> Iterator[str]:
+    """The summary for people."""
+    yield from verdict.sentences()
+    yield from (f"  {_found(found)}" for found in verdict.worst[:MOST_SHOWN])
+    total = sum(count.certain + count.fenced + count.possible for count in verdict.findings)
+    if total > MOST_SHOWN:
+        yield f"  and {counted(total - MOST_SHOWN, 'more finding')}{_where(out, report)}"
+    for weighing in weighings:
+        yield from weighing.lines()
+    if out is not None:
+        yield f"tables: {redact(out)}"
+    if report is not None:
+        yield f"report: {report}"
+
+
+def _found(found: Found) -> str:
+    """A finding in one line; a name in it gives no orders to the terminal."""
+    sentence = found.sentence if found.sentence.isprintable() else repr(found.sentence)
+    return f"{found.certainty} {found.kind} {found.id}: {sentence}" + (f" ({found.gap})" if found.gap else "")
+
+
+def _where(out: str | None, report: Path | None) -> str:
+    if out is not None:
+        return "; all are in the table findings"
+    return "" if report is not None else "; --out writes all of them"

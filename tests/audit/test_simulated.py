@@ -1,0 +1,155 @@
+"""The audit and the simulator's own oracle agree, with all safeguards on and with each taken out.
+
+Every seed is a group of its own in one history, which is audited in one job. What is found is compared with
+what really was, case by case. ``REBALANSER_SIMULATED_SEEDS`` says how many sound seeds there are; without
+each safeguard there are a quarter as many.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rebalanser.audit import Options, audit
+from rebalanser.protocol.messages import FactKind
+from rebalanser.testing.simulation import history_of
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from pyspark.sql import SparkSession
+
+SEEDS = int(os.environ.get("REBALANSER_SIMULATED_SEEDS", "32"))
+UNSEEN_SHARE = 0.15
+"""What share of the true cases the records may be unable to show, of all kinds."""
+
+
+def beside(name: str) -> ModuleType:
+    """A module of this folder."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+simulated = beside("simulated")
+compared = beside("compared")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("simulated")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[Any]:
+    """The truth of all seeds, sound ones and those without each safeguard, whose histories are written."""
+    asked = [(None, range(SEEDS)), *((name, range(max(1, SEEDS // 4))) for name in simulated.safeguards())]
+    return [run for without, seeds in asked for run in simulated.write_runs((without, seeds, folder))]
+
+
+@pytest.fixture(scope="module")
+def exact(spark: SparkSession, folder: Path, runs: list[Any]) -> dict[str, list[dict[str, Any]]]:
+    """What is found where all wall clocks are right: in the simulation they are."""
+    return _audited(spark, folder / "right", 0.0) if runs else {}
+
+
+@pytest.fixture(scope="module")
+def blurred(spark: SparkSession, folder: Path, runs: list[Any]) -> dict[str, list[dict[str, Any]]]:
+    """What is found where each host's wall clock is off, by as much as the audit is told."""
+    return _audited(spark, folder / "wrong", 2 * simulated.SKEW_S) if runs else {}
+
+
+def _audited(spark: SparkSession, folder: Path, clock_error_s: float) -> dict[str, list[dict[str, Any]]]:
+    with audit(spark, folder, Options(clock_error_s=clock_error_s)) as audited:
+        tables = audited.tables
+        return {
+            "findings": [row.asDict(recursive=True) for row in tables.findings.collect()],
+            "accesses": [
+                row.asDict() for row in tables.accesses.where("start_entered_wall is not null").collect()
+            ],
+            "aside": [row.asDict() for row in tables.quarantine.unionByName(tables.gaps, True).collect()],
+            "clocks": [row.asDict() for row in tables.clocks.collect()],
+        }
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.rule("AU-4", "AU-5")
+def test_what_is_found_is_what_really_was(runs: list[Any], exact: dict[str, Any]) -> None:
+    scores = compared.scores(runs, exact["findings"])
+    table = compared.table(runs, scores)
+    print(table)
+    assert not any(score.missed or score.false for score in scores.values()), table
+    for kind in compared.COMPARED:
+        of_kind = [score for (_, which), score in scores.items() if which == kind]
+        true, unseen = (sum(getattr(score, name) for score in of_kind) for name in ("true", "unseen"))
+        assert unseen <= max(10, UNSEEN_SHARE * true), f"{kind}: {unseen} of {true}\n{table}"
+
+
+@pytest.mark.rule("AU-4")
+def test_with_all_safeguards_on_only_what_the_bound_allows_is_found(
+    runs: list[Any], exact: dict[str, Any]
+) -> None:
+    sound = [run for run in runs if run.group.startswith(f"{simulated.SOUND}/")]
+    assert len(sound) == SEEDS
+    assert not [run.violation for run in sound if run.violation]
+    kinds = {f["kind"] for f in exact["findings"] if f["group"].startswith(f"{simulated.SOUND}/")}
+    assert kinds <= {"overlap", "token_order"}, "an old owner that was stopped may go on, or start too late"
+
+
+@pytest.mark.rule("AU-3")
+def test_every_access_is_an_interval_of_the_audit(runs: list[Any], exact: dict[str, Any]) -> None:
+    rows = {(row["group"], row["resource"], row["process"], row["token"]): row for row in exact["accesses"]}
+    seen: dict[tuple[str, str, str, int], list[Any]] = defaultdict(list)
+    for run in runs:
+        for access in run.accesses:
+            if (written := run.written.get(access.name)) and written.start_wall is not None:
+                seen[run.group, *access.name].append(access)
+    assert rows.keys() == seen.keys()
+    for name, accesses in seen.items():
+        row = rows[name]
+        assert row["start_entered_wall"] == min(access.begins_wall for access in accesses)
+        if row["ended_by"] == "stop":
+            assert row["end_wall"] == max(access.ends_wall for access in accesses)
+
+
+@pytest.mark.rule("AU-5")
+def test_clocks_that_are_off_make_no_certain_finding_that_is_not_true(
+    runs: list[Any], blurred: dict[str, Any]
+) -> None:
+    wrong = compared.false_by_clocks(runs, blurred["findings"], 2 * simulated.SKEW_S)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.rule("AU-1", "AU-2")
+def test_nothing_of_a_simulated_history_is_set_aside(exact: dict[str, Any], blurred: dict[str, Any]) -> None:
+    assert exact["aside"] == blurred["aside"] == []
+
+
+@pytest.mark.rule("AU-3")
+def test_a_stop_is_written_with_the_token_of_its_start() -> None:
+    stops = [record for record in history_of(1, group="g").records if record.kind == FactKind.STOP_RETURNED]
+    assert stops
+    assert all(stop.token for stop in stops)
+
+
+def test_the_run_is_the_same_whoever_looks_on(tmp_path: Path) -> None:
+    """What an oracle sees first is what breaks a rule here as well; only then does the run go on."""
+    (run,) = simulated.write_runs((None, range(2, 3), tmp_path))
+    plain = history_of(2, group=run.group)
+    assert run.violation is None
+    assert run.records == len(plain.records)
+    known = {(one.resource, one.older_token, one.newer_token) for one in plain.overlaps}
+    assert known
+    assert known == {(older.resource, older.token, newer.token) for older, newer in compared.overlaps(run)}
+    (again,) = simulated.write_runs(("barrier absent", range(1, 2), tmp_path))
+    assert again.violation is not None
+    assert again.violation[0] == "RB-1"
