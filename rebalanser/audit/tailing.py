@@ -1,0 +1,165 @@
+"""A streaming source of Spark for history files that are still being written (AU-9).
+
+Spark's own source of files reads each file once, when it first sees it. A history file grows for hours, so
+this one remembers how far it has read each: ``{path: [bytes, lines]}`` is its offset, which Spark keeps in
+its checkpoint. It reads whole lines only: one that is not finished yet waits until it is. ``position`` is the
+line's number, from 1.
+
+Spark does not tell a reader in Python where its checkpoint stands, so :func:`planned` reads it there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+NAME: Final = "rebalanser_history"
+MAX_BYTES: Final = 64 << 20
+"""The most that one micro-batch reads."""
+_BLOCK_BYTES: Final = 4 << 20
+_FIRST_SOURCE: Final = 2
+"""The line of Spark's log of offsets that is the first source's, after a version and a line of settings."""
+
+Offset: TypeAlias = dict[str, list[int]]
+
+
+@dataclass
+class Stretch(InputPartition):  # type: ignore[misc, unused-ignore]
+    """Whole lines of one file: bytes ``start`` to ``end``, before which there are ``lines`` lines."""
+
+    path: str
+    start: int
+    end: int
+    lines: int
+
+
+def planned(checkpoint: Path) -> Offset:
+    """How far the newest micro-batch of a checkpoint reads, finished or not; nothing where there is none.
+
+    The files must be the first source of the query.
+    """
+    batches = [file for file in (checkpoint / "offsets").glob("*") if file.name.isdigit()]
+    if not batches:
+        return {}
+    newest = max(batches, key=lambda file: int(file.name))
+    offset: Offset = json.loads(newest.read_text().splitlines()[_FIRST_SOURCE])
+    return offset
+
+
+class HistoryFiles(DataSource):
+    """``spark.readStream.format("rebalanser_history")``: the history files in folders, as they grow.
+
+    Options: ``paths``, a JSON list of folders, which are searched for ``*.jsonl`` at each micro-batch, nested
+    ones too, and of files; ``planned``, what :func:`planned` gave, as JSON.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return NAME
+
+    def schema(self) -> str:
+        """What :func:`rebalanser.audit.ingest.parse_lines` takes."""
+        return "value string, source string, position long"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
+        """The reader of the paths in the options."""
+        return TailReader(json.loads(self.options["paths"]), json.loads(self.options["planned"]))
+
+
+class TailReader(DataSourceStreamReader):
+    """Follows files as they grow, appear and are deleted."""
+
+    def __init__(self, paths: list[str], planned: Offset, max_bytes: int = MAX_BYTES) -> None:
+        self._paths = [Path(path) for path in paths]
+        self._planned = planned
+        self._max_bytes = max_bytes
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """Nothing of any file has been read."""
+        return {}
+
+    def latestOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """How far the files have whole lines, at most ``max_bytes`` beyond what was planned before."""
+        budget = self._max_bytes
+        latest: Offset = {}
+        for path in self._files():
+            start, lines = self._planned.get(str(path), [0, 0])
+            more, counted = _whole_lines(path, start, budget)
+            budget -= more
+            latest[str(path)] = [start + more, lines + counted]
+        self._planned = latest
+        return latest
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """One stretch for each file that has grown."""
+        return list(_stretches(start, end))
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """The lines of a stretch, in blocks."""
+        assert isinstance(partition, Stretch)
+        yield from _batches(partition)
+
+    def _files(self) -> list[Path]:
+        found = {
+            file
+            for path in self._paths
+            for file in (path.rglob("*.jsonl") if path.is_dir() else [path])
+            if file.is_file()
+        }
+        return sorted(found)
+
+
+def _stretches(start: Mapping[str, list[int]], end: Mapping[str, list[int]]) -> Iterator[Stretch]:
+    for path, (until, _) in sorted(end.items()):
+        since, lines = start.get(path, [0, 0])
+        if until > since:
+            yield Stretch(path, since, until, lines)
+
+
+def _whole_lines(path: Path, start: int, budget: int) -> tuple[int, int]:
+    """How many of the next ``budget`` bytes from ``start`` on are whole lines, and how many lines that is.
+
+    A line of more than :data:`MAX_BYTES` is no record; it is read in pieces.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            block = file.read(budget)
+    except FileNotFoundError:
+        return 0, 0
+    whole = block.rfind(b"\n") + 1
+    return (whole or (len(block) if len(block) == MAX_BYTES else 0)), block.count(b"\n")
+
+
+def _batches(stretch: Stretch) -> Iterator[RecordBatch]:
+    uri = Path(stretch.path).as_uri()
+    position = stretch.lines
+    with Path(stretch.path).open("rb") as file:
+        file.seek(stretch.start)
+        left = stretch.end - stretch.start
+        rest = b""
+        while left:
+            block = file.read(min(_BLOCK_BYTES, left))
+            left = left - len(block) if block else 0
+            whole, _, rest = (rest + block).rpartition(b"\n") if left else (rest + block, b"", b"")
+            if whole:
+                lines = whole.removesuffix(b"\n").decode("utf-8", "replace").split("\n")
+                yield _rows(lines, uri, position)
+                position += len(lines)
+
+
+def _rows(lines: list[str], uri: str, position: int) -> RecordBatch:
+    import pyarrow  # noqa: PLC0415 - where Spark's workers read, not where the plan is made
+
+    numbers = range(position + 1, position + 1 + len(lines))
+    columns = [pyarrow.array(lines), pyarrow.repeat(uri, len(lines)), pyarrow.array(numbers)]
+    return pyarrow.RecordBatch.from_arrays(columns, names=["value", "source", "position"])
