@@ -14,7 +14,7 @@ SEEDS ?= 10000
 
 .PHONY: help
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(PYTHON):
 	@for candidate in python3.13 python3.12 python3.11 python3; do \
@@ -44,16 +44,24 @@ $(INSTALLED): pyproject.toml | $(PYTHON)
 setup: $(INSTALLED) ## Make .venv with everything that work on the project needs
 
 .PHONY: servers
-servers: $(INSTALLED) ## Get etcd and Kafka for tests, demo and benchmarks (kept in the user's cache)
-	@$(MAKE) --keep-going etcd kafka
+servers: $(INSTALLED) ## Get etcd, Kafka and a browser for tests, demo and benchmarks (kept in the user's cache)
+	@$(MAKE) --keep-going etcd kafka browser
 
 .PHONY: etcd kafka
 etcd kafka: $(INSTALLED)
 	@$(PYTHON) -m rebalanser.testing.$@_server
 
+.PHONY: browser
+browser: $(INSTALLED)
+	@$(PYTHON) -m rebalanser.testing.browser
+
 .PHONY: demo
 demo: $(INSTALLED) $(filter etcd kafka,$(REGISTRY)) ## See a group work: REGISTRY=sqlite, etcd or kafka
 	@$(PYTHON) examples/demo.py --registry $(REGISTRY)
+
+.PHONY: audit-demo
+audit-demo: $(INSTALLED) $(filter etcd kafka,$(REGISTRY)) ## Run the demo, audit its history, draw the report
+	@$(PYTHON) examples/audit_demo.py --registry $(REGISTRY)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Style, types, and whether the generated documentation is current
@@ -62,7 +70,7 @@ lint: $(INSTALLED) ## Style, types, and whether the generated documentation is c
 	@$(PYTHON) -m mypy
 	@$(PYTHON) docs/generate.py --check
 
-# Without an etcd or a Kafka the tests that need one say so: they are skipped on a laptop and fail in CI.
+# Without an etcd, a Kafka, a Java or a browser the tests that need one say so: skipped on a laptop, failed in CI.
 .PHONY: test
 test: lint ## Everything that CI runs
 	@$(MAKE) servers || true

@@ -33,6 +33,9 @@ from typer.core import TyperArgument, TyperGroup
 import rebalanser
 from rebalanser import cli, errors
 from rebalanser.applications import TopicNames, manifest_schema
+from rebalanser.audit import Options, tables
+from rebalanser.audit.assembly import FOLDERS
+from rebalanser.audit.tables import FindingKind
 from rebalanser.cli.table import render as render_state
 from rebalanser.neli import Neli
 from rebalanser.neli.settings import Mode, NeliSettings
@@ -65,7 +68,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PICTURE = DOCS / "live-table.svg"
 """Written and never verified: each version of the library that draws it draws it a little differently."""
-RULE = re.compile(r"^- \*\*((?:RB|SH|NE)-\d+)\*\* (.+)$", re.MULTILINE)
+RULE = re.compile(r"^- \*\*((?:RB|SH|NE|AU)-\d+)\*\* (.+)$", re.MULTILINE)
 LESSON = re.compile(r"^(\d+)\. (.+)$", re.MULTILINE)
 NOT_YET_CLAIMED = "## Not yet claimed"
 MARKER = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end: (?P=name) -->)", re.DOTALL)
@@ -324,6 +327,51 @@ def neli_topic() -> str:
     )
 
 
+def audit_findings() -> str:
+    """Every kind of finding, with the rules that it is against."""
+    meanings = _attribute_docstrings(FindingKind)
+    return _table(
+        ["Kind", "What it means"],
+        ([f"`{kind.value}`", _code_quotes(_one_line(meanings[kind.name]))] for kind in FindingKind),
+    )
+
+
+def audit_options() -> str:
+    """What the audit may be told."""
+    meanings = _attribute_docstrings(Options)
+    defaults = Options()
+    return _table(
+        ["Option", "Default", "Meaning"],
+        (
+            [f"`{name}`", _shown_default(getattr(defaults, name)), _code_quotes(_one_line(meanings[name]))]
+            for name in Options.model_fields
+        ),
+    )
+
+
+def audit_tables() -> str:
+    """Every table that the audit writes: its folder, its columns, what a row is."""
+    meanings = dict(_docstrings_in(ast.parse(inspect.getsource(tables)).body))
+    return _table(
+        ["Folder", "Columns", "What it holds"],
+        (
+            [
+                f"`{folder}`",
+                ", ".join(f"`{column.name}` {column.dataType.simpleString()}" for column in schema)
+                if folder not in {"findings", "intervals"}
+                else ", ".join(f"`{column.name}`" for column in schema),
+                _code_quotes(_one_line(meanings[constant])),
+            ]
+            for folder, constant in FOLDERS.items()
+            for schema in [getattr(tables, constant)]
+        ),
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(inspect.cleandoc(text).split())
+
+
 def kafka_capabilities() -> str:
     """What the registry ``kafka://`` declares of itself."""
     return _table(
@@ -364,19 +412,20 @@ def public_names() -> str:
 
 def _attribute_docstrings(owner: type) -> dict[str, str]:
     """The strings that stand below a class's attributes, wherever they are set."""
-    found = {}
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
-            continue
-        for statement, following in pairwise(node.body):
-            match statement, following:
-                case (
-                    ast.AnnAssign(target=target) | ast.Assign(targets=[target]),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    found[ast.unparse(target).removeprefix("self.")] = text
-    return found
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef))
+    return {name: text for body in bodies for name, text in _docstrings_in(body)}
+
+
+def _docstrings_in(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """What is set in these statements and has a string below it, with that string."""
+    for statement, following in pairwise(body):
+        match statement, following:
+            case (
+                ast.AnnAssign(target=target) | ast.Assign(targets=[target]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield ast.unparse(target).removeprefix("self."), text
 
 
 def _without_annotations(function: Callable[..., Any]) -> str:
@@ -585,6 +634,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "neli-settings": neli_settings,
     "neli-times": neli_times,
     "neli-topic": neli_topic,
+    "audit-findings": audit_findings,
+    "audit-options": audit_options,
+    "audit-tables": audit_tables,
     "kafka-capabilities": kafka_capabilities,
     "kafka-group-topic": kafka_group_topic,
 }

@@ -115,6 +115,7 @@ class Demo:
             **os.environ,
             "REBALANSER_LEASE_TTL_S": f"{LEASE_TTL_S:g}",
             "REBALANSER_HISTORY_DIR": str(history),
+            "REBALANSER_FENCED": str(fenced).lower(),
         }
         self._stack = contextlib.ExitStack()
 

@@ -1,0 +1,50 @@
+"""``make audit-demo``: the demo, and then what its history proves about it.
+
+Runs the demo with a history, audits that history, and writes the tables and the report beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(*command: str | Path) -> int:
+    """Run a program of this environment; its exit code."""
+    return subprocess.run([sys.executable, *command], check=False).returncode
+
+
+def show(report: Path) -> None:
+    """Open the report where there is a desktop."""
+    opener = shutil.which("xdg-open")
+    if opener and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        subprocess.Popen([opener, report], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def main() -> int:
+    """Do what the command line says; the exit code of the first program that fails."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--registry", choices=("sqlite", "etcd", "kafka"), default="sqlite")
+    parser.add_argument("--folder", type=Path, help="where to keep everything; default: a new folder")
+    arguments = parser.parse_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="rebalanser-audit-"))
+    history, out, report = folder / "history", folder / "audit", folder / "report.html"
+    code = run(HERE / "demo.py", "--registry", arguments.registry, "--history", history)
+    if code:
+        return code
+    options = ["--out", str(out), "--report", str(report), "--fail-on-findings"]
+    code = run("-m", "rebalanser", "audit", str(history), *options)
+    if report.exists():
+        show(report)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
