@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import signal
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -30,8 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
-            # PySpark leaves the sockets that it collects results through to the garbage collector.
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+            item.add_marker(_LEFT_TO_THE_COLLECTOR)
+
+
+# PySpark leaves the sockets that it collects results through to the garbage collector.
+_LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Have the garbage of a test on Spark collected in that test, which may leave sockets unclosed."""
+    if "spark" in getattr(item, "fixturenames", ()):
+        gc.collect()
 
 
 def missing(service: str, hint: str) -> NoReturn:
@@ -150,6 +162,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             conf={"spark.sql.shuffle.partitions": "2", **interpreted},
         )
 
+    interrupted = signal.getsignal(signal.SIGINT)
     try:
         try:
             spark = started(kafka=True)
@@ -157,6 +170,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             spark = started(kafka=False)
     except (MissingExtra, SparkUnusable) as error:
         missing("Spark", str(error))
+    finally:
+        signal.signal(signal.SIGINT, interrupted)  # PySpark has put its own handler there
     yield spark
     spark.stop()
 

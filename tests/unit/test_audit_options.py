@@ -211,9 +211,11 @@ class TestBadInput:
     @pytest.fixture
     def _no_session(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As in a process of its own, in which no other test has started Spark."""
+        from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
         monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+        monkeypatch.setattr(SparkContext, "_active_spark_context", None)
         monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
 
     def test_an_error_is_one_document_with_json(
