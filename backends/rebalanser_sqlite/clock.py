@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Protocol
 
+from rebalanser.boot import boot_id
 from rebalanser.errors import UnusableStore
-
-LINUX_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Clock(Protocol):
@@ -37,11 +33,8 @@ def host_boot_id() -> str:
         UnusableStore: this platform does not tell; leases could not be counted.
     """
     try:
-        if sys.platform == "darwin":
-            command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
-            return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
-        return LINUX_BOOT_ID.read_text(encoding="ascii").strip()
-    except (OSError, subprocess.SubprocessError) as error:
+        return boot_id()
+    except OSError as error:
         raise UnusableStore(
             f"sqlite:// needs the id of the host's boot, which cannot be read ({error}); use another registry"
         ) from error

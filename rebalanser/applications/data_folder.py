@@ -31,6 +31,7 @@ from tenacity import Retrying, retry_if_exception_type, retry_if_result, stop_af
 
 from rebalanser.applications.archives import ASIDE_PREFIX, remove_folder, unpack
 from rebalanser.applications.manifest import Manifest, parse_manifest
+from rebalanser.boot import boot_id
 from rebalanser.errors import InternalError, InvalidManifest, UnusableFolder
 from rebalanser.runtime import keeper
 from rebalanser.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME, ArchiveLimits
@@ -44,7 +45,6 @@ _POLL_S: Final = 0.05
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SHOWN_CHARS: Final = 120
 _HASH_CHARS: Final = 24
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OUTPUT: Final = "output.log"
 
 
@@ -279,7 +279,7 @@ def _count_further(file: Path) -> tuple[bool, Incarnation]:
         UnusableFolder: the file is not as it was written.
         OSError: it cannot be written.
     """
-    here = {"boot_id": _BOOT_ID.read_text().strip(), "inode": file.parent.stat().st_ino}
+    here = {"boot_id": boot_id(), "inode": file.parent.stat().st_ino}
     lineage, number, same_boot = secrets.token_hex(8), 0, True
     try:
         known = json.loads(file.read_text())

@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from rebalanser.boot import boot_id
 from rebalanser.history.kinds import Protocol
 from rebalanser.history.records import Author, Event, Record
 from rebalanser.history.sinks import HistorySink
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _CLOCK_OFFSETS: Final = Path("/proc/self/timens_offsets")
 
 
@@ -25,10 +25,9 @@ def boot() -> str | None:
     A container whose clock is set off from the host's has a name of its own: its times are of another clock.
     """
     try:
-        kernel = _BOOT_ID.read_text().strip()
+        return f"{boot_id()}{_clock_offset()}"
     except OSError:
         return None
-    return f"{kernel}{_clock_offset()}" if kernel else None
 
 
 def _clock_offset() -> str:

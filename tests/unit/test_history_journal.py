@@ -91,7 +91,7 @@ class Kernel:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.boot_id, self.offsets = folder / "boot_id", folder / "timens_offsets"
-        monkeypatch.setattr(module, "_BOOT_ID", self.boot_id)
+        monkeypatch.setattr("rebalanser.boot.LINUX", self.boot_id)
         monkeypatch.setattr(module, "_CLOCK_OFFSETS", self.offsets)
 
 

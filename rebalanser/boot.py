@@ -1,0 +1,32 @@
+"""The name of the present run of this host: what tells times of its clock from those after a reboot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+LINUX: Final = Path("/proc/sys/kernel/random/boot_id")
+_DARWIN: Final = ("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid")
+
+
+def boot_id() -> str:
+    """What tells one run of this host's kernel from every other.
+
+    Raises:
+        OSError: this platform does not tell.
+    """
+    told = _told().strip()
+    if not told:
+        raise OSError("the kernel tells an empty name")
+    return told
+
+
+def _told() -> str:
+    if sys.platform != "darwin":
+        return LINUX.read_text(encoding="ascii")
+    try:
+        return subprocess.run(_DARWIN, check=True, capture_output=True, text=True).stdout  # noqa: S603
+    except subprocess.SubprocessError as error:
+        raise OSError(str(error)) from error
