@@ -36,6 +36,11 @@ def _named(resources: Iterable[str | Iterable[str]]) -> list[str]:
     return names
 
 
+def _check_weight(weight: float) -> None:
+    if not math.isfinite(weight) or weight <= 0:
+        raise InvalidName(f"weight {weight!r} is not a positive number")
+
+
 class Admin:
     """An operator's connection to the group ``name`` in the registry at ``url``; it joins nothing.
 
@@ -100,14 +105,30 @@ class Admin:
         """
         names = _named(resources)
         self._check(names)
-        if not math.isfinite(weight) or weight <= 0:
-            raise InvalidName(f"weight {weight!r} is not a positive number")
+        _check_weight(weight)
         if pin is not None:
             check_name(pin, "node")
         for name, value in (attributes or {}).items():
             check_attribute(name, value, "resource")
         specs = [ResourceSpec(name, weight, pin, dict(attributes or {})) for name in names]
         return self._insist(lambda: self._coordinator.put_resources(specs, lambda n: progress(n, len(names))))
+
+    def weigh(self, weights: Mapping[str, float], *, progress: Progress = _no_progress) -> int:
+        """Change the weights of resources, and nothing else that is said of them; how many changed (AU-7).
+
+        Resources that are not there stay away. All weights are checked before anything is written.
+
+        Raises:
+            InvalidName: a name can't be stored, or a weight is not a positive number; nothing was changed.
+            RetryLater: the registry was away, or others changed the same resources all the time; what was
+                written stays, and weighing again completes it.
+        """
+        self._check(list(weights))
+        for weight in weights.values():
+            _check_weight(weight)
+        return self._insist(
+            lambda: self._coordinator.weigh_resources(weights, lambda n: progress(n, len(weights)))
+        )
 
     def remove(self, *resources: str | Iterable[str], progress: Progress = _no_progress) -> int:
         """Remove resources; how many there were. Their owners stop; barriers are left alone (RB-16).

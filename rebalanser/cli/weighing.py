@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Protocol
 
@@ -11,7 +10,6 @@ from pydantic import BaseModel, ConfigDict
 
 from rebalanser.admin import Admin
 from rebalanser.history import Protocol as Writer
-from rebalanser.state import ResourceState
 
 LEAST_CHANGE: Final = 0.2
 """A weight is changed if it does by this much or more: a move costs more than a little imbalance."""
@@ -50,15 +48,6 @@ class Weighing(BaseModel):
             yield f"  and {len(heaviest) - MOST_SHOWN:,} more"
 
 
-@dataclass(frozen=True, slots=True)
-class _As:
-    """What is said of a resource beside its name."""
-
-    weight: float
-    pin: str | None
-    attributes: tuple[tuple[str, str], ...]
-
-
 def by_group(rows: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
     """The loads of each group, from rows that are sorted by group; those that a group shares out only."""
     of_groups = (row for row in rows if row.protocol == Writer.GROUP)
@@ -79,25 +68,9 @@ def apply(
 ) -> Weighing:
     """Write the weights that differ; resources that are not there any more stay away.
 
-    Pins and attributes are left as they are. ``changes`` says which weights differ by enough.
+    Nothing else that is said of them is touched. ``changes`` says which weights differ by enough.
     """
-    there = {resource.resource: resource for resource in admin.resources()}
-    weights = changes(loads, {name: each.weight for name, each in there.items()}, LEAST_CHANGE)
-    done = 0
-    for what, names in _alike(weights, there):
-        admin.add(names, weight=what.weight, pin=what.pin, attributes=dict(what.attributes))
-        done += len(names)
-        progress(done, len(weights))
+    current = {resource.resource: resource.weight for resource in admin.resources()}
+    weights = changes(loads, current, LEAST_CHANGE)
+    admin.weigh(weights, progress=progress)
     return Weighing(group=admin.name, weights=weights, applied=True)
-
-
-def _alike(
-    weights: Mapping[str, float], there: Mapping[str, ResourceState]
-) -> Iterator[tuple[_As, list[str]]]:
-    """The resources of which the same is to be said, together: there are few different weights."""
-    alike: dict[_As, list[str]] = {}
-    for name, weight in weights.items():
-        resource = there[name]
-        key = _As(weight, resource.pin, tuple(sorted(resource.attributes.items())))
-        alike.setdefault(key, []).append(name)
-    yield from alike.items()

@@ -94,6 +94,16 @@ class Coordinator(ABC):
         """Add resources, or change what is said of them; how many are new. Idempotent (RB-29)."""
 
     @abstractmethod
+    def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:
+        """Change the weights of those resources that are there; how many changed. Idempotent (AU-7, RB-29).
+
+        Whatever else is said of a resource stays, also where somebody else changes it at the same time.
+
+        Raises:
+            RetryLater: others changed the same resources all the time; what was written stays.
+        """
+
+    @abstractmethod
     def remove_resources(self, resources: Sequence[str], progress: Progress) -> int:
         """Remove resources; how many there were. Barriers are left alone (RB-16). Idempotent."""
 

@@ -94,6 +94,10 @@ class RegistryCoordinator(Coordinator):
         """Add resources, or change what is said of them; how many are new (RB-29)."""
         return self._drive(self._translation.put_resources(specs, progress))
 
+    def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:
+        """Change the weights of those resources that are there, and nothing else of them (AU-7, RB-29)."""
+        return self._drive(self._translation.weigh_resources(weights, progress))
+
     def remove_resources(self, resources: Sequence[str], progress: Progress) -> int:
         """Remove resources; how many there were. Barriers are left alone (RB-16)."""
         return self._drive(self._translation.remove_resources(resources, progress))

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import Final
 
-from rebalanser.errors import UnusableStore
+from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.protocol.messages import (
     Acknowledge,
     AddBarriers,
@@ -43,6 +45,7 @@ from rebalanser.registry.contract import (
     Range,
     Target,
     Transaction,
+    Unchanged,
     WatchEvent,
 )
 from rebalanser.registry.coordinator import GroupView, Holding, Progress
@@ -56,6 +59,9 @@ from rebalanser.registry.dialogue import (
 )
 from rebalanser.registry.leader_dialogues import LeaderDialogues
 from rebalanser.registry.member_dialogues import MemberDialogues
+
+MOST_READINGS: Final = 20
+"""So often resources are read again that others changed before they could be weighed."""
 
 
 class Translation(MemberDialogues, LeaderDialogues):
@@ -117,6 +123,43 @@ class Translation(MemberDialogues, LeaderDialogues):
         differing = [put for put in puts if present.get(put.key) != put.value]
         yield from self._change(differing, len(specs) - len(differing), progress)
         return sum(put.key not in present for put in puts)
+
+    def weigh_resources(self, weights: Mapping[Resource, float], progress: Progress) -> Reading[int]:
+        """Change the weights of those that are there, and nothing else of them; how many changed (AU-7).
+
+        What somebody else changes between the reading and the writing is read again, some times over.
+        """
+        changed = 0
+        for _ in range(MOST_READINGS):
+            answer = yield Transaction(then=(Range(self.keys.resources),))
+            differing = self._weighed(all_entries(outcome_of(answer).results[0]), weights)
+            done = len(weights) - len(differing)
+            progress(done)
+            for chunk in self._chunks((each, _size(each[0])) for each in differing):
+                guards = tuple(Unchanged(put.key, revision) for put, revision in chunk)
+                written = yield Transaction(guards=guards, then=tuple(put for put, _ in chunk))
+                if not outcome_of(written).succeeded:
+                    break
+                changed += len(chunk)
+                done += len(chunk)
+                progress(done)
+            else:
+                return changed
+        raise RegistryUnavailable("somebody else changes the same resources all the time; weigh them again")
+
+    def _weighed(
+        self, entries: Iterable[KeyValue], weights: Mapping[Resource, float]
+    ) -> list[tuple[Put, int]]:
+        """What to write, and the revision at which the key of each was read."""
+        found = {self.keys.resource(resource): resource for resource in weights}
+        puts = []
+        for entry in entries:
+            if (resource := found.get(entry.key)) is None:
+                continue
+            spec = replace(values.load_resource(resource, entry), weight=weights[resource])
+            if (value := values.dump_resource(spec)) != entry.value:
+                puts.append((Put(entry.key, value), entry.mod_revision))
+        return puts
 
     def remove_resources(self, resources: Sequence[Resource], progress: Progress) -> Reading[int]:
         """Delete what is there; how many there were."""
@@ -181,6 +224,11 @@ class Translation(MemberDialogues, LeaderDialogues):
         with suppress(UnusableStore):
             version = values.load_acknowledgement(_as_entry(event))
         return Noticed(Topic(topic.kind, acknowledger), event.revision, version)
+
+
+def _size(guarded: Put) -> int:
+    """In bytes, with that of a guard of the same key."""
+    return 2 * len(guarded.key) + len(guarded.value)
 
 
 def _is_deletion(event: WatchEvent) -> bool:

@@ -1039,6 +1039,26 @@ class CoordinatorConformance:
         assert coordinator.remove_resources(["a"], no_progress) == 0
         assert set(coordinator.read().group.resources) == {"b"}
 
+    def test_resources_are_weighed_and_nothing_else_is_said_of_them(self, coordinator: Coordinator) -> None:
+        """Holds: "Change the weights of those resources that are there; how many changed"."""
+        pinned = ResourceSpec("pinned", 1.0, "worker 1", {"k": "v"})
+        coordinator.put_resources([pinned, ResourceSpec("plain"), ResourceSpec("same", 3.0)], no_progress)
+        done: list[int] = []
+        weights = {"pinned": 2.5, "plain": 0.5, "same": 3.0, "never": 4.0}
+        assert coordinator.weigh_resources(weights, done.append) == 2
+        assert coordinator.read().group.resources == {
+            "pinned": ResourceSpec("pinned", 2.5, "worker 1", {"k": "v"}),
+            "plain": ResourceSpec("plain", 0.5),
+            "same": ResourceSpec("same", 3.0),
+        }
+        assert done == sorted(done)
+        assert done[-1] == len(weights)
+        fingerprint = coordinator.read().group.fingerprint
+        assert coordinator.weigh_resources(weights, no_progress) == 0
+        assert coordinator.read().group.fingerprint == fingerprint
+        assert coordinator.weigh_resources({"plain": 1.0}, no_progress) == 1
+        assert coordinator.read().group.resources["plain"] == ResourceSpec("plain")
+
     def test_nodes_are_drained(self, coordinator: Coordinator) -> None:
         """Holds: "Mark a node as drained, or not (RB-30). Idempotent"."""
         for drained in (True, True, False, False):

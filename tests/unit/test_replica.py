@@ -25,6 +25,7 @@ from rebalanser_kafka.group.records import (
     Request,
     SetDrained,
     Unreadable,
+    WeighResources,
     Wish,
     decode,
     encode,
@@ -230,6 +231,7 @@ class Chance:
         wishes: list[Wish] = [
             PutResources((spec,)),
             RemoveResources((spec.resource,)),
+            WeighResources(dict.fromkeys(self.some(), 2.0)),
             SetDrained("label", self.random.random() < 0.5),
             ReadAll(),
             Fed((self.random.randint(0, 3), self.random.randint(0, 9)), self.some()),
@@ -453,6 +455,16 @@ class TestFed:
         assert self.resources(log)["both"] == ResourceSpec("both", 3.0)
         log.say(Fed((1, 2), frozenset()))
         assert self.resources(log) == {"both": ResourceSpec("both", 3.0), "own": ResourceSpec("own")}
+
+    def test_its_weight_goes_with_it(self, log: Log) -> None:
+        log.say(Fed((1, 1), frozenset({"t/c/a", "t/c/b"})))
+        assert log.ask(WeighResources({"t/c/a": 3.0, "t/c/none": 2.0})) == 1
+        weighed = ResourceSpec("t/c/a", 3.0, attributes={FED_BY: FEEDER})
+        assert self.resources(log)["t/c/a"] == weighed
+        log.say(Fed((1, 2), frozenset({"t/c/a"})))
+        assert self.resources(log) == {"t/c/a": weighed}
+        log.say(Fed((1, 3), frozenset()))
+        assert self.resources(log) == {}
 
     def test_it_goes_once_it_is_neither_added_nor_runs(self, log: Log) -> None:
         log.say(Fed((1, 1), frozenset({"both"})))

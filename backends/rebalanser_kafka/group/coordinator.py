@@ -50,6 +50,7 @@ from rebalanser_kafka.group.records import (
     RemoveResources,
     Request,
     SetDrained,
+    WeighResources,
     Wish,
     encode,
 )
@@ -247,6 +248,11 @@ class LogCoordinator(Coordinator):
         """Add resources, or change what is said of them; how many are new (RB-29)."""
         parts = [PutResources(tuple(part)) for part in portions(specs)]
         return self._change(parts, len(specs), progress)
+
+    def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:
+        """Change the weights of those resources that are there, and nothing else of them (AU-7, RB-29)."""
+        parts = [WeighResources(dict(part)) for part in portions(list(weights.items()))]
+        return self._change(parts, len(weights), progress)
 
     def remove_resources(self, resources: Sequence[str], progress: Progress) -> int:
         """Remove resources; how many there were. Barriers are left alone (RB-16)."""

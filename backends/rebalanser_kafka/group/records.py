@@ -37,6 +37,13 @@ class PutResources:
 
 
 @dataclass(frozen=True, slots=True)
+class WeighResources:
+    """An operator changes the weights of those resources that are there, and nothing else of them (AU-7)."""
+
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveResources:
     """An operator removes resources (RB-29)."""
 
@@ -98,7 +105,9 @@ class Snapshot:
     state: Mapping[str, Any]
 
 
-Change: TypeAlias = PutResources | RemoveResources | SetDrained | ReadAll | Expire | Fed | Rebase | Snapshot
+Change: TypeAlias = (
+    PutResources | WeighResources | RemoveResources | SetDrained | ReadAll | Expire | Fed | Rebase | Snapshot
+)
 Wish: TypeAlias = Command | Change
 """What a record asks for."""
 

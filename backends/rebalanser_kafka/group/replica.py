@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 from rebalanser.errors import InternalError, RebalanserError
@@ -67,6 +67,7 @@ from rebalanser_kafka.group.records import (
     RemoveResources,
     SetDrained,
     Snapshot,
+    WeighResources,
     Wish,
 )
 
@@ -214,10 +215,8 @@ class Replica:
 
     def _carry_out(self, wish: Wish, sent_at: float | None) -> Result:
         match wish:
-            case PutResources(specs=specs):
-                return self._drive(self.translation.put_resources(specs, _no_progress))
-            case RemoveResources(resources=resources):
-                return self._remove_resources(resources)
+            case PutResources() | WeighResources() | RemoveResources():
+                return self._change_resources(wish)
             case SetDrained(label=label, drained=drained):
                 return self._drive(self.translation.set_drained(label, drained))
             case ReadAll():
@@ -237,6 +236,15 @@ class Replica:
                 return None
             case _:
                 return self._command(wish, sent_at)
+
+    def _change_resources(self, wish: PutResources | WeighResources | RemoveResources) -> int:
+        match wish:
+            case PutResources(specs=specs):
+                return self._drive(self.translation.put_resources(specs, _no_progress))
+            case WeighResources(weights=weights):
+                return self._drive(self.translation.weigh_resources(weights, _no_progress))
+            case RemoveResources(resources=resources):
+                return self._remove_resources(resources)
 
     def _command(self, command: Command, sent_at: float | None) -> Outcome | None:
         if sent_at is None:
@@ -276,9 +284,14 @@ class Replica:
         return (fed["term"], fed["number"]), frozenset(fed["resources"])
 
     def _is_fed_only(self, resource: str) -> bool:
-        """Whether the resource stands there as fed; one that an operator added as well stands as he said."""
+        """Whether the resource stands there as fed, whatever it weighs.
+
+        One that an operator added as well stands as he said.
+        """
         entry = self._store.get(self.keys.resource(resource))
-        return entry is not None and entry.value == _fed_value(resource)
+        if entry is None:
+            return False
+        return replace(values.load_resource(resource, entry), weight=1.0) == _as_fed(resource)
 
     def _remove_resources(self, resources: Iterable[str]) -> int:
         """Remove what operators added; what runs as well stays, as fed (SH-19)."""
@@ -354,8 +367,12 @@ class Replica:
         self._store.changes = []
 
 
+def _as_fed(resource: str) -> ResourceSpec:
+    return ResourceSpec(resource, attributes={FED_BY: FEEDER})
+
+
 def _fed_value(resource: str) -> bytes:
-    return values.dump_resource(ResourceSpec(resource, attributes={FED_BY: FEEDER}))
+    return values.dump_resource(_as_fed(resource))
 
 
 def _no_progress(_done: int) -> None:
