@@ -40,6 +40,8 @@ class Step(StrEnum):
     STOP_ENTERED = "stop_entered"
     STOP_RETURNED = "stop_returned"
     """Access to the resource has ended."""
+    STOP_FAILED = "stop_failed"
+    """OnStop raised: nothing tells from now on whether access has ended."""
     ELECTED = "elected"
     """The node leads ``term``."""
     GROUP_READ = "group_read"
@@ -125,7 +127,8 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
             "another node still holds the barrier of `resource`", ("holder",)
         ),
         GroupKind.BARRIER_REMOVED: KindNote(
-            "the node gave up the barrier of `resource`", step=Step.BARRIER_REMOVED
+            "the node gave up the barrier of `resource`, `value` seconds after it had asked for that",
+            step=Step.BARRIER_REMOVED,
         ),
         GroupKind.ACKNOWLEDGED: KindNote(
             "the node told the group that its share is complete", ("share_version",), step=Step.ACKNOWLEDGED
@@ -142,7 +145,9 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
         GroupKind.STOP_RETURNED: KindNote(
             "OnStop returned: access to `resource` has ended", step=Step.STOP_RETURNED
         ),
-        GroupKind.STOP_FAILED: KindNote("OnStop raised; access is taken as not ended", ("error",)),
+        GroupKind.STOP_FAILED: KindNote(
+            "OnStop raised; access to `resource` is taken as not ended", ("error",), Step.STOP_FAILED
+        ),
         GroupKind.HANDLER_OVERRAN: KindNote(
             "a handler still runs after its limit; its barriers stay held", ("handler", "limit_s")
         ),

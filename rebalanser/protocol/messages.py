@@ -453,7 +453,7 @@ class Fact:
     token: Token | None = None
     revision: int | None = None
     value: float | None = None
-    """The number that the kind is about: a published or completed version, a load."""
+    """The number that the kind is about: a published or completed version, a load, seconds of a removal."""
     detail: Mapping[str, str | float | bool | None] = field(default_factory=dict)
 
 

@@ -114,6 +114,7 @@ class Node:
         self._proven_at = 0.0
         self._heartbeat_at = 0.0
         self._renewal_sent_at = 0.0
+        self._removal_sent_at = 0.0
         self._isolated = False
         self._failures = 0
         self._wait_until = 0.0
@@ -390,9 +391,9 @@ class Node:
             case Elected() | Follows() | Deposed() | GroupRead() | Published() | Conflict():
                 self._leading_answered(outcome, now)
             case _:
-                self._barriers_answered(command, outcome)
+                self._barriers_answered(command, outcome, now)
 
-    def _barriers_answered(self, command: Command, outcome: Outcome) -> None:
+    def _barriers_answered(self, command: Command, outcome: Outcome, now: float) -> None:
         match command, outcome:
             case ReadShare(), ShareRead():
                 self._share_read(outcome)
@@ -403,10 +404,11 @@ class Node:
                 self._report_added(found)
             case RemoveBarriers(), BarriersRemoved():
                 self._rebalancing.barriers_removed(outcome.resources)
+                took_s = now - self._removal_sent_at
                 for resource in sorted(outcome.resources):
                     token = command.barriers.get(resource)
                     removed_at = outcome.removed_at.get(resource)
-                    self._report(FactKind.BARRIER_REMOVED, resource, token, removed_at)
+                    self._report(FactKind.BARRIER_REMOVED, resource, token, removed_at, took_s)
             case Acknowledge(), Acknowledged():
                 self._rebalancing.acknowledged = outcome.version
                 self._rebalancing.acknowledged_revision = outcome.revision
@@ -551,15 +553,19 @@ class Node:
             raise InternalError(f"{event.handler} returned while {rebalancing.running} runs")
         self._overran = False
         self._asked_to_stop = NOTHING
+        stopping, self._stopping = self._stopping, NOTHING
         if event.handler is Handler.STOP:
-            rebalancing.stop_returned(self._stopping, failed=event.error is not None)
-            self._stopping = NOTHING
+            rebalancing.stop_returned(stopping, failed=event.error is not None)
         else:
             rebalancing.start_returned(entered=not event.refused)
         if event.error is None:
             return
-        kind = FactKind.STOP_FAILED if event.handler is Handler.STOP else FactKind.START_FAILED
-        self._report(kind, error=event.error)
+        if event.handler is Handler.STOP:
+            for resource in sorted(stopping):
+                token = rebalancing.started[resource]
+                self._report(FactKind.STOP_FAILED, resource, token, error=event.error)
+        else:
+            self._report(FactKind.START_FAILED, error=event.error)
         self._failures += 1
         if self._membership is Membership.MEMBER:
             self._move(Life.HANDLER_FAILED)
@@ -713,6 +719,8 @@ class Node:
         if not self._lanes.ready(Lane.MEMBER, now):
             return
         command = self._next_barrier_command(session)
+        if isinstance(command, RemoveBarriers):
+            self._removal_sent_at = now
         if command is not None:
             self._perform(command)
 

@@ -502,6 +502,34 @@ def test_a_removal_is_told_with_its_own_revision_or_with_none() -> None:
     assert removed == [("a", 200, 210), ("b", 200, 212), ("c", 200, None)]
 
 
+@pytest.mark.rule("AU-4", "RB-11")
+def test_a_removal_tells_how_long_ago_it_was_sent() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.notice(2)
+    driven.give(2)
+    driven.pass_to(0.5)
+    driven.returns(Handler.STOP)
+    driven.pass_to(0.75)
+    driven.answer(RemoveBarriers, LOST)
+    driven.pass_to(1.0)
+    assert driven.sent(RemoveBarriers) is not None
+    driven.pass_to(1.125)
+    effects = driven.answer(RemoveBarriers, BarriersRemoved(frozenset({"a"}), 210, {"a": 210}))
+    (removed,) = (e.fact for e in effects if isinstance(e, Report) and e.fact.kind == "barrier_removed")
+    assert removed.value == 0.125
+
+
+@pytest.mark.rule("AU-4", "RB-24")
+def test_an_onstop_that_raises_is_told_of_each_resource_it_was_to_stop() -> None:
+    driven = Driven()
+    driven.own("a", "b", "c")
+    driven.notice(2)
+    driven.give(2, "b")
+    driven.returns(Handler.STOP, "the application raised")
+    assert driven.told(FactKind.STOP_FAILED) == [("a", 200, None), ("c", 200, None)]
+
+
 @pytest.mark.rule("RB-11", "RB-12")
 def test_a_barrier_that_may_be_gone_protects_nothing_any_more() -> None:
     driven = Driven()
