@@ -6,21 +6,41 @@ order of the records and is not changed by duplicates.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.tables import ACCESSES, EndedBy
-from rebalanser.history import Step
+from rebalanser.history import Protocol, Step
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import Column, DataFrame
+
+    from rebalanser.audit.judgement import Keep
 
 _ACCESS: Final = ("protocol", "group", "resource", "process", "node", "token")
 _INCARNATION: Final = ("protocol", "group", "process", "node")
 _OPENING: Final = (Step.BARRIER_ADDED, Step.START_ENTERED, Step.START_RETURNED)
-_CLOSING: Final = (Step.STOP_ENTERED, Step.STOP_RETURNED, Step.BARRIER_REMOVED)
+_CLOSING: Final = (Step.STOP_ENTERED, Step.STOP_RETURNED, Step.STOP_FAILED, Step.BARRIER_REMOVED)
 _LAST_START: Final = "last_start_sequence"
+_FIRST_STOP: Final = "first_stop_sequence"
+_TURN: Final = "turn"
+_WHOLE: Final = "whole"
+_OF_THE_BARRIER: Final = (
+    *(
+        f"{step}_{part}"
+        for step in (Step.BARRIER_ADDED, Step.BARRIER_REMOVED)
+        for part in ("sequence", "wall", "monotonic")
+    ),
+    "removal_sent_monotonic",
+    "removed_revision",
+)
+_CLOCKS: Final = ("wall", "monotonic")
 
 
 def accesses(records: DataFrame, processes: DataFrame) -> DataFrame:
@@ -29,26 +49,82 @@ def accesses(records: DataFrame, processes: DataFrame) -> DataFrame:
     Of a step that was taken twice with one token, the first of those that open an access counts, and the last
     of those that close it; its wall time is that of the same record. An access that was entered again after
     its last stop has no recorded end. Steps without a token are one row for each resource and incarnation,
-    whose token is null.
+    whose token is null. Where one row stands for several turns its ``turn`` is null: :func:`in_turns` puts
+    them apart, which needs the row.
     """
-    steps = records.where(F.col("step").isin(*_OPENING, *_CLOSING) & F.col("resource").isNotNull())
-    taken = steps.groupBy(*_ACCESS).agg(*_aggregates())
+    steps = _steps(records)
+    taken = steps.groupBy(*_ACCESS).agg(*_aggregates(), _first_stop())
+    again = (F.col(_FIRST_STOP) < F.col(_LAST_START)) & (F.col("start_entered_sequence") < F.col(_LAST_START))
+    # A claim is one, however often its worker says that it took it.
+    several = F.coalesce(again, F.lit(False)) & (F.col("protocol") != str(Protocol.SKULD))
     incarnations = processes.select(*_INCARNATION, "label", "host", "boot", "last_wall", "last_monotonic")
-    return _ended(taken.join(incarnations, [*_INCARNATION], "left"))
+    known = taken.join(incarnations, [*_INCARNATION], "left").withColumn(
+        _TURN, F.when(~several, F.lit(0)).cast("long")
+    )
+    last = {clock: F.greatest(F.col(f"last_{clock}"), F.col(f"start_entered_{clock}")) for clock in _CLOCKS}
+    return _ended(known, F.when(_failed(), EndedBy.FAILURE).otherwise(EndedBy.SILENCE), last)
+
+
+def in_turns(accesses: DataFrame, records: DataFrame, keep: Keep) -> DataFrame:
+    """The same with a row for each turn, where a node started again with the same token what it had stopped.
+
+    ``accesses`` are made of ``records`` and are looked at at once, so they should be persisted; ``keep`` may
+    persist the result. They are given back as they are if nothing was started again, which is the rule.
+    """
+    several = accesses.where(F.col(_TURN).isNull())
+    if several.isEmpty():
+        return accesses
+    whole = F.broadcast(several.select(*_ACCESS, F.struct(*several.columns).alias(_WHOLE)).alias("a"))
+    same = reduce(and_, (F.col(f"r.{name}").eqNullSafe(F.col(f"a.{name}")) for name in _ACCESS))
+    steps = _steps(records).alias("r").join(whole, same).select("r.*", _WHOLE)
+    turns = (
+        _with_turn(steps)
+        .groupBy(*_ACCESS, _TURN)
+        .agg(*_aggregates(), F.first(_WHOLE).alias(_WHOLE))
+        .withColumns({name: F.col(f"{_WHOLE}.{name}") for name in ("label", "host", "boot")})
+        .withColumns({name: F.col(f"{_WHOLE}.{name}") for name in _OF_THE_BARRIER})
+    )
+    ends = {clock: F.col(f"{_WHOLE}.end_{clock}") for clock in _CLOCKS}
+    apart = _ended(turns, F.col(f"{_WHOLE}.ended_by"), ends)
+    return keep("telling starts apart", accesses.where(F.col(_TURN).isNotNull()).unionByName(apart))
+
+
+def _steps(records: DataFrame) -> DataFrame:
+    return records.where(F.col("step").isin(*_OPENING, *_CLOSING) & F.col("resource").isNotNull())
+
+
+def _with_turn(steps: DataFrame) -> DataFrame:
+    """Each step with how often its access was started again after a stop, up to there."""
+    access = Window.partitionBy(*_ACCESS).orderBy("sequence")
+    before = access.rowsBetween(Window.unboundedPreceding, -1)
+    step = F.col("step")
+    edge = F.when(step.isin(Step.START_ENTERED, Step.STOP_RETURNED), step)
+    was_stopped = F.last(edge, ignorenulls=True).over(before) == Step.STOP_RETURNED
+    was_started = F.max(step == Step.START_ENTERED).over(before)
+    again = F.coalesce((step == Step.START_ENTERED) & was_stopped & was_started, F.lit(False))
+    return steps.withColumn(_TURN, again.cast("long")).withColumn(
+        _TURN, F.sum(_TURN).over(access.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    )
 
 
 def _aggregates() -> list[Column]:
-    entered = F.col("step") == Step.START_ENTERED
+    entered, removed = F.col("step") == Step.START_ENTERED, F.col("step") == Step.BARRIER_REMOVED
     return [
         *(part for step in _OPENING for part in _step(step, first=True)),
         *(part for step in _CLOSING for part in _step(step, first=False)),
         F.max(F.when(entered, F.col("sequence"))).alias(_LAST_START),
         F.max(F.when(entered, F.col("value")).cast("long")).alias("claim"),
-        F.max(F.when(F.col("step") == Step.BARRIER_REMOVED, F.col("revision"))).alias("removed_revision"),
+        F.max(F.when(removed, F.col("monotonic_time") - F.col("value"))).alias("removal_sent_monotonic"),
+        F.max(F.when(removed, F.col("revision"))).alias("removed_revision"),
         F.max("version").alias("version"),
         F.max("fenced").alias("fenced"),
         F.max("overlap_limit_s").alias("overlap_limit_s"),
     ]
+
+
+def _first_stop() -> Column:
+    stopped = F.col("step") == Step.STOP_RETURNED
+    return F.min(F.when(stopped, F.col("sequence"))).alias(_FIRST_STOP)
 
 
 def _step(step: Step, *, first: bool) -> list[Column]:
@@ -66,18 +142,24 @@ def _step(step: Step, *, first: bool) -> list[Column]:
     ]
 
 
-def _ended(taken: DataFrame) -> DataFrame:
-    """With the end of each access that was entered, and how it is known."""
+def _failed() -> Column:
+    """Whether OnStop raised after the last start."""
+    return F.coalesce(F.col("stop_failed_sequence") > F.col(_LAST_START), F.lit(False))
+
+
+def _ended(taken: DataFrame, otherwise: Column, ends: Mapping[str, Column]) -> DataFrame:
+    """With the end of each access that was entered, and how it is known.
+
+    Without a recorded stop that is ``otherwise``, and the end by each clock is that of ``ends``.
+    """
     entered = F.col("start_entered_sequence").isNotNull()
     stopped = entered & F.coalesce(F.col("stop_returned_sequence") > F.col(_LAST_START), F.lit(False))
     ended = taken.select(
         "*",
-        F.when(stopped, F.lit(EndedBy.STOP)).when(entered, F.lit(EndedBy.SILENCE)).alias("ended_by"),
+        F.when(stopped, F.lit(EndedBy.STOP)).when(entered, otherwise).alias("ended_by"),
         *(
-            F.when(stopped, F.col(f"stop_returned_{clock}"))
-            .when(entered, F.greatest(F.col(f"last_{clock}"), F.col(f"start_entered_{clock}")))
-            .alias(f"end_{clock}")
-            for clock in ("wall", "monotonic")
+            F.when(stopped, F.col(f"stop_returned_{clock}")).when(entered, end).alias(f"end_{clock}")
+            for clock, end in ends.items()
         ),
     )
     return ended.select(*ACCESSES.fieldNames())

@@ -22,18 +22,23 @@ if TYPE_CHECKING:
 
     from rebalanser.audit.options import Options
 
+ROUNDING_S: Final = 1e-6
+"""How far (seconds) a time may be off that is the difference of two."""
 SERIES: Final = ("protocol", "group", "resource")
 OWNER: Final = "owner"
 CLOCK: Final = "clock"
-_ORDER: Final = ("token", "process", "node")
+_ORDER: Final = ("token", "process", "node", "turn")
 _OF_OWNER: Final = (
     "start_entered_sequence", "start_entered_wall", "start_entered_monotonic",
-    "process", "node", "label", "host", "boot", "token", "fenced", "overlap_limit_s",
+    "process", "node", "turn", "label", "host", "boot", "token", "fenced", "overlap_limit_s",
     "barrier_added_sequence", "barrier_added_wall", "stop_returned_sequence", "stop_returned_wall",
-    "barrier_removed_sequence", "barrier_removed_wall", "removed_revision",
+    "stop_failed_sequence", "barrier_removed_sequence", "barrier_removed_wall", "removed_revision",
     "end_wall", "end_monotonic", "ended_by",
 )  # fmt: skip
 """What is carried along of an access. Numbers come first: structs are compared from their beginning."""
+_SURE_WALL: Final = "sure_wall"
+_SURE_MONOTONIC: Final = "sure_monotonic"
+_RELEASED: Final = "released"
 
 
 def suspects(accesses: DataFrame, options: Options) -> DataFrame:
@@ -43,14 +48,18 @@ def suspects(accesses: DataFrame, options: Options) -> DataFrame:
     ``key`` and the ``owner`` before that has the greatest one, null where there is none:
 
     - ``longest`` and ``longest_exact``: until when it keeps the next from starting; by wall time among those
-      whose release the registry does not confirm, and by monotonic time among all of the same boot;
+      whose release the registry does not confirm, and by monotonic time among all of the same boot. Access
+      whose OnStop raised counts until then;
+    - ``again`` and ``again_exact``: the same of what was started again with its token, which may begin after
+      the present access has ended and would hide a longer one before;
+    - ``unsure``: until when, by wall time, such access may have kept the next from starting;
     - ``removal``: the revision at which its barrier was removed;
     - ``latest`` and ``latest_exact``: when it started, on both clocks;
     - ``last``: its end by wall time;
     - ``previous``: its token.
     """
     ordered = accesses.where(F.col("token").isNotNull()).select(
-        *SERIES, *_ORDER, _clock().alias(CLOCK), F.struct(*_OF_OWNER).alias(OWNER)
+        *SERIES, *_ORDER, _clock().alias(CLOCK), F.struct(*_OF_OWNER, *_derived()).alias(OWNER)
     )
     cut = spread(bucketed(ordered, SERIES, "token", options.crowded), SERIES)
     exact = running_max(cut, (*SERIES, CLOCK), _ORDER, _exact_maxima())
@@ -58,14 +67,39 @@ def suspects(accesses: DataFrame, options: Options) -> DataFrame:
     return both.where(_may_contradict(options)).drop(*_ORDER, CLOCK, BUCKET)
 
 
+def _derived() -> list[Column]:
+    """Until when access surely lasted, by both clocks; and whether it ended before its barrier was removed.
+
+    That is so if its end was written before the removal, and not after the removal was asked for. If the
+    removal has a known revision no clock matters any more: see :func:`is_released`.
+    """
+    failed = F.col("ended_by") == EndedBy.FAILURE
+    sure = {
+        name: F.when(failed, F.col(f"stop_failed_{clock}")).otherwise(F.col(f"end_{clock}"))
+        for name, clock in ((_SURE_WALL, "wall"), (_SURE_MONOTONIC, "monotonic"))
+    }
+    released = (
+        (F.col("ended_by") == EndedBy.STOP)
+        & (F.col("stop_returned_sequence") < F.col("barrier_removed_sequence"))
+        & ~stopped_too_late()
+        & F.col("removed_revision").isNotNull()
+    )
+    return [
+        *(end.alias(name) for name, end in sure.items()),
+        F.coalesce(released, F.lit(False)).alias(_RELEASED),
+    ]
+
+
+def stopped_too_late() -> Column:
+    """Whether an access had not ended yet when the removal of its barrier was asked for, on one clock."""
+    return F.coalesce(
+        F.col("removal_sent_monotonic") < F.col("stop_returned_monotonic") - ROUNDING_S, F.lit(False)
+    )
+
+
 def is_released(owner: Column) -> Column:
     """Whether access had ended before the barrier was removed, at a known revision: no clock matters then."""
-    return F.coalesce(
-        (owner["ended_by"] == EndedBy.STOP)
-        & (owner["stop_returned_sequence"] < owner["barrier_removed_sequence"])
-        & owner["removed_revision"].isNotNull(),
-        F.lit(False),
-    )
+    return owner[_RELEASED]
 
 
 def may_overlap_for(owner: Column) -> Column:
@@ -92,11 +126,16 @@ def _clock() -> Column:
 def _maxima() -> Mapping[str, Column]:
     owner = F.col(OWNER)
     entered, limited = _entered(owner), _limited(owner)
-    until = owner["end_wall"] - may_overlap_for(owner)
+    spare_s = may_overlap_for(owner)
+    failed, first = owner["ended_by"] == EndedBy.FAILURE, owner["turn"] == 0
+    lasting = entered & limited & ~is_released(owner)
+    until = _keyed(owner[_SURE_WALL] - spare_s)
     return {
-        "longest": F.when(entered & limited & ~is_released(owner), _keyed(until)),
+        "longest": F.when(lasting & first, until),
+        "again": F.when(lasting & ~first, until),
+        "unsure": F.when(failed & limited, _keyed(owner["end_wall"] - spare_s)),
         "removal": F.when(owner["removed_revision"].isNotNull(), _keyed(owner["removed_revision"])),
-        "latest": F.when(entered & limited, _keyed(owner["start_entered_wall"] - may_overlap_for(owner))),
+        "latest": F.when(entered & limited, _keyed(owner["start_entered_wall"] - spare_s)),
         "last": F.when(entered, _keyed(owner["end_wall"])),
         "previous": F.when(entered, _keyed(F.col("token"))),
     }
@@ -105,9 +144,11 @@ def _maxima() -> Mapping[str, Column]:
 def _exact_maxima() -> Mapping[str, Column]:
     owner = F.col(OWNER)
     limited = _entered(owner) & _limited(owner)
-    spare_s = may_overlap_for(owner)
+    spare_s, first = may_overlap_for(owner), owner["turn"] == 0
+    until = _keyed(owner[_SURE_MONOTONIC] - spare_s)
     return {
-        "longest_exact": F.when(limited, _keyed(owner["end_monotonic"] - spare_s)),
+        "longest_exact": F.when(limited & first, until),
+        "again_exact": F.when(limited & ~first, until),
         "latest_exact": F.when(limited, _keyed(owner["start_entered_monotonic"] - spare_s)),
     }
 
@@ -118,7 +159,10 @@ def _may_contradict(options: Options) -> Column:
     removed_later = F.col("removal.key") > owner["token"]
     doubts = (
         F.col("longest.key") > wall,
+        F.col("again.key") > wall,
+        F.col("unsure.key") > wall,
         F.col("longest_exact.key") > monotonic,
+        F.col("again_exact.key") > monotonic,
         removed_later,
         F.col("latest.key") > wall,
         F.col("latest_exact.key") > monotonic,

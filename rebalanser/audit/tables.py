@@ -33,6 +33,8 @@ class EndedBy(StrEnum):
     """OnStop's return was recorded."""
     SILENCE = "silence"
     """It was not; the access is taken to last until the last record of its node."""
+    FAILURE = "failure"
+    """OnStop raised: the access surely lasted until then, and maybe until the last record of its node."""
 
 
 class FindingKind(StrEnum):
@@ -95,27 +97,34 @@ PROCESSES: Final = _table(
 """One row for each incarnation (``node``) of each process."""
 
 _STEPS: Final = (
-    "barrier_added", "start_entered", "start_returned", "stop_entered", "stop_returned", "barrier_removed",
+    "barrier_added", "start_entered", "start_returned", "stop_entered", "stop_returned", "stop_failed",
+    "barrier_removed",
 )  # fmt: skip
 
 ACCESSES: Final = StructType(
     [
         *_table(
-            protocol=_TEXT, group=_TEXT, resource=_TEXT, token=_WHOLE, process=_TEXT, node=_TEXT, label=_TEXT,
-            host=_TEXT, boot=_TEXT, version=_WHOLE, fenced=_FLAG, overlap_limit_s=_REAL,
+            protocol=_TEXT, group=_TEXT, resource=_TEXT, token=_WHOLE, process=_TEXT, node=_TEXT, turn=_WHOLE,
+            label=_TEXT, host=_TEXT, boot=_TEXT, version=_WHOLE, fenced=_FLAG, overlap_limit_s=_REAL,
         ),
         *(
             StructField(f"{step}_{part}", kind)
             for step in _STEPS
             for part, kind in (("sequence", _WHOLE), ("wall", _REAL), ("monotonic", _REAL))
         ),
-        *_table(removed_revision=_WHOLE, claim=_WHOLE, end_wall=_REAL, end_monotonic=_REAL, ended_by=_TEXT),
+        *_table(
+            removal_sent_monotonic=_REAL, removed_revision=_WHOLE, claim=_WHOLE,
+            end_wall=_REAL, end_monotonic=_REAL, ended_by=_TEXT,
+        ),
     ]
 )  # fmt: skip
 """One row for all that one process did with one token of one resource: barrier and ownership interval.
 
-Of a step taken twice with one token, the first start and barrier and the last stop count. ``token`` is the
-registry revision at which the barrier was added, ``removed_revision`` the one at which it was removed.
+A node that was out of touch may start again what it had stopped, with the same token: each start after a stop
+is a ``turn`` of its own, from 0 on, with what there is to say of the barrier. Of a step taken twice in one
+turn, the first start and barrier and the last stop count. ``token`` is the registry revision at which the
+barrier was added, ``removed_revision`` the one at which it was removed, which the node asked for at
+``removal_sent_monotonic`` the last time, null where the history does not tell.
 ``claim`` is the claim's number in Skuld. The end is :class:`EndedBy` ``ended_by``; it and ``start_entered_*``
 are null where a barrier was held and OnStart never entered.
 """

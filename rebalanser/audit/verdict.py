@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from rebalanser.audit.tables import Certainty, FindingKind
+from rebalanser.audit.times import lasting, moment
 from rebalanser.history import UnreadableReason
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Verdict(_Document):
     def _period(self) -> str:
         if self.first_wall is None or self.last_wall is None:
             return ""
-        return f" over {lasting(self.last_wall - self.first_wall)} from {moment(self.first_wall)}"
+        return f" over {lasting(self.last_wall - self.first_wall)} from {_to_the_second(self.first_wall)}"
 
     def _gap_sentences(self) -> Iterator[str]:
         if self.missing:
@@ -386,27 +386,13 @@ def _only(frame: DataFrame) -> Any:
     return row
 
 
-def moment(wall: float) -> str:
-    """A wall time for people, in UTC."""
-    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def lasting(seconds: float) -> str:
-    """A length of time for people: ``15 ms``, ``2.5 s``, ``3 h 20 min``, ``12 d 4 h``."""
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    if seconds < 86_400:
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
-    return f"{int(seconds // 86_400)} d {int(seconds % 86_400 // 3600)} h"
+def _to_the_second(wall: float) -> str:
+    return f"{moment(wall, milliseconds=False)} UTC"
 
 
 def _between(gap: Missing) -> str:
-    before = f"before {moment(gap.before_wall)}" if gap.before_wall is not None else "at the end"
-    after = f"after {moment(gap.after_wall)}" if gap.after_wall is not None else "from the beginning"
+    before = f"before {_to_the_second(gap.before_wall)}" if gap.before_wall is not None else "at the end"
+    after = f"after {_to_the_second(gap.after_wall)}" if gap.after_wall is not None else "from the beginning"
     reason = f" ({gap.reason})" if gap.reason else ""
     return f"{after} and {before}{reason}"
 

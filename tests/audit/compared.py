@@ -31,8 +31,8 @@ class Score:
     found: int = 0
     unseen: int = 0
     """True, and the records can't show it."""
-    unproven: int = 0
-    """Found of an owner whose OnStop raised: see :func:`is_unproven`."""
+    untrue: int = 0
+    """Found because a record is not true: see :func:`removed_nothing_of_its_own`."""
     missed: list[str] = field(default_factory=list)
     """True and shown by the records, and not found."""
     false: list[str] = field(default_factory=list)
@@ -70,9 +70,10 @@ def _case(finding: Mapping[str, Any]) -> Any:
     parties, resource = finding["parties"], finding["resource"]
     if finding["kind"] == "two_leaders":
         return int(finding["sentence"].split()[1])
-    if finding["kind"] == "token_order":
-        return resource, *min((p["token"], p["process"]) for p in parties)
-    return resource, *((p["token"], p["process"]) for p in parties)
+    if finding["kind"] == "barrier_overlap":
+        return resource, *((p["token"], p["process"]) for p in parties)
+    starts = [(w["process"], w["sequence"]) for w in finding["evidence"] if w["kind"] == "start_entered"]
+    return resource, *(starts[:1] if finding["kind"] == "token_order" else starts)
 
 
 def overlaps(run: Any) -> Iterator[tuple[Any, Any]]:
@@ -84,7 +85,7 @@ def overlaps(run: Any) -> Iterator[tuple[Any, Any]]:
         for at, one in enumerate(of_resource):
             for other in of_resource[at + 1 :]:
                 if one.process != other.process and _overlap(one, other):
-                    older, newer = sorted((one, other), key=lambda access: access.token)
+                    older, newer = sorted((one, other), key=lambda access: (access.token, access.process))
                     yield older, newer
 
 
@@ -92,73 +93,37 @@ def _overlap(one: Any, other: Any) -> bool:
     return (one.ends is None or one.ends > other.begins) and (other.ends is None or other.ends > one.begins)
 
 
-def lasted_s(run: Any, older: Any, newer: Any) -> float:
-    """For how long the pair overlapped, seconds, as measured by the smaller of the two ways round."""
-    ends = [run.ended if access.ends_wall is None else access.ends_wall for access in (older, newer)]
-    return min(ends[0] - newer.begins_wall, ends[1] - older.begins_wall)
-
-
-def is_hidden(run: Any, older: Any, newer: Any) -> bool:
+def is_hidden(older: Any, newer: Any) -> bool:
     """Whether the records of a pair can't show that they overlapped.
 
     That is so where one of them has no recorded stop and its node wrote nothing after the other had started:
-    it may have died before, for all that is written. It is also so where a start is not recorded, and where
-    the older one wrote that it stopped before it wrote that it had removed its barrier, at a revision below
-    the newer one's token: the barrier was gone before its removal was written, and revisions outweigh clocks.
-    Last, nobody knows when access ended whose OnStop raised.
+    it may have died before, for all that is written. From when OnStop raised nobody knows when access ended.
+    The records of a removal decide where they say that the older one had stopped before it asked for it,
+    which may be untrue: without its guards a registry lets a late request remove a barrier unasked. The start
+    that a run broke down at is not written.
     """
-    one, other = (run.written.get(access.name) for access in (older, newer))
-    if one is None or other is None or one.start_wall is None or other.start_wall is None:
+    one, other = older.written, newer.written
+    if one is None or other is None:
         return True
-    released = (
-        one.stop_wall is not None
-        and one.removed_sequence is not None
-        and one.removed_revision is not None
-        and one.stop_sequence < one.removed_sequence
-        and one.removed_revision < newer.token
-    )
-    silent = one.end_wall <= other.start_wall or other.end_wall <= one.start_wall
-    return released or silent or _raised(one) or _raised(other)
+    released = one.released
+    if released is not None and released.revision is not None and released.revision < newer.token:
+        return True
+    return bool(one.sure_end_wall <= other.start_wall or other.sure_end_wall <= one.start_wall)
 
 
-def _raised(written: Any) -> bool:
-    return bool(written.failed and written.stop_wall is None)
-
-
-def is_unproven(run: Any, pair: Any) -> bool:
-    """Whether it hangs on an owner whose OnStop raised, or that started again with the token that it had.
-
-    In the first case access is taken as not ended: by the oracle until the lease ends, of which the records
-    know nothing, and by the audit until the last record of the node. In the second the audit has one interval
-    for all that was done with the token. Each later owner is told once, perhaps against such an owner only.
-    """
-    resource, *owners = pair
-    both = [run.written[resource, process, token] for token, process in owners]
-    return any(
-        (_raised(one) or one.starts > 1) and one.end_wall > other.start_wall
-        for one, other in (both, both[::-1])
-    )
+def _pair(older: Any, newer: Any) -> Any:
+    return older.resource, older.name, newer.name
 
 
 def compare_overlaps(run: Any, found: Seen, score: Score) -> None:
     """Each later owner is told once, against one of the owners that it really overlapped with."""
     pairs = list(overlaps(run))
-    true = {
-        (older.resource, (older.token, older.process), (newer.token, newer.process)) for older, newer in pairs
-    }
-    hidden = {(newer.resource, newer.token) for _, newer in pairs}
-    hidden -= {(newer.resource, newer.token) for older, newer in pairs if not is_hidden(run, older, newer)}
+    true = {_pair(*pair) for pair in pairs}
+    shown = {(newer.resource, newer.name) for older, newer in pairs if not is_hidden(older, newer)}
     told = found.certain[OVERLAP]
-    unproven = {pair for pair in told - true if is_unproven(run, pair)}
-    score.unproven += len(unproven)
-    hidden |= {(resource, newer[0]) for resource, _, newer in unproven}
-    score.false += [f"{run.group} {pair}" for pair in sorted(told - true - unproven)]
-    score.add(
-        {(resource, newer[0]) for resource, _, newer in true},
-        {(resource, newer[0]) for resource, _, newer in told & true},
-        hidden,
-        run.group,
-    )
+    score.false += [f"{run.group} {pair}" for pair in sorted(told - true)]
+    later = {(resource, newer) for resource, _, newer in true}
+    score.add(later, {(resource, newer) for resource, _, newer in told & true}, later - shown, run.group)
 
 
 def compare_barriers(run: Any, found: Seen, score: Score) -> None:
@@ -169,11 +134,7 @@ def compare_barriers(run: Any, found: Seen, score: Score) -> None:
     true: set[Any] = set()
     for former in run.barriers:
         robbed = former.ended_by is not None and former.ended_by != former.node
-        held = [
-            w.removed_revision
-            for (r, _, t), w in run.written.items()
-            if (r, t) == (former.resource, former.token)
-        ]
+        held = run.removals.get((former.resource, former.token), set())
         removed = max((revision for revision in held if revision is not None), default=0)
         if robbed:
             true |= {
@@ -184,7 +145,7 @@ def compare_barriers(run: Any, found: Seen, score: Score) -> None:
             }
     told = {(resource, one[0], other[0]) for resource, one, other in found.certain["barrier_overlap"]}
     untrue = {case for case in told - true if removed_nothing_of_its_own(run, *case[:2])}
-    score.unproven += len(untrue)
+    score.untrue += len(untrue)
     shown = {case for case in true if (case[0], case[2]) in run.added and case[1] != case[2]}
     score.add(
         {(resource, token) for resource, former, token in true if former != token},
@@ -198,27 +159,24 @@ def compare_barriers(run: Any, found: Seen, score: Score) -> None:
 def removed_nothing_of_its_own(run: Any, resource: str, token: int) -> bool:
     """Whether a removal is written at another revision than that at which the registry lost the barrier.
 
-    A node that may remove what is not its own removes another's barrier, or none, and takes it for its own.
+    A node that may remove what is not its own removes another's barrier, or none, and takes it for its own:
+    no record tells the one from the other.
     """
     lost = {one.end_revision for one in run.barriers if (one.resource, one.token) == (resource, token)}
-    removed = {w.removed_revision for (r, _, t), w in run.written.items() if (r, t) == (resource, token)}
-    return not lost & removed
+    return not lost & run.removals.get((resource, token), set())
 
 
 def compare_tokens(run: Any, found: Seen, score: Score) -> None:
-    """A smaller token was first used after a larger one, by a clock that can tell them apart."""
-    first: dict[Any, Any] = {}
-    for access in run.accesses:
-        first.setdefault(access.name, access)
+    """A smaller token was used after a larger one, by a clock that can tell them apart."""
     true, hidden = set(), set()
-    for one in first.values():
+    for one in run.accesses:
         larger = [
             other
-            for other in first.values()
+            for other in run.accesses
             if other.resource == one.resource and other.token > one.token and other.begins < one.begins
         ]
         if larger:
-            case = (one.resource, one.token, one.process)
+            case = (one.resource, one.name)
             true.add(case)
             if all(other.begins_wall == one.begins_wall for other in larger):
                 hidden.add(case)
@@ -226,32 +184,43 @@ def compare_tokens(run: Any, found: Seen, score: Score) -> None:
 
 
 def compare_starts(run: Any, found: Seen, score: Score) -> None:
-    """OnStart was entered with a token that was not that of a barrier of the node."""
-    true = {(a.resource, (a.token, a.process)) for a in run.accesses if not a.guarded}
-    hidden = {(r, (t, p)) for r, (t, p) in true if (r, p, t) not in run.written}
+    """OnStart was entered with a token that was not that of a barrier of the node; told once of a token."""
+    first: dict[Any, Any] = {}
+    for access in run.accesses:
+        first.setdefault(access.key, access)
+    unguarded = [access for access in first.values() if not access.guarded]
+    true, hidden = (
+        {(access.resource, access.name) for access in of}
+        for of in (unguarded, [access for access in unguarded if access.written is None])
+    )
     score.add(true, found.certain["start_without_barrier"], hidden, run.group)
 
 
-def shows_removal(run: Any, access: Any) -> bool:
-    """Whether the records show that the barrier of an access was removed before its OnStop had returned."""
-    written = run.written.get(access.name)
-    if written is None or written.removed_sequence is None or written.start_wall is None:
-        return False
-    return written.stop_wall is None or written.removed_sequence < written.stop_sequence
+def shows_removal(access: Any) -> bool:
+    """Whether the records show that the barrier of an access was given up before its OnStop had returned."""
+    written = access.written
+    return written is not None and written.removal is not None and written.released is None
 
 
 def compare_steps(run: Any, found: Seen, score: Score) -> None:
-    """A node removed the barrier of a resource while it accessed it, or began to access it afterwards."""
+    """A node gave up the barrier of a resource while it accessed it, or began to access it afterwards.
+
+    It gave it up when it asked for the removal, even if that took effect later only.
+    """
     by_token = {(barrier.resource, barrier.token): barrier for barrier in run.barriers}
     true, hidden = set(), set()
     for access in run.accesses:
         barrier = by_token.get((access.resource, access.token))
-        if barrier is None or barrier.ends is None or barrier.ended_by != access.node:
-            continue
-        if access.ends is None or barrier.ends < access.ends:
-            case = (access.resource, (access.token, access.process))
+        went_first = (
+            barrier is not None
+            and barrier.ends is not None
+            and barrier.ended_by == access.node
+            and (access.ends is None or barrier.ends < access.ends)
+        )
+        if access.given_up or went_first:
+            case = (access.resource, access.name)
             true.add(case)
-            if not shows_removal(run, access):
+            if not shows_removal(access):
                 hidden.add(case)
     score.add(true, found.certain["step_order"], hidden, run.group)
 
@@ -296,28 +265,26 @@ def false_by_clocks(
     for run in runs:
         told = found.get(run.group, Seen())
         pairs = list(overlaps(run))
-        true = {(o.resource, (o.token, o.process), (n.token, n.process)) for o, n in pairs}
-        for pair in (told.certain[OVERLAP] | told.possible[OVERLAP]) - true:
-            resource, *owners = pair
-            one, other = (run.written[resource, process, token] for token, process in owners)
+        by_name = {access.name: access for access in run.accesses}
+        for pair in (told.certain[OVERLAP] | told.possible[OVERLAP]) - {_pair(*pair) for pair in pairs}:
+            one, other = (by_name[name].written for name in pair[1:])
             apart_s = max(other.start_wall - one.end_wall, one.start_wall - other.end_wall)
-            near = pair in told.possible[OVERLAP] and apart_s <= clock_error_s + CLOCK_STEP_S
-            if not near and not is_unproven(run, pair):
+            if pair in told.certain[OVERLAP] or apart_s > clock_error_s + CLOCK_STEP_S:
                 wrong.append(f"{run.group} {pair} did not overlap, by {apart_s:.4f} s")
         later = {(resource, newer) for resource, _, newer in told.certain[OVERLAP]}
         for older, newer in pairs:
-            long = shown_s(run, older, newer) > 2 * clock_error_s
-            if long and (newer.resource, (newer.token, newer.process)) not in later:
-                wrong.append(f"{run.group} {older.name} {newer.name} overlapped, and nothing is said")
+            long = shown_s(older, newer) > 2 * clock_error_s
+            if long and (newer.resource, newer.name) not in later:
+                wrong.append(f"{run.group} {_pair(older, newer)} overlapped, and nothing is said")
     return wrong
 
 
-def shown_s(run: Any, older: Any, newer: Any) -> float:
+def shown_s(older: Any, newer: Any) -> float:
     """For how long (seconds) the records show that the pair overlapped, the smaller of the two ways round."""
-    if is_hidden(run, older, newer):
+    if is_hidden(older, newer):
         return 0.0
-    one, other = (run.written[access.name] for access in (older, newer))
-    return min(one.end_wall - other.start_wall, other.end_wall - one.start_wall)
+    one, other = older.written, newer.written
+    return float(min(one.sure_end_wall - other.start_wall, other.sure_end_wall - one.start_wall))
 
 
 def table(runs: Iterable[Any], scores: Mapping[tuple[str, str], Score]) -> str:
@@ -328,7 +295,7 @@ def table(runs: Iterable[Any], scores: Mapping[tuple[str, str], Score]) -> str:
     lines = [
         (
             f"{'variant':34}{'seeds':>6}{'broken':>7} {'kind':22}{'true':>6}{'found':>6}{'unseen':>7}"
-            f"{'unproven':>9}{'missed':>7}{'false':>6}"
+            f"{'untrue':>7}{'missed':>7}{'false':>6}"
         )
     ]
     for variant, of in of_variant.items():
@@ -336,9 +303,9 @@ def table(runs: Iterable[Any], scores: Mapping[tuple[str, str], Score]) -> str:
         head = f"{variant:34}{len(of):6}{broken:7}"
         for kind in COMPARED:
             s = scores[variant, kind]
-            if s.true or s.unproven or s.false or kind == OVERLAP:
+            if s.true or s.untrue or s.false or kind == OVERLAP:
                 lines.append(
-                    f"{head} {kind:22}{s.true:6}{s.found:6}{s.unseen:7}{s.unproven:9}"
+                    f"{head} {kind:22}{s.true:6}{s.found:6}{s.unseen:7}{s.untrue:7}"
                     f"{len(s.missed):7}{len(s.false):6}"
                 )
                 head = " " * 47

@@ -57,10 +57,11 @@ class Histories:
     ) -> Self:
         """One access from ``start`` to ``stop``, in good order; without ``stop`` it ends in silence.
 
-        ``removed`` is the revision at which the barrier is removed, None for never; ``barrier`` whether there
-        is one at all.
+        ``removed`` is the revision at which the barrier is removed, None for never, and ``asked`` how many
+        seconds before that was asked for; ``barrier`` is whether there is one at all. OnStop ``raised``
+        instead of returning where that is a time.
         """
-        removed = fields.pop("removed", None)
+        removed, asked, raised = (fields.pop(name, None) for name in ("removed", "asked", "raised"))
         barrier = fields.pop("barrier", True)
         known = {"resource": "p", "token": token} | fields
         if barrier:
@@ -70,8 +71,12 @@ class Histories:
         if stop is not None:
             self.tell(group, who, "stop_entered", stop, **known)
             self.tell(group, who, "stop_returned", stop, **known)
+        if raised is not None:
+            self.tell(group, who, "stop_entered", raised, **known)
+            self.tell(group, who, "stop_failed", raised, **known)
         if removed is not None:
-            self.tell(group, who, "barrier_removed", (stop or start) + 0.01, **known, revision=removed)
+            at = (stop or raised or start) + 0.01
+            self.tell(group, who, "barrier_removed", at, **known, revision=removed, value=asked)
         return self
 
     def records(self, spark: SparkSession) -> DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,16 +18,18 @@ from typing import Any, Final
 from unittest import mock
 
 from rebalanser.history import Record
-from rebalanser.protocol.messages import FactKind
+from rebalanser.protocol.messages import FactKind, Perform, RemoveBarriers
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue
-from rebalanser.testing.simulation import PROFILES, Oracle, Violation, history_of
+from rebalanser.testing.simulation import PROFILES, Oracle, Process, Violation, history_of
 from rebalanser.testing.simulation import world as world_module
 from rebalanser.testing.simulation.safeguards import Safeguard, switched
 
 SAFEGUARDS_FILE: Final = Path(__file__).parents[1] / "simulation" / "test_safeguards.py"
 AFTERMATH_S: Final = 5.0
 SOUND: Final = "seed"
+ROUNDING_S: Final = 1e-6
+"""How far a time may be off that is the difference of two, in seconds."""
 SKEW_S: Final = 0.1
 """How far (seconds) each host's wall clock is off at most, where clocks are off."""
 
@@ -47,10 +49,19 @@ class Access:
     ends: int | None = None
     ends_wall: float | None = None
     stuck: bool = False
+    given_up: bool = False
+    """Whether the node asked for the removal of its barrier while it went on."""
+    written: Written | None = None
+    """What the records say of it; None where its start was not written."""
 
     @property
-    def name(self) -> tuple[str, str, int]:
-        return self.resource, self.process, self.token
+    def key(self) -> tuple[str, str, str, int]:
+        return self.resource, self.process, self.node, self.token
+
+    @property
+    def name(self) -> tuple[str, int]:
+        """Its process and the number of the record with which it began; or the moment, if nothing tells."""
+        return self.process, self.written.start_sequence if self.written else -self.begins
 
 
 @dataclass
@@ -67,29 +78,49 @@ class Barrier:
 
 
 @dataclass
-class Written:
-    """What the records of one group say of one token of one resource of one process."""
+class Removal:
+    """What the records say of the removal of a barrier."""
 
-    starts: int = 0
-    start_wall: float | None = None
+    sequence: int
+    revision: int | None
+    sent_monotonic: float
+
+
+@dataclass
+class Written:
+    """What the records say of one access: one start and all that came of it."""
+
+    node: str
+    start_wall: float
+    start_sequence: int
     stop_wall: float | None = None
     stop_sequence: int = -1
-    start_sequence: int = -1
-    removed_sequence: int | None = None
-    removed_revision: int | None = None
+    stop_monotonic: float = 0.0
+    failed_wall: float | None = None
+    """When OnStop raised: from then on nothing tells until when access lasted."""
     last_wall: float = 0.0
     """The wall time of the last record of the node."""
-    stop_entered_sequence: int | None = None
-    failed: bool = False
-    """Whether OnStop was entered and raised: from then on nothing tells until when access lasted."""
-    node: str = ""
+    removal: Removal | None = None
+
+    @property
+    def sure_end_wall(self) -> float:
+        """Until when the records show that access lasted."""
+        if self.stop_wall is None and self.failed_wall is not None:
+            return self.failed_wall
+        return self.end_wall
 
     @property
     def end_wall(self) -> float:
-        """Until when the records show that access lasted."""
-        if self.stop_wall is None or self.stop_sequence < self.start_sequence:
-            return self.last_wall
-        return self.stop_wall
+        """Until when it may have lasted, by the records."""
+        return self.last_wall if self.stop_wall is None else self.stop_wall
+
+    @property
+    def released(self) -> Removal | None:
+        """The removal that was asked for after the access had ended, by the records."""
+        removal = self.removal
+        if removal is None or self.stop_wall is None or removal.sequence < self.stop_sequence:
+            return None
+        return removal if removal.sent_monotonic >= self.stop_monotonic - ROUNDING_S else None
 
 
 @dataclass
@@ -102,7 +133,8 @@ class Run:
     barriers: list[Barrier]
     leaders: dict[int, set[str]]
     elected: dict[int, set[str]]
-    written: dict[tuple[str, str, int], Written]
+    removals: dict[tuple[str, int], set[int | None]]
+    """The revisions at which somebody wrote to have removed the barrier of a resource with a token."""
     added: set[tuple[str, int]]
     """Resources and tokens of the barriers that somebody wrote to have added."""
     records: int
@@ -178,6 +210,12 @@ class Onlooker(Oracle):
                 else:
                     access.stuck = True
         self._ask(super().stop_returned, process, resources, error)
+
+    def removing(self, process: Any, barriers: Mapping[str, int]) -> None:
+        """A node asks for the removal of barriers."""
+        for resource, token in barriers.items():
+            for access in self._going_on(process=process.stem, resource=resource, token=token):
+                access.given_up = True
 
     def died(self, process: Any) -> None:
         for access in list(self._going_on(process=process.stem)):
@@ -268,28 +306,41 @@ def run(seed: int, without: str | None = None) -> tuple[Run, list[Record]]:
         onlookers.append(Onlooker(world))
         return onlookers[-1]
 
+    def carry_out(process: Process, effect: Any) -> None:
+        match effect:
+            case Perform(command=RemoveBarriers(barriers=barriers)):
+                onlookers[0].removing(process, barriers)
+        carried_out(process, effect)
+
+    carried_out = Process._carry_out
     safeguard = safeguards()[without] if without else None
     switches = (*safeguard.switches, *safeguard.second_line) if safeguard else ()
     profile = PROFILES[safeguard.profile] if safeguard else next(iter(PROFILES.values()))
-    with mock.patch.object(world_module, "Oracle", look), switched(switches):
+    watched = (
+        mock.patch.object(world_module, "Oracle", look),
+        mock.patch.object(Process, "_carry_out", carry_out),
+    )
+    with watched[0], watched[1], switched(switches):
         history = history_of(seed, profile, group=group, make_world=Watched)
     (onlooker,) = onlookers
     first = onlooker.first
     violation = (first.rule, str(first)) if first else None
     if violation is None and history.report.violations:
         violation = history.report.violations[0][1:]
+    accesses = [replace(a, process=f"{group}/{a.process}", node=f"{group}/{a.node}") for a in onlooker.seen]
+    tell_what_is_written(accesses, history.records)
     return (
         Run(
             group,
             violation,
-            [replace(a, process=f"{group}/{a.process}", node=f"{group}/{a.node}") for a in onlooker.seen],
+            accesses,
             [
                 replace(b, node=f"{group}/{b.node}", ended_by=b.ended_by and f"{group}/{b.ended_by}")
                 for b in onlooker.log.values()
             ],
             {term: {f"{group}/{node}" for node in nodes} for term, nodes in onlooker.led.items()},
             elected(history.records),
-            written(history.records),
+            removals(history.records),
             {
                 (record.resource, record.token)
                 for record in history.records
@@ -313,36 +364,50 @@ def elected(records: Iterable[Record]) -> dict[int, set[str]]:
     return found
 
 
-def written(records: Sequence[Record]) -> dict[tuple[str, str, int], Written]:
-    """What the records say of each token of each resource of each process."""
-    found: dict[tuple[str, str, int], Written] = defaultdict(Written)
+def removals(records: Iterable[Record]) -> dict[tuple[str, int], set[int | None]]:
+    """At which revisions somebody wrote to have removed a barrier."""
+    found: dict[tuple[str, int], set[int | None]] = defaultdict(set)
+    for record in records:
+        if record.kind == FactKind.BARRIER_REMOVED and record.resource and record.token is not None:
+            found[record.resource, record.token].add(record.revision)
+    return dict(found)
+
+
+def tell_what_is_written(accesses: Sequence[Access], records: Sequence[Record]) -> None:
+    """Put beside each access what the records say of it."""
+    begun: dict[Any, list[Access]] = defaultdict(list)
+    for access in accesses:
+        begun[access.key].append(access)
+    told = written(records)
+    for key, of_key in begun.items():
+        for access, tells in zip(of_key, told.get(key, []), strict=False):
+            access.written = tells
+
+
+def written(records: Sequence[Record]) -> dict[tuple[str, str, str, int], list[Written]]:
+    """What the records say of each start of each process with a token of a resource."""
+    found: dict[tuple[str, str, str, int], list[Written]] = defaultdict(list)
     last: dict[str, float] = {}
-    failed: dict[str, int] = {}
+    removed: dict[tuple[str, str, str, int], Removal] = {}
     for record in records:
         last[record.node] = record.wall_time
-        if record.kind == FactKind.STOP_FAILED:
-            failed[record.node] = record.sequence
         if record.resource is None or record.token is None:
             continue
+        key = (record.resource, record.process, record.node, record.token)
         if record.kind == FactKind.START_ENTERED:
-            mine = found[record.resource, record.process, record.token]
-            mine.node = record.node
-            mine.starts += 1
-            mine.start_wall = record.wall_time if mine.start_wall is None else mine.start_wall
-            mine.start_sequence = record.sequence
-        elif record.kind == FactKind.STOP_RETURNED:
-            mine = found[record.resource, record.process, record.token]
-            if record.node == mine.node:
-                mine.stop_wall, mine.stop_sequence = record.wall_time, record.sequence
-        elif record.kind == FactKind.STOP_ENTERED:
-            found[record.resource, record.process, record.token].stop_entered_sequence = record.sequence
+            found[key].append(Written(record.node, record.wall_time, record.sequence))
         elif record.kind == FactKind.BARRIER_REMOVED:
-            mine = found[record.resource, record.process, record.token]
-            mine.removed_sequence, mine.removed_revision = record.sequence, record.revision
-    for mine in found.values():
-        mine.last_wall = last.get(mine.node, 0.0)
-        stopping, raised = mine.stop_entered_sequence, failed.get(mine.node)
-        mine.failed = stopping is not None and raised is not None and stopping < raised
+            assert record.value is not None
+            removed[key] = Removal(record.sequence, record.revision, record.monotonic_time - record.value)
+        elif record.kind == FactKind.STOP_RETURNED and found[key]:
+            mine = found[key][-1]
+            mine.stop_wall, mine.stop_sequence = record.wall_time, record.sequence
+            mine.stop_monotonic = record.monotonic_time
+        elif record.kind == FactKind.STOP_FAILED and found[key]:
+            found[key][-1].failed_wall = record.wall_time
+    for key, starts in found.items():
+        for mine in starts:
+            mine.last_wall, mine.removal = last[mine.node], removed.get(key)
     return dict(found)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser.audit.accesses import accesses
+from rebalanser.audit.accesses import accesses, in_turns
 from rebalanser.audit.clocks import clocks
 from rebalanser.audit.invariants import ALL, judged
 from rebalanser.audit.options import Options
@@ -81,6 +81,43 @@ def overlaps(cases: Cases) -> None:
     expect("a possible longer one hides none", "overlap certain", "overlap certain").own(
         "a", 5, 0, 9.1, **HOST
     ).own("x", 6, 1, None).tell("x", None, 9.3).own("b", 8, 9, 20, **HOST)
+    expect("raised, then the next", "overlap possible").own("a", 5, 0, None, raised=10).tell(
+        "a", None, 25
+    ).own("b", 7, 20, 30)
+    expect("raised, and the next before", "overlap certain").own("a", 5, 0, None, raised=10).tell(
+        "a", None, 25
+    ).own("b", 7, 5, 30)
+    expect("raised, on one clock", "overlap possible").own("a", 5, 0, None, raised=10, **HOST).tell(
+        "a", None, 25, **HOST
+    ).own("b", 7, 24.999, 30, **HOST)
+    expect("raised, silent before the next").own("a", 5, 0, None, raised=10).tell("a", None, 12).own(
+        "b", 7, 20, 30
+    )
+    for name, clock in (("one that raised hides none", {}), ("nor on one clock", HOST)):
+        expect(name, "overlap possible", "overlap certain").own("x", 5, 3, None, raised=10, **clock).tell(
+            "x", None, 50, **clock
+        ).own("y", 6, 20, 40, **clock).own("b", 7, 30, 100, **clock)
+    expect("started again after the next", "token_order certain").own("a", 5, 0, 10).own("b", 7, 12, 20).own(
+        "a", 5, 21, 30, barrier=False
+    )
+    expect("started again, and the next before", "overlap certain").own("a", 5, 0, 10).own(
+        "a", 5, 12, 30, barrier=False
+    ).own("b", 7, 20, 40)
+    for name, clock in (("one started again hides none", {}), ("nor on its own clock", HOST)):
+        expect(name, "token_order certain", "overlap certain").own("a", 5, 0, 10, **clock).own(
+            "b", 7, 5, 20, **clock
+        ).own("a", 5, 30, 40, barrier=False, **clock)
+    expect("paused for the next", "token_order certain").own("a", 5, 0, 10, **NELI).own(
+        "b", 7, 12, 20, **NELI
+    ).own("a", 5, 30, 40, **NELI)
+    expect(
+        "several barriers stood",
+        *("barrier_overlap certain", "overlap certain", "barrier_overlap certain", "overlap certain"),
+    ).own("a", 5, 0, 10, removed=20).own("x", 6, 1, 30, removed=19).own("b", 7, 12, 40)
+    expect("asked for while OnStop ran", "step_order certain", "overlap certain").own(
+        "a", 5, 0, 10, removed=6, asked=1.5
+    ).own("b", 7, 9, 20)
+    expect("asked for after OnStop").own("a", 5, 0, 10, removed=6, asked=0.01).own("b", 7, 9, 20)
     expect("again the same", *NOTHING).own("a", 5, 0, 10, removed=6).own("a", 7, 10, 20, removed=8)
     expect("neli handed over").own("a", 5, 0, 10, **NELI).own("b", 7, 9.8, 20, **NELI)
     expect("neli at once", "overlap certain").own("a", 5, 0, 10, **NELI).own("b", 7, 9, 20, **NELI)
@@ -102,6 +139,16 @@ def barriers(cases: Cases) -> None:
     expect = cases.expect
     expect("barrier held twice", "barrier_overlap certain").own("a", 5, 0, 10, removed=9).own(
         "b", 7, 10.5, 20, removed=12
+    )
+    expect("barrier held twice, and none added", "start_without_barrier certain").own(
+        "a", 5, 0, 10, removed=9
+    ).own("b", 7, 10.5, 20, barrier=False)
+    expect("removed, though OnStop raised", "step_order certain").own("a", 5, 0, None, raised=10, removed=6)
+    expect("started again, unguarded", "start_without_barrier certain").own("a", 5, 0, 10, barrier=False).own(
+        "a", 5, 11, 20, barrier=False
+    )
+    expect("removed between two starts", "step_order certain").own("a", 5, 0, 10, removed=6).own(
+        "a", 5, 11, 20, barrier=False
     )
     expect("no barrier", "start_without_barrier certain").own("a", 5, 0, 10, barrier=False)
     expect("no token", "start_without_barrier certain").own("a", None, 0, 10, barrier=False)
@@ -201,6 +248,7 @@ def found(spark: SparkSession, new_histories: Any) -> dict[str, list[Row]]:
     _clocks_apart(histories)
     records = histories.records(spark).persist()
     owned = accesses(records, histories.processes(records)).persist()
+    owned = in_turns(owned, records, lambda _words, frame: frame.persist())
     doubtful = suspects(owned, OPTIONS).persist()
     apart = clocks(records, doubtful, OPTIONS).persist()
     judged_case = judged(records, owned, doubtful, OPTIONS, apart)
@@ -231,7 +279,7 @@ def test_every_violation_is_found_and_nothing_else(found: dict[str, list[Row]]) 
 def test_a_finding_says_what_happened(found: dict[str, list[Row]]) -> None:
     (row,) = found["two hosts at once"]
     assert row["sentence"] == (
-        "two hosts at once/p had two owners for 5.00 s: a (token 5) had not stopped when b (token 7) started"
+        "two hosts at once/p had two owners for 5 s: a (token 5) had not stopped when b (token 7) started"
     )
     assert (row["rule"], row["lasts_s"], row["uncertainty_s"], row["fenced"]) == ("RB-1", 5.0, 0.5, None)
     assert (row["begins"], row["ends"]) == (1_700_000_005.0, 1_700_000_010.0)
@@ -249,6 +297,8 @@ def test_a_finding_says_what_happened(found: dict[str, list[Row]]) -> None:
 def test_what_is_not_certain_says_why(found: dict[str, list[Row]]) -> None:
     assert "may be 500 ms apart, so it may be none" in found["within the clock error"][0]["sentence"]
     assert "no end of its access is recorded" in found["woke too late"][0]["sentence"]
+    told = found["raised, then the next"][0]["sentence"]
+    assert told.endswith("the OnStop of a raised: how long it went on is unknown")
 
 
 def test_a_fenced_overlap_says_that_receivers_refused_the_older_one(found: dict[str, list[Row]]) -> None:
@@ -261,7 +311,7 @@ def test_exact_times_have_no_uncertainty(found: dict[str, list[Row]]) -> None:
     (row,) = found["one clock decides"]
     assert row["uncertainty_s"] == 0.0
     assert row["lasts_s"] == pytest.approx(0.001)
-    assert "for 1.00 ms" in row["sentence"]
+    assert "for 1 ms" in row["sentence"]
 
 
 def test_clocks_proven_apart_make_nothing_certain(found: dict[str, list[Row]]) -> None:

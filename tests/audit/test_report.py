@@ -23,6 +23,7 @@ from rebalanser.audit.tables import (
     GAPS,
     HANDLERS,
     LEADERS,
+    LOADS,
     PARTY,
     PROCESSES,
     QUARANTINE,
@@ -30,6 +31,7 @@ from rebalanser.audit.tables import (
     UNAVAILABILITY,
     WITNESS,
 )
+from rebalanser.audit.weights import DECIMALS, LEAST_WEIGHT, MOST_WEIGHT
 from rebalanser.testing.browser import ARGUMENTS
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ SCHEMAS: dict[str, StructType] = {
     "handlers": HANDLERS,
     "balance": BALANCE,
     "leaders": LEADERS,
+    "loads": LOADS,
 }
 
 
@@ -194,6 +197,24 @@ def some_leaders(spark: SparkSession, terms: int, every_s: float, group: str = "
     return frame(spark, LEADERS, rows)
 
 
+def some_loads(spark: SparkSession, resources: int, group: str = "orders") -> DataFrame:
+    """The first resources take most: the load of each next one is a little smaller."""
+    load = 400.0 / (f.col("id") + 10)
+    relative = load / f.lit(sum(400.0 / (number + 10) for number in range(resources)) / resources)
+    known: dict[str, Column] = {
+        "protocol": f.lit("group"),
+        "group": f.lit(group),
+        "resource": f.format_string("orders/partition-%d", "id"),
+        "samples": f.lit(120),
+        "load": load,
+        "weight": f.round(f.greatest(f.lit(LEAST_WEIGHT), f.least(f.lit(MOST_WEIGHT), relative)), DECIMALS),
+        "last_wall": f.lit(NOON + 3_600.0),
+    }
+    return spark.range(resources).select(
+        *(known[each.name].cast(each.dataType).alias(each.name) for each in LOADS.fields)
+    )
+
+
 def finding(number: int, **fields: Any) -> dict[str, Any]:
     """An overlap of two owners."""
     begins = NOON + 3_600 * (1 + number % 5)
@@ -249,6 +270,7 @@ def healthy(spark: SparkSession) -> ReportInput:
         processes=some_processes(spark, 4, 8),
         rebalances=some_rebalances(spark, 24, 1_200.0),
         leaders=some_leaders(spark, 2, 14_400.0),
+        loads=some_loads(spark, 24),
     )
 
 
@@ -303,6 +325,7 @@ def large(spark: SparkSession) -> ReportInput:
         processes=some_processes(spark, 50, 12),
         rebalances=some_rebalances(spark, 2_000, 21.6),
         leaders=some_leaders(spark, 40, 1_080.0),
+        loads=some_loads(spark, 10_000),
     )
 
 
@@ -441,6 +464,25 @@ def test_ten_thousand_resources_stay_readable(browser: Browser, reports: Reports
     seen.page.context.close()
 
 
+@pytest.mark.rule("AU-7")
+def test_loads_and_the_weights_that_follow_are_told(browser: Browser, reports: Reports) -> None:
+    seen = opened(browser, reports["healthy"])
+    loads = seen.page.locator("#loads")
+    assert "24 resources reported their load, in 2\u202f880 samples" in loads.inner_text()
+    loads.locator("details").evaluate("one => one.open = true")
+    heaviest = loads.locator("tbody tr").nth(1).locator("td").all_inner_texts()
+    assert heaviest == ["orders/partition-0", "orders", "40", "2", "120", "2026-03-01 13:00:00.000"]
+    assert loads.locator(".plot").count() == 1
+    ticks = loads.locator(".yaxislayer-above .ytick").all_text_contents()
+    assert ticks == [f"orders/partition-{number}" for number in range(24)]
+    assert "--apply" in loads.inner_text()
+    seen.page.context.close()
+    large = opened(browser, reports["large"])
+    assert large.page.locator("#loads tbody tr").count() == 1 + Limits().worst
+    assert large.page.locator("#loads .plot").count() == 2, "and how many get which weight"
+    large.page.context.close()
+
+
 def test_the_text_needs_no_javascript(browser: Browser, reports: Reports) -> None:
     seen = opened(browser, reports["broken"], java_script_enabled=False)
     assert seen.page.locator("details.finding").count() == 7
@@ -520,5 +562,5 @@ def test_names_and_shares_are_said_shortly_and_never_wrongly() -> None:
     assert words.percent(9_999, 10_000) == "over 99.9 %"
     assert words.percent(1, 100_000) == "under 0.1 %"
     assert words.period(NOON, NOON + 1.5) == "2026-03-01 12:00:00.000 to 12:00:01.500"
-    assert words.moment(1e300) == f"{1e300:.3f} s since 1970"
+    assert words.moment(1e300) == "1e+300 s since 1970"
     assert sorted(["s-10", "s-9", "a"], key=words.natural) == ["a", "s-9", "s-10"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,18 +106,16 @@ def test_with_all_safeguards_on_only_what_the_bound_allows_is_found(
 
 @pytest.mark.rule("AU-3")
 def test_every_access_is_an_interval_of_the_audit(runs: list[Any], exact: dict[str, Any]) -> None:
-    rows = {(row["group"], row["resource"], row["process"], row["token"]): row for row in exact["accesses"]}
-    seen: dict[tuple[str, str, str, int], list[Any]] = defaultdict(list)
-    for run in runs:
-        for access in run.accesses:
-            if (written := run.written.get(access.name)) and written.start_wall is not None:
-                seen[run.group, *access.name].append(access)
+    rows = {(row["process"], row["start_entered_sequence"]): row for row in exact["accesses"]}
+    assert len(rows) == len(exact["accesses"])
+    seen = {access.name: access for run in runs for access in run.accesses if access.written is not None}
     assert rows.keys() == seen.keys()
-    for name, accesses in seen.items():
+    for name, access in seen.items():
         row = rows[name]
-        assert row["start_entered_wall"] == min(access.begins_wall for access in accesses)
+        assert (row["resource"], row["node"], row["token"]) == (access.resource, access.node, access.token)
+        assert row["start_entered_wall"] == access.begins_wall
         if row["ended_by"] == "stop":
-            assert row["end_wall"] == max(access.ends_wall for access in accesses)
+            assert row["end_wall"] == access.ends_wall
 
 
 @pytest.mark.rule("AU-5")

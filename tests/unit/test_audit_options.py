@@ -29,7 +29,6 @@ from rebalanser.audit.verdict import (
     Count,
     Missing,
     Unread,
-    lasting,
 )
 from rebalanser.audit.weights import changes
 from rebalanser.cli import app, main
@@ -298,13 +297,6 @@ class TestVerdict:
             "Clocks: that of a is at least 2 h 1 min behind that of b; comparisons between them allow for it."
         )
         assert told[-1] == "Clocks: 2 more pairs of hosts disagree."
-
-    @pytest.mark.parametrize(
-        ("seconds", "words"),
-        [(0.0154, "15.4 ms"), (2.5, "2.5 s"), (61, "1 min 1 s"), (7_260, "2 h 1 min"), (93_600, "1 d 2 h")],
-    )
-    def test_lengths_of_time_are_words(self, seconds: float, words: str) -> None:
-        assert lasting(seconds) == words
 
 
 class TestFiles:

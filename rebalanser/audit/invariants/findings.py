@@ -36,16 +36,6 @@ def text(template: str, *parts: Column) -> Column:
     return F.concat(*filled, F.lit(pieces[-1]))
 
 
-def lasting(seconds: Column) -> Column:
-    """A duration for people: ``1.2 ms``, ``3.40 s``, ``12.5 min``, ``3.0 h``."""
-    return (
-        F.when(seconds < 1, F.format_string("%.3g ms", seconds * 1000))
-        .when(seconds < 120, F.format_string("%.2f s", seconds))
-        .when(seconds < 7200, F.format_string("%.1f min", seconds / 60))
-        .otherwise(F.format_string("%.1f h", seconds / 3600))
-    )
-
-
 def by_protocol(rules: Mapping[Protocol, str]) -> Column:
     """The rule that holds in the protocol of the row."""
     chain = F.lit(None).cast("string")

@@ -11,7 +11,6 @@ from rebalanser.audit.invariants.findings import (
     by_protocol,
     certain_if,
     findings,
-    lasting,
     named,
     party,
     subject,
@@ -20,6 +19,7 @@ from rebalanser.audit.invariants.findings import (
 )
 from rebalanser.audit.successions import OWNER, has_barriers, may_overlap_for
 from rebalanser.audit.tables import EndedBy, FindingKind
+from rebalanser.audit.times import lasting_column
 from rebalanser.history import Protocol, Step
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _EARLIER: Final = "earlier"
 _UNCERTAIN: Final = "uncertainty_s"
+_UNSURE: Final = "unsure_end"
 _OVERLAP_RULES: Final = {
     Protocol.GROUP: "RB-1",
     Protocol.SHIVA: "SH-13",
@@ -50,40 +51,71 @@ def overlap(case: Case) -> DataFrame:
     """Accesses that began while one of an earlier token lasted, each against the one that lasted longest.
 
     Times of one boot are exact. Times of two hosts are certain beyond the uncertainty of their clocks; within
-    it they tell something only of an owner that is not known to have stopped in good order (AU-5).
+    it they tell something only of an owner that is not known to have stopped in good order (AU-5). Where
+    OnStop raised nothing is certain of the time after that.
     """
     later = F.col(OWNER)
-    on_boot = F.col("longest_exact.owner")
-    exact = (on_boot["end_monotonic"] - may_overlap_for(on_boot) > later["start_entered_monotonic"]) & (
-        later["end_monotonic"] >= on_boot["start_entered_monotonic"]
-    )
+    on_boot, by_wall, unsure = _longest_on_boot(), _longest_by_wall(), F.col("unsure")
     pairs = (
         case.suspects.where(later["start_entered_sequence"].isNotNull())
-        .withColumn("exact", F.coalesce(exact, F.lit(False)))
-        .withColumn(_EARLIER, F.when(F.col("exact"), on_boot).otherwise(_longest_by_wall()[OWNER]))
-        .where(F.col(_EARLIER).isNotNull() & (F.col("exact") | ~_of_one_clock()))
+        .withColumns({"on_boot": on_boot[OWNER], "by_wall": by_wall[OWNER]})
+        .withColumn(_UNSURE, F.coalesce("on_boot", "by_wall").isNull())
+        .withColumn(_EARLIER, F.coalesce("on_boot", "by_wall", unsure[OWNER]))
+        .where(F.col(_EARLIER).isNotNull())
+        .withColumn("exact", _of_one_clock())
     )
     return _overlaps(_overlapping(pairs, case))
 
 
 def _of_one_clock() -> Column:
+    return _on_one_clock(F.col(_EARLIER), F.col(OWNER))
+
+
+def _on_one_clock(earlier: Column, later: Column) -> Column:
     """Whether the monotonic times of both owners are of one clock, so that wall times have nothing to add."""
-    earlier, later = F.col(_EARLIER), F.col(OWNER)
     return F.coalesce(earlier["boot"] == later["boot"], earlier["process"] == later["process"])
 
 
+def _longest_on_boot() -> Column:
+    """The longest of those on the clock of the present owner that overlap with it, null where none does."""
+
+    def overlapping(longest: Column) -> Column:
+        later = F.col(OWNER)
+        begun = later["sure_monotonic"] >= longest["owner"]["start_entered_monotonic"]
+        return F.when((longest["key"] > later["start_entered_monotonic"]) & begun, longest)
+
+    return F.greatest(*(overlapping(F.col(name)) for name in ("longest_exact", "again_exact")))
+
+
 def _longest_by_wall() -> Column:
-    """The longest among those not released, and the one released after the token of the present owner."""
-    removal = F.col("removal.owner")
-    late = (F.col("removal.key") > F.col(OWNER)["token"]) & removal["end_wall"].isNotNull()
-    until = removal["end_wall"] - may_overlap_for(removal)
-    return F.greatest(F.col("longest"), F.when(late, F.struct(until.alias("key"), removal.alias(OWNER))))
+    """The longest of those on other clocks that overlap with the present owner by wall time, null for none.
+
+    These are such as are not released, and those released after the token of the present owner: the one that
+    was released last, and the one that ended last.
+    """
+    later = F.col(OWNER)
+
+    def released_late(owner: Column) -> Column:
+        late = (owner["removed_revision"] > later["token"]) & owner["end_wall"].isNotNull()
+        until = owner["sure_wall"] - may_overlap_for(owner)
+        return F.when(late, F.struct(until.alias("key"), owner.alias(OWNER)))
+
+    def overlapping(longest: Column) -> Column:
+        begun = later["sure_wall"] >= longest["owner"]["start_entered_wall"]
+        longer = (longest["key"] > later["start_entered_wall"]) & begun
+        return F.when(longer & ~_on_one_clock(longest["owner"], later), longest)
+
+    candidates = (
+        *(F.col(name) for name in ("longest", "again")),
+        *(released_late(F.col(f"{name}.owner")) for name in ("removal", "last")),
+    )
+    return F.greatest(*(overlapping(candidate) for candidate in candidates))
 
 
 def _overlapping(pairs: DataFrame, case: Case) -> DataFrame:
     """The pairs that overlap, with what the clocks allow to say of them."""
     earlier, later = F.col(_EARLIER), F.col(OWNER)
-    start, end = _by_clock("start_entered"), _by_clock("end")
+    start, end = _by_clock("start_entered"), _until()
     shared_s = F.least(end(earlier), end(later)) - F.greatest(start(earlier), start(later))
     measured = (
         pairs.withColumn("earlier_lasts_s", end(earlier) - start(later) - may_overlap_for(earlier))
@@ -93,9 +125,14 @@ def _overlapping(pairs: DataFrame, case: Case) -> DataFrame:
     )
     doubted = _with_uncertainty(measured, case)
     beyond = F.least("earlier_lasts_s", "later_lasts_s") > F.col(_UNCERTAIN)
-    return doubted.withColumn("certain", F.col("exact") | beyond).where(
-        F.col("certain") | ~_is_in_good_order(earlier)
-    )
+    certain = ~F.col(_UNSURE) & (F.col("exact") | beyond)
+    return doubted.withColumn("certain", certain).where(F.col("certain") | ~_is_in_good_order(earlier))
+
+
+def _until() -> Callable[[Column], Column]:
+    """The end of an access: the sure one, or the last possible one where only that overlaps."""
+    sure, possible = _by_clock("sure"), _by_clock("end")
+    return lambda owner: F.when(F.col(_UNSURE), possible(owner)).otherwise(sure(owner))
 
 
 def _is_in_good_order(owner: Column) -> Column:
@@ -113,7 +150,7 @@ def _overlaps(pairs: DataFrame) -> DataFrame:
         text(
             "{} had two owners for {}: {} (token {}) had not stopped when {} (token {}) started",
             subject(),
-            lasting(F.col("lasts_s")),
+            lasting_column(F.col("lasts_s")),
             named(first, second),
             first["token"],
             named(second, first),
@@ -123,8 +160,12 @@ def _overlaps(pairs: DataFrame) -> DataFrame:
             F.lit("")
         ),
         F.when(
-            ~F.col("certain"),
-            text("; their clocks may be {} apart, so it may be none", lasting(F.col(_UNCERTAIN))),
+            F.col(_UNSURE),
+            text("; the OnStop of {} raised: how long it went on is unknown", named(earlier, later)),
+        ).otherwise(F.lit("")),
+        F.when(
+            ~F.col("certain") & ~F.col(_UNSURE),
+            text("; their clocks may be {} apart, so it may be none", lasting_column(F.col(_UNCERTAIN))),
         ).otherwise(F.lit("")),
         F.when(
             _fenced(),
@@ -144,20 +185,26 @@ def _overlaps(pairs: DataFrame) -> DataFrame:
         evidence=[
             _witness(earlier, Step.START_ENTERED),
             _witness(earlier, Step.STOP_RETURNED),
+            _witness(earlier, Step.STOP_FAILED),
             _witness(later, Step.START_ENTERED),
         ],
         begins=begins,
-        ends=F.greatest(begins, F.least(earlier["end_wall"], later["end_wall"])),
+        ends=F.greatest(begins, F.least(*(_wall_end(owner) for owner in (earlier, later)))),
         lasts_s=F.col("lasts_s"),
         uncertainty_s=F.col(_UNCERTAIN),
         fenced=_fenced(),
     )
 
 
+def _wall_end(owner: Column) -> Column:
+    return F.when(F.col(_UNSURE), owner["end_wall"]).otherwise(owner["sure_wall"])
+
+
 def barrier_overlap(case: Case) -> DataFrame:
     """Barriers that were added at a revision before the one at which an earlier one was removed: certain."""
     earlier, later = F.col("removal.owner"), F.col(OWNER)
-    pairs = case.suspects.where(F.col("removal.key") > later["token"])
+    stood = later["barrier_added_sequence"].isNotNull() & (later["turn"] == 0)
+    pairs = case.suspects.where(stood & (F.col("removal.key") > later["token"]))
     sentence = text(
         "the barrier of {} was held by two: {} (token {}) removed it at revision {} only, "
         "and {} had added it at revision {}",
@@ -200,9 +247,9 @@ def unowned(case: Case) -> DataFrame:
     )
     long = _with_uncertainty(gaps, case).where(F.col("lasts_s") - F.col(_UNCERTAIN) > limit_s)
     known = (earlier["ended_by"] == EndedBy.STOP) & (F.col("protocol") != str(Protocol.SHIVA))
-    silent = earlier["ended_by"] == EndedBy.SILENCE
+    silent = earlier["ended_by"] != EndedBy.STOP
     sentence = F.concat(
-        text("{} had no owner for {}, from ", subject(), lasting(F.col("lasts_s"))),
+        text("{} had no owner for {}, from ", subject(), lasting_column(F.col("lasts_s"))),
         F.when(silent, F.lit("the last record of ")).otherwise(F.lit("the stop of ")),
         text(
             "{} (token {}) to the start of {} (token {})",
@@ -293,7 +340,9 @@ def _same_tokens(case: Case) -> DataFrame:
 
 def _with_same_token(case: Case) -> DataFrame:
     return case.suspects.withColumn(_EARLIER, F.col("previous.owner")).where(
-        (F.col("previous.key") == F.col(OWNER)["token"]) & F.col(OWNER)["start_entered_sequence"].isNotNull()
+        (F.col("previous.key") == F.col(OWNER)["token"])
+        & F.col(OWNER)["start_entered_sequence"].isNotNull()
+        & (F.col(OWNER)["turn"] == 0)
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.invariants.findings import findings, party, subject, text, witness
-from rebalanser.audit.successions import has_barriers
+from rebalanser.audit.successions import has_barriers, stopped_too_late
 from rebalanser.audit.tables import ACCESSES, EndedBy, FindingKind
 from rebalanser.history import Step
 
@@ -24,7 +24,10 @@ def start_without_barrier(case: Case) -> DataFrame:
     unguarded = F.col("token").isNull() | F.col("barrier_added_sequence").isNull()
     early = F.col("barrier_added_sequence") > F.col(_ENTERED)
     broken = case.accesses.where(
-        has_barriers(F.col("protocol")) & F.col(_ENTERED).isNotNull() & (unguarded | early)
+        has_barriers(F.col("protocol"))
+        & F.col(_ENTERED).isNotNull()
+        & (F.col("turn") == 0)
+        & (unguarded | early)
     )
     how = (
         F.when(F.col("token").isNull(), F.lit("without a token"))
@@ -49,20 +52,32 @@ def start_without_barrier(case: Case) -> DataFrame:
 def step_order(case: Case) -> DataFrame:
     """Steps of one access in another order than RB-11 says; without barriers these are start and stop only.
 
-    A barrier is removed after the last OnStop has returned. Nothing returns before it was entered, and
-    there is nothing to stop before the start.
+    The removal of a barrier is asked for after the last OnStop has returned. Nothing returns before it was
+    entered, and there is nothing to stop before the start. Where a node started again with the same token
+    each start is judged with the stop that followed, and the barrier once.
     """
     entered, removed = F.col(_ENTERED), F.col("barrier_removed_sequence")
     stop, start_returned = F.col("stop_returned_sequence"), F.col("start_returned_sequence")
     first_wrong = (
         F.when(start_returned < entered, F.lit("OnStart returned before it was entered"))
         .when(stop < entered, F.lit("OnStop returned before OnStart was entered"))
-        .when(removed < F.col("barrier_added_sequence"), F.lit("the barrier was removed before it was added"))
+        .when(
+            (removed < F.col("barrier_added_sequence")) & (F.col("turn") == 0),
+            F.lit("the barrier was removed before it was added"),
+        )
         .when(removed < entered, F.lit("OnStart was entered after the barrier had been removed"))
         .when(removed < stop, F.lit("the barrier was removed before OnStop had returned"))
         .when(
+            removed.isNotNull() & stopped_too_late(),
+            F.lit("the removal of the barrier was asked for before OnStop had returned"),
+        )
+        .when(
             removed.isNotNull() & (F.col("ended_by") == EndedBy.SILENCE),
             F.lit("the barrier was removed although OnStop has not returned"),
+        )
+        .when(
+            removed.isNotNull() & (F.col("ended_by") == EndedBy.FAILURE),
+            F.lit("the barrier was removed although OnStop had raised"),
         )
     )
     broken = case.accesses.withColumn("wrong", first_wrong).where(F.col("wrong").isNotNull())

@@ -15,6 +15,7 @@ from rebalanser.audit.report.content import (
     Findings,
     Heat,
     Leaders,
+    Loads,
     Rebalances,
     Spread,
     Summary,
@@ -25,6 +26,7 @@ from rebalanser.audit.report.content import (
 from rebalanser.audit.report.words import KIND_NAMES, duration, natural, number
 from rebalanser.audit.tables import EndedBy
 from rebalanser.audit.verdict import HARMLESS, ROTATED, severity
+from rebalanser.audit.weights import DECIMALS, MOST_WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -82,6 +84,7 @@ def gather(tables: ReportInput, limits: Limits) -> Content:
         handler_count=_count(tables.handlers, handlers, limits.worst),
         handlers=handlers,
         leaders=_leaders(tables.leaders, limits),
+        loads=_loads(tables.loads, limits),
         clock_count=_count(tables.clocks, clocks, limits.clocks),
         clocks=clocks,
     )
@@ -316,11 +319,18 @@ def _named(bars: Iterable[Facts]) -> tuple[Bar, ...]:
     )
 
 
+_ENDS: Final = {
+    EndedBy.STOP: "stopped in order",
+    EndedBy.SILENCE: "its end was not recorded",
+    EndedBy.FAILURE: "its OnStop raised",
+}
+
+
 def _says(bar: Facts) -> str:
     lasts = duration(bar["ends"] - bar["begins"])
     if "accesses" in bar:
         return f"{bar['node']}, with {number(bar['accesses'])} accesses"
-    end = "its end was not recorded" if bar["ended_by"] == EndedBy.SILENCE else "stopped in order"
+    end = _ENDS[bar["ended_by"]]
     return f"{bar['node']}, token {bar['token']}, for {lasts}, {end}"
 
 
@@ -469,4 +479,21 @@ def _leaders(frame: DataFrame, limits: Limits) -> Leaders:
         term_count=counted["terms"] or 0,
         changes=counted["changes"] or 0,
         newest=tuple(reversed(newest)),
+    )
+
+
+def _loads(frame: DataFrame, limits: Limits) -> Loads:
+    whole = _one(frame, resources=f.count("*"), groups=f.count_distinct(*_GROUP), samples=f.sum("samples"))
+    weights = frame.groupBy("weight").agg(f.count("*").alias("count"))
+    most = round(MOST_WEIGHT * 10**DECIMALS)
+    return Loads(
+        resources=whole["resources"],
+        groups=whole["groups"],
+        samples=whole["samples"] or 0,
+        heaviest=_top(frame, limits.worst, f.desc("weight"), f.desc("load"), *_RESOURCE)
+        if whole["resources"]
+        else (),
+        weights=tuple((row["weight"], row["count"]) for row in _top(weights, most, "weight"))
+        if whole["resources"] > limits.worst
+        else (),
     )

@@ -167,6 +167,19 @@ class Leaders:
 
 
 @dataclass(frozen=True, slots=True)
+class Loads:
+    """The resources with the greatest weights, and how many get which weight (AU-7)."""
+
+    resources: int
+    """How many reported a load."""
+    groups: int
+    samples: int
+    heaviest: tuple[Facts, ...]
+    weights: tuple[tuple[float, int], ...]
+    """How many resources by weight, which has one decimal."""
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
     """All that a report says."""
 
@@ -183,5 +196,6 @@ class Content:
     handler_count: int
     handlers: tuple[Facts, ...]
     leaders: Leaders
+    loads: Loads
     clock_count: int
     clocks: tuple[Facts, ...]

@@ -16,7 +16,8 @@ import plotly.graph_objects as go  # type: ignore[import-untyped,unused-ignore]
 
 from rebalanser.audit.report.aggregates import HEAT_LEVELS, NEVER
 from rebalanser.audit.report.content import Bar
-from rebalanser.audit.report.words import duration, elided, moment, natural, number, period
+from rebalanser.audit.report.words import duration, elided, moment, natural, number, period, real
+from rebalanser.audit.weights import DECIMALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,6 +71,10 @@ def draw(content: Content) -> list[Figure]:
     drawn.extend(_balance(group, points) for group, points in content.balance.groups if len(points) > 1)
     if content.handlers:
         drawn.append(_handlers(content.handlers))
+    if content.loads.heaviest:
+        drawn.append(_heaviest(content.loads.heaviest))
+    if content.loads.weights:
+        drawn.append(_weights(content.loads.weights))
     if len(content.leaders.newest) > 1:
         drawn.append(_terms(content.leaders.newest, content.limits.colours))
     return drawn
@@ -142,7 +147,7 @@ def _time_axis(title: str = "time (UTC)") -> dict[str, Any]:
     return _axis(title, type="date", nticks=7)
 
 
-def _seconds_axis(title: str, **settings: Any) -> dict[str, Any]:
+def _axis_from_zero(title: str, **settings: Any) -> dict[str, Any]:
     return _axis(title, rangemode="tozero", **settings)
 
 
@@ -355,13 +360,18 @@ def _rebalances(rebalances: Sequence[Facts]) -> Figure:
         traces,
         barmode="stack",
         xaxis=_version_axis(rebalances),
-        yaxis=_seconds_axis("seconds"),
+        yaxis=_axis_from_zero("seconds"),
     )
 
 
+def _resources(rows: Sequence[Facts]) -> list[str]:
+    """The names of their resources, with the group where there are several."""
+    groups = {row["group"] for row in rows}
+    return [row["resource"] if len(groups) == 1 else f"{row['group']} / {row['resource']}" for row in rows]
+
+
 def _worst_resources(worst: Sequence[Facts]) -> Figure:
-    groups = {row["group"] for row in worst}
-    names = [row["resource"] if len(groups) == 1 else f"{row['group']} / {row['resource']}" for row in worst]
+    names = _resources(worst)
     longest = [row["longest_s"] for row in worst]
     rest = [max(0.0, row["unowned_s"] - row["longest_s"]) for row in worst]
     return _figure(
@@ -383,7 +393,7 @@ def _worst_resources(worst: Sequence[Facts]) -> Figure:
             for name, colour, seconds in (("longest at a stretch", BLUE, longest), ("the rest", SKY, rest))
         ],
         barmode="stack",
-        xaxis=_seconds_axis("seconds unowned"),
+        xaxis=_axis_from_zero("seconds unowned"),
         yaxis=_names_axis(names),
         meta=_short(names),
     )
@@ -409,7 +419,7 @@ def _histogram(histogram: Sequence[tuple[int, int]]) -> Figure:
         bargap=0.05,
         showlegend=False,
         xaxis=_axis("unowned for, from", type="category", showgrid=False),
-        yaxis=_seconds_axis("resources"),
+        yaxis=_axis_from_zero("resources"),
     )
 
 
@@ -432,7 +442,7 @@ def _moves(rebalances: Sequence[Facts]) -> Figure:
         ],
         barmode="group",
         xaxis=_version_axis(rebalances),
-        yaxis=_seconds_axis("resources"),
+        yaxis=_axis_from_zero("resources"),
     )
 
 
@@ -465,7 +475,7 @@ def _balance(group: str, points: Sequence[Facts]) -> Figure:
             line("fewest on one node", "least", ORANGE, fill="tonexty", fillcolor="rgba(0,114,178,0.14)"),
         ],
         xaxis=_time_axis(),
-        yaxis=_seconds_axis("resources"),
+        yaxis=_axis_from_zero("resources"),
     )
 
 
@@ -511,9 +521,59 @@ def _handlers(handlers: Sequence[Facts]) -> Figure:
         "How long OnStart and OnStop took for a resource, on the nodes where they took longest.",
         100 + max(3, len(handlers)) * 22,
         traces,
-        xaxis=_axis("seconds", type="log", dtick=1),
+        xaxis=_axis("seconds", type="log", dtick="D2"),
         yaxis=_names_axis(names, length=34),
         meta=_short(names),
+    )
+
+
+def _heaviest(loads: Sequence[Facts]) -> Figure:
+    names = _resources(loads)
+    return _figure(
+        "loads",
+        "The resources with the greatest weights, with their smoothed loads; the weight stands at the bar.",
+        100 + max(3, len(loads)) * 22,
+        [
+            go.Bar(
+                orientation="h",
+                y=list(range(len(loads))),
+                x=[row["load"] for row in loads],
+                text=[real(row["weight"]) for row in loads],
+                textposition="auto",
+                textangle=0,
+                marker={"color": BLUE, "line": {"width": 0}},
+                customdata=[
+                    [_safe(full, 80), real(row["load"]), number(row["samples"])]
+                    for full, row in zip(names, loads, strict=True)
+                ],
+                hovertemplate=_hover("weight %{text}", "load %{customdata[1]}, of %{customdata[2]} samples"),
+            )
+        ],
+        showlegend=False,
+        xaxis=_axis_from_zero("smoothed load, in the application's own unit"),
+        yaxis=_names_axis(names),
+        meta=_short(names),
+    )
+
+
+def _weights(weights: Sequence[tuple[float, int]]) -> Figure:
+    return _figure(
+        "loads",
+        "How many resources get which weight.",
+        260,
+        [
+            go.Bar(
+                x=[weight for weight, _ in weights],
+                y=[count for _, count in weights],
+                width=0.8 / 10**DECIMALS,
+                marker={"color": BLUE, "line": {"width": 0}},
+                customdata=[number(count) for _, count in weights],
+                hovertemplate="weight %{x}: %{customdata} resources<extra></extra>",
+            )
+        ],
+        showlegend=False,
+        xaxis=_axis_from_zero("weight", showgrid=False),
+        yaxis=_axis_from_zero("resources"),
     )
 
 

@@ -11,6 +11,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped,unused-ig
 from plotly.utils import PlotlyJSONEncoder  # type: ignore[import-untyped,unused-ignore]
 
 from rebalanser.audit.report import words
+from rebalanser.audit.weights import LEAST_WEIGHT, MOST_WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,7 @@ SECTIONS: Final = (
     ("moves", "Moves"),
     ("balance", "Balance"),
     ("handlers", "Handlers"),
+    ("loads", "Loads and weights"),
     ("leaders", "Leaders"),
     ("clocks", "Clocks"),
 )
@@ -63,6 +65,7 @@ def render(content: Content, figures: Sequence[Figure]) -> str:
         },
         plots=_json([figure.plot for figure in figures]),
         plotly=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own script
+        bounds=(LEAST_WEIGHT, MOST_WEIGHT),
         plural=words.plural,
         percent=words.percent,
         period=words.period,

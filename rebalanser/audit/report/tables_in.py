@@ -28,3 +28,4 @@ class ReportInput:
     handlers: DataFrame
     balance: DataFrame
     leaders: DataFrame
+    loads: DataFrame

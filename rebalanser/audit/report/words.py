@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import UTC, datetime
 from typing import Final
 
+from rebalanser.audit import times
 from rebalanser.audit.tables import FindingKind
 
 NONE: Final = "\u2013"
@@ -27,7 +27,6 @@ KIND_NAMES: Final[dict[str, str]] = {
 }
 """What each kind of finding is called, the gravest first."""
 
-_UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 _PARTS: Final = re.compile(r"(\d+)")
 
 
@@ -55,36 +54,12 @@ def percent(part: float, whole: float) -> str:
 
 def duration(seconds: float | None) -> str:
     """Seconds in the unit that suits them: ``1.25 ms``, ``3.4 s``, ``2 h 5 min``."""
-    if seconds is None or not math.isfinite(seconds):
-        return NONE
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds == 0:
-        return "0 s"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-    if seconds < 59.95:
-        return f"{seconds:.3g} s"
-    return _in_two_units(round(seconds))
-
-
-def _in_two_units(seconds: int) -> str:
-    for (size, unit), (finer, finer_unit) in zip(_UNITS, (*_UNITS[1:], (1.0, "s")), strict=True):
-        if seconds >= size:
-            rest = int(seconds % size // finer)
-            return f"{int(seconds // size)} {unit}" + (f" {rest} {finer_unit}" if rest else "")
-    return f"{seconds} s"
+    return NONE if seconds is None or not math.isfinite(seconds) else times.lasting(seconds)
 
 
 def moment(wall: float | None, *, milliseconds: bool = True) -> str:
-    """A wall time in UTC: ``2026-03-01 12:00:00.250``; the number itself where no calendar has it."""
-    if wall is None or not math.isfinite(wall):
-        return NONE
-    try:
-        time = datetime.fromtimestamp(wall, UTC)
-    except (OverflowError, ValueError, OSError):
-        return f"{wall:.3f} s since 1970"
-    return time.strftime("%Y-%m-%d %H:%M:%S") + (f".{time.microsecond // 1000:03}" if milliseconds else "")
+    """A wall time in UTC: ``2026-03-01 12:00:00.250``."""
+    return NONE if wall is None or not math.isfinite(wall) else times.moment(wall, milliseconds=milliseconds)
 
 
 def period(begins: float | None, ends: float | None) -> str:

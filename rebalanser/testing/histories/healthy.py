@@ -90,7 +90,9 @@ class GroupLife:
         for resource, token in tokens.items():
             world.write(member, GroupKind.STOP_ENTERED, resource=resource, token=token)
         world.after(0.01, 1.0)
-        world.write(member, GroupKind.STOP_FAILED, detail={"error": "RuntimeError: not now"})
+        for resource, token in tokens.items():
+            detail = {"error": "RuntimeError: not now"}
+            world.write(member, GroupKind.STOP_FAILED, resource=resource, token=token, detail=detail)
         world.write(member, GroupKind.LEAVING)
         world.write(member, GroupKind.LAPSING, detail={"resources": len(tokens)})
         world.after(LEASE_TTL_S * 0.8, LEASE_TTL_S)

@@ -34,6 +34,7 @@ HOT_ROUND_S: Final = 2.0
 _GROUP_RECORDS: Final = 250_000
 _FILE_RECORDS: Final = 250_000
 _MOST_CLOCK_ERROR_S: Final = 0.1
+_REMOVAL_S: Final = 0.002
 _HOSTS: Final = 1000
 _DRAWS: Final = 100_000
 _REVISIONS: Final = 2 * RESOURCES + NODES + 4
@@ -253,11 +254,13 @@ def _revision(start: Column) -> Column:
 
 
 def _value(seed: int, version: Column) -> Column:
-    """A load, or the version that a leader publishes or completes."""
+    """A load, the version that a leader publishes or completes, or how long a removal took, in seconds."""
     kind = f.col("kind")
     load = _drawn(seed, f.col("sequence")) / 1000.0
-    return f.when(kind == FactKind.LOAD_REPORTED, load).when(
-        kind.isin(FactKind.ALLOCATION_PUBLISHED, FactKind.REBALANCE_COMPLETED), version
+    return (
+        f.when(kind == FactKind.LOAD_REPORTED, load)
+        .when(kind.isin(FactKind.ALLOCATION_PUBLISHED, FactKind.REBALANCE_COMPLETED), version)
+        .when(kind == FactKind.BARRIER_REMOVED, _REMOVAL_S)
     )
 
 

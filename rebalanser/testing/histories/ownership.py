@@ -16,7 +16,7 @@ from rebalanser.testing.histories.planted import (
     Planted,
     finding,
 )
-from rebalanser.testing.histories.world import CLOCK_ERROR_S, Process, World
+from rebalanser.testing.histories.world import CLOCK_ERROR_S, LEASE_TTL_S, Process, World
 
 UNOWNED_LIMIT_S: Final = 60.0
 """For how long a resource may be unowned by the audit's default."""
@@ -242,6 +242,119 @@ def unowned_for_short(world: World) -> tuple[Planted, ...]:
     return ()
 
 
+def overlap_before_onstop_raised(world: World) -> tuple[Planted, ...]:
+    """The next owner begins while OnStop runs, which then raises: access had surely not ended."""
+    first, second = neighbours(world)
+    resource = world.resource()
+    token = world.take(first, resource)
+    world.after(2.0, 10.0)
+    world.take(second, resource)
+    world.after(0.001, 2.0)
+    world.fail_to_stop(first, resource, token)
+    return (finding(world, Defect.OVERLAP, resource),)
+
+
+def overlap_after_onstop_raised(world: World) -> tuple[Planted, ...]:
+    """OnStop raises, the lease ends, the next owner begins, and the first writes on: it may go on (RB-24)."""
+    first, second = neighbours(world) if world.rng.random() < 0.5 else strangers(world)
+    resource = world.resource()
+    token = world.take(first, resource)
+    world.after(2.0, 10.0)
+    world.fail_to_stop(first, resource, token)
+    world.after(LEASE_TTL_S, LEASE_TTL_S * 2)
+    world.take(second, resource)
+    world.after(CLOCK_ERROR_S * 2, 10.0)
+    world.note(first)
+    return (finding(world, Defect.OVERLAP, resource, POSSIBLE),)
+
+
+def overlap_beside_onstop_raised(world: World) -> tuple[Planted, ...]:
+    """OnStop raised and nothing tells of an end; of two that own after it the second is too early."""
+    host = world.rng.choice(world.hosts)
+    first, second, third = (world.process(host) for _ in range(3))
+    resource = world.resource()
+    token = world.take(first, resource)
+    world.after(2.0, 10.0)
+    world.fail_to_stop(first, resource, token)
+    world.after(LEASE_TTL_S, LEASE_TTL_S * 2)
+    token = world.take(second, resource)
+    world.after(2.0, 10.0)
+    world.take(third, resource)
+    world.after(0.001, 10.0)
+    world.stop(second, resource, token)
+    world.after(1.0, 10.0)
+    world.note(first)
+    return (finding(world, Defect.OVERLAP, resource, POSSIBLE), finding(world, Defect.OVERLAP, resource))
+
+
+def silent_after_onstop_raised(world: World) -> tuple[Planted, ...]:
+    """OnStop raises, and the node tells nothing more once the next owner begins: a near miss."""
+    first, second = strangers(world)
+    resource = world.resource()
+    token = world.take(first, resource)
+    world.after(2.0, 10.0)
+    world.fail_to_stop(first, resource, token)
+    world.after(LEASE_TTL_S, LEASE_TTL_S * 2)
+    world.take(second, resource)
+    return ()
+
+
+def started_again_with_its_token(world: World) -> tuple[Planted, ...]:
+    """Out of touch for a while, a node stops and starts again what it still holds: a near miss (RB-21)."""
+    first, second = strangers(world)
+    resource = world.resource()
+    token = world.take(first, resource)
+    for _ in range(world.rng.randint(1, 3)):
+        world.after(2.0, 10.0)
+        world.write(first, GroupKind.ISOLATED, detail={"last_proof_s": 5.0})
+        world.stop(first, resource, token)
+        world.after(0.5, 3.0)
+        world.write(first, GroupKind.RECONNECTED)
+        world.start(first, resource, token)
+    world.after(2.0, 10.0)
+    world.give(first, resource, token)
+    world.after(0.001, 0.05)
+    world.take(second, resource)
+    return ()
+
+
+def started_again_after_another(world: World) -> tuple[Planted, ...]:
+    """A node stops, loses its lease, and starts again with its old token, after another owned meanwhile."""
+    first, second = neighbours(world) if world.rng.random() < 0.5 else strangers(world)
+    resource = world.resource()
+    token = world.take(first, resource)
+    world.after(2.0, 10.0)
+    world.stop(first, resource, token)
+    world.after(LEASE_TTL_S, LEASE_TTL_S * 2)
+    heir = world.take(second, resource)
+    world.after(2.0, 10.0)
+    world.give(second, resource, heir)
+    world.after(2.0, 10.0)
+    world.start(first, resource, token)
+    return (finding(world, Defect.TOKEN_ORDER, resource),)
+
+
+def several_barriers_at_once(world: World) -> tuple[Planted, ...]:
+    """The registry lets three barriers stand; the third owner begins in the time of the second only."""
+    host = world.rng.choice(world.hosts)
+    first, second, third = (world.process(host) for _ in range(3))
+    resource = world.resource()
+    one = world.take(first, resource)
+    world.after(1.0, 5.0)
+    other = world.take(second, resource)
+    world.after(1.0, 5.0)
+    world.stop(first, resource, one)
+    world.after(1.0, 5.0)
+    world.take(third, resource)
+    world.after(1.0, 5.0)
+    world.give(second, resource, other)
+    world.after(1.0, 5.0)
+    world.remove_barrier(first, resource, one)
+    overlap = finding(world, Defect.OVERLAP, resource)
+    held = finding(world, Defect.BARRIER_OVERLAP, resource)
+    return (overlap, overlap, held, held)
+
+
 def slow_handlers(world: World) -> tuple[Planted, ...]:
     """OnStop takes long and is reported; the next owner waits at the barrier: a near miss (RB-25)."""
     first, second = strangers(world)
@@ -280,5 +393,12 @@ DRAMAS: Final = (
     Drama(token_goes_back),
     Drama(unowned_for_long, _OWNED),
     Drama(unowned_for_short),
+    Drama(overlap_before_onstop_raised, BARRIERS),
+    Drama(overlap_after_onstop_raised, BARRIERS),
+    Drama(overlap_beside_onstop_raised, BARRIERS),
+    Drama(silent_after_onstop_raised, BARRIERS),
+    Drama(started_again_with_its_token, BARRIERS),
+    Drama(started_again_after_another, BARRIERS),
+    Drama(several_barriers_at_once, BARRIERS),
     Drama(slow_handlers, BARRIERS),
 )

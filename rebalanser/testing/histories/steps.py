@@ -56,6 +56,62 @@ def barrier_removed_before_stopped(world: World) -> tuple[Planted, ...]:
     return (finding(world, Defect.STEP_ORDER, resource),)
 
 
+def removal_asked_for_before_stopped(world: World) -> tuple[Planted, ...]:
+    """The removal is asked for while OnStop runs; it is answered only after OnStop has returned."""
+    process = world.process(world.rng.choice(world.hosts))
+    resource = world.resource()
+    token = world.take(process, resource)
+    world.after(1.0, 5.0)
+    world.write(process, GroupKind.STOP_ENTERED, resource=resource, token=token)
+    sent = world.after(0.001, 1.0)
+    world.after(0.001, 1.0)
+    world.write(process, GroupKind.STOP_RETURNED, resource=resource, token=token)
+    world.remove_barrier(process, resource, token, sent=sent)
+    return (finding(world, Defect.STEP_ORDER, resource),)
+
+
+def next_owner_before_removal_is_answered(world: World) -> tuple[Planted, ...]:
+    """The same, and the next owner begins before OnStop returned, though no record is out of order."""
+    first, second = neighbours(world)
+    resource = world.resource()
+    token = world.take(first, resource)
+    world.after(1.0, 5.0)
+    world.write(first, GroupKind.STOP_ENTERED, resource=resource, token=token)
+    sent, removed = world.after(0.001, 0.5), world.commit()
+    world.after(0.001, 0.05)
+    world.take(second, resource)
+    world.after(0.001, 0.5)
+    world.write(first, GroupKind.STOP_RETURNED, resource=resource, token=token)
+    world.remove_barrier(first, resource, token, removed, sent=sent)
+    return (finding(world, Defect.STEP_ORDER, resource), finding(world, Defect.OVERLAP, resource))
+
+
+def barrier_removed_though_onstop_raised(world: World) -> tuple[Planted, ...]:
+    """OnStop raised, and the barrier is removed all the same (RB-24)."""
+    process = world.process(world.rng.choice(world.hosts))
+    resource = world.resource()
+    token = world.take(process, resource)
+    world.after(1.0, 5.0)
+    world.fail_to_stop(process, resource, token)
+    world.remove_barrier(process, resource, token)
+    return (finding(world, Defect.STEP_ORDER, resource),)
+
+
+def no_barrier_though_one_was_left(world: World) -> tuple[Planted, ...]:
+    """The next owner adds no barrier before the former one has removed its own: only one ever stood."""
+    first, second = strangers(world)
+    resource = world.resource()
+    token = world.take(first, resource)
+    world.after(1.0, 5.0)
+    world.stop(first, resource, token)
+    heir = world.commit()
+    world.after(2.0, 5.0)
+    world.start(second, resource, heir)
+    world.after(1.0, 5.0)
+    world.remove_barrier(first, resource, token)
+    return (finding(world, Defect.START_WITHOUT_BARRIER, resource),)
+
+
 def barrier_removed_and_never_stopped(world: World) -> tuple[Planted, ...]:
     """The barrier is removed and OnStop never returned."""
     process = world.process(world.rng.choice(world.hosts))
@@ -146,6 +202,10 @@ DRAMAS: Final = (
     Drama(start_without_any_barrier, BARRIERS),
     Drama(start_before_its_barrier, BARRIERS),
     Drama(barrier_removed_before_stopped, BARRIERS),
+    Drama(removal_asked_for_before_stopped, BARRIERS),
+    Drama(next_owner_before_removal_is_answered, BARRIERS),
+    Drama(barrier_removed_though_onstop_raised, BARRIERS),
+    Drama(no_barrier_though_one_was_left, BARRIERS),
     Drama(barrier_removed_and_never_stopped, BARRIERS),
     Drama(next_owner_before_stopped, BARRIERS),
     Drama(stopped_but_barrier_lapsed, BARRIERS),

@@ -266,12 +266,29 @@ class World:
             process, words.stop_returned, resource=resource, token=token, overlap_limit_s=overlap_limit_s
         )
 
-    def remove_barrier(self, process: Process, resource: str, token: int, revision: int | None = None) -> int:
-        """Give back the barrier where the protocol has one, and tell the revision of that."""
+    def fail_to_stop(self, process: Process, resource: str, token: int) -> None:
+        """OnStop of a group's node raises after a moment: nobody knows when access ends."""
+        self.write(process, GroupKind.STOP_ENTERED, resource=resource, token=token)
+        self.after(0.01, 1.0)
+        detail = {"error": "RuntimeError: not now"}
+        self.write(process, GroupKind.STOP_FAILED, resource=resource, token=token, detail=detail)
+
+    def remove_barrier(
+        self,
+        process: Process,
+        resource: str,
+        token: int,
+        revision: int | None = None,
+        *,
+        sent: float | None = None,
+    ) -> int:
+        """Give back the barrier where the protocol has one, asked for at ``sent``, and tell the revision."""
         revision = self.commit() if revision is None else revision
         if kind := WORDS[self.protocol].barrier_removed:
+            sent = self.now if sent is None else sent
             self.after(0.001, 0.02)
-            self.write(process, kind, resource=resource, token=token, revision=revision)
+            took_s = self.now - sent
+            self.write(process, kind, resource=resource, token=token, revision=revision, value=took_s)
         return revision
 
     def take(
