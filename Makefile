@@ -11,6 +11,7 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 REGISTRY ?= sqlite
 SEEDS ?= 10000
+SIZES ?= 1,5,20
 
 .PHONY: help
 help: ## Show the targets
@@ -92,6 +93,10 @@ bench: etcd ## The benchmark tables; those of Kafka where one can be had
 .PHONY: bench-kafka
 bench-kafka: kafka
 	@$(PYTHON) benchmarks/shiva.py
+
+.PHONY: bench-audit
+bench-audit: $(INSTALLED) ## How fast the audit is: SIZES=1,5,20 millions of records (kept in the user's cache)
+	@$(PYTHON) benchmarks/audit.py --sizes $(SIZES)
 
 .PHONY: docs
 docs: $(INSTALLED) ## Write the generated parts of the documentation

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import reduce
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self, TypeAlias
@@ -13,21 +12,21 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from rebalanser.audit.accesses import accesses
-from rebalanser.audit.clocks import clocks
+from rebalanser.audit.accesses import accesses, in_turns
 from rebalanser.audit.evidence import with_evidence
-from rebalanser.audit.ingest import RAW, Ingested, parse, read
-from rebalanser.audit.invariants import ALL, judged
+from rebalanser.audit.ingest import RAW, Ingested, parse_once, read
+from rebalanser.audit.judgement import Keep, judgement
 from rebalanser.audit.metrics import measure
 from rebalanser.audit.options import Options
 from rebalanser.audit.outputs import OutputFolder, write_file
 from rebalanser.audit.plans import cut_off
 from rebalanser.audit.report import ReportInput, build
-from rebalanser.audit.sequences import conflicts, gaps, processes
+from rebalanser.audit.seldom import seldom_of, there_is
+from rebalanser.audit.sequences import gaps_of, processes_of, tallies
 from rebalanser.audit.sources import LINES, NoHistory
-from rebalanser.audit.successions import suspects
 from rebalanser.audit.verdict import Verdict, conclude, severity
 from rebalanser.audit.weights import loads
+from rebalanser.history import GAP
 
 FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -47,11 +46,6 @@ FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The folder of each table, with the name of its columns in :mod:`rebalanser.audit.tables`."""
 
-Keep: TypeAlias = Callable[[str | None, DataFrame], DataFrame]
-"""``keep(words, frame)``: the frame, kept by whoever calls because it is used several times.
-
-With words for what is being done it may be computed at once; without, only when it is asked for.
-"""
 Step: TypeAlias = Callable[[str], None]
 """``step(words)`` is told what begins now."""
 
@@ -100,23 +94,25 @@ def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: 
     """
     if options.until is not None:
         records = records.where(f.col("wall_time") <= options.until)
-    of_processes = keep("counting the records of each process", processes(records))
-    missing = keep("looking for gaps", gaps(records))
+    counted = keep("counting the records of each process", tallies(records))
+    of_processes = keep("counting the records of each process", processes_of(counted))
+    seldom = keep("looking for leaders", seldom_of(records))
+    missing = gaps_of(counted, seldom.where(f.col("kind") == GAP), records, keep)
     owned = keep("putting accesses together", accesses(records, of_processes))
-    contradicting = keep("comparing owners", suspects(owned, options))
-    apart = keep("comparing clocks", clocks(records, contradicting, options))
-    asked = judged(records, owned, contradicting, options, apart)
-    asked = replace(asked, errors=keep("comparing clocks", asked.errors))
-    found = reduce(DataFrame.unionByName, (conflicts(records), *(invariant(asked) for invariant in ALL)))
+    owned = in_turns(owned, records, keep)
+    there = there_is(of_processes, seldom, counted)
+    asked = records if there.tasks or there.twice else seldom
+    judged = judgement(asked, owned, options, keep, there=there)
+    found = judged.found
     if options.since is not None:
         found = found.where(f.coalesce(f.col("ends") >= options.since, f.lit(True)))
     suspected = keep("looking for findings", found)
-    metrics = measure(records, owned, of_processes, options)
+    metrics = measure(records, owned, of_processes, options, seldom)
     return Tables(
         findings=keep("collecting evidence", with_evidence(suspected, records, missing)),
         accesses=owned,
         gaps=missing,
-        clocks=apart,
+        clocks=judged.clocks,
         quarantine=keep(None, quarantine),
         processes=of_processes,
         rebalances=keep(None, metrics.rebalances),
@@ -192,6 +188,7 @@ class Audit:
                 handlers=tables.handlers,
                 balance=tables.balance,
                 leaders=tables.leaders,
+                loads=tables.loads,
             )
         )
         write_file(Path(path), page)
@@ -243,11 +240,11 @@ def _ingest(
 ) -> Ingested:
     """The records of a history, kept where reading them again would be dear: parsing JSON is."""
     if isinstance(history, DataFrame):
-        ingested = parse(_as_raw(history))
+        ingested = parse_once(_as_raw(history))
     else:
         sources = [history] if isinstance(history, str | Path) else list(history)
         raw = read(spark, sources)
-        ingested = parse(raw if _is_cheap_to_read(sources) else persist(raw))
+        ingested = parse_once(raw if _is_cheap_to_read(sources) else persist(raw))
     if ingested.records.isEmpty():
         raise NoHistory(f"there is no record that can be read: {_instead(ingested.quarantine)}")
     return ingested

@@ -46,13 +46,21 @@ class Metrics:
     leaders: DataFrame
 
 
-def measure(records: DataFrame, accesses: DataFrame, processes: DataFrame, options: Options) -> Metrics:
+def measure(
+    records: DataFrame,
+    accesses: DataFrame,
+    processes: DataFrame,
+    options: Options,
+    seldom: DataFrame | None = None,
+) -> Metrics:
     """All metrics of a history, from ``options.since`` on (AU-6).
 
     ``records`` has the columns of a record with its ``step``, the others are ``ACCESSES`` and ``PROCESSES``.
+    ``seldom`` may be :func:`~rebalanser.audit.seldom.seldom_of` the records, kept.
     """
+    of_leaders = records if seldom is None else seldom
     recent = accesses if options.since is None else accesses.where(f.col("end_wall") >= options.since)
-    rebalanced, led = rebalances(records), leaders(records, processes)
+    rebalanced, led = rebalances(records, of_leaders), leaders(of_leaders, processes)
     if options.since is not None:
         rebalanced = rebalanced.where(f.col("published_wall") >= options.since)
         led = led.where(f.col("to_wall") >= options.since)
@@ -65,8 +73,8 @@ def measure(records: DataFrame, accesses: DataFrame, processes: DataFrame, optio
     )
 
 
-def rebalances(records: DataFrame) -> DataFrame:
-    """``REBALANCES``: one row for each published allocation.
+def rebalances(records: DataFrame, seldom: DataFrame | None = None) -> DataFrame:
+    """``REBALANCES``: one row for each published allocation; ``seldom`` is as of :func:`measure`.
 
     - ``plan_s``: from the leader's last reading of the group to publishing, on the leader's clock.
     - ``completed_wall``: when a leader first saw every node complete it; null where none did, as where a
@@ -77,7 +85,7 @@ def rebalances(records: DataFrame) -> DataFrame:
 
     Of two allocations with one version that of the later term counts.
     """
-    of_leaders = _of_leaders(records)
+    of_leaders = _of_leaders(records if seldom is None else seldom)
     published = (
         of_leaders.where(f.col("step") == Step.PUBLISHED)
         .groupBy(*_VERSION)

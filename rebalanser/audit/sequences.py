@@ -7,7 +7,7 @@ duplicates change, done where the records lie; all that follows works on one row
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
@@ -16,6 +16,9 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 from rebalanser.audit.schema import RECORD
 from rebalanser.audit.tables import FINDINGS, GAPS, PROCESSES, WITNESS, Certainty, FindingKind
 from rebalanser.history import GAP
+
+if TYPE_CHECKING:
+    from rebalanser.audit.judgement import Keep
 
 NUMBERED: Final = ("protocol", "group", "process")
 """What counts its records from 0 on."""
@@ -33,15 +36,63 @@ _WORD: Final = 64
 _CONTENT: Final = tuple(name for name in RECORD.names if name not in {"detail", *NUMBERED, "sequence"})
 
 
+def tallies(records: DataFrame) -> DataFrame:
+    """One row for each 64 numbers of an incarnation: all that is asked of every record, in one pass.
+
+    ``taken`` are the bits of all numbers, ``bits`` of those of records that are no ``gap``, null where none
+    is; ``count`` is how many records there are.
+    """
+    return records.groupBy(*INCARNATION, _word().alias("word")).agg(
+        F.bit_or(_bit()).alias("taken"),
+        F.bit_or(F.when(F.col("kind") != GAP, _bit())).alias("bits"),
+        F.count(F.lit(1)).alias("count"),
+        F.min("sequence").alias("first_sequence"),
+        F.max("sequence").alias("last_sequence"),
+        F.min("wall_time").alias("first_wall"),
+        F.max("wall_time").alias("last_wall"),
+        F.max("monotonic_time").alias("last_monotonic"),
+    )
+
+
+def processes_of(counted: DataFrame) -> DataFrame:
+    """The table ``PROCESSES``, of :func:`tallies`."""
+    extremes = {"first_sequence": F.min, "first_wall": F.min}
+    return (
+        counted.groupBy(*INCARNATION)
+        .agg(
+            *(
+                extremes.get(name, F.max)(name).alias(name)
+                for name in ("first_sequence", "last_sequence", "first_wall", "last_wall", "last_monotonic")
+            )
+        )
+        .select(*PROCESSES.names)
+    )
+
+
+def has_duplicates(counted: DataFrame) -> bool:
+    """Whether a number of a process came more than once, by :func:`tallies`. Takes a job, at once."""
+    of_words = counted.groupBy(*NUMBERED, "word").agg(
+        F.bit_or("taken").alias("taken"), F.sum("count").alias("count")
+    )
+    return not of_words.where(F.col("count") > F.bit_count("taken")).isEmpty()
+
+
 def words(records: DataFrame, *also: str) -> DataFrame:
     """One row for each 64 numbers of a process: ``word``, ``bits`` of the numbers seen, and ``count``.
 
     ``also`` are columns that are the same in all records of a process, to be carried along.
     """
-    word, bit = F.shiftright("sequence", 6), F.expr("shiftleft(1L, cast(sequence & 63 as int))")
-    return records.groupBy(*NUMBERED, *also, word.alias("word")).agg(
-        F.bit_or(bit).alias("bits"), F.count(F.lit(1)).alias("count")
+    return records.groupBy(*NUMBERED, *also, _word().alias("word")).agg(
+        F.bit_or(_bit()).alias("bits"), F.count(F.lit(1)).alias("count")
     )
+
+
+def _word() -> Column:
+    return F.shiftright("sequence", 6)
+
+
+def _bit() -> Column:
+    return F.expr("shiftleft(1L, cast(sequence & 63 as int))")
 
 
 def processes(records: DataFrame) -> DataFrame:
@@ -75,6 +126,19 @@ def gaps(records: DataFrame) -> DataFrame:
     seen = _runs(words(records.where(~is_gap), "label"))
     told = _told(records.where(is_gap))
     return _with_walls(_between(seen.unionByName(told)), records.where(~is_gap)).select(*GAPS.names)
+
+
+def gaps_of(counted: DataFrame, told: DataFrame, records: DataFrame, keep: Keep) -> DataFrame:
+    """The same of :func:`tallies` and of the ``gap`` records ``told``.
+
+    ``records`` are looked at only where there is a gap; ``keep`` may persist what was found on the way.
+    """
+    seen = _runs(counted.where(F.col("bits").isNotNull()))
+    found = keep("looking for gaps", _between(seen.unionByName(_told(told))))
+    if found.isEmpty():
+        return records.sparkSession.createDataFrame([], GAPS)
+    walls = _with_walls(found, records.where(F.col("kind") != GAP)).select(*GAPS.names)
+    return keep("looking for gaps", walls)
 
 
 def conflicts(records: DataFrame) -> DataFrame:

@@ -42,14 +42,21 @@ _WORKERS_PYTHON: Final = "PYSPARK_PYTHON"
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by ``spark-submit``, which has started the JVM itself."""
 
+# Java never compiles a method beyond 8,000 bytes of bytecode unless told to, and what Spark makes of a whole
+# stage often is one: interpreted, reading takes three times as long. A Java that does not know that need not.
+_JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
 # Debugging would note the line of Python that made each column, and constraint propagation infer conditions
-# that are all written out: both only cost time here, seconds for each audit.
+# that are all written out: both only cost time here, seconds for each audit. An audit has more pieces of code
+# than the hundred that Spark keeps: each audit, and each micro-batch, would compile all of them anew.
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.app.name": "rebalanser audit",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
     "spark.log.level": "ERROR",
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.sql.adaptive.enabled": "true",
+    "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.sql.constraintPropagation.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",

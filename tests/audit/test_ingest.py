@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser.audit.ingest import parse, parse_lines, read
+from rebalanser.audit.ingest import parse, parse_lines, parse_once, read
 from rebalanser.audit.schema import RECORD, RECORDS
 from rebalanser.audit.sources import InvalidTopic, KafkaUnreachable, NoHistory, Topic
 from rebalanser.audit.tables import QUARANTINE
@@ -84,6 +84,21 @@ def test_every_line_is_a_record_or_in_quarantine_with_its_reason(spark: SparkSes
     assert first["source"].endswith("/100%2525a%20%7Bb%7D/a.jsonl") or first["source"].endswith("a.jsonl")
     assert second["sequence"] == 1
     assert (old["process"], old["protocol"], old["value"], old["step"]) == ("q-x", "group", 17.0, "published")
+
+
+@pytest.mark.rule("AU-1")
+@pytest.mark.parametrize("lines", [GOOD[:2], GOOD, [*GOOD, *BAD]])
+def test_records_are_the_same_where_all_are_looked_at_at_once(
+    spark: SparkSession, tmp_path: Path, lines: list[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    raw = read(spark, [tmp_path])
+    once, each = parse_once(raw), parse(raw)
+    assert once.records.schema.names == RECORDS.names
+    assert once.quarantine.schema.names == QUARANTINE.names
+    assert as_dicts(once.records.collect()) == as_dicts(each.records.collect())
+    assert sorted(once.quarantine.collect()) == sorted(each.quarantine.collect())
+    assert once.quarantine.count() == len(lines) - len(set(GOOD) & set(lines))
 
 
 @pytest.mark.rule("AU-1")

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rebalanser.audit.schema import RECORDS
-from rebalanser.audit.sequences import conflicts, duplicates, gaps, processes
+from rebalanser.audit.sequences import (
+    conflicts,
+    duplicates,
+    gaps,
+    gaps_of,
+    has_duplicates,
+    processes,
+    processes_of,
+    tallies,
+)
 from rebalanser.audit.tables import FINDINGS, GAPS, PROCESSES
 
 if TYPE_CHECKING:
@@ -165,3 +174,28 @@ def test_processes_have_their_numbers_and_times(records: Any, histories: list[Hi
         if h.records
     }
     assert rows == expected
+
+
+@pytest.mark.rule("AU-2")
+def test_one_pass_over_all_records_tells_the_same(records: Any) -> None:
+    counted = tallies(records)
+    of_processes, missing = (
+        processes_of(counted),
+        gaps_of(counted, records.where("kind = 'gap'"), records, lambda _words, frame: frame),
+    )
+    assert missing.schema.names == GAPS.names
+    assert sorted(missing.collect(), key=repr) == sorted(gaps(records).collect(), key=repr)
+    assert sorted(of_processes.collect(), key=repr) == sorted(processes(records).collect(), key=repr)
+    assert has_duplicates(counted)
+    assert not has_duplicates(tallies(records.dropDuplicates(["process", "sequence"])))
+
+
+@pytest.mark.rule("AU-2")
+def test_where_no_number_is_missing_the_records_are_not_looked_at_again(spark: SparkSession) -> None:
+    whole = spark.createDataFrame(
+        [tuple(a_record("p", number).values()) for number in range(130)], RECORDS
+    ).persist()
+    unreadable = whole.where("raise_error('looked at') is null")
+    found = gaps_of(tallies(whole), whole.where("kind = 'gap'"), unreadable, lambda _words, frame: frame)
+    assert found.collect() == []
+    assert found.schema.names == GAPS.names
