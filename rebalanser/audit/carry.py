@@ -10,11 +10,14 @@ not with the history.
 from __future__ import annotations
 
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from rebalanser.audit.checkpoint import TIP
+from rebalanser.audit.sequences import NUMBERED
 from rebalanser.audit.successions import SERIES
 from rebalanser.audit.tables import EndedBy
 from rebalanser.history import Step
@@ -23,73 +26,84 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KEEP_S: Final = 600.0
-"""For how long an access that is over is carried, whatever came after it."""
+"""For how long an access that is over is carried, if it is among the last of its resource."""
+KEEP_LAST: Final = 4
+"""How many accesses of a resource that are over are carried, beside those that hold a maximum."""
 KEEP_SILENT_S: Final = 86_400.0
 """For how long an access without a recorded end is carried once its node is silent and it has a successor."""
-KEEP_CLOCKS_S: Final = 86_400.0
-"""For how long allocations are remembered; clocks further apart than that are not noticed."""
+KEEP_PUBLISHED_S: Final = 86_400.0
+"""For how long it is remembered what leaders published, to see by it how far apart clocks are."""
+KEEP_ADOPTED_S: Final = 60.0
+"""For how long it is remembered who adopted it, should what it follows from come later."""
 KEEP_TERMS_S: Final = 7 * 86_400.0
-"""For how long it is remembered who was elected for a term."""
+"""For how long it is remembered who was elected for a term, and how far a process has counted."""
 
 _ACCESS: Final = (*SERIES, "process", "node", "token")
-_NODE: Final = ("protocol", "group", "process", "node")
-_OF_ALLOCATIONS: Final = (Step.GROUP_READ, Step.PUBLISHED, Step.ADOPTED)
-_PROCESS: Final = ("protocol", "group", "process")
+_NODE: Final = (*NUMBERED, "node")
+_KEPT: Final = "kept_access"
+_NODE_LAST: Final = "last_of_node"
+_LAST: Final = "last_of_process"
 
 
 def carried(settled: DataFrame, accesses: DataFrame, watermark: float) -> DataFrame:
-    """The records of ``settled`` that later ones may have to be judged with.
+    """The records of ``settled`` that later ones may have to be judged with, and which of them are tips.
 
     ``accesses`` are those made of ``settled``; ``watermark`` is in seconds since 1970.
     """
-    kept = _kept_accesses(accesses, watermark).select(*_ACCESS)
-    same = reduce(
-        lambda all_, one: all_ & one, (F.col(f"r.{name}").eqNullSafe(F.col(f"a.{name}")) for name in _ACCESS)
+    kept = (
+        _kept_accesses(accesses, watermark)
+        .select(*_ACCESS)
+        .distinct()
+        .withColumn(_KEPT, F.lit(True))
+        .alias("a")
     )
-    steps = settled.where(F.col("resource").isNotNull()).alias("r")
-    of_accesses = steps.join(F.broadcast(kept).alias("a"), same, "left_semi")
-    others = settled.where(_is_kept(watermark))
-    return of_accesses.unionByName(others).unionByName(_tips(settled)).dropDuplicates(["process", "sequence"])
+    last = F.broadcast(_lasts(settled)).alias("l")
+    records = settled.alias("r")
+    same_access = reduce(and_, (F.col(f"r.{name}").eqNullSafe(F.col(f"a.{name}")) for name in _ACCESS))
+    same_node = reduce(and_, (F.col(f"r.{name}") == F.col(f"l.{name}") for name in _NODE))
+    known = (
+        records.join(last, same_node, "left")
+        .join(F.broadcast(kept), same_access, "left")
+        .select("r.*", _NODE_LAST, _LAST, _KEPT)
+    )
+    number = F.col("sequence")
+    reasons = (
+        F.col(_KEPT),
+        _is_kept(watermark),
+        (number == F.col(_NODE_LAST)) & (F.col("wall_time") > watermark - KEEP_TERMS_S),
+        number == F.col(_LAST),
+    )
+    is_kept = reduce(or_, (F.coalesce(reason, F.lit(False)) for reason in reasons))
+    return known.where(is_kept).select(*settled.columns, (number == F.col(_LAST)).alias(TIP))
 
 
-def newest(records: DataFrame) -> DataFrame:
-    """The last record of each process: what the number of its next one is compared with."""
-    last = records.groupBy(*_PROCESS).agg(F.max("sequence").alias("sequence"))
-    return records.join(F.broadcast(last), [*_PROCESS, "sequence"], "left_semi")
-
-
-def _tips(settled: DataFrame) -> DataFrame:
-    """The last record of each incarnation: an access without a recorded end lasts until there."""
-    last = settled.groupBy(*_NODE).agg(F.max("sequence").alias("sequence"))
-    return settled.join(F.broadcast(last), [*_NODE, "sequence"], "left_semi")
+def _lasts(settled: DataFrame) -> DataFrame:
+    """The last number of each process and of each incarnation, whose access without an end lasts so long."""
+    of_nodes = settled.groupBy(*_NODE).agg(F.max("sequence").alias(_NODE_LAST))
+    return of_nodes.withColumn(_LAST, F.max(_NODE_LAST).over(Window.partitionBy(*NUMBERED)))
 
 
 def _is_kept(watermark: float) -> Column:
     """Elections, and what clocks are compared by."""
     step, wall = F.col("step"), F.col("wall_time")
     elections = (step == Step.ELECTED) & (wall > watermark - KEEP_TERMS_S)
-    allocations = step.isin(*_OF_ALLOCATIONS) & (wall > watermark - KEEP_CLOCKS_S)
-    return F.coalesce(elections | allocations, F.lit(False))
+    published = step.isin(Step.GROUP_READ, Step.PUBLISHED) & (wall > watermark - KEEP_PUBLISHED_S)
+    adopted = (step == Step.ADOPTED) & (wall > watermark - KEEP_ADOPTED_S)
+    return elections | published | adopted
 
 
 def _kept_accesses(accesses: DataFrame, watermark: float) -> DataFrame:
-    """Those that are not over or ended lately, and those that hold a maximum of their resource."""
-    holders = accesses.groupBy(*SERIES).agg(
-        F.max("token").alias("last_token"),
-        F.max("removed_revision").alias("last_removal"),
-        F.max("end_wall").alias("last_end"),
-        F.max("start_entered_wall").alias("last_start"),
-    )
+    """Those that are not over or among the last of their resource, and those that hold a maximum of it."""
     last_seen = F.greatest("end_wall", "barrier_removed_wall", "barrier_added_wall", "start_entered_wall")
+    of_series = Window.partitionBy(*SERIES)
+    latest_first = of_series.orderBy(last_seen.desc())
     held = F.col("barrier_added_sequence").isNotNull() & F.col("barrier_removed_sequence").isNull()
-    open_still = held | (F.col("ended_by") == EndedBy.SILENCE)
+    open_still = held | (F.col("ended_by") != EndedBy.STOP)
+    maxima = ("token", "removed_revision", "end_wall", "start_entered_wall")
     reasons = (
-        last_seen > watermark - KEEP_S,
+        (last_seen > watermark - KEEP_S) & (F.row_number().over(latest_first) <= KEEP_LAST),
         open_still & (last_seen > watermark - KEEP_SILENT_S),
-        F.col("token") == F.col("last_token"),
-        F.col("removed_revision") == F.col("last_removal"),
-        F.col("end_wall") == F.col("last_end"),
-        F.col("start_entered_wall") == F.col("last_start"),
+        *(F.col(name) == F.max(name).over(of_series) for name in maxima),
     )
     is_kept = reduce(or_, (F.coalesce(reason, F.lit(False)) for reason in reasons))
-    return accesses.join(holders, list(SERIES)).where(is_kept)
+    return accesses.select(*_ACCESS, is_kept.alias(_KEPT)).where(_KEPT)

@@ -2,15 +2,21 @@
 
 Each micro-batch takes the state that the one before left: a *watermark* and the records carried over
 (:mod:`rebalanser.audit.carry`). Records up to the new watermark are judged together with those carried; later
-ones wait, since something that belongs before them may still come; earlier ones are late, and quarantined.
+ones wait, since something that belongs before them may still come. A record is late, and quarantined, if it
+is from before the watermark and a later one of its process was judged already. A process whose clock or whose
+records lie behind those of all others is not late: its numbers go on where they were, and it is judged at
+once. So is one whose clock is ahead of this host's, for which no watermark will come for long.
 
 **Restarting.** Spark repeats a micro-batch that was not finished, with the same records. What a micro-batch
 writes lies in folders of its own number, which it makes anew, and it starts from the state of the number
-before. So a batch that was half written is written again, the same; a finding that another batch has told is
-left out.
+before. So a batch that was half written is written again, the same; one that left a whole state has happened,
+and is not repeated. A finding that another batch has told is left out.
 
 A source that falls silent would leave its last records waiting for ever. So after ``delay_s`` seconds without
 any the watermark moves up to the newest record, as a step of its own (``N-idle``).
+
+**Time.** Of a micro-batch most is planning, not data. So one aggregation finds out what there is at all, what
+can't be found in that is not planned, and intervals are written beside the judging.
 """
 
 from __future__ import annotations
@@ -20,46 +26,70 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
+from pyarrow.parquet import ParquetFile, read_metadata
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
-from rebalanser.audit.accesses import accesses
-from rebalanser.audit.carry import carried, newest
-from rebalanser.audit.clocks import clocks
+from rebalanser.audit.accesses import accesses, in_turns
+from rebalanser.audit.carry import carried
+from rebalanser.audit.checkpoint import (
+    CARRIED,
+    SETTLED,
+    TIP,
+    Checkpoint,
+    State,
+    Totals,
+    UnusableCheckpoint,
+    claim_output,
+)
 from rebalanser.audit.evidence import with_evidence
-from rebalanser.audit.ingest import MAX_RAW, kafka_options, parse, parse_lines, parse_messages
-from rebalanser.audit.invariants import ALL
-from rebalanser.audit.invariants import judged as judged_by
+from rebalanser.audit.ingest import MAX_RAW, kafka_options, parse_lines, parse_messages, parse_once, read
+from rebalanser.audit.judgement import There, judgement
 from rebalanser.audit.options import Options
 from rebalanser.audit.plans import cut_off
 from rebalanser.audit.schema import RECORDS
-from rebalanser.audit.sequences import conflicts, gaps, processes
+from rebalanser.audit.sequences import NUMBERED, ROTATED, gaps, processes
 from rebalanser.audit.sources import NoHistory, Topic
-from rebalanser.audit.successions import suspects
-from rebalanser.audit.tables import ACCESSES, FINDINGS, GAPS, QUARANTINE
-from rebalanser.audit.tailing import NAME, HistoryFiles, planned
-from rebalanser.errors import FixConfiguration
+from rebalanser.audit.tables import ACCESSES, CLOCKS, FINDINGS, GAPS, QUARANTINE, Certainty, EndedBy
+from rebalanser.audit.tailing import NAME, HistoryFiles, oldest_unread, planned
+from rebalanser.history import GAP, Protocol, Step
 
-FORMAT: Final = 1
-"""Of the checkpoint; grows when a later release could not go on from it."""
+__all__ = ["DELAY_S", "LATE", "TABLES", "Stream", "Told", "Totals", "UnusableCheckpoint"]
+
+DELAY_S: Final = 2.0
+"""For how long records that belong before others are waited for."""
 LATE: Final = "late"
 """The reason in quarantine of a record that came after the watermark had passed it."""
-TABLES: Final = {"findings": FINDINGS, "gaps": GAPS, "quarantine": QUARANTINE, "intervals": ACCESSES}
+TABLES: Final = {
+    "findings": FINDINGS,
+    "gaps": GAPS,
+    "clocks": CLOCKS,
+    "quarantine": QUARANTINE,
+    "intervals": ACCESSES,
+}
 """What is written, a folder each; in it a folder for each micro-batch that had something to write."""
 
-_SETTLED: Final = "settled"
+_POLL_S: Final = 0.2
+"""How often the sources are looked at while nothing comes."""
+_MOST_FOLDERS: Final = 32
+"""From how many folders on what was told is brought together in one."""
+_GROWN_S: Final = 0.1
+"""By how much two clocks must have been proven further apart to be told again."""
+_STANDING: Final = "standing"
+_SETTLED, _DUE, _WAITING, _OVERTAKEN = "settled", "due", "waiting", "late"
+_LINKED: Final = "linked"
+"""Whether a record takes part in counting on: the last number that was judged of a process, and new ones."""
+_TIP_SEQUENCE: Final = "tip_sequence"
 _GAP: Final = ("process", "first", "last")
-
-
-class UnusableCheckpoint(FixConfiguration):
-    """The checkpoint was written by another version, or for other sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +97,13 @@ class Told:
     """What one micro-batch came to."""
 
     batch: str
-    records: int
-    quarantined: int
-    late: int
-    findings: int
-    gaps: int
+    came: Totals
+    """What it added."""
+    totals: Totals
+    """With all that was before it, since the checkpoint began."""
     watermark: float | None
-    """Up to when all is judged, in seconds since 1970."""
+    """Up to which wall time all is judged, in seconds since 1970."""
     took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What a micro-batch leaves to the next: records with the columns of ``RECORDS`` and ``settled``."""
-
-    watermark: float | None
-    newest: float | None
-    records: DataFrame
 
 
 class Stream:
@@ -91,13 +111,14 @@ class Stream:
 
     ``sources`` are folders and files of JSONL, or URLs of Kafka topics. Tables are written below ``out``, the
     state below ``checkpoint``: folders of a file system that the driver and all workers see. ``delay_s`` is
-    ``on_batch`` is told of each micro-batch, in a thread of Spark's.
+    for how long records that belong before others are waited for. ``on_batch`` is told of each micro-batch,
+    in a thread of Spark's.
 
     Raises:
         UnusableCheckpoint: the checkpoint is of another version or of other sources.
+        UnusableOutput: the output folder is somebody else's, or can't be written to.
         NoHistory: a source can't be followed.
         InvalidTopic: the URL of a topic can't be used.
-        KafkaUnreachable: no broker answers.
     """
 
     def __init__(
@@ -108,13 +129,16 @@ class Stream:
         out: Path,
         checkpoint: Path,
         options: Options | None = None,
-        delay_s: float = 10.0,
+        delay_s: float = DELAY_S,
         on_batch: Callable[[Told], None] = lambda _told: None,
     ) -> None:
         self._spark = spark
-        self._sources = sorted(sources)
+        self._paths, self._topics = followed(sources)
         self._out = out
-        self._checkpoint = checkpoint
+        self._checkpoint = Checkpoint(
+            checkpoint, [*self._paths, *(str(Topic.from_url(url)) for url in self._topics)]
+        )
+        claim_output(out, self._checkpoint)
         self._options = options or Options()
         self._delay_s = delay_s
         self._on_batch = on_batch
@@ -123,30 +147,39 @@ class Stream:
         self._quiet_since = time.monotonic()
         self._ending = threading.Event()
         self._failure: BaseException | None = None
-        self._claim_checkpoint()
         self._query: StreamingQuery | None = None
+        self._beside = ThreadPoolExecutor(1, "rebalanser-audit-writing")
 
     def start(self) -> None:
-        """Begin, or go on where the checkpoint stands."""
-        self._last_batch = _last_number(self._checkpoint / "state")
-        raw = _followed(self._spark, self._sources, self._checkpoint)
-        writer = raw.writeStream.foreachBatch(self._micro_batch)
-        self._query = writer.option("checkpointLocation", str(self._checkpoint / "spark")).start()
+        """Begin, or go on where the checkpoint stands.
+
+        Raises:
+            UnusableCheckpoint: another stream uses it.
+            KafkaUnreachable: no broker answers.
+            InvalidTopic: there is no such topic.
+        """
+        self._checkpoint.lock()
+        self._forget_what_never_happened()
+        self._last_batch = self._checkpoint.last()
+        writer = self._raw().writeStream.foreachBatch(self._micro_batch)
+        writer = writer.option("checkpointLocation", str(self._checkpoint.spark))
+        self._query = writer.trigger(processingTime=f"{_POLL_S} seconds").start()
+        self._quiet_since = time.monotonic()
         threading.Thread(target=self._watch_for_silence, name="rebalanser-audit-idle", daemon=True).start()
 
-    def wait(self, timeout_s: int | None = None) -> bool:
-        """Wait until the stream has stopped; whether it has.
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the stream has stopped by itself, which it does when it fails; whether it has.
 
         Raises:
             pyspark.errors.StreamingQueryException: a micro-batch failed.
         """
-        assert self._query is not None
-        ended = (
-            self._query.awaitTermination() if timeout_s is None else self._query.awaitTermination(timeout_s)
-        )
+        query = self._query
+        ended = query is None or self._ending.wait(timeout_s) or not query.isActive
         if self._failure is not None:
             raise self._failure
-        return ended is not False
+        if query is not None and not query.isActive and (failure := query.exception()) is not None:
+            raise failure
+        return ended
 
     def read_all(self) -> None:
         """Read what there is now, and judge it up to the watermark."""
@@ -166,47 +199,58 @@ class Stream:
             query, self._query = self._query, None
         if query is not None:
             query.stop()
+        self._beside.shutdown()
+        self._checkpoint.unlock()
 
-    def _claim_checkpoint(self) -> None:
-        """See that the checkpoint is one of this format and these sources, or make it one."""
-        mark = self._checkpoint / "rebalanser.json"
-        mine = {"format": FORMAT, "sources": self._sources}
-        try:
-            found = json.loads(mark.read_text())
-        except FileNotFoundError:
-            if self._checkpoint.exists() and any(self._checkpoint.iterdir()):
-                raise UnusableCheckpoint(
-                    f"{self._checkpoint} holds something else than a checkpoint"
-                ) from None
-            self._checkpoint.mkdir(parents=True, exist_ok=True)
-            mark.write_text(json.dumps(mine))
-            return
-        except ValueError as error:
-            raise UnusableCheckpoint(f"{mark} can't be read: {error}") from error
-        if found.get("format") != FORMAT:
-            raise UnusableCheckpoint(
-                f"the checkpoint {self._checkpoint} has format {found.get('format')!r}, this version's is "
-                f"{FORMAT}: name an empty folder, and the history is read again from its beginning"
+    def totals(self) -> Totals:
+        """What came and was found since the checkpoint began."""
+        last = self._checkpoint.last()
+        return Totals() if last is None else self._checkpoint.load(self._spark, below=last + 1)[0].totals
+
+    def table(self, name: str, batch: str | None = None) -> DataFrame:
+        """One of :data:`TABLES` as far as it is written; with ``batch`` what that micro-batch wrote to it."""
+        folders = self._folders(name) if batch is None else [self._folder(name, batch)]
+        return self._read(TABLES[name], [str(folder) for folder in folders if folder.exists()])
+
+    def findings_of(self, batch: str) -> Iterator[dict[str, Any]]:
+        """What a micro-batch found, without the parties and the evidence. Spark is not asked for it."""
+        columns = [name for name in FINDINGS.names if name not in {"parties", "evidence"}]
+        for file in sorted(self._folder("findings", batch).glob("*.parquet")):
+            for rows in ParquetFile(file).iter_batches(columns=columns):
+                yield from rows.to_pylist()
+
+    def _raw(self) -> DataFrame:
+        """The raw rows of all sources as they come, the files first."""
+        frames = [self._files()] if self._paths else []
+        for url in self._topics:
+            read(self._spark, [url])  # which says in one line what is wrong with the address or the topic
+            topic = Topic.from_url(url)
+            stream = self._spark.readStream.format("kafka").options(
+                **kafka_options(topic), startingOffsets="earliest"
             )
-        if found.get("sources") != self._sources:
-            raise UnusableCheckpoint(
-                f"the checkpoint {self._checkpoint} is of {', '.join(found.get('sources', []))}: "
-                "name the same sources, or an empty checkpoint folder"
-            )
+            frames.append(parse_messages(stream.load()))
+        return reduce(DataFrame.unionByName, frames)
+
+    def _files(self) -> DataFrame:
+        self._spark.dataSource.register(HistoryFiles)
+        lines = self._spark.readStream.format(NAME).options(
+            paths=json.dumps(self._paths), planned=json.dumps(planned(self._checkpoint.spark))
+        )
+        return parse_lines(lines.load())
 
     def _micro_batch(self, raw: DataFrame, number: int) -> None:
         with self._turn:
-            before = _load(self._spark, self._checkpoint / "state", below=number)
-            self._advance(str(number), raw, before, flush=False)
-            _prune(self._checkpoint / "state", number)
+            if not self._checkpoint.has(str(number)):
+                self._advance(str(number), raw, below=number)
+                self._checkpoint.prune(number)
             self._last_batch = number
             self._quiet_since = time.monotonic()
 
     def _watch_for_silence(self) -> None:
-        while not self._ending.wait(min(0.5, self._delay_s)):
+        while not self._ending.wait(min(_POLL_S, self._delay_s)):
             quiet_s = time.monotonic() - self._quiet_since
             query = self._query
-            if quiet_s < self._delay_s or query is None or query.status["isDataAvailable"]:
+            if quiet_s < self._delay_s or query is None or not _has_read_all(query):
                 continue
             try:
                 with self._turn:
@@ -218,113 +262,313 @@ class Stream:
 
     def _idle(self) -> None:
         """Judge what waits, once after each micro-batch."""
-        states = self._checkpoint / "state"
         if self._last_batch is None or self._ending.is_set():
             return
         name = f"{self._last_batch}-idle"
-        if not (states / name / "_SUCCESS").exists():
-            before = _load(self._spark, states, below=self._last_batch + 1)
-            nothing = self._spark.createDataFrame([], "value string, source string, position long")
-            self._advance(name, parse_lines(nothing), before, flush=True)
+        if not self._checkpoint.has(name):
+            self._advance(name, None, below=self._last_batch + 1)
 
-    def _advance(self, name: str, raw: DataFrame, before: State, *, flush: bool) -> None:
+    def _advance(self, name: str, raw: DataFrame | None, *, below: int) -> None:
+        """One step: with what came in a micro-batch, or with nothing and all that waits."""
         began = time.monotonic()
-        raw.persist(StorageLevel.MEMORY_AND_DISK)
+        before, carried_over = self._checkpoint.load(self._spark, below=below)
+        if raw is not None:
+            raw.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            told = self._judge(name, raw, before, flush=flush)
+            state = self._step(name, raw, before, carried_over)
         finally:
-            raw.unpersist()
-        self._on_batch(Told(**told, took_s=time.monotonic() - began))
-
-    def _judge(self, name: str, raw: DataFrame, before: State, *, flush: bool) -> dict[str, Any]:
-        ingested = parse(raw)
-        is_late = F.col("wall_time") < F.lit(before.watermark)
-        counts = ingested.records.agg(
-            F.count(F.lit(1)).alias("records"),
-            F.count_if(is_late).alias("late"),
-            F.max(
-                F.when(F.col("wall_time") <= time.time() + self._options.clock_error_s, F.col("wall_time"))
-            ),
-        ).first()
-        assert counts is not None
-        records, late, last = counts
-        bad = raw.count() - records
-        state = _moved_on(before, last, self._delay_s, flush=flush)
-        fresh = ingested.records.where(~F.coalesce(is_late, F.lit(False))).withColumn(_SETTLED, F.lit(False))
-        everything = cut_off(before.records.unionByName(fresh))
-        due = F.lit(True) if state.watermark is None else F.col("wall_time") <= state.watermark
-        judged = everything.where(F.col(_SETTLED) | due)
-        waiting = everything.where(~(F.col(_SETTLED) | due))
-        settled = judged.drop(_SETTLED)
-        owned = cut_off(accesses(settled, processes(settled)))
-        missing = cut_off(self._new_gaps(name, judged))
-        contradicting = cut_off(suspects(owned, self._options))
-        apart = cut_off(clocks(settled, contradicting, self._options))
-        asked = judged_by(settled, owned, contradicting, self._options, apart)
-        found = reduce(DataFrame.unionByName, (conflicts(settled), *(invariant(asked) for invariant in ALL)))
-        known = self._told("findings", name).select("id")
-        new = with_evidence(
-            found.join(known, "id", "left_anti"), settled, missing.unionByName(self._told("gaps", name))
+            if raw is not None:
+                raw.unpersist()
+        came = Totals(
+            **{
+                field: getattr(state.totals, field) - getattr(before.totals, field)
+                for field in Totals.model_fields
+            }
         )
-        counted = {
-            "findings": self._write("findings", name, new),
-            "gaps": self._write("gaps", name, missing),
-        }
-        if bad or late:
-            lately = _late(ingested.records.where(is_late))
+        self._on_batch(Told(name, came, state.totals, state.watermark, time.monotonic() - began))
+
+    def _step(self, name: str, raw: DataFrame | None, before: State, carried_over: DataFrame) -> State:
+        ingested = None if raw is None else parse_once(raw)
+        fresh = None if ingested is None else cut_off(ingested.records)
+        records, newest = (0, None) if fresh is None else self._came(fresh)
+        bad = 0 if raw is None else raw.count() - records
+        limit = None if raw is None else oldest_unread(self._checkpoint.spark, int(name), self._paths)
+        state = self._reached(before, newest, limit, 0.0 if raw is None else self._delay_s)
+        everything = cut_off(self._standing(fresh, carried_over, before, state.watermark))
+        there = _look(everything)
+        judged = everything.where(F.col(_STANDING).isin(_SETTLED, _DUE))
+        settled = judged.select(*RECORDS.names)
+        whole = cut_off(accesses(settled, processes(settled)))
+        owned = in_turns(whole, settled, lambda _words, frame: cut_off(frame))
+        writing = self._beside.submit(self._write, "intervals", name, _over(owned, judged))
+        told, missing = dict(before.told), 0
+        if there["irregular"]:
+            missing, told["gaps"] = self._gaps(name, judged, told.get("gaps", ()))
+        counts = self._judge(name, settled, owned, there, told)
+        if ingested is not None and (bad or there["late"]):
+            lately = _late(everything.where(F.col(_STANDING) == _OVERTAKEN))
             self._write("quarantine", name, ingested.quarantine.unionByName(lately))
-        self._write("intervals", name, _over(owned, judged))
-        keeping = carried(settled, owned, state.watermark or 0.0).withColumn(_SETTLED, F.lit(True))
-        _save(
-            self._checkpoint / "state" / name,
-            State(state.watermark, state.newest, keeping.unionByName(waiting)),
+        writing.result()
+        came = Totals(
+            records=records - there["late"], late=there["late"], quarantined=bad, missing=missing, **counts
         )
-        return {
-            "batch": name, "records": records, "quarantined": bad, "late": late,
-            "watermark": state.watermark, **counted,
-        }  # fmt: skip
+        state = state.model_copy(update={"told": told, "totals": before.totals + came})
+        self._checkpoint.save(name, state, _carried_over(everything, settled, whole, state.watermark))
+        return state
 
-    def _new_gaps(self, name: str, judged: DataFrame) -> DataFrame:
-        """Gaps before the numbers that are new, of each process that was known from its last one on."""
-        settled = judged.where(_SETTLED).drop(_SETTLED)
-        last = newest(settled)
-        found = gaps(last.unionByName(judged.where(f"not {_SETTLED}").drop(_SETTLED)))
-        known = last.select("process").distinct()
-        begun = found.where(F.col("first") == 0).join(known, "process", "left_semi").select(*_GAP)
-        told = self._told("gaps", name).select(*_GAP)
-        return found.join(begun.unionByName(told), list(_GAP), "left_anti")
+    def _judge(
+        self, name: str, settled: DataFrame, owned: DataFrame, there: Row, told: dict[str, tuple[str, ...]]
+    ) -> dict[str, int]:
+        """Write what is found; how much of each certainty. Adds to ``told`` where it wrote."""
+        proven = self._known("clocks", told.get("clocks", ()))
+        judged = judgement(
+            settled,
+            owned,
+            self._options,
+            _kept,
+            there=There(
+                allocations=there["allocations"],
+                elections=there["elections"],
+                tasks=there["tasks"],
+                twice=there["twice"],
+            ),
+            proven=proven,
+        )
+        counts, told["findings"] = self._findings(name, judged.found, settled, told)
+        if judged.compared:
+            told["clocks"] = self._clocks(name, judged.clocks, proven, told.get("clocks", ()))
+        return counts
 
-    def _told(self, table: str, name: str) -> DataFrame:
-        """What other micro-batches wrote to a table."""
-        folders = [
-            str(folder)
-            for folder in sorted((self._out / table).glob("batch=*"))
-            if folder.name != f"batch={name}" and (folder / "_SUCCESS").exists()
-        ]
+    def _came(self, fresh: DataFrame) -> tuple[int, float | None]:
+        """How many records came, and their newest wall time by clocks that aren't ahead."""
+        in_time = F.when(~self._is_ahead(), F.col("wall_time"))
+        row = fresh.agg(F.count(F.lit(1)), F.max(in_time)).first()
+        assert row is not None
+        return row[0], row[1]
+
+    def _is_ahead(self) -> Column:
+        """Whether a record is from the future, so that its clock tells nothing of how far all others are."""
+        return F.col("wall_time") > F.lit(time.time() + self._options.clock_error_s)
+
+    def _reached(self, before: State, newest: float | None, limit: float | None, delay_s: float) -> State:
+        """The state with its clocks set by the newest record; all before ``limit`` only has been read."""
+        seen = max((wall for wall in (before.newest, newest) if wall is not None), default=None)
+        if seen is None:
+            return before
+        walls = [seen - delay_s, *([] if limit is None else [limit])]
+        watermark = max(min(walls), min(walls) if before.watermark is None else before.watermark)
+        return before.model_copy(update={"watermark": watermark, "newest": seen})
+
+    def _standing(
+        self, records: DataFrame | None, carried_over: DataFrame, before: State, watermark: float | None
+    ) -> DataFrame:
+        """All records there are, with what is to become of each; without ``records`` nothing waits longer."""
+        tips = carried_over.where(TIP).groupBy(*NUMBERED).agg(F.max("sequence").alias(_TIP_SEQUENCE))
+        everything = carried_over
+        if records is not None:
+            fresh = records.withColumns({SETTLED: F.lit(False), TIP: F.lit(False)})
+            everything = everything.unionByName(fresh)
+        wall, is_onward = F.col("wall_time"), F.col("sequence") > F.col(_TIP_SEQUENCE)
+        overtaken = (
+            (wall < F.lit(before.watermark)) & ~is_onward & (F.col("sequence") != F.col(_TIP_SEQUENCE))
+        )
+        due = F.lit(True) if records is None else (wall <= F.lit(watermark)) | self._is_ahead()
+        standing = (
+            F.when(F.col(SETTLED), _SETTLED).when(overtaken, _OVERTAKEN).when(due, _DUE).otherwise(_WAITING)
+        )
+        linked = F.col(TIP) | ((standing == _DUE) & F.coalesce(is_onward, F.lit(True)))
+        return everything.join(F.broadcast(tips), list(NUMBERED), "left").select(
+            *CARRIED.names, standing.alias(_STANDING), linked.alias(_LINKED)
+        )
+
+    def _gaps(self, name: str, judged: DataFrame, told: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+        """Write the gaps before the numbers that are new; how many numbers are missing, and what is told."""
+        found = gaps(judged.where(_LINKED).select(*RECORDS.names))
+        known = judged.where(TIP).select("process").distinct()
+        begun = found.where("first = 0").join(known, "process", "left_semi").select(*_GAP)
+        others = begun.unionByName(self._known("gaps", told).select(*_GAP))
+        written = self._write("gaps", name, cut_off(found.join(others, list(_GAP), "left_anti")))
+        if written is None:
+            return 0, told
+        rows = self._read(GAPS, [written]).where(F.col("reason") != ROTATED).agg(F.sum("missing")).first()
+        assert rows is not None
+        return rows[0] or 0, self._gathered("gaps", name, (*told, written))
+
+    def _findings(
+        self, name: str, found: DataFrame, settled: DataFrame, told: dict[str, tuple[str, ...]]
+    ) -> tuple[dict[str, int], tuple[str, ...]]:
+        """Write what was found and not told before; how much of each certainty, and what is told."""
+        before = told.get("findings", ())
+        fixed = cut_off(found)
+        if fixed.isEmpty():
+            return {}, before
+        new = cut_off(fixed.join(self._known("findings", before).select("id"), "id", "left_anti"))
+        missing = self._known("gaps", told.get("gaps", ()))
+        written = self._write("findings", name, with_evidence(new.select(*FINDINGS.names), settled, missing))
+        if written is None:
+            return {}, before
+        fenced = F.coalesce("fenced", F.lit(False))
+        kinds = F.when(F.col("certainty") != Certainty.CERTAIN, "possible").when(fenced, "fenced")
+        rows = self._read(FINDINGS, [written]).groupBy(kinds.otherwise("certain").alias("class")).count()
+        counts = {row["class"]: row["count"] for row in rows.collect()}
+        return counts, self._gathered("findings", name, (*before, written))
+
+    def _clocks(
+        self, name: str, apart: DataFrame, proven: DataFrame, told: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Write the clocks that are proven to be further apart than was told before; what is told."""
+        pair = ["group", "host", "behind_host", "cause"]
+        known = proven.groupBy(*pair).agg(F.max("behind_s").alias("known_s"))
+        grown = F.col("known_s").isNull() | (F.col("behind_s") > F.col("known_s") + _GROWN_S)
+        written = self._write("clocks", name, apart.join(known, pair, "left").where(grown))
+        return told if written is None else self._gathered("clocks", name, (*told, written))
+
+    def _known(self, table: str, folders: Sequence[str]) -> DataFrame:
+        """What earlier micro-batches told, of findings the id only."""
+        return self._read(StructType([FINDINGS["id"]]) if table == "findings" else TABLES[table], folders)
+
+    def _gathered(self, table: str, name: str, folders: tuple[str, ...]) -> tuple[str, ...]:
+        """The folders of what was told, or one that has all of it once they are many."""
+        if len(folders) <= _MOST_FOLDERS:
+            return folders
+        one = self._checkpoint.known(table, name)
+        shutil.rmtree(one, ignore_errors=True)
+        self._known(table, folders).coalesce(1).write.parquet(str(one))
+        return (str(one),)
+
+    def _read(self, schema: StructType, folders: Sequence[str]) -> DataFrame:
         if not folders:
-            return self._spark.createDataFrame([], TABLES[table])
-        return self._spark.read.schema(TABLES[table]).parquet(*folders)
+            return self._spark.createDataFrame([], schema)
+        return self._spark.read.schema(schema).parquet(*folders)
 
-    def _write(self, table: str, name: str, rows: DataFrame) -> int:
-        """Write the rows of a micro-batch in place of what an attempt at it left; how many they are."""
-        folder = self._out / table / f"batch={name}"
+    def _write(self, table: str, name: str, rows: DataFrame) -> str | None:
+        """Write the rows of a micro-batch in place of what an attempt at it left; where, if there are any."""
+        folder = self._folder(table, name)
         shutil.rmtree(folder, ignore_errors=True)
-        rows.select(*TABLES[table].fieldNames()).coalesce(1).write.parquet(str(folder))
-        count = self._spark.read.schema(TABLES[table]).parquet(str(folder)).count()
-        if not count:
-            shutil.rmtree(folder, ignore_errors=True)
-        return count
+        rows.select(*TABLES[table].names).coalesce(1).write.parquet(str(folder))
+        if any(read_metadata(file).num_rows for file in folder.glob("*.parquet")):
+            return str(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+    def _folder(self, table: str, name: str) -> Path:
+        return self._out.resolve() / table / f"batch={name}"
+
+    def _folders(self, table: str) -> list[Path]:
+        """The folders of all micro-batches that have rows in a table."""
+        return [folder for folder in (self._out / table).glob("batch=*") if (folder / "_SUCCESS").exists()]
+
+    def _forget_what_never_happened(self) -> None:
+        """Delete what a micro-batch wrote that left no state, since its driver was killed in it."""
+        for table in TABLES:
+            for folder in (self._out / table).glob("batch=*"):
+                if not self._checkpoint.happened(folder.name.removeprefix("batch=")):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _moved_on(before: State, last: float | None, delay_s: float, *, flush: bool) -> State:
-    """The state with its clocks set by the newest record; with ``flush`` nothing is waited for any more."""
-    seen = [wall for wall in (before.newest, last) if wall is not None]
-    newest_wall = max(seen, default=None)
-    if newest_wall is None:
-        return before
-    reached = newest_wall if flush else newest_wall - delay_s
-    watermark = reached if before.watermark is None else max(before.watermark, reached)
-    return State(watermark, newest_wall, before.records)
+def followed(sources: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The paths, and the URLs of topics, that a stream can follow.
+
+    Raises:
+        NoHistory: a path does not exist, or is not of growing lines on this host.
+        InvalidTopic: the URL of a topic can't be used.
+    """
+    topics = sorted(source for source in sources if source.startswith("kafka:"))
+    for topic in topics:
+        Topic.from_url(topic)
+    paths = [Path(source) for source in sources if not source.startswith("kafka:")]
+    for path in paths:
+        if "://" in str(path) or not path.exists():
+            raise NoHistory(
+                f"{path} does not exist; a stream follows folders and files of this host, or Kafka"
+            )
+        still = [file for file in ([path] if path.is_file() else path.rglob("*")) if _is_still(file)]
+        if still:
+            raise NoHistory(f"{still[0]} can't be followed: a stream follows *.jsonl files as they grow")
+    if not sources:
+        raise NoHistory("no source was named: give files, folders or kafka://HOST:PORT/TOPIC")
+    return sorted(str(path.resolve()) for path in paths), topics
+
+
+def claimed(sources: Sequence[str], out: Path, checkpoint: Path) -> Checkpoint:
+    """The checkpoint of a stream, once it is clear that it and the output folder can be used.
+
+    Raises:
+        UnusableCheckpoint: the checkpoint is of another version or of other sources.
+        UnusableOutput: the output folder is somebody else's, or can't be written to.
+        NoHistory: a source can't be followed.
+        InvalidTopic: the URL of a topic can't be used.
+    """
+    paths, topics = followed(sources)
+    mine = Checkpoint(checkpoint, [*paths, *(str(Topic.from_url(url)) for url in topics)])
+    claim_output(out, mine)
+    return mine
+
+
+def _is_still(file: Path) -> bool:
+    """Whether a batch would read a file that does not grow by lines."""
+    return file.name.endswith((".jsonl.gz", ".parquet"))
+
+
+def _has_read_all(query: StreamingQuery) -> bool:
+    """Whether the query has looked at its sources, found nothing new, and waits to look again."""
+    status = query.status
+    return not status["isDataAvailable"] and status["message"].startswith("Waiting for")
+
+
+def _kept(_words: str | None, frame: DataFrame) -> DataFrame:
+    return cut_off(frame)
+
+
+def _look(everything: DataFrame) -> Row:
+    """What there is among the records, found out in one go: one row."""
+    standing, linked = F.col(_STANDING), F.col(_LINKED)
+    is_due = standing == _DUE
+    counted = is_due | (standing == _SETTLED)
+    bit = F.expr("shiftleft(1L, cast(sequence & 63 as int))")
+    of_allocations = F.col("step").isin(Step.PUBLISHED, Step.ADOPTED)
+    of_words = everything.groupBy(*NUMBERED, F.shiftright("sequence", 6).alias("word")).agg(
+        F.bit_or(F.when(linked, bit)).alias("linked_bits"),
+        F.bit_or(F.when(counted, bit)).alias("bits"),
+        F.count_if(counted).alias("counted"),
+        F.min(F.when(linked, F.col("sequence"))).alias("first"),
+        F.max(F.when(linked, F.col("sequence"))).alias("last"),
+        F.bool_or(TIP).alias("known"),
+        F.count_if(standing == _OVERTAKEN).alias("late"),
+        F.bool_or(is_due & (F.col("kind") == GAP)).alias("gap"),
+        F.bool_or(is_due & of_allocations).alias("allocations"),
+        F.bool_or(is_due & (F.col("step") == Step.ELECTED)).alias("elections"),
+        F.bool_or(counted & (F.col("protocol") == Protocol.SKULD)).alias("tasks"),
+    )
+    flags = ("gap", "allocations", "elections", "tasks")
+    of_processes = of_words.groupBy(*NUMBERED).agg(
+        F.sum(F.bit_count("linked_bits")).alias("seen"),
+        F.min("first").alias("first"),
+        F.max("last").alias("last"),
+        F.bool_or("known").alias("known"),
+        (F.sum("counted") > F.sum(F.bit_count("bits"))).alias("twice"),
+        F.sum("late").alias("late"),
+        *(F.bool_or(flag).alias(flag) for flag in flags),
+    )
+    has_gap = (F.col("seen") <= F.col("last") - F.col("first")) | (~F.col("known") & (F.col("first") > 0))
+    yes = {"irregular": has_gap | F.col("gap"), "twice": F.col("twice")} | {
+        flag: F.col(flag) for flag in flags
+    }
+    row = of_processes.agg(
+        F.coalesce(F.sum("late"), F.lit(0)).alias("late"),
+        *(F.coalesce(F.bool_or(flag), F.lit(False)).alias(name) for name, flag in yes.items()),
+    ).first()
+    assert row is not None
+    return row
+
+
+def _carried_over(
+    everything: DataFrame, settled: DataFrame, owned: DataFrame, watermark: float | None
+) -> DataFrame:
+    """What the next micro-batch needs: what may have to be judged with later records, and what waits."""
+    kept = carried(settled, owned, watermark or 0.0).withColumn(SETTLED, F.lit(True))
+    waiting = everything.where(F.col(_STANDING) == _WAITING).withColumn(TIP, F.lit(False))
+    return kept.unionByName(waiting.select(*RECORDS.names, TIP, SETTLED))
 
 
 def _late(records: DataFrame) -> DataFrame:
@@ -340,73 +584,8 @@ def _late(records: DataFrame) -> DataFrame:
 
 def _over(owned: DataFrame, judged: DataFrame) -> DataFrame:
     """The accesses that new records have brought to their end."""
-    ended = owned.where(F.col("ended_by") == "stop").alias("a")
-    fresh = judged.where(f"not {_SETTLED}").alias("r")
-    same = (F.col("a.process") == F.col("r.process")) & (
-        F.col("a.stop_returned_sequence") == F.col("r.sequence")
+    ended = owned.where(F.col("ended_by") == EndedBy.STOP)
+    stops = judged.where((F.col(_STANDING) == _DUE) & (F.col("step") == Step.STOP_RETURNED)).select(
+        "process", F.col("sequence").alias("stop_returned_sequence")
     )
-    return ended.join(fresh, same, "left_semi")
-
-
-def _followed(spark: SparkSession, sources: Sequence[str], checkpoint: Path) -> DataFrame:
-    """The raw rows of all sources as they come, the files first."""
-    topics = [Topic.from_url(source) for source in sources if "://" in source]
-    paths = [source for source in sources if "://" not in source]
-    for path in paths:
-        if not Path(path).exists():
-            raise NoHistory(
-                f"{path} does not exist; a stream follows folders and files of this host, or Kafka"
-            )
-    frames = [_files(spark, paths, checkpoint)] if paths else []
-    for topic in topics:
-        topic.check()
-        stream = spark.readStream.format("kafka").options(**kafka_options(topic), startingOffsets="earliest")
-        frames.append(parse_messages(stream.load()))
-    return reduce(DataFrame.unionByName, frames)
-
-
-def _files(spark: SparkSession, paths: Sequence[str], checkpoint: Path) -> DataFrame:
-    spark.dataSource.register(HistoryFiles)
-    lines = spark.readStream.format(NAME).options(
-        paths=json.dumps([str(Path(path).resolve()) for path in paths]),
-        planned=json.dumps(planned(checkpoint / "spark")),
-    )
-    return parse_lines(lines.load())
-
-
-def _states(folder: Path) -> Iterator[tuple[int, bool, Path]]:
-    """The whole states, by number, that of an idle step after that of its micro-batch."""
-    for path in folder.glob("*"):
-        number, _, idle = path.name.partition("-")
-        if number.isdigit() and (path / "_SUCCESS").exists():
-            yield int(number), bool(idle), path
-
-
-def _last_number(folder: Path) -> int | None:
-    return max((number for number, _, _ in _states(folder)), default=None)
-
-
-def _load(spark: SparkSession, folder: Path, *, below: int) -> State:
-    """The newest state of a micro-batch before number ``below``; an empty one where there is none."""
-    states = [state for state in _states(folder) if state[0] < below]
-    if not states:
-        nothing = spark.createDataFrame([], RECORDS).withColumn(_SETTLED, F.lit(False))
-        return State(None, None, nothing)
-    *_, path = max(states)
-    clocks = json.loads((path / "clocks.json").read_text())
-    return State(clocks["watermark"], clocks["newest"], spark.read.parquet(str(path / "records")))
-
-
-def _save(path: Path, state: State) -> None:
-    """Write a state; it counts once it is whole."""
-    shutil.rmtree(path, ignore_errors=True)
-    state.records.coalesce(2).write.parquet(str(path / "records"))
-    (path / "clocks.json").write_text(json.dumps({"watermark": state.watermark, "newest": state.newest}))
-    (path / "_SUCCESS").touch()
-
-
-def _prune(folder: Path, number: int) -> None:
-    """Delete the states that no restart can need: Spark repeats the last micro-batch at most."""
-    for old, _, path in list(_states(folder)):
-        if old < number - 1:
-            shutil.rmtree(path, ignore_errors=True)
+    return ended.join(stops, ["process", "stop_returned_sequence"], "left_semi")

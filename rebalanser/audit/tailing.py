@@ -5,18 +5,26 @@ this one remembers how far it has read each: ``{path: [bytes, lines]}`` is its o
 its checkpoint. It reads whole lines only: one that is not finished yet waits until it is. ``position`` is the
 line's number, from 1.
 
+Where more is there than one micro-batch may read, the files are read along their records' wall times, a block
+of the oldest one first, so that no host's history is far ahead of another's; :func:`oldest_unread` tells how
+far all of them have come.
+
 Spark does not tell a reader in Python where its checkpoint stands, so :func:`planned` reads it there.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from rebalanser.history.reading import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -24,7 +32,7 @@ if TYPE_CHECKING:
 NAME: Final = "rebalanser_history"
 MAX_BYTES: Final = 64 << 20
 """The most that one micro-batch reads."""
-_BLOCK_BYTES: Final = 4 << 20
+_BLOCK_BYTES: Final = 1 << 20
 _FIRST_SOURCE: Final = 2
 """The line of Spark's log of offsets that is the first source's, after a version and a line of settings."""
 
@@ -46,11 +54,30 @@ def planned(checkpoint: Path) -> Offset:
 
     The files must be the first source of the query.
     """
-    batches = [file for file in (checkpoint / "offsets").glob("*") if file.name.isdigit()]
-    if not batches:
+    batches = [int(file.name) for file in (checkpoint / "offsets").glob("*") if file.name.isdigit()]
+    return _offset_of(checkpoint, max(batches)) if batches else {}
+
+
+def oldest_unread(checkpoint: Path, number: int, paths: Sequence[str]) -> float | None:
+    """The wall time of the oldest record that micro-batch ``number`` could not read yet for all it had to.
+
+    None where it has read all that was there.
+    """
+    reached, before = _offset_of(checkpoint, number), _offset_of(checkpoint, number - 1)
+    taken = sum(end - before.get(path, [0, 0])[0] for path, (end, _) in reached.items())
+    if taken < MAX_BYTES - _BLOCK_BYTES:
+        return None
+    unread = ((str(path), reached.get(str(path), [0, 0])[0]) for path in _files([Path(p) for p in paths]))
+    walls = (_next_wall(path, start) for path, start in unread if _size(path) > start)
+    return min((wall for wall in walls if wall > -math.inf), default=None)
+
+
+def _offset_of(checkpoint: Path, number: int) -> Offset:
+    try:
+        lines = (checkpoint / "offsets" / str(number)).read_text().splitlines()
+    except FileNotFoundError:
         return {}
-    newest = max(batches, key=lambda file: int(file.name))
-    offset: Offset = json.loads(newest.read_text().splitlines()[_FIRST_SOURCE])
+    offset: Offset = json.loads(lines[_FIRST_SOURCE])
     return offset
 
 
@@ -89,13 +116,21 @@ class TailReader(DataSourceStreamReader):
 
     def latestOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """How far the files have whole lines, at most ``max_bytes`` beyond what was planned before."""
+        latest = {str(path): self._planned.get(str(path), [0, 0]) for path in _files(self._paths)}
         budget = self._max_bytes
-        latest: Offset = {}
-        for path in self._files():
-            start, lines = self._planned.get(str(path), [0, 0])
-            more, counted = _whole_lines(path, start, budget)
+        grown = [path for path, (start, _) in latest.items() if _size(path) > start]
+        oldest_first = [(_next_wall(path, latest[path][0]), path) for path in grown]
+        heapq.heapify(oldest_first)
+        while oldest_first and budget > 0:
+            _, path = heapq.heappop(oldest_first)
+            start, lines = latest[path]
+            more, counted = _whole_lines(Path(path), start, min(_BLOCK_BYTES, budget))
+            if not more:
+                continue
             budget -= more
-            latest[str(path)] = [start + more, lines + counted]
+            latest[path] = [start + more, lines + counted]
+            if _size(path) > start + more:
+                heapq.heappush(oldest_first, (_next_wall(path, start + more), path))
         self._planned = latest
         return latest
 
@@ -108,14 +143,35 @@ class TailReader(DataSourceStreamReader):
         assert isinstance(partition, Stretch)
         yield from _batches(partition)
 
-    def _files(self) -> list[Path]:
-        found = {
-            file
-            for path in self._paths
-            for file in (path.rglob("*.jsonl") if path.is_dir() else [path])
-            if file.is_file()
-        }
-        return sorted(found)
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    """The files of a history in the folders among ``paths``, and the files among them."""
+    found = {
+        file
+        for path in paths
+        for file in (path.rglob("*.jsonl") if path.is_dir() else [path])
+        if file.is_file()
+    }
+    return sorted(found)
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _next_wall(path: str, start: int) -> float:
+    """The wall time of the whole line that begins at byte ``start``; before all others if it has none."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(start)
+            line = file.readline(MAX_LINE_BYTES)
+        wall = json.loads(line)["wall_time"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return -math.inf
+    return float(wall) if isinstance(wall, int | float) else -math.inf
 
 
 def _stretches(start: Mapping[str, list[int]], end: Mapping[str, list[int]]) -> Iterator[Stretch]:
@@ -128,22 +184,30 @@ def _stretches(start: Mapping[str, list[int]], end: Mapping[str, list[int]]) -> 
 def _whole_lines(path: Path, start: int, budget: int) -> tuple[int, int]:
     """How many of the next ``budget`` bytes from ``start`` on are whole lines, and how many lines that is.
 
-    A line of more than :data:`MAX_BYTES` is no record; it is read in pieces.
+    If the budget does not hold one line more is looked at; a line of more than :data:`MAX_BYTES` is no record
+    and is read in pieces.
     """
     try:
         with path.open("rb") as file:
             file.seek(start)
             block = file.read(budget)
+            if len(block) == budget and b"\n" not in block:
+                block += file.readline(MAX_BYTES - len(block))
     except FileNotFoundError:
         return 0, 0
     whole = block.rfind(b"\n") + 1
-    return (whole or (len(block) if len(block) == MAX_BYTES else 0)), block.count(b"\n")
+    return (whole or (len(block) if len(block) >= MAX_BYTES else 0)), block.count(b"\n")
 
 
 def _batches(stretch: Stretch) -> Iterator[RecordBatch]:
-    uri = Path(stretch.path).as_uri()
+    """The lines of a stretch; none if its file was deleted meanwhile, which shows as a gap in its numbers."""
+    path = Path(stretch.path)
     position = stretch.lines
-    with Path(stretch.path).open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
         file.seek(stretch.start)
         left = stretch.end - stretch.start
         rest = b""
@@ -153,7 +217,7 @@ def _batches(stretch: Stretch) -> Iterator[RecordBatch]:
             whole, _, rest = (rest + block).rpartition(b"\n") if left else (rest + block, b"", b"")
             if whole:
                 lines = whole.removesuffix(b"\n").decode("utf-8", "replace").split("\n")
-                yield _rows(lines, uri, position)
+                yield _rows(lines, path.as_uri(), position)
                 position += len(lines)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import ValidationError
 
+from rebalanser.cli.audit_stream import Following, refuse, summary
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
 from rebalanser.cli.spark_progress import steps
 from rebalanser.cli.table import counted
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rebalanser.audit import Audit, Options, Verdict
+    from rebalanser.audit.streaming import Totals
     from rebalanser.audit.verdict import Found
 
 
@@ -93,6 +95,27 @@ def audit(
             min=0.0, metavar="SECONDS", show_default="60", help="For how long a resource may be unowned."
         ),
     ] = None,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream", help="Go on as the history grows, until Ctrl-C, and tell findings as they come."
+        ),
+    ] = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="FOLDER",
+            show_default=False,
+            help="Where a stream keeps how far it is, to go on from there.",
+        ),
+    ] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(
+            min=0.5, metavar="SECONDS", show_default="2", help="How long a stream waits for what comes late."
+        ),
+    ] = None,
     write_weights: Annotated[
         bool, typer.Option("--apply", help="Write the weights that follow from the loads to the registry.")
     ] = False,
@@ -107,8 +130,19 @@ def audit(
     from rebalanser.audit.outputs import OutputFolder  # noqa: PLC0415
     from rebalanser.audit.sources import places  # noqa: PLC0415
 
+    given = {"since": since, "until": until, "report": report, "apply": write_weights}
+    refuse(stream, given | {"checkpoint": checkpoint, "delay": delay, "out": out})
     options = _options(since=since, until=until, clock_error_s=clock_error, unowned_limit_s=unowned_limit)
     face = Face.of(registry if write_weights else "", json)
+    if stream:
+        assert checkpoint is not None
+        assert out is not None
+        totals = _follow(face, paths, options, Path(out), checkpoint, delay, master, memory)
+        document, lines = summary(totals, out, str(checkpoint))
+        face.answer(document, *lines)
+        if fail_on_findings and totals.certain:
+            raise typer.Exit(1)
+        return
     if report is not None:
         _check_file(report)
     topics = places(paths).topics
@@ -137,6 +171,42 @@ def audit(
     face.answer(document, *_lines(verdict, weighings, out, report))
     if fail_on_findings and verdict.certain:
         raise typer.Exit(1)
+
+
+def _follow(
+    face: Face,
+    sources: list[str],
+    options: Options,
+    out: Path,
+    checkpoint: Path,
+    delay_s: float | None,
+    master: str | None,
+    memory: str | None,
+) -> Totals:
+    """Follow the sources until a signal; what came and was found since the checkpoint began."""
+    from rebalanser.audit.sources import Topic  # noqa: PLC0415 - what needs Spark is loaded when it is asked for
+    from rebalanser.audit.streaming import DELAY_S, Stream, claimed, followed  # noqa: PLC0415
+
+    topics = [Topic.from_url(url) for url in followed(sources)[1]]
+    for topic in topics:
+        topic.check()
+    claimed(sources, out, checkpoint)
+    with steps(silent=face.json) as step, contextlib.ExitStack() as stack:
+        step("starting Spark")
+        spark = stack.enter_context(_spark(master, memory, kafka=bool(topics)))
+        following = Following(face, step)
+        delay_s = DELAY_S if delay_s is None else delay_s
+        return following.follow(
+            Stream(
+                spark,
+                sources,
+                out=out,
+                checkpoint=checkpoint,
+                options=options,
+                delay_s=delay_s,
+                on_batch=following.on_batch,
+            )
+        )
 
 
 @contextlib.contextmanager

@@ -60,7 +60,8 @@ def steps(*, silent: bool) -> Iterator[Steps]:
         yield Steps(None, silent=silent)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console, on_terminal = Console(stderr=True), sys.stdout.isatty()
+    with Progress(*columns, console=console, transient=True, redirect_stdout=on_terminal) as bar:
         shown = Steps(bar, silent=False)
         ended = threading.Event()
         looking = threading.Thread(target=_look, args=(shown, ended), name="rebalanser-steps", daemon=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from rebalanser_kafka.history import open_sink
 
 from rebalanser.audit import audit
-from rebalanser.audit.streaming import LATE, Stream, Told, UnusableCheckpoint
+from rebalanser.audit.sources import InvalidTopic, KafkaUnreachable
+from rebalanser.audit.streaming import LATE, Stream, Told
 from rebalanser.audit.tailing import TailReader
+from rebalanser.history import Protocol, Record
 from rebalanser.testing.histories import tell
 
 if TYPE_CHECKING:
@@ -20,8 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DELAY_S = 5.0
+PATIENCE_S = 60.0
+GROUP = Protocol.GROUP
+PAIR = ("group", "host", "behind_host", "cause")
 SEEDS = (2, 3, 4, 6, 9, 11)
-"""Stories without clocks that are hours apart: of such hosts a stream can't tell what a batch can."""
 
 
 @pytest.fixture
@@ -41,10 +47,21 @@ def append(folder: Path, lines: list[bytes]) -> None:
         file.writelines(lines)
 
 
-def stream(spark: SparkSession, folder: Path, told: list[Told]) -> Stream:
+def send(url: str, records: list[Record]) -> None:
+    sink = open_sink(url, "orders", "worker-1")
+    for record in records:
+        sink.write(record)
+    sink.close(PATIENCE_S)
+
+
+def named(findings: DataFrame) -> Counter[tuple[str, str]]:
+    return Counter((row["id"], row["certainty"]) for row in findings.select("id", "certainty").collect())
+
+
+def stream(spark: SparkSession, folder: Path, told: list[Told], source: str | None = None) -> Stream:
     return Stream(
         spark,
-        [str(folder / "history")],
+        [source or str(folder / "history")],
         out=folder / "out",
         checkpoint=folder / "checkpoint",
         delay_s=DELAY_S,
@@ -67,18 +84,13 @@ def test_a_restarted_stream_finds_what_the_batch_finds_once_each(spark: SparkSes
         following.start()
         following.settle() if part is lines[2 * third :] else following.read_all()
         following.stop()
-    found = Counter(
-        (row["id"], row["certainty"])
-        for row in table(spark, folder, "findings").select("id", "certainty").collect()
-    )
+    found = named(table(spark, folder, "findings"))
     with audit(spark, folder / "history") as whole:
-        expected = Counter(
-            (row["id"], row["certainty"]) for row in whole.tables.findings.select("id", "certainty").collect()
-        )
+        expected = named(whole.tables.findings)
     assert expected
     assert found == expected
-    assert sum(each.records for each in told) == len(lines)
-    assert sum(each.findings for each in told) == len(expected)
+    assert sum(each.came.records for each in told) == len(lines)
+    assert sum(each.came.findings for each in told) == len(expected)
 
 
 @pytest.mark.rule("AU-1", "AU-9")
@@ -99,25 +111,72 @@ def test_what_comes_too_late_is_quarantined_and_what_comes_late_counts(
     (row,) = table(spark, folder, "quarantine").collect()
     assert row["reason"] == LATE
     assert json.loads(row["raw"])["sequence"] == json.loads(lines[0])["sequence"]
-    assert sum(each.late for each in told) == 1
+    assert sum(each.came.late for each in told) == 1
 
 
-@pytest.mark.rule("AU-9")
-def test_a_checkpoint_of_another_version_or_of_other_sources_is_refused(
+def test_of_hosts_whose_clocks_are_hours_apart_nothing_is_missed_that_the_batch_finds(
     spark: SparkSession, folder: Path
 ) -> None:
-    stream(spark, folder, [])
-    mark = folder / "checkpoint" / "rebalanser.json"
-    mark.write_text(json.dumps(json.loads(mark.read_text()) | {"format": 99}))
-    with pytest.raises(UnusableCheckpoint, match="format 99"):
-        stream(spark, folder, [])
-    mark.write_text(json.dumps({"format": 1, "sources": ["elsewhere"]}))
-    with pytest.raises(UnusableCheckpoint, match="is of elsewhere"):
-        stream(spark, folder, [])
-    mark.unlink()
-    (folder / "checkpoint" / "notes.txt").touch()
-    with pytest.raises(UnusableCheckpoint, match="something else"):
-        stream(spark, folder, [])
+    """Their records are hours before the watermark, or ahead of all others, and count all the same."""
+    told: list[Told] = []
+    following = stream(spark, folder, told)
+    following.start()
+    for seed in (1, 5):
+        append(
+            folder,
+            tell(seed, ["clock_hours_off", "overlap_beyond_clock_error"], protocol=GROUP).pages.records,
+        )
+        following.settle()
+    following.stop()
+    found = named(table(spark, folder, "findings"))
+    with audit(spark, folder / "history") as whole:
+        expected = named(whole.tables.findings)
+        apart = {tuple(row) for row in whole.tables.clocks.select(*PAIR).collect()}
+    assert expected
+    assert {finding for finding, _ in expected} <= {finding for finding, _ in found}
+    assert set(found.values()) == {1}
+    assert {tuple(row) for row in following.table("clocks").select(*PAIR).collect()} == apart
+    assert sum(each.came.late for each in told) == 0
+
+
+@pytest.mark.rule("AU-1", "AU-9")
+def test_a_topic_tells_what_the_files_tell_in_batch_and_as_a_stream(
+    spark_kafka: SparkSession, kafka_address: str, folder: Path
+) -> None:
+    """Written by the sink that nodes write with, in three parts, one of which comes too late."""
+    spark = spark_kafka
+    lines = lines_of(SEEDS[:3])
+    records = [Record.model_validate_json(line) for line in lines]
+    held_back, rest = records[:1], records[1:]
+    url = f"kafka://{kafka_address}/history-{uuid.uuid4().hex}"
+    half = len(rest) // 2
+    told: list[Told] = []
+    for part in (rest[:half], rest[half:], held_back):
+        send(url, part)
+        following = stream(spark, folder, told, url)
+        following.start()
+        following.settle()
+        following.stop()
+    append(folder, [line for line, record in zip(lines, records, strict=True) if record not in held_back])
+    (late,) = table(spark, folder, "quarantine").collect()
+    assert late["reason"] == LATE
+    assert json.loads(late["raw"])["process"] == held_back[0].process
+    with audit(spark, folder / "history") as files:
+        expected = named(files.tables.findings)
+    assert expected
+    assert named(table(spark, folder, "findings")) == expected
+    send(url, held_back)
+    append(folder, [lines[0]])
+    with audit(spark, folder / "history") as files, audit(spark, url) as topic:
+        assert named(topic.tables.findings) == named(files.tables.findings)
+    nowhere = stream(spark, folder / "other", [], f"kafka://{kafka_address}/{uuid.uuid4().hex}")
+    with pytest.raises(InvalidTopic, match="has no topic"):
+        nowhere.start()
+    nowhere.stop()
+    silent = stream(spark, folder / "another", [], "kafka://127.0.0.1:1/history")
+    with pytest.raises(KafkaUnreachable, match="no Kafka broker answers"):
+        silent.start()
+    silent.stop()
 
 
 @pytest.mark.rule("AU-9")

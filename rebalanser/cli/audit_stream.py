@@ -1,0 +1,172 @@
+"""``rebalanser audit --stream``: findings as the history grows, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from rebalanser.cli.table import counted
+from rebalanser.redaction import redact
+from rebalanser.runtime.running import run_until_stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rebalanser.audit.streaming import Stream, Told, Totals
+    from rebalanser.audit.verdict import Conclusion
+    from rebalanser.cli.face import Face
+    from rebalanser.cli.spark_progress import Steps
+
+LOOK_S: Final = 0.2
+PROGRESS_S: Final = 10.0
+"""How often it is said how far the stream is."""
+NOT_FOR_STREAMS: Final = ("since", "until", "report", "apply")
+ONLY_FOR_STREAMS: Final = ("checkpoint", "delay")
+
+
+def refuse(stream: bool, given: Mapping[str, object]) -> None:
+    """See that the options go together; ``given`` are those of the command by their names.
+
+    Raises:
+        typer.BadParameter: they don't; the message says which.
+    """
+    refused = [f"--{name}" for name in (NOT_FOR_STREAMS if stream else ONLY_FOR_STREAMS) if given.get(name)]
+    if refused:
+        where = "don't go with --stream, which judges all that comes" if stream else "go with --stream only"
+        raise typer.BadParameter(f"{', '.join(refused)} {where}")
+    missing = [f"--{name}" for name in ("checkpoint", "out") if not given.get(name)]
+    if stream and missing:
+        raise typer.BadParameter(f"--stream needs {' and '.join(missing)} FOLDER")
+
+
+class Following:
+    """Follows a history and tells what is found, in the thread that waits for it to stop."""
+
+    def __init__(self, face: Face, step: Steps) -> None:
+        self._face = face
+        self._step = step
+        self._stream: Stream | None = None
+        self._news: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._asked = threading.Event()
+        self._told_at = 0.0
+
+    def follow(self, stream: Stream) -> Totals:
+        """Follow until SIGINT, SIGTERM or a failure; what came and was found in all.
+
+        Raises:
+            pyspark.errors.PySparkException: Spark gave up.
+        """
+        self._stream = stream
+        run_until_stopped(self)
+        return stream.totals()
+
+    def on_batch(self, told: Told) -> None:
+        """What the stream is to call."""
+        self._news.put(told)
+
+    def start(self) -> None:
+        """Begin."""
+        self._step("looking at the sources")
+        self._of().start()
+        self._step("following; Ctrl-C stops it")
+
+    def request_stop(self) -> None:
+        """Begin to stop."""
+        self._asked.set()
+
+    def wait_stopped(self, timeout_s: float | None = None) -> bool:
+        """Tell what is found until the stream has stopped, or is asked to; whether it has."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._asked.is_set() and (until is None or time.monotonic() < until):
+            ended = self._of().wait(LOOK_S)
+            self._tell()
+            if ended:
+                return True
+        return self._asked.is_set()
+
+    def stop(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 - a micro-batch takes what it takes
+        """Stop once the present micro-batch is done."""
+        self._step("finishing what has begun")
+        self._of().stop()
+        self._tell()
+
+    def _of(self) -> Stream:
+        assert self._stream is not None
+        return self._stream
+
+    def _tell(self) -> None:
+        while not self._news.empty():
+            told = self._news.get()
+            if told.came.findings:
+                for found in self._of().findings_of(told.batch):
+                    self._face.answer({"event": "finding", **found}, line(found))
+                sys.stdout.flush()
+            self._progress(told)
+
+    def _progress(self, told: Told) -> None:
+        now = time.monotonic()
+        if now < self._told_at + PROGRESS_S:
+            return
+        self._told_at = now
+        if self._face.json:
+            document = {"event": "progress", **told.totals.model_dump(), "watermark": told.watermark}
+            self._face.answer(document)
+            sys.stdout.flush()
+        else:
+            self._step(extent(told.totals, told.watermark))
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """A finding in one line; a name in it gives no orders to the terminal."""
+    sentence = str(found["sentence"])
+    shown = sentence if sentence.isprintable() else repr(sentence)
+    gap = f" ({found['gap']})" if found["gap"] else ""
+    return f"{found['certainty']} {found['kind']} {found['id']}: {shown}{gap}"
+
+
+def extent(totals: Totals, watermark: float | None = None) -> str:
+    """How far the stream is, in a line."""
+    from rebalanser.audit.times import moment  # noqa: PLC0415 - needs Spark
+
+    parts = [counted(totals.records, "record")]
+    parts += [f"up to {moment(watermark, milliseconds=False)} UTC"] if watermark is not None else []
+    parts += [counted(totals.findings, "finding")]
+    parts += [f"{counted(totals.missing, 'record')} missing"] if totals.missing else []
+    parts += [f"{totals.late:,} too late"] if totals.late else []
+    parts += [f"{totals.quarantined:,} not readable"] if totals.quarantined else []
+    return ", ".join(parts)
+
+
+def conclusion(totals: Totals) -> Conclusion:
+    """What the findings amount to, so far, by the words of the verdict of a batch."""
+    from rebalanser.audit.verdict import Conclusion  # noqa: PLC0415 - needs Spark
+
+    if totals.certain:
+        return Conclusion.REFUTED
+    if totals.possible or totals.missing or totals.late or totals.quarantined:
+        return Conclusion.UNSURE
+    return Conclusion.FENCED if totals.fenced else Conclusion.SOUND
+
+
+def summary(totals: Totals, out: str, checkpoint: str) -> tuple[dict[str, Any], Sequence[str]]:
+    """What there is to say at the end: as a document, and in lines."""
+    word = conclusion(totals)
+    document = {
+        "event": "stopped",
+        "conclusion": str(word),
+        **totals.model_dump(),
+        "out": redact(out),
+        "checkpoint": redact(checkpoint),
+    }
+    certain = f" ({totals.certain:,} certain)" if totals.certain else ""
+    fenced = f" ({totals.fenced:,} certain but fenced)" if totals.fenced else ""
+    return document, (
+        f"{word.capitalize()} so far: {extent(totals)}{certain}{fenced}.",
+        f"tables: {redact(out)}",
+    )
