@@ -61,8 +61,10 @@ def planned(checkpoint: Path) -> Offset:
 def oldest_unread(checkpoint: Path, number: int, paths: Sequence[str]) -> float | None:
     """The wall time of the oldest record that micro-batch ``number`` could not read yet for all it had to.
 
-    None where it has read all that was there.
+    None where it has read all that was there, and where no file is followed.
     """
+    if not paths:
+        return None
     reached, before = _offset_of(checkpoint, number), _offset_of(checkpoint, number - 1)
     taken = sum(end - before.get(path, [0, 0])[0] for path, (end, _) in reached.items())
     if taken < MAX_BYTES - _BLOCK_BYTES:

@@ -471,7 +471,7 @@ def test_loads_and_the_weights_that_follow_are_told(browser: Browser, reports: R
     assert "24 resources reported their load, in 2\u202f880 samples" in loads.inner_text()
     loads.locator("details").evaluate("one => one.open = true")
     heaviest = loads.locator("tbody tr").nth(1).locator("td").all_inner_texts()
-    assert heaviest == ["orders/partition-0", "orders", "40", "2", "120", "2026-03-01 13:00:00.000"]
+    assert heaviest == ["orders/partition-0", "orders", "40", "1.9", "120", "2026-03-01 13:00:00.000"]
     assert loads.locator(".plot").count() == 1
     ticks = loads.locator(".yaxislayer-above .ytick").all_text_contents()
     assert ticks == [f"orders/partition-{number}" for number in range(24)]

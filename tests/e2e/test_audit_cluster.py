@@ -165,7 +165,7 @@ def test_a_cluster_gives_the_same_tables(
     found = {name: rows(out / name) for name in FOLDERS}
     assert found == {name: rows(here / name) for name in FOLDERS}
     told = {name for name, content in found.items() if content}
-    assert told >= {"findings", "intervals", "gaps", "quarantine", "processes", "clocks", "rebalances"}
+    assert told >= {"findings", "intervals", "gaps", "quarantine", "processes", "rebalances"}
 
 
 def test_the_entry_script_runs_inside_spark_submit(
