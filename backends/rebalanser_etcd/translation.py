@@ -143,8 +143,10 @@ def _bytes(transaction: Transaction) -> int:
         match operation:
             case Put(key, value):
                 size += len(key) + len(value)
-            case Delete(key) | Get(key) | Range(key) | Stat(key):
+            case Delete(key) | Get(key) | Stat(key):
                 size += len(key)
+            case Range(prefix, after):
+                size += len(prefix) + len(after)
             case Transaction():
                 size += _bytes(operation)
     return size
@@ -173,8 +175,8 @@ def _request_op(operation: Operation) -> Any:
             return etcdrpc.RequestOp(request_delete_range=etcdrpc.DeleteRangeRequest(key=key.encode()))
         case Get(key):
             return etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=key.encode()))
-        case Range(prefix):
-            return etcdrpc.RequestOp(request_range=_page(*prefix_span(prefix)))
+        case Range():
+            return etcdrpc.RequestOp(request_range=_first_page(operation))
         case Stat(prefix):
             start, end = prefix_span(prefix)
             newest_first = etcdrpc.RangeRequest(
@@ -190,8 +192,17 @@ def _request_op(operation: Operation) -> Any:
             return etcdrpc.RequestOp(request_txn=_txn_request(operation))
 
 
-def _page(key: bytes, range_end: bytes, revision: int = 0) -> Any:
-    return etcdrpc.RangeRequest(key=key, range_end=range_end, limit=PAGE_KEYS, revision=revision)
+def _first_page(asked: Range) -> Any:
+    start, end = prefix_span(asked.prefix)
+    if asked.after:
+        start = max(start, asked.after.encode() + b"\0")
+    return _page(start, end, asked.limit)
+
+
+def _page(key: bytes, range_end: bytes, wanted: int, revision: int = 0) -> Any:
+    """The request for the next keys of a range, ``wanted`` of them at most, or all where that is 0."""
+    limit = min(wanted, PAGE_KEYS) or PAGE_KEYS
+    return etcdrpc.RangeRequest(key=key, range_end=range_end, limit=limit, revision=revision)
 
 
 def _result(operation: Operation, response: Any, revision: int, follow_up: FollowUp) -> Result:
@@ -201,8 +212,8 @@ def _result(operation: Operation, response: Any, revision: int, follow_up: Follo
         case Get():
             found = response.response_range.kvs
             return _key_value(found[0]) if found else None
-        case Range(prefix):
-            return tuple(_all_pages(prefix, response.response_range, revision, follow_up))
+        case Range():
+            return tuple(_all_pages(operation, response.response_range, revision, follow_up))
         case Stat():
             counted = response.response_range
             newest = counted.kvs[0].mod_revision if counted.kvs else 0
@@ -211,12 +222,15 @@ def _result(operation: Operation, response: Any, revision: int, follow_up: Follo
             return _outcome(operation, response.response_txn, revision, follow_up)
 
 
-def _all_pages(prefix: str, page: Any, revision: int, follow_up: FollowUp) -> Iterator[KeyValue]:
+def _all_pages(asked: Range, page: Any, revision: int, follow_up: FollowUp) -> Iterator[KeyValue]:
     yield from map(_key_value, page.kvs)
-    _, end = prefix_span(prefix)
-    while page.more:
-        page = follow_up(_page(page.kvs[-1].key + b"\0", end, revision))
+    _, end = prefix_span(asked.prefix)
+    read = len(page.kvs)
+    while page.more and (not asked.limit or read < asked.limit):
+        wanted = asked.limit - read if asked.limit else 0
+        page = follow_up(_page(page.kvs[-1].key + b"\0", end, wanted, revision))
         yield from map(_key_value, page.kvs)
+        read += len(page.kvs)
 
 
 def _key_value(stored: Any) -> KeyValue:

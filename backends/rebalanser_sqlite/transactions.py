@@ -38,10 +38,15 @@ MAX_REQUEST_BYTES = 4 << 20
 _AFTER_PRINTABLE = "\x7f"
 """Greater than every character of a key: ``prefix <= key < prefix + this`` is the range of a prefix."""
 
+_BEFORE_PRINTABLE = "\0"
+"""Less than every character of a key: ``after + this <= key`` are the keys greater than ``after``."""
+_NO_LIMIT = -1
+
 _REVISIONS = "SELECT create_revision, mod_revision FROM kv WHERE key = ?"
 _GET = "SELECT key, value, create_revision, mod_revision, lease FROM kv WHERE key = ?"
 _RANGE = (
-    "SELECT key, value, create_revision, mod_revision, lease FROM kv WHERE key >= ? AND key < ? ORDER BY key"
+    "SELECT key, value, create_revision, mod_revision, lease FROM kv WHERE key >= ? AND key < ? "
+    "ORDER BY key LIMIT ?"
 )
 _STAT = "SELECT count(*), coalesce(max(mod_revision), 0) FROM kv WHERE key >= ? AND key < ?"
 _LEASE = "SELECT 1 FROM leases WHERE id = ?"
@@ -160,8 +165,9 @@ def _result(connection: sqlite3.Connection, operation: Operation | Chosen, revis
         case Get(key):
             row = connection.execute(_GET, (key,)).fetchone()
             return KeyValue(*row) if row else None
-        case Range(prefix):
-            rows = connection.execute(_RANGE, (prefix, prefix + _AFTER_PRINTABLE))
+        case Range(prefix, after, limit):
+            start = max(prefix, after + _BEFORE_PRINTABLE) if after else prefix
+            rows = connection.execute(_RANGE, (start, prefix + _AFTER_PRINTABLE, limit or _NO_LIMIT))
             return tuple(KeyValue(*row) for row in rows)
         case Stat(prefix):
             return Stats(*connection.execute(_STAT, (prefix, prefix + _AFTER_PRINTABLE)).fetchone())

@@ -98,9 +98,15 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Read all keys with this prefix, in key order, as of the transaction's revision."""
+    """Read all keys with this prefix, in key order, as of the transaction's revision.
+
+    Of these only the keys greater than ``after``, and of those the first ``limit`` where it is not 0: so a
+    long range is read in pages, each ``after`` the last key of the one before.
+    """
 
     prefix: str
+    after: str = ""
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ It refuses what any backend refuses, so that code which works here does not meet
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
@@ -187,9 +188,9 @@ class KeyValueStore(ABC, Generic[LeaseT]):
         """The leases that there are, by their ids."""
         return self._leases
 
-    def items(self, prefix: str = "") -> tuple[KeyValue, ...]:
-        """All keys with the prefix, in key order."""
-        return tuple(self._items[key] for key in self._keys(prefix))
+    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
+        """Keys with the prefix, in key order: those after ``after``, the first ``limit`` unless it is 0."""
+        return tuple(self._items[key] for key in islice(self._keys(prefix, after), limit or None))
 
     def get(self, key: str) -> KeyValue | None:
         """One key, if it is there."""
@@ -251,8 +252,9 @@ class KeyValueStore(ABC, Generic[LeaseT]):
             self._commit(changes)
         return outcome
 
-    def _keys(self, prefix: str) -> Iterator[str]:
-        for index in range(bisect_left(self._order, prefix), len(self._order)):
+    def _keys(self, prefix: str, after: str) -> Iterator[str]:
+        start = max(bisect_left(self._order, prefix), bisect_right(self._order, after))
+        for index in range(start, len(self._order)):
             if not self._order[index].startswith(prefix):
                 return
             yield self._order[index]
@@ -293,8 +295,8 @@ class KeyValueStore(ABC, Generic[LeaseT]):
                 return None
             case Get(key=key):
                 return self.get(key)
-            case Range(prefix=prefix):
-                return self.items(prefix)
+            case Range(prefix=prefix, after=after, limit=limit):
+                return self.items(prefix, after, limit)
             case Stat(prefix=prefix):
                 items = self.items(prefix)
                 return Stats(len(items), max((item.mod_revision for item in items), default=0))

@@ -118,10 +118,10 @@ class MemoryStore(KeyValueStore[_Lease]):
         with self._lock:
             return self._revision
 
-    def items(self, prefix: str = "") -> tuple[KeyValue, ...]:
-        """All keys with the prefix, in key order, without ending any lease first."""
+    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
+        """Keys with the prefix, as :class:`Range` says, without ending any lease first."""
         with self._lock:
-            return super().items(prefix)
+            return super().items(prefix, after, limit)
 
     def execute(self, request: Request) -> Reply:
         """End the leases that are over, then carry out the request.

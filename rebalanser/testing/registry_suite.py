@@ -229,6 +229,10 @@ def key_values(result: Result) -> list[KeyValue]:
     return list(result)
 
 
+def _last_key(found: Sequence[KeyValue]) -> str:
+    return found[-1].key if found else ""
+
+
 def nested(result: Result) -> Outcome:
     """The result of a nested transaction."""
     assert isinstance(result, Outcome)
@@ -484,6 +488,39 @@ class RegistryConformance:
         for key, value in items:
             put(registry, key, value)
         assert [(item.key, item.value) for item in read_all(registry, harness.prefix)] == items
+
+    def test_range_in_pages(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "each ``after`` the last key of the one before", and "the first ``limit``", however many."""
+        prefix = harness.prefix + "r/"
+        put_all(registry, [(f"{prefix}{number:04}", b"%d" % number) for number in range(3000)])
+        everything = read_all(registry, prefix)
+        for limit in (700, 2500, 3000, 4000):
+            found: list[KeyValue] = []
+            while page := key_values(commit(registry, Range(prefix, _last_key(found), limit)).results[0]):
+                assert len(page) == min(limit, len(everything) - len(found))
+                found += page
+            assert found == everything
+
+    def test_range_after_any_key(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "only the keys greater than ``after``", whether that is a key, has the prefix, or not."""
+        prefix = harness.prefix + "b/"
+        put_all(registry, [(f"{harness.prefix}{name}", b"") for name in ("a/1", "b/1", "b/2", "b/2x", "c/1")])
+        expected = {
+            "": ["1", "2", "2x"],
+            harness.prefix + "a/1": ["1", "2", "2x"],
+            prefix: ["1", "2", "2x"],
+            prefix + "1": ["2", "2x"],
+            prefix + "10": ["2", "2x"],
+            prefix + "2": ["2x"],
+            prefix + "2x": [],
+            harness.prefix + "b0": [],
+            harness.prefix + "c/1": [],
+        }
+        for after, names in expected.items():
+            found = key_values(commit(registry, Range(prefix, after)).results[0])
+            assert [item.key for item in found] == [prefix + name for name in names], after
+            first = key_values(commit(registry, Range(prefix, after, 1)).results[0])
+            assert first == found[:1]
 
     def test_range_orders_by_bytes(self, registry: Registry, harness: RegistryHarness) -> None:
         """Holds: "Keys are printable ASCII text, not empty, ordered by their bytes"."""

@@ -133,15 +133,29 @@ class OneRevisionPerKey(MemoryStore):
 class FirstPageOnly(MemoryStore):
     """A range ends after a thousand keys."""
 
-    def items(self, prefix: str = "") -> tuple[KeyValue, ...]:
-        return super().items(prefix)[:1000]
+    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
+        return super().items(prefix, after, limit)[:1000]
+
+
+class PagesShort(MemoryStore):
+    """A range that is asked for more than a thousand keys gives a thousand."""
+
+    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
+        return super().items(prefix, after, min(limit, 1000))
+
+
+class PagesFromTheKey(MemoryStore):
+    """A range after a key begins with it."""
+
+    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
+        return tuple(item for item in super().items(prefix) if item.key >= after)[: limit or None]
 
 
 class FoldsCase(MemoryStore):
     """A prefix is compared as SQL's LIKE does."""
 
-    def _keys(self, prefix: str) -> Iterator[str]:
-        return (key for key in self._order if key.lower().startswith(prefix.lower()))
+    def _keys(self, prefix: str, after: str) -> Iterator[str]:
+        return (key for key in self._order if key > after and key.lower().startswith(prefix.lower()))
 
 
 class ReadsOld(MemoryStore):
@@ -353,6 +367,8 @@ FAULTS: dict[type[MemoryStore], str] = {
     IgnoresGuards: "test_no_update_is_lost",
     OneRevisionPerKey: "test_keys_of_one_transaction_share_its_revision",
     FirstPageOnly: "test_range_is_complete_and_ordered",
+    PagesShort: "test_range_in_pages",
+    PagesFromTheKey: "test_range_after_any_key",
     FoldsCase: "test_prefixes_are_literal",
     ReadsOld: "test_reads_see_what_was_answered_before",
     EndsEarly: "test_a_lease_never_ends_early",
