@@ -55,7 +55,7 @@ class LeaseNotFound(StopAccess):
 
 
 class Fenced(StopAccess):
-    """Somebody newer holds this role: what this process still writes is refused, now and for ever (SH-7)."""
+    """Somebody newer holds this role or claim: what this process still writes is refused (SH-7, SK-10)."""
 
 
 class Forked(StopAccess):
@@ -96,6 +96,30 @@ class InvalidHandlers(FixConfiguration):
 
 class InvalidLoad(FixConfiguration):
     """A load that was reported is negative, infinite or no number (AU-7)."""
+
+
+class InvalidTask(FixConfiguration):
+    """A task can't be enqueued or worked on as it is; the message says what is wrong with it."""
+
+
+class TaskExists(InvalidTask):
+    """The id is taken by a task with other content (SK-3)."""
+
+
+class UnknownQueue(FixConfiguration):
+    """There is no queue of this name; the message names those that there are."""
+
+
+class UnknownTask(InvalidTask):
+    """There is no task of this id: it was never enqueued, or it was collected."""
+
+
+class DependencyCycle(InvalidTask):
+    """The task would wait for itself, by way of the tasks that it depends on."""
+
+
+class TaskFailed(FixConfiguration):
+    """The task that was waited for is dead or cancelled; the message says how its last try ended."""
 
 
 class UnknownApplication(FixConfiguration):

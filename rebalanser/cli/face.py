@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,7 +16,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rebalanser.admin import Admin
-from rebalanser.errors import UnusableStore
+from rebalanser.errors import UnusableFolder, UnusableStore
+from rebalanser.folders import state_folder
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.settings import Settings
 
@@ -48,17 +47,10 @@ def default_url() -> str:
     Raises:
         UnusableStore: the folder can't be made.
     """
-    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
-    if not state.is_absolute():
-        state = Path("~/.local/state").expanduser()
-    folder = state / "rebalanser"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnusableStore(
-            f"the state folder {folder} can't be made ({error.strerror}); "
-            f"name a registry with --registry or {REGISTRY_VARIABLE}"
-        ) from error
+        folder = state_folder()
+    except UnusableFolder as error:
+        raise UnusableStore(f"{error}; name a registry with --registry or {REGISTRY_VARIABLE}") from error
     return f"sqlite:///{folder / 'groups.db'}"
 
 

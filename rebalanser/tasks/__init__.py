@@ -1,0 +1,65 @@
+"""Skuld: tasks that are never lost and never finished by a stale worker.
+
+**Theory of operation.** A task is immutable (SK-2); what has become of it is one small *state* beside it,
+and every change of that state is one conditional write: "if the state is still the one that I read, it is
+now this one". The store checks the condition, so whoever computed the change from something old is refused.
+All else, the index, the clocks, the owner of a partition, makes claims fast and fair; none of it is what
+makes them safe.
+
+1. *Rules* (:mod:`~rebalanser.tasks.rules`), pure: a state and what somebody asks give the next state, or a
+   refusal with its reason. They are all that is known of what may follow what.
+2. *Engine* (:mod:`~rebalanser.tasks.engine`), the contract of a store: conditional writes in batches, each
+   with an outcome of its own; reads that see every write answered before; a watch that wakes. SQLite has
+   tables of its own; every registry of keys and values is an engine too
+   (:mod:`~rebalanser.tasks.key_value`).
+3. *Owner* (:mod:`~rebalanser.tasks.owner`), pure: what one partition holds, in memory. Partitions are
+   resources of a group, so each has one owner (SK-13), which reads its open tasks once, follows the changes,
+   and hands out the best one without a look at the rest. Its claims carry its *epoch*, the fencing token of
+   the partition: taking over writes the epoch into the store, and from then on no claim of an earlier owner
+   is written there.
+4. *Claims.* A claim is numbered one higher than the one before (SK-6) and lasts until its time. Nobody
+   compares the clocks of two hosts (SK-18): the owner counts a claim's time on its own monotonic clock from
+   when it wrote or read the claim's last renewal, or exactly, where both ran on one boot of one host; a
+   worker counts from before it sent its request (SK-8). So a claim of a dead worker is over later than its
+   time, never earlier; and if all clocks were wrong, the next claim has the next number, and the store
+   refuses what the old one writes.
+5. *Progress.* Updates are numbered from 0 within a claim and written with the state that counts them, so
+   that a log has no gap (SK-9). Complete is a state that no rule leads out of (SK-10).
+
+**Unknown outcomes.** A write whose answer was lost is read back: a claim names its *holder*, unique to each
+attempt, so that whoever finds his own name there has it, and every other rule is idempotent for its claim.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rebalanser.tasks.bodies import GiveUp, Retry
+    from rebalanser.tasks.claim import Claim
+    from rebalanser.tasks.middleware import Middleware
+    from rebalanser.tasks.model import Status
+    from rebalanser.tasks.queue import Queue, TaskFunction
+
+__all__ = ["Claim", "GiveUp", "Middleware", "Queue", "Retry", "Status", "TaskFunction"]
+
+_HOMES: Final = MappingProxyType(
+    {
+        "Claim": "claim",
+        "GiveUp": "bodies",
+        "Middleware": "middleware",
+        "Queue": "queue",
+        "Retry": "bodies",
+        "Status": "model",
+        "TaskFunction": "queue",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, loaded when it is asked for: the engines need the nouns only."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"rebalanser.tasks.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,113 @@
+"""How an owner hands out claims: who asks is given the best task, and the store decides (SK-5, SK-6)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rebalanser.tasks import rules
+from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.engine import Epoch
+from rebalanser.tasks.model import Status, Stored, Term
+from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.rules import Decision, Reason, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Somebody who asks for a claim; ``holder`` is his alone and for this one time."""
+
+    holder: str
+    worker: str
+    term: Term
+
+
+class ClaimAsk(MoveAsk):
+    """The claim of a task as it was offered: it takes no other state of it, unless that is this very claim.
+
+    What the owner knows, that the task is due, what it depends on complete and an earlier claim over, it
+    knows of the revision that it offered. So where the store has another one, the claim is refused, not made
+    anew.
+    """
+
+    def __init__(self, offered: Stored, asker: Asker, epoch: Epoch, *, over: bool) -> None:
+        super().__init__(offered, self._claimed, epoch=epoch)
+        self.asker = asker
+        self._offered = offered
+        self._over = over
+
+    def is_mine(self, stored: Stored) -> bool:
+        """Whether the task's last claim is this one, whatever became of it."""
+        return stored.state.claim is not None and stored.state.claim.holder == self.asker.holder
+
+    @property
+    def seen(self) -> Stored:
+        """The task as it was last read."""
+        return self._stored
+
+    @property
+    def buries(self) -> bool:
+        """Whether it makes no claim: the last try was cut off, and the task is dead (SK-15)."""
+        decision = self._claimed(self._offered)
+        return not isinstance(decision, Refused) and decision.status is Status.DEAD
+
+    def _claimed(self, stored: Stored) -> Decision:
+        if stored.revision != self._offered.revision and not self.is_mine(stored):
+            return Refused(Reason.HELD)
+        asker = self.asker
+        return rules.claim(stored.head, stored.state, asker.holder, asker.worker, asker.term, over=self._over)
+
+
+class Claiming:
+    """Pairs who asks with what an owner offers. Pure, as the owner is; times are those of it."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.deposed = False
+        """Whether the store has refused a claim as a later owner's epoch stands there (SK-13)."""
+
+    def asks(self, askers: Sequence[Asker], now: float, wall: float) -> list[ClaimAsk]:
+        """The writes to make, in their order: a claim for each who asks, as long as there are tasks.
+
+        What :meth:`~rebalanser.tasks.asks.MoveAsk.write` and the engine make of each is told by
+        :meth:`settled`. One that :attr:`~ClaimAsk.buries` a task serves nobody.
+        """
+        made: list[ClaimAsk] = []
+        waiting = deque(askers)
+        while waiting and (offers := self.owner.candidates(len(waiting), now, wall)):
+            for task, over in offers:
+                offered = self.owner.get(task)
+                assert offered is not None
+                ask = ClaimAsk(offered, waiting[0], Epoch(self.owner.partition, self.owner.token), over=over)
+                self.owner.taken(task)
+                made.append(ask)
+                if not ask.buries:
+                    waiting.popleft()
+        return made
+
+    def settled(self, ask: ClaimAsk, now: float) -> Stored | None:
+        """Take the outcome of an ask whose future was done not later than ``now``; the claim, if it is one.
+
+        Raises:
+            RebalanserError: what the future raised, as the engine stayed away. Nothing is known of the task
+                then: it is not offered again before it has been read.
+        """
+        try:
+            outcome = ask.future.result(timeout=0)
+        except BaseException:
+            self.owner.conflicted(ask.task, now)
+            raise
+        if isinstance(outcome, Refused):
+            self._refused(ask, outcome.reason, now)
+            return None
+        self.owner.settled(outcome, now)
+        return outcome if outcome.state.status is Status.CLAIMED and ask.is_mine(outcome) else None
+
+    def _refused(self, ask: ClaimAsk, reason: Reason, now: float) -> None:
+        self.deposed |= reason is Reason.DEPOSED
+        if reason is Reason.GONE:
+            self.owner.forget(ask.task)
+        else:
+            self.owner.conflicted(ask.task, now)
+            self.owner.learn(ask.seen, now)

@@ -1,0 +1,275 @@
+"""The contract of an engine: a store in which tasks live.
+
+**What is atomic.** Each :class:`Write` is all or nothing and linearizable, by itself: a batch is one call
+for speed, not one transaction, and a write of it that is refused leaves the others alone. Writes of one
+batch take effect in their order. A write that is answered is durable as the engine's capabilities say:
+fsynced, on a quorum where there is one.
+
+**What is ordered.** A write that changes something gets a revision, greater than that of every earlier write
+of the engine; writes answered by one commit may share one. Revisions never go back, not even after a
+restart.
+
+**What an outcome is.** :meth:`Engine.apply` returns an answer for each write, or raises: an
+:class:`~rebalanser.errors.OutcomeUnknown` says that each of them took effect, or will a little later, or
+never, and not all alike; any other error that none did or will.
+
+**Reads** see every write answered before they were sent (SK-11). A read that is given ``at_least`` refuses to
+answer from a store that has not seen that revision, such as one put back from a backup: it raises
+:class:`~rebalanser.errors.UnusableStore`.
+
+**Watches** tell of changed states in the order of revisions, each at least once, or :class:`Lost`, which
+means "read again". A state that was changed again before it could be told may be left out; the one that took
+its place is told. A watch is a wake-up, never a proof. The conformance suite for all of this is
+:mod:`rebalanser.testing.engine_suite`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What an engine can do, and its limits in bytes."""
+
+    max_payload_bytes: int
+    max_update_bytes: int
+    """Of an update, and of a result."""
+    shared_between_hosts: bool
+    durable: str
+    """What an answered write survives, as a phrase for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """Who may claim in a partition: the owner whose fencing token this is (SK-13)."""
+
+    partition: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """Add a task with its first state (SK-3).
+
+    Answered :class:`Applied`; :class:`Exists` where the id is taken, whatever it is taken by; or
+    :class:`Unknown` if a task of the queue that it depends on does not exist at that moment, unless
+    ``waits_for_unknown``.
+    """
+
+    task: Task
+    partition: int
+    state: State = field(default_factory=State)
+    waits_for_unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Put a task's next state in place of the one of ``revision``, with an update where there is one.
+
+    With an ``epoch`` only if that is still the partition's (SK-13). Answered :class:`Applied` or
+    :class:`Conflict`.
+    """
+
+    id: TaskId
+    queue: str
+    partition: int
+    revision: int
+    state: State
+    epoch: Epoch | None = None
+    update: Update | None = None
+    head: Head | None = None
+    """Of this task, from whoever has it at hand, for an engine that would have to read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Make ``epoch`` the partition's, unless it has had that one or a greater one (SK-13).
+
+    Taking over again with the same token is :class:`Applied`; an older token is a :class:`Conflict`.
+    """
+
+    queue: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Delete these tasks, with their states and logs, if every state is still that of its revision (SK-14).
+
+    And only if no task beside them depends on one of them: a task enqueued since they were read would else
+    wait for one that is gone. All or none of them. Answered :class:`Applied` or :class:`Conflict`.
+    """
+
+    queue: str
+    tasks: Mapping[TaskId, tuple[int, int]]
+    """The partition and the revision of each."""
+
+
+Write: TypeAlias = Enqueue | Move | TakeOver | Collect
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """It took effect, at this revision."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The condition did not hold; nothing was changed. Read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """The id is taken by this task: the same one, or another with the same id (SK-3)."""
+
+    stored: Stored
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The task depends on these, which do not exist."""
+
+    ids: tuple[TaskId, ...]
+
+
+Answer: TypeAlias = Applied | Conflict | Exists | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some tasks in the order of their ids; the following page begins ``after`` the id ``next``, if any.
+
+    ``revision`` is one that the whole page has seen: changes after it are told by a watch from there.
+    """
+
+    items: tuple[Stored, ...]
+    next: TaskId | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Changes up to this revision may not have been told: read again."""
+
+    revision: int
+
+
+class Watch(Protocol):
+    """A watch that runs."""
+
+    def close(self) -> None:
+        """Stop telling. Closing twice does nothing."""
+
+
+Sink: TypeAlias = Callable[[Sequence[Stored] | Lost], None]
+"""Called from a thread of the engine's, one call at a time; it must return soon and not raise."""
+
+
+class Engine(ABC):
+    """A store of tasks. All methods may be called from any thread; times are in seconds.
+
+    Every method raises :class:`~rebalanser.errors.RegistryUnavailable` if the store could not be asked (no
+    effect), :class:`~rebalanser.errors.UnusableStore` if it is of a newer version or not a store of tasks.
+    """
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> EngineCapabilities:
+        """What this engine can do."""
+
+    @abstractmethod
+    def define(self, queue: str, partitions: int, timeout_s: float) -> int:
+        """How many partitions the queue has: the number given if it is new, else the one it was made with.
+
+        A queue is defined before anything is written to it.
+
+        Raises:
+            InvalidName: the queue's name can't be stored (RB-33).
+        """
+
+    @abstractmethod
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        """Carry out writes, each for itself, in few transactions; an answer for each, in their order.
+
+        Raises:
+            OutcomeUnknown: each of them took effect, or will, or never.
+            RequestTooLarge: a payload or update is over the limit; nothing was written.
+            QuotaExceeded: the store is full.
+        """
+
+    @abstractmethod
+    def read(
+        self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
+    ) -> Mapping[TaskId, Stored]:
+        """Those of the tasks that exist."""
+
+    @abstractmethod
+    def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
+        """The payloads of those of the tasks that exist."""
+
+    @abstractmethod
+    def page(
+        self,
+        queue: str,
+        timeout_s: float,
+        *,
+        partition: int | None = None,
+        statuses: frozenset[Status] | None = None,
+        after: TaskId | None = None,
+        limit: int = 1000,
+        at_least: int = 0,
+    ) -> Page:
+        """Tasks in the order of their ids, those greater than ``after``, at most ``limit`` of them (SK-12).
+
+        Those of a partition, or without one those of the whole queue. A page may have fewer than ``limit``,
+        also none at all, before the end, where ``next`` is None.
+        """
+
+    @abstractmethod
+    def updates(
+        self, queue: str, task: TaskId, timeout_s: float, *, claim: int | None = None, first: int = 0,
+        limit: int = 1000,
+    ) -> Sequence[Update]:  # fmt: skip
+        """A task's log by claim and number, of one claim from number ``first`` on or of all (SK-9)."""
+
+    @abstractmethod
+    def count(self, queue: str, timeout_s: float) -> Mapping[Status, int]:
+        """How many tasks of a queue there are in each status, without holding them in memory (SK-12).
+
+        A status that no task is in may be missing.
+        """
+
+    @abstractmethod
+    def queues(self, timeout_s: float) -> Mapping[str, int]:
+        """The queues that there are, with their partitions."""
+
+    @abstractmethod
+    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+        """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the store. Closing twice does nothing."""
+
+
+class MovesInTransactions(ABC):
+    """An engine whose moves can be part of a transaction that the host application has begun."""
+
+    @abstractmethod
+    def move_in(self, connection: sqlite3.Connection, move: Move) -> Answer:
+        """Carry out a move within the transaction that ``connection``, to the engine's own file, has begun.
+
+        It takes effect if and when that transaction commits. Answered :class:`Applied` or :class:`Conflict`.
+        """

@@ -1,0 +1,95 @@
+"""Flakes: the ids of tasks, whose order is the order of time (SK-1), and what can be told from one.
+
+An id is 160 bits, written as 40 lower-case hexadecimal digits, big-endian::
+
+    milliseconds since 1970   64 bits   never less than in the id before
+    counter                   32 bits   0 in a new millisecond, else one more
+    host                      48 bits   see rebalanser.tasks.slots
+    process                   16 bits   the process' slot on its host
+
+Pure: who makes ids says what time it is, and keeps what must survive a restart
+(:mod:`~rebalanser.tasks.slots`).
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from rebalanser.tasks.model import ID_DIGITS, TaskId
+
+MAX_HOST: Final = 2**48 - 1
+MAX_PROCESS: Final = 2**16 - 1
+_MAX_MS: Final = 2**64 - 1
+_MAX_COUNTER: Final = 2**32 - 1
+_MS_DIGITS: Final = 16
+_FLAKE: Final = re.compile(f"[0-9a-f]{{{ID_DIGITS}}}")
+
+
+class Generator:
+    """Makes ids that strictly grow, also when ``wall_ms`` steps back. For one thread at a time.
+
+    ``wall_ms`` gives milliseconds since 1970. No id has fewer than ``floor`` milliseconds. Before an id has
+    ``ceiling`` milliseconds or more, ``reserve`` is told how many it is to have, and answers the next
+    ceiling, which is greater: what it raises leaves the generator as it was.
+    """
+
+    __slots__ = ("_ceiling", "_counter", "_ms", "_reserve", "_suffix", "_wall_ms")
+
+    def __init__(
+        self,
+        wall_ms: Callable[[], int],
+        host: int,
+        process: int,
+        floor: int = 0,
+        *,
+        ceiling: int = _MAX_MS + 1,
+        reserve: Callable[[int], int] | None = None,
+    ) -> None:
+        if not 0 <= host <= MAX_HOST or not 0 <= process <= MAX_PROCESS:
+            raise ValueError(f"host {host} or process {process} does not fit into an id")
+        self._wall_ms = wall_ms
+        self._suffix = f"{host:012x}{process:04x}"
+        self._ms = floor - 1
+        self._counter = _MAX_COUNTER
+        self._ceiling = ceiling
+        self._reserve = reserve
+
+    def next(self) -> TaskId:
+        """An id greater than all that were made before."""
+        ms = self._wall_ms()
+        counter = 0
+        if ms <= self._ms:
+            ms, counter = self._ms, self._counter + 1
+            if counter > _MAX_COUNTER:
+                ms, counter = ms + 1, 0
+        if ms >= self._ceiling and self._reserve is not None:
+            self._ceiling = self._reserve(ms)
+        self._ms, self._counter = ms, counter
+        return f"{ms:016x}{counter:08x}{self._suffix}"
+
+    @property
+    def floor(self) -> int:
+        """The fewest milliseconds that a generator that goes on after this one may begin with."""
+        return self._ms + 1
+
+
+def is_flake(text: str) -> bool:
+    """Whether this is an id as they are written."""
+    return _FLAKE.fullmatch(text) is not None
+
+
+def born_at(task: TaskId) -> float:
+    """When an id was made, in seconds since 1970, by the clock of the host that made it."""
+    return int(task[:_MS_DIGITS], 16) / 1000
+
+
+def partition_of(task: TaskId, partitions: int) -> int:
+    """Where a task lies, of ``partitions`` partitions counted from 0 (SK-2): the same for ever.
+
+    The CRC-32 of the id's 20 bytes, the one of zlib, gzip and PNG, modulo the number of partitions: any
+    language has it.
+    """
+    return zlib.crc32(bytes.fromhex(task)) % partitions

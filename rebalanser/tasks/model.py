@@ -1,0 +1,124 @@
+"""The nouns of tasks: small, frozen and comparable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+TaskId: TypeAlias = str
+"""A flake (SK-1) as 40 hexadecimal digits: their order is the order of time."""
+ID_DIGITS: Final = 40
+LOWEST_PRIORITY: Final = -(2**31)
+HIGHEST_PRIORITY: Final = 2**31 - 1
+
+
+class Status(StrEnum):
+    """What has become of a task."""
+
+    WAITING = "waiting"
+    """It waits for its time, for what it depends on, or for a worker."""
+    CLAIMED = "claimed"
+    COMPLETED = "completed"
+    """For good (SK-10)."""
+    DEAD = "dead"
+    """Its last try failed: it waits for an operator, who may requeue it (SK-15)."""
+    CANCELLED = "cancelled"
+    """An operator or the application wants it no more; it may be requeued."""
+
+
+OPEN: Final = frozenset({Status.WAITING, Status.CLAIMED})
+"""What an owner keeps in its index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """All of a task but its payload; nothing of it ever changes (SK-2).
+
+    ``name`` is the function that works on the payload. ``after`` are the tasks that must be complete first.
+    ``retries`` is how often it is tried again after a try that failed or was cut off. ``timeout_s`` is how
+    long one try may take, None for any time.
+    """
+
+    id: TaskId
+    queue: str
+    name: str
+    priority: int = 0
+    after: tuple[TaskId, ...] = ()
+    retries: int = 0
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task as enqueued (SK-2)."""
+
+    head: Head
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Until when a claim lasts: ``ttl_s`` seconds, which end at ``ends_at_s`` of the clock ``clock``.
+
+    ``clock`` names one boot of one host. Who runs on it compares directly; anyone else counts ``ttl_s`` from
+    when he read this.
+    """
+
+    ttl_s: float
+    clock: str
+    ends_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimState:
+    """The last claim of a task: the ``number``-th, counted from 0, never reused (SK-6).
+
+    ``holder`` is unique to the attempt that made the claim, ``worker`` a label for people. ``updates`` is how
+    many updates it has written, which is the number of the next one (SK-9).
+    """
+
+    number: int
+    holder: str
+    worker: str
+    term: Term
+    updates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What has become of a task so far.
+
+    ``claim`` is the last claim, also after it has ended. ``due`` is the wall time (seconds since 1970)
+    before which the task waits, 0 where it may run at once. ``failures`` counts the tries that failed or
+    were cut off since it was enqueued or requeued, ``error`` says how the last one ended.
+    """
+
+    status: Status = Status.WAITING
+    claim: ClaimState | None = None
+    due: float = 0.0
+    failures: int = 0
+    error: str = ""
+    result: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A task as the engine holds it, its payload aside; ``revision`` is that of its state's last change.
+
+    ``partition`` is where it lies (SK-2).
+    """
+
+    head: Head
+    state: State
+    revision: int
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One entry of a claim's log (SK-9)."""
+
+    claim: int
+    sequence: int
+    content: bytes

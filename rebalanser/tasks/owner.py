@@ -1,0 +1,253 @@
+"""The owner of a partition: what one partition holds in memory, and what of it may be claimed (SK-5, SK-13).
+
+Pure: no clock, no store. The driver tells what it has read or written and when that was, and asks for
+candidates; nothing here makes a claim safe, which is the store's part. Whatever is told late, twice or in
+another order than it happened, the owner keeps what has the greatest revision.
+
+Every open task is in exactly one place:
+
+==========  ==========================================================================================
+place       what it is there for
+==========  ==========================================================================================
+scheduled   waiting until it is due, by the wall clock
+blocked     waiting until all that it depends on is complete, here or in other partitions
+ready       to be offered: waiting and due, or claimed and over
+running     claimed; it will be over when its time and the buffer have passed
+taken       a claim of it is being written
+doubtful    what its state is must be read, as a claim of it was refused by the store
+==========  ==========================================================================================
+
+**When a claim is over** (SK-8, SK-18). Where its term was counted on this host's boot clock, at its end. Any
+other clock is not compared: then ``ttl_s`` is counted from when the owner learnt of the term, which is later
+than when its holder began to count. In both cases the stated buffer comes on top.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rebalanser.tasks.dependencies import Dependencies
+from rebalanser.tasks.model import OPEN, ClaimState, Status, Stored, TaskId
+from rebalanser.tasks.ready import Ready
+from rebalanser.tasks.timers import Timers
+
+REMEMBERED: Final = 65_536
+"""Of how many tasks that are open no more the revision is kept, so that late news of them change nothing."""
+
+
+class Owner:
+    """The index of one partition, for whoever owns it with this fencing ``token`` (SK-13).
+
+    ``now`` is always seconds of one monotonic clock; ``clock`` is its name as it stands in a
+    :class:`~rebalanser.tasks.model.Term`, empty where it has none. ``wall`` is seconds since 1970.
+    ``buffer_s`` is what is waited beyond a claim's time (SK-8): more than clocks drift apart in that time.
+    """
+
+    def __init__(self, partition: int, token: int, *, buffer_s: float = 0.0, clock: str = "") -> None:
+        self.partition = partition
+        self.token = token
+        self._buffer_s = buffer_s
+        self._clock = clock
+        self._open: dict[TaskId, Stored] = {}
+        self._closed: dict[TaskId, int] = {}
+        self._over_at: dict[TaskId, float] = {}
+        self._ready = Ready()
+        self._offered: dict[TaskId, None] = {}
+        self._scheduled = Timers()
+        self._running = Timers()
+        self._blocked = Dependencies()
+        self._taken: dict[TaskId, int] = {}
+        self._doubtful: dict[TaskId, None] = {}
+
+    def __len__(self) -> int:
+        """How many open tasks there are."""
+        return len(self._open)
+
+    def get(self, task: TaskId) -> Stored | None:
+        """An open task as it is known here."""
+        return self._open.get(task)
+
+    def learn(self, stored: Stored, now: float) -> None:
+        """What was read or told by a watch, not later than ``now``. Older news change nothing (SK-11).
+
+        Of tasks in other partitions it matters only that they are complete.
+        """
+        if stored.partition != self.partition:
+            if stored.state.status is Status.COMPLETED:
+                self._free(stored.head.id)
+            return
+        task = stored.head.id
+        before = self._open.get(task)
+        known = self._closed.get(task, -1) if before is None else before.revision
+        if stored.revision < known:
+            return
+        if stored.state.status in OPEN:
+            if stored.revision > known:
+                self._keep(stored, before, now)
+            self._doubtful.pop(task, None)
+            self._place(task, now)
+        elif stored.revision > known:
+            self._close(stored)
+
+    def learn_dependency(self, task: TaskId, complete: bool) -> None:
+        """What a read answered of an unknown dependency: one that does not exist is not complete.
+
+        While it is not, its completion must be learnt from a watch that has run since before that read; where
+        the watch has lost changes, the driver calls :meth:`doubt_dependencies`.
+        """
+        if complete:
+            self._free(task)
+        else:
+            self._blocked.learn(task, complete=False)
+
+    def unknown_dependencies(self, limit: int | None = None) -> list[TaskId]:
+        """Tasks that the driver must ask the engine about, at most ``limit`` of them."""
+        return self._blocked.unknown(limit)
+
+    def awaits(self, task: TaskId) -> bool:
+        """Whether a task here waits for this one to be complete."""
+        return self._blocked.is_awaited(task)
+
+    def doubt_dependencies(self) -> None:
+        """Changes may have been missed: ask again about everything that is waited for."""
+        self._blocked.doubt()
+
+    def candidates(self, limit: int, now: float, wall: float) -> list[tuple[TaskId, bool]]:
+        """The tasks to claim next, best first, with whether a claim of theirs is over (SK-5, SK-8).
+
+        Those that are not :meth:`taken` are offered again. The cost grows with ``limit``, and with the
+        logarithm of the number of tasks.
+        """
+        self._wake(now, wall)
+        for task in self._offered:
+            self._ready.add(task, self._open[task].head.priority)
+        self._offered.clear()
+        while len(self._offered) < limit and (best := self._ready.pop()) is not None:
+            self._offered[best] = None
+        return [(task, self._open[task].state.status is Status.CLAIMED) for task in self._offered]
+
+    def taken(self, task: TaskId) -> None:
+        """A claim of the task is being written: it is not offered until it is known what became of that."""
+        self._leave(task)
+        self._taken[task] = self._open[task].revision
+
+    def settled(self, stored: Stored, now: float) -> None:
+        """The write was carried out not later than ``now``: this is the task since then."""
+        self._taken.pop(stored.head.id, None)
+        self.learn(stored, now)
+        self._place(stored.head.id, now)
+
+    def conflicted(self, task: TaskId, now: float) -> None:
+        """The store refused the claim: the task is offered again once more is known of it than then."""
+        revision = self._taken.pop(task, None)
+        known = self._open.get(task)
+        if revision is not None and known is not None and known.revision == revision:
+            self._doubtful[task] = None
+        self._place(task, now)
+
+    def put_back(self, task: TaskId, now: float) -> None:
+        """The claim was not written, and will not be."""
+        self._taken.pop(task, None)
+        self._place(task, now)
+
+    def forget(self, task: TaskId) -> None:
+        """A read found that there is no such task any more."""
+        self._taken.pop(task, None)
+        self._drop(task)
+
+    def doubtful(self) -> list[TaskId]:
+        """Tasks that the driver must read and :meth:`learn`, or :meth:`forget`."""
+        return list(self._doubtful)
+
+    def next_wakeup(self, now: float, wall: float) -> float | None:
+        """When there is something to offer, in seconds of ``now``'s clock; None if only news can bring it."""
+        if self._ready or self._offered:
+            return now
+        due, over = self._scheduled.next(), self._running.next()
+        times = ([] if due is None else [now + max(due - wall, 0.0)]) + ([] if over is None else [over])
+        return max(now, min(times)) if times else None
+
+    def _wake(self, now: float, wall: float) -> None:
+        for task in self._scheduled.pop_due(wall):
+            self._unblock(task)
+        for task in self._running.pop_due(now):
+            self._ready.add(task, self._open[task].head.priority)
+
+    def _keep(self, stored: Stored, before: Stored | None, now: float) -> None:
+        task = stored.head.id
+        self._open[task] = stored
+        self._closed.pop(task, None)
+        claim = _running_claim(stored)
+        if claim is None:
+            self._over_at.pop(task, None)
+        elif before is None or not _is_same_term(claim, _running_claim(before)):
+            self._over_at[task] = self._over(claim, now)
+
+    def _over(self, claim: ClaimState, now: float) -> float:
+        """When a claim is over whose term is learnt now."""
+        latest = now + claim.term.ttl_s
+        if self._clock and claim.term.clock == self._clock:
+            latest = min(latest, claim.term.ends_at_s)
+        return latest + self._buffer_s
+
+    def _place(self, task: TaskId, now: float) -> None:
+        """Put a task where it belongs by what is known of it."""
+        stored = self._open.get(task)
+        if stored is None or task in self._taken or task in self._doubtful:
+            return
+        self._leave(task)
+        if stored.state.status is Status.CLAIMED:
+            if self._over_at[task] > now:
+                self._running.set(task, self._over_at[task])
+            else:
+                self._ready.add(task, stored.head.priority)
+        elif stored.state.due > 0:
+            self._scheduled.set(task, stored.state.due)
+        else:
+            self._unblock(task)
+
+    def _unblock(self, task: TaskId) -> None:
+        """A task is due. One that was claimed before has all it depends on complete, as that is final."""
+        stored = self._open[task]
+        is_claimed_before = stored.state.claim is not None
+        if is_claimed_before or not self._blocked.add(task, stored.head.after):
+            self._ready.add(task, stored.head.priority)
+
+    def _leave(self, task: TaskId) -> None:
+        self._ready.drop(task)
+        self._offered.pop(task, None)
+        self._scheduled.drop(task)
+        self._running.drop(task)
+        self._blocked.drop(task)
+
+    def _close(self, stored: Stored) -> None:
+        task = stored.head.id
+        self._drop(task)
+        self._closed[task] = stored.revision
+        if len(self._closed) > REMEMBERED:
+            del self._closed[next(iter(self._closed))]
+        if stored.state.status is Status.COMPLETED:
+            self._free(task)
+
+    def _drop(self, task: TaskId) -> None:
+        self._leave(task)
+        self._open.pop(task, None)
+        self._over_at.pop(task, None)
+        self._doubtful.pop(task, None)
+
+    def _free(self, completed: TaskId) -> None:
+        for freed in self._blocked.learn(completed, complete=True):
+            self._ready.add(freed, self._open[freed].head.priority)
+
+
+def _running_claim(stored: Stored) -> ClaimState | None:
+    return stored.state.claim if stored.state.status is Status.CLAIMED else None
+
+
+def _is_same_term(claim: ClaimState, other: ClaimState | None) -> bool:
+    """Whether a claim has not been renewed: each renewal ends at another time, an update leaves the term."""
+    return other is not None and (claim.number, claim.holder, claim.term) == (
+        other.number,
+        other.holder,
+        other.term,
+    )

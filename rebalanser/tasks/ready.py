@@ -1,0 +1,76 @@
+"""The tasks that may be claimed now, the best first (SK-5)."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+from rebalanser.tasks.model import TaskId
+
+_MIN_GARBAGE: Final = 64
+
+
+class Ready:
+    """Highest priority first, then the oldest, which is the smallest id; each step in logarithmic time.
+
+    There is a heap of ids for each priority in use. A task that is taken out stays in its heap until it comes
+    to the top, or until more than half of all entries are such.
+    """
+
+    __slots__ = ("_entries", "_heaps", "_priorities", "_tasks")
+
+    def __init__(self) -> None:
+        self._tasks: dict[TaskId, int] = {}
+        self._heaps: dict[int, list[TaskId]] = {}
+        self._priorities: list[int] = []
+        self._entries = 0
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, task: TaskId) -> bool:
+        return task in self._tasks
+
+    def add(self, task: TaskId, priority: int) -> None:
+        """A task is ready; adding it again does nothing."""
+        if task in self._tasks:
+            return
+        self._tasks[task] = priority
+        self._push(task, priority)
+        self._clean()
+
+    def drop(self, task: TaskId) -> None:
+        """A task is not ready any more; it may not have been."""
+        if self._tasks.pop(task, None) is not None:
+            self._clean()
+
+    def pop(self) -> TaskId | None:
+        """Take the best task out; None where there is none."""
+        while self._priorities:
+            priority = -self._priorities[0]
+            heap = self._heaps[priority]
+            while heap:
+                task = heapq.heappop(heap)
+                self._entries -= 1
+                if self._tasks.pop(task, None) is not None:
+                    return task
+            heapq.heappop(self._priorities)
+            del self._heaps[priority]
+        return None
+
+    def _push(self, task: TaskId, priority: int) -> None:
+        heap = self._heaps.get(priority)
+        if heap is None:
+            heap = self._heaps[priority] = []
+            heapq.heappush(self._priorities, -priority)
+        heapq.heappush(heap, task)
+        self._entries += 1
+
+    def _clean(self) -> None:
+        if self._entries <= 2 * len(self._tasks) + _MIN_GARBAGE:
+            return
+        self._heaps.clear()
+        self._priorities.clear()
+        self._entries = 0
+        for task, priority in self._tasks.items():
+            self._push(task, priority)

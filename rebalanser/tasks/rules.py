@@ -1,0 +1,201 @@
+"""What may follow what: a task's state and what somebody asks of it give its next state, or a refusal.
+
+Pure: no clock, no store, no randomness. Whoever writes the state that a rule gives does so on the condition
+that the state is still the one that the rule was given; so a rule decides for all hosts at once.
+
+===========  =====================================  =====================================================
+rule         from                                   to
+===========  =====================================  =====================================================
+claim        waiting; claimed, its time being over  claimed, by the next number
+claim        claimed, over, and it was the last try dead
+renew        claimed, by this claim                 claimed, for longer
+update       claimed, by this claim                 claimed, one update more
+complete     claimed, by this claim                 completed
+fail         claimed, by this claim                 waiting until it is due; dead, if no try is left
+release      claimed, by this claim                 waiting, the try not counted
+cancel       waiting, claimed, dead                 cancelled
+requeue      dead, cancelled                        waiting, with all its tries
+===========  =====================================  =====================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias
+
+from rebalanser.tasks.model import OPEN, ClaimState, Head, State, Status, Term
+
+
+class Reason(StrEnum):
+    """Why something asked of a task is refused."""
+
+    SUPERSEDED = "superseded"
+    """A later claim exists (SK-10)."""
+    ENDED = "ended"
+    """The claim was given back, failed or cancelled: there is no current one."""
+    FINISHED = "finished"
+    """The task is complete for good (SK-10)."""
+    HELD = "held"
+    """Another claim is current and its time is not over (SK-6)."""
+    NOT_OPEN = "not_open"
+    """The task is dead or cancelled."""
+    NOT_CLOSED = "not_closed"
+    """Only what is dead or cancelled is requeued."""
+    GAP = "gap"
+    """The update is not the next one (SK-9)."""
+    OTHER_CONTENT = "other_content"
+    """Another update stands at this number (SK-9)."""
+    DEPOSED = "deposed"
+    """Another owner has taken over the partition (SK-13)."""
+    GONE = "gone"
+    """There is no such task, or it was collected (SK-14)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing is written."""
+
+    reason: Reason
+
+
+Decision: TypeAlias = State | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A claim as its holder knows it, which is how it is named in all that he asks."""
+
+    number: int
+    holder: str
+
+
+def claim(head: Head, state: State, holder: str, worker: str, term: Term, *, over: bool) -> Decision:
+    """Claim a task (SK-5, SK-6); ``over`` says that the present claim's time and buffer have passed (SK-8).
+
+    Asked again by the same ``holder``, whose answer was lost, it changes nothing. A claim whose time is over
+    has failed: a task whose body kills its process every time comes to an end (SK-15), which is the one case
+    in which a state comes back that nobody holds. Whether a task is due, and what it depends on complete, is
+    not asked here: the owner knows (:mod:`~rebalanser.tasks.owner`).
+    """
+    before = state.claim
+    if before is not None and before.holder == holder:
+        return state if state.status is Status.CLAIMED else Refused(_why_not_open(state))
+    if state.status not in OPEN:
+        return Refused(_why_not_open(state))
+    if state.status is Status.CLAIMED and before is not None:
+        if not over:
+            return Refused(Reason.HELD)
+        state = _cut_off(head, state, before)
+        if state.status is Status.DEAD:
+            return state
+    number = 0 if before is None else before.number + 1
+    return replace(state, status=Status.CLAIMED, claim=ClaimState(number, holder, worker, term), due=0.0)
+
+
+def renew(state: State, held: Held, term: Term) -> Decision:
+    """Let a claim last longer (SK-7): also after its time, as long as there is no other.
+
+    A renewal that comes late, after one that lasts longer, changes nothing.
+    """
+    current = _current(state, held)
+    if isinstance(current, Refused):
+        return current
+    if current.term.clock == term.clock and current.term.ends_at_s >= term.ends_at_s:
+        return state
+    return replace(state, claim=replace(current, term=term))
+
+
+def update(state: State, held: Held, sequence: int, content: bytes, written: bytes | None) -> Decision:
+    """Add to a claim's log (SK-9); ``written`` is what stands at ``sequence`` already, None for nothing.
+
+    Sending an update again changes nothing: the state that comes back is the one that was given.
+    """
+    current = _current(state, held)
+    if isinstance(current, Refused):
+        return current
+    if not 0 <= sequence <= current.updates:
+        return Refused(Reason.GAP)
+    if sequence < current.updates:
+        return state if written == content else Refused(Reason.OTHER_CONTENT)
+    return replace(state, claim=replace(current, updates=sequence + 1))
+
+
+def complete(state: State, held: Held, result: bytes | None) -> Decision:
+    """Complete a task for good (SK-10). Again by the same claim changes nothing: the first result stays."""
+    if state.status is Status.COMPLETED and _is_of(state, held):
+        return state
+    current = _current(state, held)
+    if isinstance(current, Refused):
+        return current
+    return replace(state, status=Status.COMPLETED, result=result, error="")
+
+
+def fail(head: Head, state: State, held: Held, error: str, due: float | None) -> Decision:
+    """End a try that failed: it is tried again from ``due`` on, or never where that is None (SK-15).
+
+    Asked again it is refused, as the claim has ended: a failure counts once.
+    """
+    current = _current(state, held)
+    if isinstance(current, Refused):
+        return current
+    failures = state.failures + 1
+    if due is None or failures > head.retries:
+        return replace(state, status=Status.DEAD, failures=failures, error=error)
+    return replace(state, status=Status.WAITING, failures=failures, error=error, due=due)
+
+
+def release(state: State, held: Held) -> Decision:
+    """Give a claim back unworked, as a worker does that shuts down."""
+    current = _current(state, held)
+    return current if isinstance(current, Refused) else replace(state, status=Status.WAITING)
+
+
+def cancel(state: State) -> Decision:
+    """Want a task no more. A claim of it is over: what its holder writes is refused."""
+    if state.status is Status.COMPLETED:
+        return Refused(Reason.FINISHED)
+    return state if state.status is Status.CANCELLED else replace(state, status=Status.CANCELLED)
+
+
+def requeue(state: State) -> Decision:
+    """Try again what is dead or cancelled (SK-15), with all its tries."""
+    if state.status is Status.COMPLETED:
+        return Refused(Reason.FINISHED)
+    if state.status in OPEN:
+        return Refused(Reason.NOT_CLOSED)
+    return replace(state, status=Status.WAITING, failures=0, due=0.0)
+
+
+def _cut_off(head: Head, state: State, claim: ClaimState) -> State:
+    """What a task is once its claim's time is over: its try has failed."""
+    failures = state.failures + 1
+    return replace(
+        state,
+        status=Status.WAITING if failures <= head.retries else Status.DEAD,
+        failures=failures,
+        error=f"claim {claim.number} of {claim.worker} ended without a word",
+    )
+
+
+def _why_not_open(state: State) -> Reason:
+    match state.status:
+        case Status.COMPLETED:
+            return Reason.FINISHED
+        case Status.DEAD | Status.CANCELLED:
+            return Reason.NOT_OPEN
+        case _:
+            return Reason.ENDED
+
+
+def _is_of(state: State, held: Held) -> bool:
+    return state.claim is not None and Held(state.claim.number, state.claim.holder) == held
+
+
+def _current(state: State, held: Held) -> ClaimState | Refused:
+    """The claim that ``held`` names, if it is the current one of the task."""
+    if state.status is Status.COMPLETED:
+        return Refused(Reason.FINISHED if _is_of(state, held) else Reason.SUPERSEDED)
+    if state.claim is None or not _is_of(state, held):
+        return Refused(Reason.SUPERSEDED)
+    return state.claim if state.status is Status.CLAIMED else Refused(Reason.ENDED)

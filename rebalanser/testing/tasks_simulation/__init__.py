@@ -1,0 +1,45 @@
+"""The simulator of Skuld: the pure core of tasks over a simulated engine, on virtual time, from one seed.
+
+What runs is the product's: the rules, the index of an owner, the claims that it hands out, the asks that are
+seen through to a known outcome, and what may be collected (:mod:`rebalanser.tasks`). Simulated are the engine
+with the guards of its contract (:mod:`.engine`), requests and what befalls them (:mod:`.network`), a group
+that may leave an old owner running (:mod:`.world`), and those who use all that: owners (:mod:`.owning`),
+workers (:mod:`.working`), producers with outboxes (:mod:`.producing`), operators and a collector
+(:mod:`.operating`). Hosts' monotonic clocks drift, their wall clocks are hours apart. A run lets chance
+strike, heals everything, and demands that all is completed that can be. Meanwhile the :mod:`.oracle` judges
+every write that takes effect.
+
+``python -m rebalanser.testing.tasks_simulation --seeds 1000`` runs many seeds on all cores. A failure names
+its seed, and ``python -m rebalanser.testing.tasks_simulation --seed N --trace`` shows that run again.
+
+What is assumed: no request takes effect later than complete tasks are kept before they are collected, as an
+id that was collected is not known any more.
+"""
+
+from rebalanser.testing.simulation.oracle import Violation
+from rebalanser.testing.tasks_simulation.oracle import Oracle
+from rebalanser.testing.tasks_simulation.runner import (
+    Report,
+    exercised,
+    replay_command,
+    run_seed,
+    run_seeds,
+)
+from rebalanser.testing.tasks_simulation.scenario import ANYTHING, PROFILES, Fault, Profile, Scenario
+from rebalanser.testing.tasks_simulation.world import World
+
+__all__ = [
+    "ANYTHING",
+    "PROFILES",
+    "Fault",
+    "Oracle",
+    "Profile",
+    "Report",
+    "Scenario",
+    "Violation",
+    "World",
+    "exercised",
+    "replay_command",
+    "run_seed",
+    "run_seeds",
+]

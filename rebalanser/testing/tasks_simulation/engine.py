@@ -1,0 +1,145 @@
+"""The simulated engine: the writes and reads of the contract, in memory, one at a time.
+
+Every guard of the contract is a small method, so that a test can take one out and see what notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from rebalanser.tasks.engine import (
+    Answer,
+    Applied,
+    Collect,
+    Conflict,
+    Enqueue,
+    Exists,
+    Move,
+    TakeOver,
+    Unknown,
+    Write,
+)
+from rebalanser.tasks.model import OPEN, Stored, TaskId, Update
+from rebalanser.tasks.rules import Held
+from rebalanser.testing.tasks_simulation.oracle import Oracle
+
+Follower = Callable[[Stored], None]
+
+
+class SimulatedEngine:
+    """A store of one queue's tasks; ``oracle`` judges each write that takes effect."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self.revision = 0
+        self.tasks: dict[TaskId, Stored] = {}
+        self.payloads: dict[TaskId, bytes] = {}
+        self.logs: dict[TaskId, dict[tuple[int, int], bytes]] = {}
+        self.epochs: dict[int, int] = {}
+        self.followers: list[Follower] = []
+
+    def apply(self, write: Write, author: Held | None) -> Answer:
+        """Carry out one write; ``author`` is the claim in whose name it is asked, for the oracle alone."""
+        match write:
+            case Enqueue():
+                return self._enqueue(write)
+            case Move():
+                return self._move(write, author)
+            case TakeOver():
+                return self._take_over(write)
+            case Collect():
+                return self._collect(write)
+
+    def read(self, ids: Iterable[TaskId]) -> Mapping[TaskId, Stored]:
+        """Those of the tasks that exist."""
+        return {task: self.tasks[task] for task in ids if task in self.tasks}
+
+    def page(self, partition: int | None, after: TaskId, limit: int, *, is_open: bool) -> Sequence[Stored]:
+        """Some tasks in the order of their ids."""
+        found = (
+            stored
+            for task, stored in sorted(self.tasks.items())
+            if task > after
+            and partition in (None, stored.partition)
+            and (not is_open or stored.state.status in OPEN)
+        )
+        return [stored for stored, _ in zip(found, range(limit), strict=False)]
+
+    def update_at(self, task: TaskId, claim: int, sequence: int) -> bytes | None:
+        """What stands in a log, None for nothing."""
+        return self.logs.get(task, {}).get((claim, sequence))
+
+    def _enqueue(self, write: Enqueue) -> Answer:
+        task = write.task.head.id
+        taken = self._taken(task)
+        if taken is not None:
+            return Exists(taken, self.payloads[task])
+        unknown = tuple(needed for needed in write.task.head.after if needed not in self.tasks)
+        if unknown and not write.waits_for_unknown:
+            return Unknown(unknown)
+        self.revision += 1
+        self.oracle.enqueued(write.task, self.revision, unknown)
+        self.payloads[task] = write.task.payload
+        self._put(Stored(write.task.head, write.state, self.revision, write.partition))
+        return Applied(self.revision)
+
+    def _move(self, write: Move, author: Held | None) -> Answer:
+        before = self.tasks.get(write.id)
+        if before is None or not self._is_unchanged(before, write) or not self._is_in_epoch(write):
+            return Conflict()
+        self.revision += 1
+        after = replace(before, state=write.state, revision=self.revision)
+        self.oracle.moved(before, after, write, author)
+        if write.update is not None:
+            self._log(write.id, write.update)
+        self._put(after)
+        return Applied(self.revision)
+
+    def _log(self, task: TaskId, update: Update) -> None:
+        self.logs.setdefault(task, {})[update.claim, update.sequence] = update.content
+
+    def _take_over(self, write: TakeOver) -> Answer:
+        epoch = write.epoch
+        if epoch.token < self.epochs.get(epoch.partition, 0):
+            return Conflict()
+        self.epochs[epoch.partition] = epoch.token
+        self.oracle.taken_over(epoch)
+        self.revision += 1
+        return Applied(self.revision)
+
+    def _collect(self, write: Collect) -> Answer:
+        for task, (_, revision) in write.tasks.items():
+            stored = self.tasks.get(task)
+            if stored is None or stored.revision != revision:
+                return Conflict()
+        if self._has_dependents(write):
+            return Conflict()
+        self.revision += 1
+        self.oracle.collected([self.tasks[task] for task in write.tasks], self.tasks.values())
+        for task in write.tasks:
+            del self.tasks[task], self.payloads[task]
+            self.logs.pop(task, None)
+        return Applied(self.revision)
+
+    def _put(self, stored: Stored) -> None:
+        self.tasks[stored.head.id] = stored
+        for follower in list(self.followers):
+            follower(stored)
+
+    def _taken(self, task: TaskId) -> Stored | None:
+        return self.tasks.get(task)
+
+    def _is_unchanged(self, before: Stored, write: Move) -> bool:
+        return before.revision == write.revision
+
+    def _is_in_epoch(self, write: Move) -> bool:
+        return write.epoch is None or self.epochs.get(write.epoch.partition) == write.epoch.token
+
+    def _has_dependents(self, write: Collect) -> bool:
+        return any(
+            needed in write.tasks
+            for task, stored in self.tasks.items()
+            if task not in write.tasks
+            for needed in stored.head.after
+        )

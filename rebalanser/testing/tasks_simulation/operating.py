@@ -1,0 +1,91 @@
+"""Operators, who cancel and requeue, and the collector."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rebalanser.tasks import rules
+from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.components import Components
+from rebalanser.tasks.engine import Collect
+from rebalanser.tasks.model import Status, Stored, TaskId
+from rebalanser.testing.tasks_simulation.network import Unanswered
+from rebalanser.testing.tasks_simulation.owning import QUEUE
+from rebalanser.testing.tasks_simulation.process import Host, Process, Script
+from rebalanser.testing.tasks_simulation.scenario import KEEP_S
+from rebalanser.testing.tasks_simulation.working import PLAIN
+
+if TYPE_CHECKING:
+    from rebalanser.testing.tasks_simulation.world import World
+
+_PAGE = 8
+
+
+class Operator(Process):
+    """Somebody with a command line."""
+
+    def cancel(self, task: TaskId) -> None:
+        """Want a task no more."""
+        self.spawn(self._ask(task, lambda stored: rules.cancel(stored.state)))
+
+    def requeue(self, task: TaskId) -> None:
+        """Try a task again."""
+        self.spawn(self._ask(task, lambda stored: rules.requeue(stored.state)))
+
+    def requeue_for_ever(self) -> None:
+        """From now on try again whatever could have succeeded."""
+        self.spawn(self._requeue_for_ever())
+
+    def _ask(self, task: TaskId, rule: Any) -> Script:
+        found = yield self.world.network.read(self, [task])
+        if not isinstance(found, Unanswered) and task in found:
+            yield from self.world.network.see_through(self, MoveAsk(found[task], rule))
+
+    def _requeue_for_ever(self) -> Script:
+        while True:
+            yield self.sleep(0.5)
+            for task, stored in list(self.world.engine.tasks.items()):
+                is_closed = stored.state.status in {Status.DEAD, Status.CANCELLED}
+                if is_closed and stored.head.name == PLAIN:
+                    yield from self._ask(task, lambda found: rules.requeue(found.state))
+
+
+class Collector(Process):
+    """Collects what it has known to be complete for long enough, all that belongs together at once."""
+
+    def __init__(self, world: World, name: str, host: Host) -> None:
+        super().__init__(world, name, host)
+        self._complete_since: dict[TaskId, float] = {}
+        self.spawn(self._run())
+
+    def _run(self) -> Script:
+        while True:
+            yield self.sleep(0.8)
+            components = Components()
+            yield from self._read_into(components)
+            # So long it takes to move them to a file.
+            yield self.sleep(self.world.random.uniform(0.0, 0.5))
+            for component in components.collectable():
+                yield self.world.network.write(self, Collect(QUEUE, component))
+
+    def _read_into(self, components: Components) -> Script:
+        after: TaskId = ""
+        while True:
+            page: Any = yield self.world.network.request(
+                self, partial(self.world.engine.page, None, after, _PAGE, is_open=False)
+            )
+            if isinstance(page, Unanswered):
+                yield self.sleep(0.1)
+                continue
+            for stored in page:
+                components.add(stored, keep=self._is_young(stored))
+            if len(page) < _PAGE:
+                return
+            after = page[-1].head.id
+
+    def _is_young(self, stored: Stored) -> bool:
+        if stored.state.status is not Status.COMPLETED:
+            return True
+        since = self._complete_since.setdefault(stored.head.id, self.now)
+        return self.now - since < KEEP_S * self.host.rate

@@ -1,0 +1,199 @@
+"""The oracle: what must never be, judged by what really takes effect in the store, and by true time.
+
+It does not ask anybody what he believes. It sees each write that takes effect, who asked for it, what was
+handed to whom, and each access of a body to the world outside.
+
+**Access within the claim's time** (SK-8). A body that looks at its own clock, finds its claim to last and
+accesses something at that very instant is never later than the next claim, unless an operator ended its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rebalanser.tasks.engine import Epoch, Move
+from rebalanser.tasks.model import ClaimState, Status, Stored, Task, TaskId
+from rebalanser.tasks.rules import Held
+from rebalanser.testing.simulation.oracle import Violation
+
+
+@dataclass
+class Oracle:
+    """Judges every write when it takes effect."""
+
+    now: Callable[[], float]
+    """True time, in seconds."""
+    counts: Counter[str] = field(default_factory=Counter)
+    completed: dict[TaskId, int] = field(default_factory=dict)
+    """The tasks that were ever completed, and at which revision."""
+    hopeless: set[TaskId] = field(default_factory=set)
+    """Tasks that wait for ever: what they depend on was collected before they were enqueued."""
+    _contents: dict[TaskId, Task] = field(default_factory=dict)
+    _holders: dict[tuple[TaskId, int], str] = field(default_factory=dict)
+    _granted: dict[tuple[TaskId, int], str] = field(default_factory=dict)
+    _updates: dict[tuple[TaskId, int], list[bytes]] = field(default_factory=dict)
+    _taken_from: dict[tuple[TaskId, int], float] = field(default_factory=dict)
+    _epochs: dict[int, int] = field(default_factory=dict)
+
+    def enqueued(self, task: Task, revision: int, unknown: tuple[TaskId, ...]) -> None:
+        """A task begins to exist; it depends on ``unknown`` ones, of which some may have been collected."""
+        if any(needed in self.completed for needed in unknown):
+            self.counts["waits for what was collected"] += 1
+            self.hopeless.add(task.head.id)
+        self.counts["enqueued"] += 1
+        if task.head.id in self._contents:
+            raise Violation("SK-3", f"{_short(task.head.id)} is enqueued again, at revision {revision}")
+        self._contents[task.head.id] = task
+
+    def exists(self, task: TaskId) -> bool:
+        """Whether a task was ever enqueued."""
+        return task in self._contents
+
+    def tasks(self) -> Iterable[TaskId]:
+        """All that were ever enqueued."""
+        return self._contents
+
+    def task(self, task: TaskId) -> Task:
+        """A task that was enqueued."""
+        return self._contents[task]
+
+    def is_same(self, task: Task) -> bool:
+        """Whether this is what was enqueued by this id."""
+        return self._contents.get(task.head.id) == task
+
+    def taken_over(self, epoch: Epoch) -> None:
+        """An owner takes over a partition."""
+        self.counts["take-overs"] += 1
+        self._epochs[epoch.partition] = max(epoch.token, self._epochs.get(epoch.partition, 0))
+
+    def moved(self, before: Stored, after: Stored, write: Move, author: Held | None) -> None:
+        """A task's state changes."""
+        if before.state.status is Status.COMPLETED:
+            raise Violation("SK-10", f"{_told(after)} after it was complete")
+        if _claim_number(after) != _claim_number(before):
+            self._claims(before, after, write)
+        elif after.state.claim != before.state.claim:
+            self._is_of_author(before, author, "SK-7")
+        if after.state.status is Status.COMPLETED:
+            self._is_of_author(before, author, "SK-10")
+            self.counts["completed"] += 1
+            self.completed[after.head.id] = after.revision
+        self._logged(before, after, write)
+
+    def granted(self, task: TaskId, held: Held) -> None:
+        """A worker is told that it has a claim."""
+        self.counts["granted"] += 1
+        key = (task, held.number)
+        if self._granted.setdefault(key, held.holder) != held.holder:
+            raise Violation("SK-6", f"claim {held.number} of {_short(task)} is granted to a second holder")
+        if self._holders.get(key) != held.holder:
+            raise Violation("SK-6", f"claim {held.number} of {_short(task)} is granted, and another's")
+
+    def accesses(self, task: TaskId, held: Held, *, in_time: bool) -> None:
+        """A body accesses the world outside; ``in_time`` says that its claim lasts by its own clock."""
+        self.counts["accesses"] += 1
+        since = self._taken_from.get((task, held.number))
+        if since is None:
+            return
+        self.counts["stale accesses"] += 1
+        if in_time:
+            raise Violation(
+                "SK-8",
+                f"claim {held.number} of {_short(task)} lasts for its holder, and was over at {since:.3f}",
+            )
+
+    def chose(self, chosen: Stored, better: Stored | None) -> None:
+        """An owner is about to claim a task, knowing a better one that could be claimed as well."""
+        self.counts["chosen"] += 1
+        if better is not None:
+            raise Violation("SK-5", f"{_told(chosen)} is chosen, {_told(better)} comes first")
+
+    def read(self, before: Stored | None, after: Stored) -> None:
+        """What an owner knows of a task before and after it learnt something."""
+        if before is not None and after.revision < before.revision:
+            raise Violation("SK-11", f"{_told(after)} is taken for newer than {_told(before)}")
+
+    def collected(self, tasks: list[Stored], stored: Iterable[Stored]) -> None:
+        """Tasks cease to exist; ``stored`` are all that there are before."""
+        self.counts["collected"] += len(tasks)
+        ids = {each.head.id for each in tasks}
+        for each in tasks:
+            if each.state.status is not Status.COMPLETED:
+                raise Violation("SK-14", f"{_told(each)} is collected")
+        for other in stored:
+            if other.head.id in ids or other.state.status is Status.COMPLETED:
+                continue
+            gone = ids.intersection(other.head.after)
+            if gone:
+                raise Violation("SK-14", f"{_told(other)} waits, {_short(min(gone))} is collected")
+        for each in tasks:
+            lost = [needed for needed in each.head.after if needed not in self.completed]
+            if lost:
+                raise Violation("SK-14", f"{_told(each)} is collected before {_short(lost[0])}")
+
+    def _claims(self, before: Stored, after: Stored, write: Move) -> None:
+        number, expected = _claim_number(after), _claim_number(before) + 1
+        key = (after.head.id, number)
+        if number != expected or key in self._holders or after.state.claim is None:
+            raise Violation("SK-6", f"{_told(after)} is claimed by number {number} after {expected - 1}")
+        if write.epoch is None or write.epoch.token < self._epochs.get(after.partition, 0):
+            raise Violation("SK-13", f"{_told(after)} is claimed by an owner that was followed by another")
+        missing = [needed for needed in after.head.after if needed not in self.completed]
+        if missing:
+            raise Violation("SK-5", f"{_told(after)} is claimed before {_short(missing[0])} is complete")
+        self._holders[key] = after.state.claim.holder
+        self.counts["claims"] += 1
+        if before.state.status is Status.CLAIMED:
+            self.counts["claims of what was over"] += 1
+            self._taken_from[after.head.id, number - 1] = self.now()
+
+    def _is_of_author(self, before: Stored, author: Held | None, rule: str) -> None:
+        claim = before.state.claim
+        current = None if claim is None else Held(claim.number, claim.holder)
+        if before.state.status is not Status.CLAIMED or author is None or current != author:
+            raise Violation(rule, f"{_told(before)} is written by {author}, whose claim is not current")
+
+    def _logged(self, before: Stored, after: Stored, write: Move) -> None:
+        update, claim = write.update, after.state.claim
+        if update is None:
+            if _updates(after) != (_updates(before) if _claim_number(before) == _claim_number(after) else 0):
+                raise Violation("SK-9", f"{_told(after)} counts updates that are not there")
+            return
+        self.counts["updates"] += 1
+        log = self._updates.setdefault((after.head.id, update.claim), [])
+        if claim is None or update.claim != claim.number or update.sequence != len(log):
+            raise Violation("SK-9", f"{_told(after)} gets update {update.sequence} after {len(log)} of them")
+        log.append(update.content)
+        if claim.updates != len(log):
+            raise Violation("SK-9", f"{_told(after)} counts {claim.updates} updates of {len(log)}")
+
+    def are_logs_whole(
+        self, tasks: Iterable[TaskId], read: Callable[[TaskId, int, int], bytes | None]
+    ) -> None:
+        """At the end: each update that was ever written is still there, of earlier claims too (SK-9)."""
+        known = set(tasks)
+        for (task, claim), log in self._updates.items():
+            for sequence, content in enumerate(log):
+                if task in known and read(task, claim, sequence) != content:
+                    raise Violation("SK-9", f"update {sequence} of claim {claim} of {_short(task)} is lost")
+
+
+def _claim_number(stored: Stored) -> int:
+    return -1 if stored.state.claim is None else stored.state.claim.number
+
+
+def _updates(stored: Stored) -> int:
+    claim: ClaimState | None = stored.state.claim
+    return 0 if claim is None else claim.updates
+
+
+def _short(task: TaskId) -> str:
+    """An id of a simulated world in few digits: its milliseconds, counter and process."""
+    return f"{int(task[:16], 16)}.{int(task[16:24], 16)}.{int(task[36:], 16)}"
+
+
+def _told(stored: Stored) -> str:
+    claim = "" if stored.state.claim is None else f" {stored.state.claim.number}"
+    return f"task {_short(stored.head.id)} ({stored.state.status}{claim} at {stored.revision})"

@@ -1,0 +1,121 @@
+"""Runs: chaos, healing, and the demand that all that can be completed soon is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from rebalanser.tasks.model import TaskId
+from rebalanser.testing.simulation.oracle import Violation
+from rebalanser.testing.simulation.reports import MIN_SEEDS_TO_JUDGE, RunReport, command_to_replay
+from rebalanser.testing.simulation.trace import Trace, Write
+from rebalanser.testing.tasks_simulation.scenario import ANYTHING, OF_REQUESTS, PROFILES, Fault, Profile
+from rebalanser.testing.tasks_simulation.working import PLAIN
+from rebalanser.testing.tasks_simulation.world import World
+
+SETTLES_WITHIN_S = 90.0
+"""How long after healing all is complete: some dozen tasks, of which some are claimed by nobody any more."""
+_LOOK_EVERY_S = 0.5
+_STRIKES = tuple(fault for fault in Fault if fault not in set(OF_REQUESTS) | {Fault.COLLECT})
+
+
+@dataclass
+class Report(RunReport[Fault, str]):
+    """What one run or many of them did and found; the facts are counted by what the oracle saw."""
+
+
+def replay_command(seed: int, profile: Profile = ANYTHING) -> str:
+    """The one command that shows a seed's run again."""
+    return command_to_replay("rebalanser.testing.tasks_simulation", seed, profile.name)
+
+
+def run_seed(seed: int, profile: Profile = ANYTHING, write: Write | None = None) -> Report:
+    """Run one seed. Same seed, same run: in another process, with another hash seed, on another day."""
+    random = Random(f"tasks/{profile.name}/{seed}")  # noqa: S311 - to be repeated, not to be secret
+    report = Report(seeds=1)
+    trace = Trace(write)
+    world = World(profile.draw(random), random, trace)
+    with report.judging(seed, world.say):
+        _run(world)
+    report.simulated_s = world.now
+    report.events = world.scheduler.events
+    report.faults = world.hits
+    report.facts = world.oracle.counts
+    return report
+
+
+def _run(world: World) -> None:
+    _chaos(world)
+    world.heal()
+    _settle(world)
+    world.oracle.are_logs_whole(world.engine.tasks, world.engine.update_at)
+
+
+def _chaos(world: World) -> None:
+    random, kinds = world.random, [fault for fault in _STRIKES if fault in world.scenario.faults]
+    while world.now < world.scenario.chaos_s:
+        world.scheduler.run_until(world.now + random.expovariate(world.scenario.strikes_per_s))
+        if kinds:
+            world.befall(random.choice(kinds))
+
+
+def _settle(world: World) -> None:
+    ends = world.now + SETTLES_WITHIN_S
+    while (unsettled := _unsettled(world)) is not None:
+        if world.now > ends:
+            raise Violation("SK-17", f"{SETTLES_WITHIN_S:g} s after all was healed: {unsettled}")
+        world.scheduler.run_until(world.now + _LOOK_EVERY_S)
+
+
+def _unsettled(world: World) -> str | None:
+    """What is not well yet; None if all that was spooled is there, and all is complete that can be."""
+    for outbox in world.outboxes:
+        if outbox.spooled or outbox.to_make:
+            return f"outbox {outbox.number} holds {len(outbox.spooled)} tasks, {outbox.to_make} are to come"
+    completable: dict[TaskId, bool] = {}
+    for task in world.oracle.tasks():
+        if task not in world.oracle.completed and _is_completable(world, task, completable):
+            return f"task {task} could be completed and is not"
+    return None
+
+
+def _is_completable(world: World, task: TaskId, known: dict[TaskId, bool]) -> bool:
+    if task in world.oracle.completed:
+        return True
+    if task not in known:
+        if not world.oracle.exists(task) or task in world.oracle.hopeless:
+            known[task] = False
+        else:
+            head = world.oracle.task(task).head
+            known[task] = head.name == PLAIN and all(
+                _is_completable(world, needed, known) for needed in head.after
+            )
+    return known[task]
+
+
+def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
+    """What runs should have exercised and did not: an oracle that saw nothing happen has proven nothing."""
+    least: dict[str, float] = {"claims": 3, "completed": 2}
+    if report.seeds >= MIN_SEEDS_TO_JUDGE:
+        least |= {"claims of what was over": 1, "updates": 2, "stale accesses": 0.1, "enqueued twice": 0.2}
+        if profile.is_collecting:
+            least["collected"] = 1
+    missing = [
+        f"{report.seeds} seeds had {report.facts[fact]} times only: {fact}"
+        for fact, ratio in least.items()
+        if report.facts[fact] < ratio * report.seeds
+    ]
+    if report.seeds < MIN_SEEDS_TO_JUDGE:
+        return missing
+    return [*missing, *report.too_rare(fault for fault in profile.faults if fault is not Fault.COLLECT)]
+
+
+def run_seeds(first: int, count: int, profile: Profile = ANYTHING) -> Report:
+    """Run many seeds in this process."""
+    return Report.of(run_seed(seed, profile) for seed in range(first, first + count))
+
+
+def run_chunk(chunk: tuple[int, int, str]) -> Report:
+    """:func:`run_seeds` for other processes: the first seed, how many, and the profile's name."""
+    first, count, profile = chunk
+    return run_seeds(first, count, PROFILES[profile])

@@ -1,0 +1,126 @@
+"""What a seed decides of a world before anything happens in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+TTL_S = 2.0
+"""How long claims last."""
+DRIFT_RATIO = 0.02
+"""How far monotonic clocks run off true time."""
+BUFFER_S = 0.15
+"""More than two such clocks drift apart while a claim lasts."""
+SKEW_S = 5 * 3600.0
+"""How far wall clocks are off."""
+KEEP_S = 9.0
+"""How long complete tasks are kept: longer than any request is late or any outbox tries again."""
+
+
+class Fault(StrEnum):
+    """What can befall an actor, a request or the engine."""
+
+    KILL = "a process is killed, and another starts"
+    PAUSE_SHORT = "a process is stopped for less than a claim"
+    PAUSE_LONG = "a process is stopped past its claims"
+    CUT = "a process can't reach the engine"
+    DEPOSE = "a partition gets another owner"
+    DEPOSE_UNSEEN = "a partition gets another owner, the old one is not told"
+    REQUEST_LOST = "a request is lost"
+    REPLY_LOST = "a reply is lost"
+    REPLY_SLOW = "a reply comes slowly"
+    REQUEST_LATE = "a request takes effect after its sender gave up"
+    REQUEST_DOUBLED = "a request takes effect twice"
+    WATCH_LOST = "a watch loses changes"
+    WATCH_LATE = "a watch tells something again, late"
+    ENGINE_DOWN = "the engine is away"
+    CANCEL = "an operator cancels a task"
+    REQUEUE = "an operator requeues a task"
+    COLLECT = "what is complete is collected"
+
+
+OF_REQUESTS = (
+    Fault.REQUEST_LOST,
+    Fault.REPLY_LOST,
+    Fault.REPLY_SLOW,
+    Fault.REQUEST_LATE,
+    Fault.REQUEST_DOUBLED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One world: how many actors, and what befalls them."""
+
+    partitions: int
+    hosts: int
+    owners: int
+    workers: int
+    producers: int
+    tasks: int
+    """How many tasks each producer makes while faults strike."""
+    faults: tuple[Fault, ...]
+    request_fault_ratio: float
+    strikes_per_s: float
+    dependent_ratio: float
+    """How many tasks depend on others."""
+    is_collecting: bool
+    chaos_s: float = 8.0
+    latency_s: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What worlds chance may draw."""
+
+    name: str
+    faults: tuple[Fault, ...] = tuple(Fault)
+    strikes_per_s: float = 2.0
+    is_collecting: bool = False
+    chaos_s: float = 8.0
+    max_partitions: int = 2
+    max_tasks: int = 14
+    dependent_ratio: float = 0.5
+
+    def draw(self, random: Random) -> Scenario:
+        """The world of a seed."""
+        has_request_faults = any(fault in self.faults for fault in OF_REQUESTS)
+        return Scenario(
+            partitions=random.randint(1, self.max_partitions),
+            hosts=random.randint(1, 3),
+            owners=random.randint(2, 3),
+            workers=random.randint(2, 3),
+            producers=random.randint(1, 2),
+            tasks=random.randint(self.max_tasks // 2, self.max_tasks),
+            faults=self.faults,
+            request_fault_ratio=random.choice((0.0, 0.03, 0.1)) if has_request_faults else 0.0,
+            strikes_per_s=self.strikes_per_s * random.uniform(0.5, 1.5),
+            dependent_ratio=self.dependent_ratio,
+            is_collecting=self.is_collecting or (Fault.COLLECT in self.faults and random.random() < 0.3),
+            chaos_s=self.chaos_s,
+        )
+
+
+ANYTHING = Profile("anything")
+_PROFILES = (
+    ANYTHING,
+    Profile(
+        "zombies",
+        (Fault.DEPOSE_UNSEEN, Fault.PAUSE_SHORT, Fault.PAUSE_LONG, Fault.CUT, Fault.DEPOSE),
+        3.0,
+        max_partitions=1,
+    ),
+    Profile("lost requests", OF_REQUESTS),
+    Profile("stale workers", (Fault.PAUSE_LONG, Fault.KILL, Fault.CUT, Fault.REPLY_SLOW)),
+    Profile(
+        "collection",
+        (*OF_REQUESTS, Fault.COLLECT, Fault.KILL),
+        0.3,
+        is_collecting=True,
+        chaos_s=30.0,
+        max_tasks=40,
+        dependent_ratio=0.2,
+    ),
+)
+PROFILES = {profile.name: profile for profile in _PROFILES}

@@ -1,0 +1,208 @@
+"""Workers: they ask for claims, and carry on with them, also when they should not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rebalanser.tasks import rules
+from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.claiming import Asker
+from rebalanser.tasks.model import Stored, TaskId, Term, Update
+from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.testing.simulation.oracle import Violation
+from rebalanser.testing.tasks_simulation.network import LOST, Unanswered, once
+from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script, Wish
+from rebalanser.testing.tasks_simulation.scenario import TTL_S
+
+if TYPE_CHECKING:
+    from rebalanser.testing.tasks_simulation.world import World
+
+POISON, KILLER, PLAIN = "poison", "killer", "plain"
+_ASKS_WITHIN_S = 1.0
+
+
+class Worker(Process):
+    """A process that works on one task after the other.
+
+    One that is stubborn neither renews its claims nor stops when they are over; one that is careless takes an
+    update for written whose answer was lost.
+    """
+
+    def __init__(self, world: World, name: str, host: Host) -> None:
+        super().__init__(world, name, host)
+        self.is_stubborn = world.random.random() < 0.4
+        self.is_careless = world.random.random() < 0.4
+        self.is_at_work = False
+        self._asked = 0
+        self.spawn(self._run())
+
+    def term(self) -> Term:
+        """A claim's time, from now on."""
+        return Term(TTL_S, self.host.clock, self.now + TTL_S)
+
+    def _run(self) -> Script:
+        while True:
+            self._asked += 1
+            asked_at = self.now
+            asker = Asker(f"{self.name}/{self._asked}", self.name, self.term())
+            claimed = yield self._ask_for_claim(asker)
+            if isinstance(claimed, Stored):
+                self.is_at_work = True
+                yield from Working(self, claimed, asker.holder, asked_at).run()
+                self.is_at_work = False
+            yield self.sleep(self.world.random.uniform(0.02, 0.2))
+
+    def _ask_for_claim(self, asker: Asker) -> Wish:
+        """From one of those who would hand out claims, be it rightly or not."""
+        world = self.world
+
+        def wish(resume: Resume) -> None:
+            finish = once(resume)
+
+            def reply(claimed: Stored) -> None:
+                slow_s = world.random.choice((0.0, 0.0, 0.0, 0.3))
+                world.after(world.delay() + slow_s, lambda: finish(claimed))
+
+            serving = [each for each in world.tenancies if each.is_serving]
+            if serving:
+                tenancy = world.random.choice(serving)
+                world.after(
+                    world.delay(), lambda: tenancy.process.received(lambda: tenancy.ask(asker, reply))
+                )
+            world.after(_ASKS_WITHIN_S, lambda: finish(LOST))
+
+        return wish
+
+
+class Working:
+    """One claim in the hands of its worker."""
+
+    def __init__(self, worker: Worker, claimed: Stored, holder: str, asked_at: float) -> None:
+        claim = claimed.state.claim
+        assert claim is not None
+        self.worker = worker
+        self.world = worker.world
+        self.stored = claimed
+        self.held = Held(claim.number, holder)
+        self.deadline = self.counted_from(asked_at) + TTL_S
+        self._sequence = claim.updates
+        self._has_ended = False
+        self.world.oracle.granted(self.task, self.held)
+
+    @property
+    def task(self) -> TaskId:
+        """What it works on."""
+        return self.stored.head.id
+
+    def counted_from(self, asked_at: float) -> float:
+        """From when on a claim's time is counted: before it was asked for (SK-8)."""
+        return asked_at
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether the claim lasts by the worker's clock."""
+        return self.worker.now < self.deadline
+
+    def run(self) -> Script:
+        """Work, and end it in one way or another."""
+        random = self.world.random
+        if self.stored.head.name == KILLER:
+            self.world.replace(self.worker)
+            yield self.worker.sleep(0.0)
+        for _ in range(random.randint(0, 4)):
+            yield self.worker.sleep(random.choice((0.02, 0.1, 0.6, 1.2)))
+            if not self._goes_on():
+                return
+            self.world.oracle.accesses(self.task, self.held, in_time=self.is_in_time)
+            if random.random() < 0.6:
+                yield from self._update()
+            if not self.worker.is_stubborn and self.worker.now > self.deadline - TTL_S / 2:
+                yield from self._renew()
+        if self._goes_on():
+            yield from self._end()
+
+    def _goes_on(self) -> bool:
+        return not self._has_ended and (self.worker.is_stubborn or self.is_in_time)
+
+    def _end(self) -> Script:
+        random = self.world.random
+        if self.stored.head.name == POISON:
+            yield from self._fail()
+            return
+        match random.choices(("complete", "fail", "release", "hang"), (12, 2, 1, 1))[0]:
+            case "complete":
+                yield from self._complete()
+            case "fail":
+                yield from self._fail()
+            case "release":
+                yield from self._ask(lambda stored: rules.release(stored.state, self.held))
+            case _:
+                self.world.say(self.worker.name, "forgets what it works on")
+
+    def _complete(self) -> Script:
+        rule: Callable[[Stored], Decision] = lambda stored: rules.complete(  # noqa: E731 - needs a type
+            stored.state, self.held, b"result"
+        )
+        yield from self._ask(rule)
+        if not self._has_ended:
+            yield from self._ask(rule)
+            if self._has_ended:
+                raise Violation("SK-10", f"{self.worker.name} can't complete twice what is complete")
+
+    def _fail(self) -> Script:
+        due = self.world.now + self.world.random.choice((0.0, 0.4))
+        yield from self._ask(
+            lambda stored: rules.fail(stored.head, stored.state, self.held, "it failed", due)
+        )
+
+    def _renew(self) -> Script:
+        asked_at, term = self.worker.now, self.worker.term()
+        yield from self._ask(lambda stored: rules.renew(stored.state, self.held, term))
+        if not self._has_ended:
+            self.deadline = self.counted_from(asked_at) + TTL_S
+
+    def _update(self) -> Script:
+        sequence = self._sequence
+        content = b"%d of %d" % (sequence, self.held.number)
+        rule = partial(self._updated, sequence=sequence, content=content)
+        ask = MoveAsk(self.stored, rule, update=Update(self.held.number, sequence, content))
+        if self.worker.is_careless:
+            yield from self._update_carelessly(ask)
+        else:
+            yield from self._see_through(ask)
+        self._sequence += 1
+
+    def _updated(self, stored: Stored, sequence: int, content: bytes) -> Decision:
+        written = self.world.engine.update_at(self.task, self.held.number, sequence)
+        return rules.update(stored.state, self.held, sequence, content, written)
+
+    def _update_carelessly(self, ask: MoveAsk) -> Script:
+        write = ask.write()
+        answer = LOST if write is None else (yield self.world.network.write(self.worker, write, self.held))
+        if not isinstance(answer, Unanswered):
+            ask.answered(answer)
+        if ask.settled:
+            self._take(ask)
+        found = yield self.world.network.read(self.worker, [self.task])
+        if not isinstance(found, Unanswered) and self.task in found:
+            self.stored = found[self.task]
+
+    def _ask(self, rule: Callable[[Stored], Decision]) -> Script:
+        yield from self._see_through(MoveAsk(self.stored, rule))
+
+    def _see_through(self, ask: MoveAsk) -> Script:
+        yield from self.world.network.see_through(self.worker, ask, self.held)
+        self._take(ask)
+
+    def _take(self, ask: MoveAsk) -> None:
+        outcome = ask.future.result(timeout=0)
+        if not isinstance(outcome, Refused):
+            self.stored = outcome
+        elif outcome.reason is Reason.GAP:
+            claim = self.stored.state.claim
+            self._sequence = -1 if claim is None else claim.updates - 1
+        else:
+            self.world.oracle.counts[f"refused: {outcome.reason}"] += 1
+            self._has_ended = True

@@ -1,0 +1,185 @@
+"""A world: an engine, hosts, processes, a group that gives them partitions, and what befalls them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from rebalanser.tasks.model import TaskId
+from rebalanser.testing.simulation.scheduler import Scheduler
+from rebalanser.testing.simulation.trace import Trace
+from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
+from rebalanser.testing.tasks_simulation.network import Network
+from rebalanser.testing.tasks_simulation.operating import Collector, Operator
+from rebalanser.testing.tasks_simulation.oracle import Oracle
+from rebalanser.testing.tasks_simulation.owning import Tenancy
+from rebalanser.testing.tasks_simulation.process import Host, Process
+from rebalanser.testing.tasks_simulation.producing import Outbox, Producer
+from rebalanser.testing.tasks_simulation.scenario import DRIFT_RATIO, SKEW_S, TTL_S, Fault, Scenario
+from rebalanser.testing.tasks_simulation.working import Worker
+
+
+class World:
+    """Everything that a run has."""
+
+    def __init__(self, scenario: Scenario, random: Random, trace: Trace) -> None:
+        self.scenario = scenario
+        self.random = random
+        self.trace = trace
+        self.scheduler = Scheduler()
+        self.oracle = Oracle(lambda: self.now)
+        self.engine = SimulatedEngine(self.oracle)
+        self.network = Network(self)
+        self.hits: Counter[Fault] = Counter()
+        self.ids: list[TaskId] = []
+        """Ids that producers have made, in their order."""
+        self.hosts = [self._host(number) for number in range(scenario.hosts)]
+        self.tenancies: list[Tenancy] = []
+        self._present: dict[int, Tenancy] = {}
+        """Whose each partition is by the group, whatever others believe."""
+        self._started = 0
+        self._tokens = 0
+        self._late_news = 0
+        self._is_healed = False
+        self.operator = Operator(self, "operator", self.hosts[0])
+        self.owners = [self._owner() for _ in range(scenario.owners)]
+        self.workers = [self._worker() for _ in range(scenario.workers)]
+        self.outboxes = [Outbox(number, scenario.tasks) for number in range(scenario.producers)]
+        self.producers = [self._producer(outbox) for outbox in self.outboxes]
+        if scenario.is_collecting:
+            self.collector = Collector(self, "collector", self.hosts[-1])
+        for partition in range(scenario.partitions):
+            self.assign(partition, is_told=True)
+
+    @property
+    def now(self) -> float:
+        """True time, in seconds."""
+        return self.scheduler.now
+
+    def say(self, where: str, sentence: str) -> None:
+        """A line of the trace."""
+        self.trace.line(self.now, where, sentence)
+
+    def after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Let something happen later."""
+        self.scheduler.at(self.now + seconds, then)
+
+    def delay(self) -> float:
+        """How long a message is under way."""
+        return self.scenario.latency_s * self.random.uniform(0.5, 1.5)
+
+    def tells_late(self) -> bool:
+        """Whether a watch tells a change a second time, later."""
+        if self._late_news and self.random.random() < 0.3:
+            self._late_news -= 1
+            return True
+        return False
+
+    def assign(self, partition: int, *, is_told: bool) -> None:
+        """Give a partition to another process; the old one is told at once, or much later."""
+        before = [each for each in self.tenancies if each.partition == partition and not each.is_over]
+        for tenancy in before:
+            if is_told:
+                tenancy.end()
+            else:
+                self.after(self.random.uniform(0.5, 2 * TTL_S), tenancy.end)
+        holders = {tenancy.process for tenancy in before}
+        others = [process for process in self.owners if process not in holders] or self.owners
+        self._tokens += 1
+        process = self.random.choice(others)
+        self.say("group", f"partition {partition} is given to {process.name} by token {self._tokens}")
+        self.tenancies = [each for each in self.tenancies if each.process.alive and not each.is_over]
+        self._present[partition] = Tenancy(process, partition, self._tokens)
+        self.tenancies.append(self._present[partition])
+
+    def replace(self, process: Process) -> None:
+        """Kill a process; another of its kind starts, of an owner after its lease has ended."""
+        process.kill()
+        if isinstance(process, Worker):
+            self.workers.remove(process)
+            self.after(self.random.uniform(0.1, 0.6), lambda: self.workers.append(self._worker()))
+        elif isinstance(process, Producer):
+            self.producers.remove(process)
+            outbox = process.outbox
+            self.after(self.random.uniform(0.1, 1.0), lambda: self.producers.append(self._producer(outbox)))
+        elif process in self.owners:
+            self.owners.remove(process)
+            self.owners.append(self._owner())
+            self.after(self.random.uniform(0.2, 1.0), self._reassign_unowned)
+
+    def befall(self, fault: Fault) -> None:
+        """Let a fault befall whom it can befall."""
+        if fault in (Fault.CANCEL, Fault.REQUEUE) and not self.engine.tasks:
+            return
+        self.hits[fault] += 1
+        self.say("world", f"FAULT {fault}")
+        random = self.random
+        match fault:
+            case Fault.DEPOSE | Fault.DEPOSE_UNSEEN:
+                partition = random.randrange(self.scenario.partitions)
+                self.assign(partition, is_told=fault is Fault.DEPOSE)
+            case Fault.WATCH_LOST:
+                random.choice(self.tenancies).drop_changes(self.now + random.uniform(0.1, 2.0))
+            case Fault.WATCH_LATE:
+                self._late_news += 1
+            case Fault.ENGINE_DOWN:
+                self.network.engine_away_until = self.now + random.uniform(0.2, 1.0)
+            case Fault.CANCEL:
+                self.operator.cancel(random.choice(list(self.engine.tasks)))
+            case Fault.REQUEUE:
+                self.operator.requeue(random.choice(list(self.engine.tasks)))
+            case _:
+                self._befall_process(fault, random.choice(self._processes()))
+
+    def _befall_process(self, fault: Fault, process: Process) -> None:
+        match fault:
+            case Fault.KILL:
+                self.replace(process)
+            case Fault.PAUSE_SHORT:
+                process.resumes_at = self.now + self.random.uniform(0.1, 0.9) * TTL_S
+            case Fault.PAUSE_LONG:
+                process.resumes_at = self.now + self.random.uniform(1.1, 2.2) * TTL_S
+            case Fault.CUT:
+                process.cut_until = self.now + self.random.uniform(0.2, 1.5 * TTL_S)
+
+    def _processes(self) -> list[Process]:
+        """Those that live; workers that are at work four times, as they are what becomes stale."""
+        at_work = [worker for worker in self.workers if worker.is_at_work]
+        return [*self.owners, *self.workers, *self.producers, *at_work, *at_work, *at_work]
+
+    def heal(self) -> None:
+        """All faults end, what is dead by bad luck is requeued, and wall clocks are set."""
+        self.say("world", "everything is healed")
+        self.network.fault_ratio = 0.0
+        self.network.engine_away_until = min(self.network.engine_away_until, self.now)
+        self._late_news = 0
+        for host in self.hosts:
+            host.skew_s = 0.0
+        for process in self._processes():
+            process.cut_until = min(process.cut_until, self.now)
+        self.operator.requeue_for_ever()
+
+    def _host(self, number: int) -> Host:
+        skew_s = self.random.choice((0.0, -SKEW_S, SKEW_S, 1.0))
+        rate = 1 + self.random.uniform(-DRIFT_RATIO, DRIFT_RATIO)
+        return Host(number, rate, self.random.uniform(0.0, 100_000.0), skew_s)
+
+    def _name(self, kind: str) -> tuple[str, Host]:
+        self._started += 1
+        return f"{kind}{self._started}", self.random.choice(self.hosts)
+
+    def _owner(self) -> Process:
+        return Process(self, *self._name("o"))
+
+    def _worker(self) -> Worker:
+        return Worker(self, *self._name("w"))
+
+    def _producer(self, outbox: Outbox) -> Producer:
+        # What is spooled is on one host, whose clock its ids are of.
+        return Producer(self, self._name("p")[0], self.hosts[outbox.number % len(self.hosts)], outbox)
+
+    def _reassign_unowned(self) -> None:
+        for partition, tenancy in list(self._present.items()):
+            if not tenancy.process.alive:
+                self.assign(partition, is_told=True)

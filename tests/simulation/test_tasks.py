@@ -1,0 +1,85 @@
+"""A thousand task queues under faults: no rule is broken, and all is completed that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rebalanser.testing.tasks_simulation import (
+    PROFILES,
+    Fault,
+    Profile,
+    Report,
+    exercised,
+    replay_command,
+    run_seed,
+    run_seeds,
+)
+
+SIMULATOR = "rebalanser.testing.tasks_simulation"
+CHUNK = 100
+CHUNKS = 10
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.rule("SK-3", "SK-4", "SK-5", "SK-6", "SK-7", "SK-8", "SK-9")
+@pytest.mark.rule("SK-10", "SK-11", "SK-13", "SK-14", "SK-17", "SK-18")
+@pytest.mark.lesson(12)
+def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
+    report = run_seeds(chunk * CHUNK, CHUNK)
+    assert not report.violations, report.told(replay_command)
+    assert exercised(report) == []
+
+
+@pytest.mark.rule("SK-6", "SK-8", "SK-14")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_with_all_safeguards_every_profile_is_clean(profile: str) -> None:
+    report = run_seeds(0, 60, PROFILES[profile])
+    assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES[profile]))
+    assert exercised(report, PROFILES[profile]) == []
+
+
+@pytest.mark.lesson(12)
+def test_a_seed_is_the_same_run_in_every_process(digest: Callable[[str, str], str]) -> None:
+    assert len({digest(SIMULATOR, hash_seed) for hash_seed in ("1", "2", "3")}) == 1
+
+
+@pytest.mark.lesson(12)
+def test_runs_that_exercised_nothing_fail() -> None:
+    idle = Profile("idle", faults=())
+    report = run_seeds(0, 50, idle)
+    assert not report.violations
+    missing = "\n".join(exercised(report))
+    for fault in set(Fault) - {Fault.COLLECT}:
+        assert fault in missing
+
+
+def test_a_batch_too_small_to_judge_still_needs_claims() -> None:
+    told = exercised(Report(seeds=1))
+    assert [sentence.rpartition(": ")[2] for sentence in told] == ["claims", "completed"]
+
+
+def test_the_trace_of_a_seed_tells_what_happened() -> None:
+    lines: list[str] = []
+    run_seed(0, PROFILES["zombies"], lines.append)
+    text = "\n".join(lines)
+    for word in ("starts on host", "TakeOver", "FAULT", "status=claimed", "everything is healed"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (("--seed", "0"), 0, "seed 0: no violation"),
+        (("--seed", "0", "--profile", "lost requests", "--trace"), 0, "everything is healed"),
+        (("--seeds", "4", "--first", "10", "--jobs", "1"), 0, "fact: claims"),
+        (("--seeds", "4", "--profile", "weather"), 2, "unknown profile"),
+    ],
+)
+def test_the_command_line_replays_and_soaks(
+    arguments: tuple[str, ...], status: int, told: str, command_line: Callable[..., tuple[int, str]]
+) -> None:
+    ended, said = command_line(SIMULATOR, *arguments)
+    assert ended == status, said
+    assert told in said

@@ -1,0 +1,202 @@
+"""Proof that the oracle of tasks sees: each safeguard is taken out in turn, and that is noticed.
+
+The switches exist here only: a safeguard is a small method or function of the product, or a guard of the
+engine's contract, replaced while the seeds of a profile are scanned, from seed 0 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rebalanser.tasks import owner as owner_module
+from rebalanser.tasks import rules
+from rebalanser.tasks.claiming import ClaimAsk
+from rebalanser.tasks.components import Components
+from rebalanser.tasks.model import OPEN, ClaimState, State, Status, Stored
+from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.rules import Reason, Refused
+from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, instead, scan
+from rebalanser.testing.tasks_simulation import PROFILES, run_seed
+from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
+from rebalanser.testing.tasks_simulation.network import Network
+from rebalanser.testing.tasks_simulation.working import Working
+
+
+def _whoever_has_that_number(_: Any) -> Any:
+    """What Skuld itself did: two claims of one number are one."""
+
+    def is_mine(self: ClaimAsk, stored: Stored) -> bool:
+        claim, before = stored.state.claim, self._offered.state.claim
+        return claim is not None and claim.number == (0 if before is None else before.number + 1)
+
+    return is_mine
+
+
+def _found_is_taken_for_mine(original: Callable[..., Any]) -> Any:
+    """An ask that finds a claim of its number there takes it for its own."""
+
+    def claimed(self: ClaimAsk, stored: Stored) -> Any:
+        if stored.revision != self._offered.revision and self.is_mine(stored):
+            return stored.state if stored.state.status is Status.CLAIMED else Refused(Reason.ENDED)
+        return original(self, stored)
+
+    return claimed
+
+
+def _whoever_asks(_: Any) -> Any:
+    def current(state: State, held: Any) -> ClaimState | Refused:
+        return state.claim if state.status is Status.CLAIMED and state.claim else Refused(Reason.ENDED)
+
+    return current
+
+
+def _gaps_are_skipped(_: Any) -> Any:
+    def update(state: State, held: Any, sequence: int, content: bytes, written: bytes | None) -> Any:
+        current = rules._current(state, held)
+        if isinstance(current, Refused):
+            return current
+        if sequence < current.updates:
+            return state if written == content else Refused(Reason.OTHER_CONTENT)
+        return replace(state, claim=replace(current, updates=sequence + 1))
+
+    return update
+
+
+def _by_the_others_clock(_: Any) -> Any:
+    return lambda self, claim, now: claim.term.ends_at_s + self._buffer_s
+
+
+def _over_when_read(_: Any) -> Any:
+    return lambda self, claim, now: now
+
+
+def _any_of_them(_: Any) -> Any:
+    """Each complete task may go, whatever depends on it."""
+    return lambda self: iter([{task: where} for task, where in self._complete.items()])
+
+
+def _not_looked_at(_: Any) -> Any:
+    return lambda self, task, after: False
+
+
+_ANY_REVISION = Switch(SimulatedEngine, "_is_unchanged", always(True))
+_ALSO_COMPLETE = instead(OPEN | {Status.COMPLETED})  # type: ignore[arg-type] # a constant, not a function
+
+SAFEGUARDS = (
+    Safeguard(
+        "state's revision",
+        "a state is replaced only if it is still the one that was read",
+        (_ANY_REVISION,),
+        frozenset({"SK-6", "SK-7", "SK-9", "SK-10", "SK-13"}),
+    ),
+    Safeguard(
+        "epoch",
+        "an owner that was followed by another claims nothing",
+        (Switch(SimulatedEngine, "_is_in_epoch", always(True)),),
+        frozenset({"SK-13"}),
+        "zombies",
+    ),
+    Safeguard(
+        "holder of a claim",
+        "a claim of the same number is not one's own",
+        (
+            Switch(ClaimAsk, "is_mine", _whoever_has_that_number),
+            Switch(ClaimAsk, "_claimed", _found_is_taken_for_mine),
+        ),
+        frozenset({"SK-6"}),
+        "zombies",
+    ),
+    Safeguard(
+        "current claim",
+        "who asks for a change must hold the current claim",
+        (Switch(rules, "_current", _whoever_asks),),  # type: ignore[arg-type]
+        frozenset({"SK-7", "SK-10", "SK-9"}),
+        "stale workers",
+    ),
+    Safeguard(
+        "next update",
+        "an update is the next one of its claim",
+        (Switch(rules, "update", _gaps_are_skipped),),  # type: ignore[arg-type]
+        frozenset({"SK-9"}),
+        "lost requests",
+    ),
+    Safeguard(
+        "complete for good",
+        "a completed task is not claimed again",
+        (Switch(rules, "OPEN", _ALSO_COMPLETE),),  # type: ignore[arg-type]
+        frozenset({"SK-10"}),
+        second_line=(Switch(owner_module, "OPEN", _ALSO_COMPLETE),),  # type: ignore[arg-type]
+    ),
+    Safeguard(
+        "one's own clock",
+        "the time of a claim is not compared with the clock of another host",
+        (Switch(Owner, "_over", _by_the_others_clock),),
+        frozenset({"SK-8"}),
+    ),
+    Safeguard(
+        "claims that a new owner has read",
+        "whoever takes over waits until they are over",
+        (Switch(Owner, "_over", _over_when_read),),
+        frozenset({"SK-8"}),
+    ),
+    Safeguard(
+        "from before the request",
+        "a worker counts its claim's time from before it asked",
+        (Switch(Working, "counted_from", instead(lambda self, asked_at: self.worker.now)),),
+        frozenset({"SK-8"}),
+        "stale workers",
+    ),
+    Safeguard(
+        "unknown outcome",
+        "a claim whose answer was lost is read back, not made again",
+        (Switch(Network, "lost", instead(Network.given_up)),),
+        frozenset({"SK-6", "SK-7", "SK-10"}),
+        "lost requests",
+        second_line=(_ANY_REVISION,),
+    ),
+    Safeguard(
+        "neighbours of what is collected",
+        "what is connected is collected together, once all of it is complete",
+        (Switch(Components, "collectable", _any_of_them),),
+        frozenset({"SK-14"}),
+        "collection",
+        second_line=(Switch(SimulatedEngine, "_has_dependents", always(False)),),
+    ),
+    Safeguard(
+        "dependents that came meanwhile",
+        "the store collects nothing on which a task depends that is not collected with it",
+        (Switch(SimulatedEngine, "_has_dependents", always(False)),),
+        frozenset({"SK-14"}),
+        "collection",
+    ),
+    Safeguard(
+        "one task by one id",
+        "enqueueing an id that is taken writes nothing",
+        (Switch(SimulatedEngine, "_taken", always(None)),),
+        frozenset({"SK-3"}),
+    ),
+    Safeguard(
+        "dependencies",
+        "a task is claimed once all is complete that it depends on",
+        (Switch(owner_module.Dependencies, "add", _not_looked_at),),
+        frozenset({"SK-5"}),
+    ),
+)
+
+LIMIT = 600
+"""How many seeds may be needed at most."""
+
+
+@pytest.mark.lesson(12)
+@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
+def test_the_oracle_sees_that_a_safeguard_is_missing(
+    safeguard: Safeguard, caught: Callable[[Caught], None]
+) -> None:
+    found = scan(safeguard, run_seed, PROFILES, LIMIT)
+    assert found is not None, f"{LIMIT} seeds without it, and nothing was noticed"
+    assert found.rule in safeguard.rules, found.sentence
+    caught(found)

@@ -1,0 +1,539 @@
+"""The owner of a partition: what it offers, when, and in which order, in whatever order it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from rebalanser.tasks import dependencies, rules
+from rebalanser.tasks import owner as owner_module
+from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.claiming import Asker, Claiming
+from rebalanser.tasks.components import Components
+from rebalanser.tasks.dependencies import Dependencies
+from rebalanser.tasks.engine import Applied, Conflict, Epoch
+from rebalanser.tasks.model import OPEN, ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.ready import Ready
+from rebalanser.tasks.rules import Reason, Refused
+from rebalanser.tasks.timers import Timers
+
+TTL_S, BUFFER_S = 10.0, 1.0
+HERE, ELSEWHERE = "boot-here", "boot-elsewhere"
+
+
+def task(number: int) -> TaskId:
+    return f"{number:040x}"
+
+
+def stored(
+    number: int,
+    status: Status = Status.WAITING,
+    *,
+    revision: int = 1,
+    priority: int = 0,
+    after: tuple[int, ...] = (),
+    due: float = 0.0,
+    claim: ClaimState | None = None,
+    partition: int = 0,
+    retries: int = 3,
+) -> Stored:
+    head = Head(task(number), "q", "f", priority, tuple(task(each) for each in after), retries)
+    return Stored(head, State(status, claim, due), revision, partition)
+
+
+def held(number: int = 0, clock: str = ELSEWHERE, ends_at_s: float = 0.0, ttl_s: float = TTL_S) -> ClaimState:
+    return ClaimState(number, f"h{number}", "w", Term(ttl_s, clock, ends_at_s))
+
+
+def make(*known: Stored, now: float = 0.0) -> Owner:
+    owner = Owner(0, 5, buffer_s=BUFFER_S, clock=HERE)
+    for each in known:
+        owner.learn(each, now)
+    return owner
+
+
+def offered(owner: Owner, now: float = 0.0, wall: float = 0.0, limit: int = 100) -> list[int]:
+    return [int(each, 16) for each, _ in owner.candidates(limit, now, wall)]
+
+
+@pytest.mark.rule("SK-5")
+def test_the_highest_priority_comes_first_then_the_oldest() -> None:
+    owner = make(stored(3), stored(1), stored(4, priority=9), stored(2, priority=-9), stored(5, priority=9))
+    assert offered(owner) == [4, 5, 1, 3, 2]
+    assert offered(owner, limit=2) == [4, 5], "what was offered and not taken is offered again"
+    owner.taken(task(4))
+    owner.learn(stored(6, priority=7), 0.0)
+    assert offered(owner, limit=2) == [5, 6]
+
+
+@pytest.mark.rule("SK-5")
+def test_what_is_not_due_waits_for_the_wall_clock() -> None:
+    owner = make(stored(1, due=100.0), stored(2))
+    assert offered(owner, wall=99.9) == [2]
+    assert offered(owner, wall=100.0) == [1, 2]
+
+
+@pytest.mark.rule("SK-5")
+def test_a_task_waits_for_all_that_it_depends_on_wherever_that_lies() -> None:
+    owner = make(stored(1, after=(7, 8, 9)), stored(8))
+    assert owner.unknown_dependencies() == [task(7), task(8), task(9)]
+    assert owner.unknown_dependencies(2) == [task(7), task(8)]
+    owner.learn_dependency(task(7), complete=True)
+    owner.learn_dependency(task(8), complete=False)
+    owner.learn_dependency(task(9), complete=False)
+    assert owner.unknown_dependencies() == []
+    assert offered(owner) == [8]
+    owner.learn(stored(8, Status.COMPLETED, revision=2), 0.0)
+    assert owner.awaits(task(9))
+    owner.learn(stored(9, Status.CLAIMED, revision=3, partition=4, claim=held()), 0.0)
+    assert offered(owner) == []
+    owner.learn(stored(9, Status.COMPLETED, revision=4, partition=4), 0.0)
+    assert offered(owner) == [1]
+    assert not owner.awaits(task(9))
+
+
+@pytest.mark.rule("SK-10")
+def test_a_known_completion_is_not_asked_for_again() -> None:
+    owner = make(stored(1, Status.COMPLETED, revision=4), stored(2, after=(1,), revision=5))
+    assert owner.unknown_dependencies() == []
+    assert offered(owner) == [2]
+
+
+def test_after_lost_changes_all_that_is_waited_for_is_asked_for_again() -> None:
+    owner = make(stored(1, after=(7,)))
+    owner.learn_dependency(task(7), complete=False)
+    owner.doubt_dependencies()
+    assert owner.unknown_dependencies() == [task(7)]
+    owner.learn(stored(1, Status.CANCELLED, revision=2, after=(7,)), 0.0)
+    assert owner.unknown_dependencies() == []
+    assert not owner.awaits(task(7))
+
+
+def test_what_was_claimed_before_has_all_it_depends_on() -> None:
+    owner = make(stored(1, after=(7,), claim=held()))
+    assert owner.unknown_dependencies() == []
+    assert offered(owner) == [1]
+
+
+@pytest.mark.rule("SK-8", "SK-18")
+def test_a_claim_is_over_after_its_time_and_the_buffer_counted_from_when_it_was_learnt() -> None:
+    far_ahead = held(ends_at_s=1e9)
+    owner = make(stored(1, Status.CLAIMED, claim=far_ahead), now=50.0)
+    assert owner.candidates(9, 50.0 + TTL_S + BUFFER_S - 0.001, 0.0) == []
+    assert owner.next_wakeup(51.0, 0.0) == 50.0 + TTL_S + BUFFER_S
+    assert owner.candidates(9, 50.0 + TTL_S + BUFFER_S, 0.0) == [(task(1), True)]
+
+
+@pytest.mark.rule("SK-8")
+def test_on_one_boot_of_one_host_a_claim_is_over_at_its_very_end() -> None:
+    owner = make(stored(1, Status.CLAIMED, claim=held(clock=HERE, ends_at_s=53.0)), now=50.0)
+    assert owner.next_wakeup(50.0, 0.0) == 53.0 + BUFFER_S
+    odd = make(stored(1, Status.CLAIMED, claim=held(clock=HERE, ends_at_s=1e9)), now=50.0)
+    assert odd.next_wakeup(50.0, 0.0) == 50.0 + TTL_S + BUFFER_S, "no claim lasts longer than its time"
+    nameless = Owner(0, 5)
+    nameless.learn(stored(1, Status.CLAIMED, claim=held(clock="", ends_at_s=51.0)), 50.0)
+    assert nameless.next_wakeup(50.0, 0.0) == 50.0 + TTL_S
+
+
+@pytest.mark.rule("SK-7", "SK-8")
+def test_a_renewal_counts_anew_and_an_update_does_not() -> None:
+    first = held(ends_at_s=1.0)
+    owner = make(stored(1, Status.CLAIMED, claim=first), now=50.0)
+    owner.learn(stored(1, Status.CLAIMED, revision=2, claim=replace(first, updates=1)), 55.0)
+    assert owner.next_wakeup(55.0, 0.0) == 50.0 + TTL_S + BUFFER_S
+    renewed = replace(first, term=replace(first.term, ends_at_s=6.0))
+    owner.learn(stored(1, Status.CLAIMED, revision=3, claim=renewed), 56.0)
+    assert owner.next_wakeup(56.0, 0.0) == 56.0 + TTL_S + BUFFER_S
+    owner.candidates(9, 67.0, 0.0)
+    owner.learn(stored(1, Status.CLAIMED, revision=4, claim=held(ends_at_s=9.0)), 67.5)
+    assert offered(owner, 68.0) == [], "renewed after its time, before anybody took it"
+
+
+@pytest.mark.rule("SK-11")
+def test_older_news_change_nothing() -> None:
+    owner = make(stored(1, Status.CLAIMED, revision=5, claim=held()))
+    owner.learn(stored(1, revision=4), 0.0)
+    assert offered(owner) == []
+    owner.learn(stored(1, Status.COMPLETED, revision=6), 0.0)
+    owner.learn(stored(1, Status.CLAIMED, revision=5, claim=held()), 0.0)
+    owner.learn(stored(1, Status.COMPLETED, revision=6), 0.0)
+    assert len(owner) == 0
+    assert owner.get(task(1)) is None
+    owner.learn(stored(2, Status.DEAD, revision=7), 0.0)
+    owner.learn(stored(2, revision=8), 0.0)
+    assert offered(owner) == [2]
+
+
+def test_what_is_being_claimed_is_not_offered_whatever_is_told_meanwhile() -> None:
+    owner = make(stored(1), stored(2))
+    owner.taken(task(1))
+    owner.learn(stored(1, revision=2), 0.0)
+    assert offered(owner) == [2]
+    owner.put_back(task(1), 0.0)
+    assert offered(owner) == [1, 2]
+
+
+def test_a_claim_that_was_written_runs_from_when_that_was_learnt() -> None:
+    owner = make(stored(1))
+    owner.taken(task(1))
+    mine = stored(1, Status.CLAIMED, revision=2, claim=held())
+    owner.learn(mine, 3.0)
+    owner.settled(mine, 4.0)
+    assert owner.next_wakeup(4.0, 0.0) == 3.0 + TTL_S + BUFFER_S
+    owner.taken(task(1))
+    owner.settled(replace(mine, state=replace(mine.state, status=Status.DEAD), revision=3), 5.0)
+    assert len(owner) == 0
+    assert owner.next_wakeup(5.0, 0.0) is None
+
+
+def test_what_was_refused_must_be_read_unless_more_is_known_already() -> None:
+    owner = make(stored(1), stored(2), stored(3))
+    for number in (1, 2, 3):
+        owner.taken(task(number))
+    owner.learn(stored(2, revision=2), 0.0)
+    for number in (1, 2, 3):
+        owner.conflicted(task(number), 0.0)
+    assert owner.doubtful() == [task(1), task(3)]
+    assert offered(owner) == [2]
+    owner.learn(stored(1), 0.0)
+    owner.forget(task(3))
+    assert owner.doubtful() == []
+    assert offered(owner) == [1, 2]
+    assert len(owner) == 2
+
+
+def test_the_next_wakeup_is_when_something_can_be_offered() -> None:
+    owner = make(stored(1, due=100.0))
+    assert owner.next_wakeup(7.0, 90.0) == 17.0
+    assert owner.next_wakeup(7.0, 190.0) == 7.0
+    owner.learn(stored(2), 0.0)
+    assert owner.next_wakeup(7.0, 90.0) == 7.0
+    owner.candidates(1, 7.0, 90.0)
+    assert owner.next_wakeup(7.0, 90.0) == 7.0
+    owner.taken(task(2))
+    assert owner.next_wakeup(7.0, 90.0) == 17.0
+    assert make().next_wakeup(0.0, 0.0) is None
+
+
+def test_of_what_is_closed_a_bounded_number_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_module, "REMEMBERED", 3)
+    monkeypatch.setattr(dependencies, "REMEMBERED", 3)
+    owner = make(*(stored(number, Status.COMPLETED, revision=number + 1) for number in range(9)))
+    assert len(owner._closed) == len(owner._blocked._complete) == 3
+    owner.learn(stored(10, revision=10, after=(8, 1)), 0.0)
+    assert owner.unknown_dependencies() == [task(1)]
+
+
+@pytest.mark.rule("SK-12")
+def test_garbage_is_bounded() -> None:
+    ready, timers, waits = Ready(), Timers(), Dependencies()
+    for step in range(10_000):
+        ready.add(task(step), step % 3)
+        timers.set(task(step), float(step))
+        timers.set(task(0), float(-step))
+        waits.add(task(step), [task(step + 1)])
+        if step > 10:
+            ready.drop(task(step - 10))
+            timers.drop(task(step - 10))
+            assert task(step - 10) not in timers
+            waits.drop(task(step - 10))
+    assert ready._entries < 100
+    assert len(timers._heap) < 100
+    assert timers.next() == timers[task(0)] == -9999.0
+    assert len(waits._missing) == len(waits._waiting) == len(waits._unknown) < 100
+
+
+@dataclass
+class Known:
+    """What the model knows of a task: the naive way."""
+
+    newest: Stored
+    over_at: float = 0.0
+    is_taken: bool = False
+    refused_at: int = -1
+    history: list[Stored] = field(default_factory=list)
+
+
+ASKS = ("claim", "claim", "renew", "update", "complete", "complete", "fail", "release", "cancel", "requeue")
+
+
+class OwnerAsAList:
+    """The owner beside a list that is searched: what is offered is the same at every step."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.owner = Owner(0, 5, buffer_s=BUFFER_S, clock=HERE)
+        self.now = 1000.0
+        self.wall = 0.0
+        self.revision = 0
+        self.known: dict[int, Known] = {}
+        self.complete: set[int] = set()
+
+    def _learn(self, news: Stored) -> None:
+        self.owner.learn(news, self.now)
+        number = int(news.head.id, 16)
+        known = self.known.setdefault(number, Known(replace(news, revision=-1, state=State())))
+        if news.revision >= known.newest.revision and not known.is_taken:
+            known.refused_at = -1
+        if news.revision <= known.newest.revision:
+            return
+        before = known.newest.state
+        claim = news.state.claim
+        if news.state.status is Status.CLAIMED and claim is not None:
+            is_same = before.status is Status.CLAIMED and before.claim is not None
+            if not (is_same and before.claim and before.claim.term == claim.term):
+                ends = [self.now + claim.term.ttl_s]
+                if claim.term.clock == HERE:
+                    ends.append(claim.term.ends_at_s)
+                known.over_at = min(ends) + BUFFER_S
+        known.newest = news
+        known.history.append(news)
+        if news.state.status is Status.COMPLETED:
+            self.complete.add(number)
+
+    def step(self) -> None:
+        """Something happens."""
+        random = self.random
+        number = random.randint(0, 7)
+        match random.choices(("enqueue", "change", "old", "time", "take", "answer"), (4, 10, 2, 2, 2, 3))[0]:
+            case "enqueue":
+                after = {random.randint(0, 7) for _ in range(random.choice((0, 0, 1, 2)))}
+                self.enqueue(number, random.randint(-1, 1), after, random.randint(0, 20))
+            case "change":
+                clock = random.choice((HERE, ELSEWHERE))
+                self.change(number, random.choice(ASKS), clock, random.randint(1, 5))
+            case "old":
+                self.old_news(number, random.randint(0, 5))
+            case "time":
+                self.time_passes(random.randint(0, 8))
+            case "take":
+                self.take(random.randint(1, 2))
+            case _:
+                self.answer(random.choice(("settled", "conflicted", "put back")))
+
+    def enqueue(self, number: int, priority: int, after: set[int], due: int) -> None:
+        if number not in self.known:
+            self.revision += 1
+            older = tuple(sorted(each for each in after if each < number))
+            news = stored(
+                number, revision=self.revision, priority=priority, after=older, due=max(0, due - 10)
+            )
+            self._learn(news)
+
+    def change(self, number: int, ask: str, clock: str, ttl_s: int) -> None:
+        known = self.known.get(number)
+        if known is None:
+            return
+        self.revision += 1
+        before = known.newest
+        term = Term(float(ttl_s), clock, self.now + ttl_s if clock == HERE else float(self.revision))
+        claim = before.state.claim
+        mine = rules.Held(-1, "") if claim is None else rules.Held(claim.number, claim.holder)
+        if ask == "claim" and not set(before.head.after) <= {task(each) for each in self.complete}:
+            return
+        after: Any = {
+            "claim": lambda: rules.claim(
+                before.head, before.state, f"h{self.revision}", "w", term, over=True
+            ),
+            "renew": lambda: rules.renew(before.state, mine, term),
+            "update": lambda: rules.update(before.state, mine, claim.updates if claim else 0, b"", None),
+            "complete": lambda: rules.complete(before.state, mine, None),
+            "fail": lambda: rules.fail(before.head, before.state, mine, "e", self.wall + 3),
+            "release": lambda: rules.release(before.state, mine),
+            "cancel": lambda: rules.cancel(before.state),
+            "requeue": lambda: rules.requeue(before.state),
+        }[ask]()
+        if isinstance(after, State):
+            self._learn(replace(before, state=after, revision=self.revision))
+
+    def old_news(self, number: int, which: int) -> None:
+        known = self.known.get(number)
+        if known is not None and which < len(known.history):
+            self._learn(known.history[which])
+
+    def time_passes(self, passes: int) -> None:
+        self.now += passes
+        self.wall += passes
+
+    def ask_about_dependencies(self) -> None:
+        for needed in self.owner.unknown_dependencies():
+            self.owner.learn_dependency(needed, complete=int(needed, 16) in self.complete)
+
+    def take(self, limit: int) -> None:
+        for each, _ in self.owner.candidates(limit, self.now, self.wall):
+            self.owner.taken(each)
+            self.known[int(each, 16)].is_taken = True
+
+    def answer(self, outcome: str) -> None:
+        taken = [each for each, known in self.known.items() if known.is_taken]
+        if not taken:
+            return
+        number = self.random.choice(taken)
+        known = self.known[number]
+        known.is_taken = False
+        before = known.newest
+        if before.state.status not in OPEN:
+            self.owner.conflicted(task(number), self.now)
+        elif outcome == "settled":
+            self.revision += 1
+            term = Term(2.0, ELSEWHERE, float(self.revision))
+            after = rules.claim(before.head, before.state, f"h{self.revision}", "w", term, over=True)
+            assert isinstance(after, State)
+            news = replace(before, state=after, revision=self.revision)
+            self.owner.settled(news, self.now)
+            self._learn(news)
+        elif outcome == "conflicted":
+            self.owner.conflicted(task(number), self.now)
+            for each in self.owner.doubtful():
+                self._learn(self.known[int(each, 16)].newest)
+        else:
+            self.owner.put_back(task(number), self.now)
+
+    def _claimable(self) -> list[tuple[TaskId, bool]]:
+        found = []
+        for number, known in self.known.items():
+            newest = known.newest
+            state, after = newest.state, {int(each, 16) for each in newest.head.after}
+            is_over = state.status is Status.CLAIMED and known.over_at <= self.now
+            is_waiting = state.status is Status.WAITING and state.due <= self.wall and after <= self.complete
+            if not known.is_taken and (is_over or is_waiting):
+                found.append((-newest.head.priority, task(number), is_over))
+        return [(each, is_over) for _, each, is_over in sorted(found)]
+
+    def the_same_is_offered(self) -> None:
+        self.ask_about_dependencies()
+        self.owner.candidates(0, self.now, self.wall)
+        self.ask_about_dependencies()
+        expected = self._claimable()
+        wakeup = self.owner.next_wakeup(self.now, self.wall)
+        assert self.owner.candidates(99, self.now, self.wall) == expected
+        assert (wakeup == self.now) == bool(expected)
+        assert len(self.owner) == sum(known.newest.state.status in OPEN for known in self.known.values())
+
+
+@pytest.mark.rule("SK-5", "SK-8", "SK-11")
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_the_same_is_offered_as_by_a_list_that_is_searched(seed: int) -> None:
+    model = OwnerAsAList(seed)
+    for _ in range(150):
+        model.step()
+        model.the_same_is_offered()
+
+
+ASKERS = [Asker(f"holder-{number}", "w", Term(TTL_S, ELSEWHERE, float(number))) for number in range(3)]
+
+
+@pytest.mark.rule("SK-6", "SK-13")
+def test_who_asks_is_given_the_best_task_in_the_name_of_the_epoch() -> None:
+    owner = make(stored(1), stored(2, priority=1))
+    claiming = Claiming(owner)
+    asks = claiming.asks(ASKERS, 0.0, 0.0)
+    writes = [ask.write() for ask in asks]
+    assert [(each.id, each.epoch, each.revision) for each in writes if each] == [
+        (task(2), Epoch(0, 5), 1),
+        (task(1), Epoch(0, 5), 1),
+    ]
+    assert claiming.asks(ASKERS, 0.0, 0.0) == []
+    asks[0].answered(Applied(9))
+    claimed = claiming.settled(asks[0], 3.0)
+    assert claimed is not None
+    assert (claimed.revision, claimed.state.claim) == (9, ClaimState(0, "holder-0", "w", ASKERS[0].term))
+    assert owner.next_wakeup(3.0, 0.0) == 3.0 + TTL_S + BUFFER_S
+
+
+@pytest.mark.rule("SK-15")
+def test_a_task_whose_last_try_was_cut_off_is_buried_and_serves_nobody() -> None:
+    owner = make(stored(1, Status.CLAIMED, claim=held(), retries=0), stored(2))
+    claiming = Claiming(owner)
+    asks = claiming.asks(ASKERS[:1], TTL_S + BUFFER_S, 0.0)
+    assert [(ask.task, ask.buries) for ask in asks] == [(task(1), True), (task(2), False)]
+    for ask in asks:
+        ask.write()
+        ask.answered(Applied(9))
+    assert [claiming.settled(ask, 20.0) is not None for ask in asks] == [False, True]
+    assert len(owner) == 1
+
+
+def _refused(found: Stored | None) -> tuple[Owner, Claiming, Stored | None]:
+    owner = make(stored(1))
+    claiming = Claiming(owner)
+    (ask,) = claiming.asks(ASKERS[:1], 0.0, 0.0)
+    while not ask.settled and ask.write() is not None:
+        ask.answered(Conflict())
+        ask.found(found)
+    return owner, claiming, claiming.settled(ask, 5.0)
+
+
+@pytest.mark.rule("SK-6", "SK-8")
+def test_a_claim_takes_only_the_state_that_was_offered() -> None:
+    """The task has changed since: it may not be due any more, and a claim of it may not be over."""
+    later = stored(1, revision=2, due=77.0)
+    owner, _, claimed = _refused(later)
+    assert claimed is None
+    assert owner.get(task(1)) == later
+    assert offered(owner) == []
+
+
+@pytest.mark.rule("SK-6")
+def test_a_claim_of_the_same_number_by_another_is_not_mine_and_my_own_is() -> None:
+    other = stored(1, Status.CLAIMED, revision=2, claim=held())
+    assert _refused(other)[2] is None
+    mine = stored(1, Status.CLAIMED, revision=2, claim=replace(held(), holder="holder-0"))
+    assert _refused(mine)[2] == mine
+    ended = replace(mine, state=replace(mine.state, status=Status.WAITING))
+    assert _refused(ended)[2] is None
+
+
+@pytest.mark.rule("SK-13", "SK-14")
+def test_who_is_deposed_knows_it_and_what_is_gone_is_forgotten() -> None:
+    owner, claiming, claimed = _refused(stored(1))
+    assert claimed is None
+    assert claiming.deposed
+    owner, claiming, claimed = _refused(None)
+    assert claimed is None
+    assert not claiming.deposed
+    assert len(owner) == 0
+
+
+def test_what_became_of_nobody_knows_is_read_before_it_is_offered_again() -> None:
+    owner = make(stored(1))
+    claiming = Claiming(owner)
+    (ask,) = claiming.asks(ASKERS[:1], 0.0, 0.0)
+    ask.future.set_exception(TimeoutError("the engine is away"))
+    with pytest.raises(TimeoutError):
+        claiming.settled(ask, 5.0)
+    assert owner.doubtful() == [task(1)]
+    assert offered(owner) == []
+
+
+def test_an_ask_that_is_refused_for_good_says_why() -> None:
+    ask = MoveAsk(stored(1, Status.COMPLETED), lambda found: rules.cancel(found.state))
+    assert ask.write() is None
+    assert ask.future.result(timeout=0) == Refused(Reason.FINISHED)
+
+
+def _collectable(*known: Stored, keep: frozenset[int] = frozenset()) -> list[list[int]]:
+    components = Components()
+    for each in known:
+        components.add(each, keep=int(each.head.id, 16) in keep)
+    return sorted(sorted(int(each, 16) for each in found) for found in components.collectable())
+
+
+@pytest.mark.rule("SK-14")
+def test_only_components_that_are_complete_altogether_are_collected() -> None:
+    done = Status.COMPLETED
+    assert _collectable(stored(1, done), stored(2), stored(3, Status.DEAD)) == [[1]]
+    assert _collectable(stored(1, done), stored(2, done, after=(1,)), stored(3, after=(2,))) == []
+    chain = (stored(1, done), stored(3, done, after=(2,)), stored(2, done, after=(1,)), stored(4, done))
+    assert _collectable(*chain) == [[1, 2, 3], [4]]
+    assert _collectable(*chain, keep=frozenset({1})) == [[4]]
+    fan = (stored(2, done, after=(1,)), stored(3, after=(1,)), stored(1, done))
+    assert _collectable(*fan) == []
+    assert _collectable(stored(5, done, after=(4,), revision=7, partition=2)) == [[5]]
+    components = Components()
+    components.add(stored(5, done, revision=7, partition=2))
+    assert list(components.collectable()) == [{task(5): (2, 7)}]
