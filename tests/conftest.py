@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-pytest.register_assert_rewrite("rebalanser.testing.registry_suite", "rebalanser.testing.coordinator_suite")
+pytest.register_assert_rewrite(
+    "rebalanser.testing.registry_suite",
+    "rebalanser.testing.coordinator_suite",
+    "rebalanser.testing.engine_suite",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook

@@ -1,0 +1,30 @@
+"""``sqlite:///file`` as an engine of tasks (SK-6, SK-12): tables of its own in the registry's file.
+
+.. code-block:: text
+
+    apply ──► Committer: who comes first leads, and commits what others brought meanwhile with his own
+                │ one transaction, one fsync, then the bell
+                ▼
+             mail.db ──► Reader: snapshots, which wait for nobody
+                └──────► Follower: the one thread of all watches, woken by the bell
+
+**Tables.** ``skuld_tasks`` has a small row for each task, which its states are written to; what never changes
+and may be large, payloads and lists of dependencies, lies beside it in ``skuld_contents``, updates in
+``skuld_updates``. All names begin with ``skuld_``, and ``skuld_meta`` has their version: a group's registry
+and an application's own tables may be in the same file.
+
+**Conditions** are looked at inside the one write transaction of the host, so whatever owners believe, a state
+is put in the place of the very one that was read. Each write that changes something takes the next revision.
+
+**Pages** of some statuses, or of one partition, are merged from one range of an index for each partition and
+status, so that no task that is not on the page is looked at. Counts are kept, not counted.
+
+**Watches** read the index of revisions from where they were. A task that changes twice before a watch looks
+is told once, as it is then. The bell is that of the registry, with its slow look every 250 ms for a writer
+that was killed before it rang, or that committed on a connection of its own and does not ring
+(:meth:`SqliteEngine.move_in`).
+"""
+
+from rebalanser_sqlite.tasks.engine import SqliteEngine, open_engine
+
+__all__ = ["SqliteEngine", "open_engine"]

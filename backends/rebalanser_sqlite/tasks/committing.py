@@ -1,0 +1,203 @@
+"""Group commit: writes that several threads ask for at once are one transaction and one fsync.
+
+Whoever comes first leads: it waits for the write lock, takes all that waits by then, commits it, and hands
+the lead to the first of those that came meanwhile. So one thread alone waits for nobody, and a hundred need
+few commits. Who is not taken before his time is up takes his writes back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from rebalanser.errors import OutcomeUnknown, RegistryUnavailable
+from rebalanser_sqlite.store import Deadline, Store, ring
+from rebalanser_sqlite.tasks.writing import Writing
+
+if TYPE_CHECKING:
+    from typing import Any
+
+GROUP_WEIGHT = 1000
+"""So many writes are taken for one transaction; it keeps others from writing for about 30 ms."""
+GROUP_BYTES = 8 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Action(Generic[T]):
+    """What one caller wants written: about ``weight`` rows of ``size`` bytes. It may be done again if the
+    transaction that it was done in had no effect."""
+
+    do: Callable[[Writing], T]
+    weight: int = 1
+    size: int = 0
+
+
+class _Job(Generic[T]):
+    """An action that waits for its outcome."""
+
+    def __init__(self, action: Action[T], deadline: Deadline) -> None:
+        self.action = action
+        self.deadline = deadline
+        self.leads = False
+        self.outcomes: list[T] = []
+        self.error: BaseException | None = None
+        self._ended = False
+        self._wake = threading.Lock()
+        self._wake.acquire()
+
+    def do(self, writing: Writing) -> None:
+        """Do the action; its outcome counts once the transaction is committed."""
+        self.outcomes = [self.action.do(writing)]
+
+    def lead(self) -> None:
+        """Wake its thread, which is to lead now."""
+        self.leads = True
+        self._wake.release()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Wake its thread, which has its outcome or this error. Only the first call counts."""
+        if not self._ended:
+            self._ended, self.error = True, error
+            if not self.leads:
+                self._wake.release()
+
+    def woken(self, timeout_s: float) -> bool:
+        """Wait until it leads or has ended; for ever where the time is negative."""
+        return self._wake.acquire(timeout=timeout_s)
+
+    def result(self) -> T:
+        """The outcome, or what went wrong."""
+        if self.error is not None:
+            raise self.error
+        return self.outcomes[0]
+
+
+class Committer:
+    """Carries out actions on a connection of its own, which it closes in the end."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._changed = threading.Condition()
+        self._waiting: deque[_Job[Any]] = deque()
+        self._led = False
+        self._closed = False
+
+    def submit(self, action: Action[T], deadline: Deadline) -> T:
+        """Do an action in one transaction, perhaps with those of other threads; its outcome.
+
+        Raises:
+            OutcomeUnknown: the disk failed during the commit.
+            RegistryUnavailable: others kept the file locked until the deadline, or it is closed; no effect.
+            Exception: what the action raised; no effect.
+        """
+        job = _Job(action, deadline)
+        with self._changed:
+            if self._closed:
+                raise RegistryUnavailable("this engine is closed")
+            self._waiting.append(job)
+            job.leads, self._led = not self._led, True
+        if not job.leads and not job.woken(deadline.left_s):
+            self._withdraw(job)
+        if job.leads:
+            self._lead(job)
+        return job.result()
+
+    def close(self) -> None:
+        """Refuse what waits, let what is being committed end, and close the connection."""
+        with self._changed:
+            was_closed, self._closed = self._closed, True
+            for job in [job for job in self._waiting if not job.leads]:
+                self._waiting.remove(job)
+                job.end(RegistryUnavailable("this engine was closed before the writes were begun"))
+            self._changed.wait_for(lambda: not self._led)
+        if not was_closed:
+            self._store.close()
+
+    def _withdraw(self, job: _Job[Any]) -> None:
+        """Take a job back whose time is up. One that was taken ends soon; one that leads gives up itself."""
+        with self._changed:
+            if job.leads:
+                return
+            if job in self._waiting:
+                self._waiting.remove(job)
+                raise RegistryUnavailable(
+                    f"other threads kept {self._store.path} busy until the time was up; no effect, try again"
+                )
+        job.woken(-1)
+
+    def _lead(self, own: _Job[Any]) -> None:
+        group: list[_Job[Any]] = []
+        try:
+            self._carry_out(group, own.deadline)
+        finally:
+            for job in group:
+                job.end(OutcomeUnknown("the thread that committed was interrupted; read back"))
+            with self._changed:
+                if own in self._waiting:
+                    self._waiting.remove(own)
+                if self._waiting:
+                    self._waiting[0].lead()
+                else:
+                    self._led = False
+                    self._changed.notify_all()
+
+    def _carry_out(self, group: list[_Job[Any]], deadline: Deadline) -> None:
+        """Commit what waits once the write lock is had; ``group`` is then what was taken."""
+        try:
+            changed = self._commit(group, deadline)
+        except OutcomeUnknown as error:
+            for job in group:
+                job.end(error)
+        except Exception as error:
+            if not group:
+                raise
+            if len(group) > 1:
+                self._commit_one_by_one(group)
+            group[0].end(error)
+        else:
+            for job in group:
+                job.end()
+            self._after_commit(changed)
+
+    def _commit(self, group: list[_Job[Any]], deadline: Deadline) -> bool:
+        """Whether anything was changed."""
+        with self._store.writing(deadline), closing(self._store.connection.cursor()) as cursor:
+            if not group:
+                self._take(group)
+            writing = Writing(cursor)
+            for job in group:
+                job.do(writing)
+            writing.finish()
+        return writing.changed
+
+    def _take(self, group: list[_Job[Any]]) -> None:
+        weight = size = 0
+        with self._changed:
+            while self._waiting:
+                action = self._waiting[0].action
+                weight, size = weight + action.weight, size + action.size
+                if group and (weight > GROUP_WEIGHT or size > GROUP_BYTES):
+                    break
+                group.append(self._waiting.popleft())
+
+    def _commit_one_by_one(self, group: list[_Job[Any]]) -> None:
+        """Together they failed and had no effect: let none fail for another's fault or lateness."""
+        for job in group:
+            try:
+                changed = self._commit([job], job.deadline)
+            except Exception as error:
+                job.end(error)
+            else:
+                job.end()
+                self._after_commit(changed)
+
+    def _after_commit(self, changed: bool) -> None:
+        if changed:
+            ring(self._store.path)
+            self._store.checkpoint_if_due()

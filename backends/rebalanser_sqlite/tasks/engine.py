@@ -1,0 +1,221 @@
+"""The engine in an SQLite file; see :mod:`rebalanser_sqlite.tasks` for how it works."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from rebalanser.errors import OutcomeUnknown
+from rebalanser.registry.keys import check_name
+from rebalanser.tasks.engine import (
+    Answer,
+    Engine,
+    EngineCapabilities,
+    Move,
+    MovesInTransactions,
+    Page,
+    Sink,
+    Watch,
+    Write,
+)
+from rebalanser_sqlite.clock import HostClock, host_boot_id
+from rebalanser_sqlite.failures import failure
+from rebalanser_sqlite.place import file_of
+from rebalanser_sqlite.store import Deadline, Store, ring
+from rebalanser_sqlite.tasks import borrowed, schema
+from rebalanser_sqlite.tasks.chunks import chunks
+from rebalanser_sqlite.tasks.committing import Action, Committer
+from rebalanser_sqlite.tasks.following import Follower
+from rebalanser_sqlite.tasks.reading import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rebalanser.registry.urls import RegistryUrl
+    from rebalanser.tasks.model import Status, Stored, TaskId, Update
+
+CAPABILITIES = EngineCapabilities(
+    max_payload_bytes=16 << 20,
+    max_update_bytes=4 << 20,
+    shared_between_hosts=False,
+    durable="fsynced on the disk of this host: survives the end of any process and a power failure",
+)
+OPEN_TIMEOUT_S = 10.0
+
+
+def open_engine(url: RegistryUrl, timeout_s: float) -> Engine:
+    """Open the tasks in the file of ``sqlite:///relative`` or ``sqlite:////absolute``; make it if it is new.
+
+    Raises:
+        InvalidUrl: the URL names no file.
+        UnusableStore: tasks cannot be there; the message says why and what to do.
+        QuotaExceeded: the disk is full.
+        RegistryUnavailable: others kept the file locked for ``timeout_s`` seconds.
+    """
+    return SqliteEngine(file_of(url), timeout_s)
+
+
+class SqliteEngine(Engine, MovesInTransactions):
+    """Tasks in one file, shared by the processes of one host; a group's registry may be in the same file.
+
+    Args:
+        path: the file; made if it does not exist. Its folder must exist.
+        timeout_s: how many seconds to wait for others that hold it locked.
+
+    Raises:
+        UnusableStore: tasks cannot be there; the message says why and what to do.
+        QuotaExceeded: the disk is full.
+        RegistryUnavailable: others kept the file locked.
+    """
+
+    def __init__(self, path: Path, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+        self._path = path.absolute()
+        deadline = Deadline.after(timeout_s)
+        with ExitStack() as stack:
+            self._committer = Committer(self._open(deadline))
+            stack.callback(self._committer.close)
+            self._reader = Reader(self._open(deadline))
+            stack.pop_all()
+        self._follower = Follower(self._path, lambda: self._open(Deadline.after(OPEN_TIMEOUT_S)))
+
+    def _open(self, deadline: Deadline) -> Store:
+        store = Store(self._path, HostClock(), host_boot_id(), deadline)
+        try:
+            schema.prepare(store, deadline)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What this engine can do."""
+        return CAPABILITIES
+
+    def define(self, queue: str, partitions: int, timeout_s: float) -> int:
+        """How many partitions the queue has; see :meth:`rebalanser.tasks.engine.Engine.define`.
+
+        Raises:
+            InvalidName: the queue's name can't be stored (RB-33).
+        """
+        check_name(queue, "queue")
+        deadline = Deadline.after(timeout_s)
+        with self._reader.snapshot(deadline) as snapshot:
+            defined = snapshot.queues().get(queue)
+        if defined is not None:
+            return defined
+        return self._committer.submit(Action(lambda writing: writing.define(queue, partitions)), deadline)
+
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        """Carry out writes; see :meth:`rebalanser.tasks.engine.Engine.apply`.
+
+        Raises:
+            OutcomeUnknown: the disk failed during a commit, or after one that took some of the writes.
+            RegistryUnavailable: others kept the file locked until the time was up, or the engine is closed;
+                no effect.
+            RequestTooLarge: a payload, an update or a result is over the limit; no effect.
+            QuotaExceeded: the disk is full; no effect.
+            UnusableStore: the file was removed, replaced or damaged while in use; no effect.
+            InvalidState: a queue was never defined; no effect.
+        """
+        deadline = Deadline.after(timeout_s)
+        answers: list[Answer] = []
+        for chunk in chunks(writes, CAPABILITIES):
+            try:
+                answers += self._committer.submit(Action(chunk.carry_out, chunk.weight, chunk.size), deadline)
+            except Exception as error:
+                if not answers:
+                    raise
+                raise OutcomeUnknown(
+                    f"the first {len(answers)} of {len(writes)} writes are done, and then it failed: {error}"
+                ) from error
+        return answers
+
+    def move_in(self, connection: sqlite3.Connection, move: Move) -> Answer:
+        """Make a move in the caller's own transaction, so that it commits with what else he writes there, or
+        not at all (SK-10).
+
+        ``connection`` is to the same file, in a transaction that was begun, best with ``BEGIN IMMEDIATE``.
+        The move is in it if the answer is ``Applied``; after any other answer, or an error, the transaction
+        is as it was before, and its owner rolls back what went with the move. He also calls :meth:`ring`
+        after his commit; otherwise watches hear of it up to 250 ms later. From now on the connection makes no
+        checkpoints; the commits of this engine do (see :mod:`rebalanser_sqlite`).
+
+        Raises:
+            InvalidState: the connection is to another file, in no transaction, or does not fsync its commits.
+            RegistryUnavailable: another connection holds the write lock; begin again.
+            RequestTooLarge: an update or a result is over the limit.
+            QuotaExceeded: the disk is full; SQLite may have rolled the whole transaction back.
+        """
+        chunks([move], CAPABILITIES)
+        try:
+            return borrowed.carry_out(connection, self._path, move)
+        except sqlite3.Error as error:
+            raise failure(error, self._path) from error
+
+    def ring(self) -> None:
+        """Wake all watches of the file, in every process: something was committed beside the engine."""
+        ring(self._path)
+
+    def read(
+        self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
+    ) -> Mapping[TaskId, Stored]:
+        """Those of the tasks that exist."""
+        with self._reader.snapshot(Deadline.after(timeout_s), at_least) as snapshot:
+            return snapshot.tasks(queue, ids)
+
+    def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
+        """The payloads of those of the tasks that exist."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.payloads(queue, ids)
+
+    def page(
+        self,
+        queue: str,
+        timeout_s: float,
+        *,
+        partition: int | None = None,
+        statuses: frozenset[Status] | None = None,
+        after: TaskId | None = None,
+        limit: int = 1000,
+        at_least: int = 0,
+    ) -> Page:
+        """Tasks in the order of their ids (SK-12); see :meth:`rebalanser.tasks.engine.Engine.page`."""
+        with self._reader.snapshot(Deadline.after(timeout_s), at_least) as snapshot:
+            return snapshot.page(queue, partition, statuses, after, limit)
+
+    def updates(
+        self,
+        queue: str,
+        task: TaskId,
+        timeout_s: float,
+        *,
+        claim: int | None = None,
+        first: int = 0,
+        limit: int = 1000,
+    ) -> Sequence[Update]:
+        """A task's log by claim and number (SK-9)."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.updates(queue, task, claim, first, limit)
+
+    def count(self, queue: str, timeout_s: float) -> Mapping[Status, int]:
+        """How many tasks of a queue there are in each status: read from a few rows (SK-12)."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.counts(queue)
+
+    def queues(self, timeout_s: float) -> Mapping[str, int]:
+        """The queues that there are, with their partitions."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.queues()
+
+    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+        """Tell ``sink`` every state that changes after ``from_revision``, from the engine's thread."""
+        return self._follower.add(queue, from_revision, sink)
+
+    def close(self) -> None:
+        """Close the file and all watches. Closing twice does nothing."""
+        self._follower.close()
+        self._committer.close()
+        self._reader.close()

@@ -1,0 +1,228 @@
+"""A batch: writes in as few transactions as the registry's limits allow, each with an answer of its own.
+
+A transaction takes the next steps of the batch, in their order, each as a nested transaction, until one does
+not fit: because there are too many, because they are too large, or because it touches what an earlier one
+writes. So all guards and reads of a transaction are as true after its earlier steps as before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Final
+
+import tenacity
+
+from rebalanser.errors import InternalError, OutcomeUnknown, RebalanserError, RegistryUnavailable
+from rebalanser.registry.contract import (
+    Delete,
+    Get,
+    KeyValue,
+    Outcome,
+    Put,
+    Range,
+    Stat,
+    Transaction,
+)
+from rebalanser.tasks.engine import Answer, Applied
+from rebalanser.tasks.key_value.steps import Found, Otherwise, Read, Step, bytes_of, parts_of
+from rebalanser.tasks.key_value.sweeping import settle
+from rebalanser.tasks.key_value.visits import Visit
+
+MAX_TRIES: Final = 20
+"""How often a step is planned whose guards did not hold for a reason that is no answer."""
+SPARE_BYTES: Final = 4096
+"""For the keys that a transaction has beside its steps."""
+
+
+class Together:
+    """The steps that stand in one transaction."""
+
+    def __init__(self, max_operations: int, max_bytes: int) -> None:
+        self.steps: list[tuple[int, Step]] = []
+        """Each with its place in the batch."""
+        self._nested: list[Transaction] = []
+        self._max_operations = max_operations
+        self._free_bytes = max_bytes
+        self._longest = 0
+        self._touched: set[str] = set()
+        self._written: set[str] = set()
+        self._witnesses: set[str] = set()
+        self._news: set[str] = set()
+
+    def changes(self, reads: Sequence[Read], added: Container[str]) -> bool:
+        """Whether one of the steps may write what was read for another, other than by adding a task."""
+        return any(
+            isinstance(read, Get)
+            and (read.key in self._news or (read.key in self._written and read.key not in added))
+            for read in reads
+        )
+
+    def takes(self, index: int, step: Step, nested: Transaction) -> bool:
+        """Add a step's transaction if there is room for it and it may stand beside the others."""
+        longest = max(self._longest, len(nested.guards), len(nested.then), len(nested.otherwise))
+        witnesses = self._witnesses | {step.keys.witness} if step.collects else self._witnesses
+        added = step.news if nested.then else ()
+        news = self._news.union(added)
+        size = bytes_of(nested) + sum(map(len, added))
+        written, touched = _keys_of(nested)
+        if self.steps and (
+            len(self.steps) + 1 + len(witnesses) + len(news) + longest > self._max_operations
+            or size > self._free_bytes
+            or not self._written.isdisjoint(touched)
+            or not self._touched.isdisjoint(written)
+            or not self._news.isdisjoint(touched)
+            or not self._touched.isdisjoint(added)
+        ):
+            return False
+        self.steps.append((index, step))
+        self._nested.append(nested)
+        self._longest = longest
+        self._free_bytes -= size
+        self._written |= written
+        self._touched |= touched
+        self._witnesses = witnesses
+        self._news = news
+        return True
+
+    def transaction(self) -> Transaction:
+        """All of them."""
+        news = (Put(key, b"") for key in sorted(self._news))
+        return Transaction(then=(*self._nested, *news, *map(Delete, sorted(self._witnesses))))
+
+
+def _keys_of(nested: Transaction) -> tuple[set[str], set[str]]:
+    """The keys that it may write, and all that it names."""
+    written: set[str] = set()
+    touched: set[str] = set()
+    for part in parts_of(nested):
+        if isinstance(part, Put | Delete):
+            written.add(part.key)
+        elif not isinstance(part, Range | Stat | Transaction):
+            touched.add(part.key)
+    return written, touched | written
+
+
+class Batch:
+    """Steps that are carried out in their order, each until it has an answer."""
+
+    def __init__(self, visit: Visit, steps: Sequence[Step]) -> None:
+        self._visit = visit
+        self._steps = steps
+        self._answers: list[Answer | None] = [None] * len(steps)
+        self._wrote = False
+
+    def answers(self) -> list[Answer]:
+        """Carry them out.
+
+        Raises:
+            OutcomeUnknown: also where the registry refused a transaction after others had taken effect.
+        """
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_result(bool),
+            stop=tenacity.stop_after_attempt(MAX_TRIES),
+            retry_error_callback=lambda _state: None,
+        )
+        try:
+            retrying(self._carry_out)
+            if self._unanswered():
+                raise RegistryUnavailable(f"others were quicker {MAX_TRIES} times")
+        except OutcomeUnknown:
+            raise
+        except RebalanserError as error:
+            if self._wrote:
+                raise OutcomeUnknown(f"a part of the batch took effect, the rest did not: {error}") from error
+            raise
+        return [answer for answer in self._answers if answer is not None]
+
+    def _unanswered(self) -> list[int]:
+        return [index for index, answer in enumerate(self._answers) if answer is None]
+
+    def _carry_out(self) -> bool:
+        """Carry out every step once that has no answer; whether some have none still."""
+        pending = self._unanswered()
+        while pending:
+            pending = pending[self._advance(pending[: self._visit.max_operations]) :]
+        return bool(self._unanswered())
+
+    def _advance(self, window: Sequence[int]) -> int:
+        """Carry out the first steps of these in one transaction; how many they were."""
+        wants = [self._steps[index].wanted() for index in window]
+        found = self._look(window, wants)
+        together = Together(self._visit.max_operations, self._visit.max_request_bytes - SPARE_BYTES)
+        planned = self._plan(window, wants, found, together)
+        if planned:
+            self._execute(together)
+            self._settle(window[:planned])
+            return planned
+        self._carry_out_alone(window[0])
+        return 1
+
+    def _look(self, window: Sequence[int], wants: Sequence[Sequence[Read]]) -> Found:
+        items: dict[str, KeyValue] = {}
+        ranges: dict[str, tuple[KeyValue, ...]] = {}
+        reads, unread = self._asked(window, wants)
+        for read, result in zip(reads, self._visit.look(reads), strict=True):
+            if isinstance(result, KeyValue):
+                items[result.key] = result
+            elif isinstance(read, Range) and isinstance(result, tuple):
+                ranges[read.prefix] = result
+        return Found(items, ranges, unread)
+
+    def _asked(self, window: Sequence[int], wants: Sequence[Sequence[Read]]) -> tuple[list[Read], set[str]]:
+        """What the steps want, but for keys that an earlier one of them decides; and those."""
+        asked: dict[Read, None] = {}
+        added: set[str] = set()
+        unread: set[str] = set()
+        for index, want in zip(window, wants, strict=True):
+            for read in want:
+                if isinstance(read, Get) and read.key in added:
+                    unread.add(read.key)
+                else:
+                    asked[read] = None
+            adds = self._steps[index].adds
+            if adds is not None:
+                added.add(adds)
+        return list(asked), unread - {read.key for read in asked if isinstance(read, Get)}
+
+    def _plan(
+        self, window: Sequence[int], wants: Sequence[Sequence[Read]], found: Found, together: Together
+    ) -> int:
+        """Plan steps as long as they fit together; how many did, 0 if the first must be carried out alone."""
+        for count, index in enumerate(window):
+            if together.changes(wants[count], found.added):
+                return count
+            step = self._steps[index]
+            planned = step.plan(found)
+            if planned is Otherwise.ALONE or planned is Otherwise.LATER:
+                return count
+            if isinstance(planned, Transaction):
+                if not together.takes(index, step, planned):
+                    return count
+            elif planned is not Otherwise.AGAIN:
+                self._answers[index] = planned
+        return len(window)
+
+    def _execute(self, together: Together) -> None:
+        if not together.steps:
+            return
+        outcome = self._visit.execute(together.transaction())
+        for (index, step), nested in zip(together.steps, outcome.results, strict=False):
+            if not isinstance(nested, Outcome):
+                raise InternalError(f"a nested transaction was answered {nested!r}")
+            answer = self._answers[index] = step.answer(nested)
+            self._wrote |= isinstance(answer, Applied)
+
+    def _settle(self, window: Sequence[int]) -> None:
+        """Bring collections to an end that stood in the way of these steps."""
+        steps = [self._steps[index] for index in window]
+        for keys, mark in {(step.keys, step.mark) for step in steps}:
+            if mark is not None:
+                settle(self._visit, keys, mark)
+        for step in steps:
+            step.mark = None
+
+    def _carry_out_alone(self, index: int) -> None:
+        step = self._steps[index]
+        answer = self._answers[index] = step.carry_out_alone(self._visit)
+        self._wrote |= isinstance(answer, Applied)
+        self._settle([index])

@@ -1,0 +1,198 @@
+"""The engine on any registry of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rebalanser.registry.contract import (
+    Absent,
+    Capabilities,
+    Get,
+    KeyValue,
+    Put,
+    Range,
+    Registry,
+    Target,
+    Transaction,
+)
+from rebalanser.registry.urls import RegistryUrl, open_registry, parse_url
+from rebalanser.tasks.engine import (
+    Answer,
+    Collect,
+    Engine,
+    EngineCapabilities,
+    Enqueue,
+    Move,
+    Page,
+    Sink,
+    TakeOver,
+    Watch,
+    Write,
+)
+from rebalanser.tasks.key_value import reading
+from rebalanser.tasks.key_value.batches import Batch
+from rebalanser.tasks.key_value.collects import CollectStep
+from rebalanser.tasks.key_value.enqueues import EnqueueStep
+from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
+from rebalanser.tasks.key_value.limits import limits_of
+from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
+from rebalanser.tasks.key_value.steps import Epochs, Step
+from rebalanser.tasks.key_value.values import dump_definition, load_definition
+from rebalanser.tasks.key_value.visits import Visit
+from rebalanser.tasks.key_value.watching import StatesTold
+from rebalanser.tasks.model import Status, Stored, TaskId, Update
+
+BESIDE_A_COLLECTION: Final = 2
+"""Operations of the transaction in which a collection is nested: itself, and the witness."""
+TASKS: Final = "+tasks"
+"""Under the registry's root beside the groups, none of which can be named like this there."""
+
+
+def open_engine(url: str | RegistryUrl, timeout_s: float = 10.0) -> KeyValueEngine:
+    """Open the engine in the registry at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
+
+    Raises:
+        FixConfiguration, RetryLater: as :func:`~rebalanser.registry.open_registry` does.
+    """
+    parsed = parse_url(url) if isinstance(url, str) else url
+    return KeyValueEngine(open_registry(parsed, timeout_s), f"{parsed.root}/{TASKS}")
+
+
+class KeyValueEngine(Engine):
+    """Tasks in a registry, which the engine closes when it is closed.
+
+    ``root`` begins all its keys. Beside what the contract says, every method raises what the registry does.
+    """
+
+    def __init__(self, registry: Registry, root: str) -> None:
+        self._registry = registry
+        self._root = root
+        self._limits = limits_of(registry.capabilities)
+        self._epochs = Epochs()
+        self._keys: dict[str, QueueKeys] = {}
+        self._partitions: dict[str, int] = {}
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What the registry's capabilities make possible."""
+        capabilities = self._registry.capabilities
+        return EngineCapabilities(
+            max_payload_bytes=self._limits.payload,
+            max_update_bytes=self._limits.update,
+            shared_between_hosts=capabilities.shared_between_hosts,
+            durable=_durability(capabilities),
+        )
+
+    def define(self, queue: str, partitions: int, timeout_s: float) -> int:
+        """How many partitions the queue has: the number given if it is new.
+
+        Raises:
+            InvalidName: the queue's name cannot be stored.
+        """
+        key = self._keys_of(queue).definition
+        put = Put(key, dump_definition(partitions))
+        outcome = Visit(self._registry, timeout_s).execute(Transaction((Absent(key),), (put,), (Get(key),)))
+        found = outcome.results[0]
+        number = load_definition(found) if isinstance(found, KeyValue) else partitions
+        self._partitions[queue] = number
+        return number
+
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        """Carry out writes, each for itself, in few transactions; see the contract."""
+        steps = [self._step(write) for write in writes]
+        return Batch(Visit(self._registry, timeout_s), steps).answers()
+
+    def read(
+        self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
+    ) -> Mapping[TaskId, Stored]:
+        """Those of the tasks that exist."""
+        return reading.read(Visit(self._registry, timeout_s, at_least), self._keys_of(queue), ids)
+
+    def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
+        """The payloads of those of the tasks that exist."""
+        return reading.payloads(Visit(self._registry, timeout_s), self._keys_of(queue), ids)
+
+    def page(
+        self,
+        queue: str,
+        timeout_s: float,
+        *,
+        partition: int | None = None,
+        statuses: frozenset[Status] | None = None,
+        after: TaskId | None = None,
+        limit: int = 1000,
+        at_least: int = 0,
+    ) -> Page:
+        """Tasks in the order of their ids, those of a partition or of all, at most ``limit`` (SK-12)."""
+        visit = Visit(self._registry, timeout_s, at_least)
+        partitions = range(self._number_of_partitions(queue, visit)) if partition is None else [partition]
+        return reading.page(visit, self._keys_of(queue), partitions, statuses, after, limit)
+
+    def updates(
+        self, queue: str, task: TaskId, timeout_s: float, *, claim: int | None = None, first: int = 0,
+        limit: int = 1000,
+    ) -> Sequence[Update]:  # fmt: skip
+        """A task's log by claim and number, of one claim from number ``first`` on or of all (SK-9)."""
+        visit = Visit(self._registry, timeout_s)
+        return reading.updates(visit, self._keys_of(queue), task, claim, first, limit)
+
+    def count(self, queue: str, timeout_s: float) -> Mapping[Status, int]:
+        """How many tasks of a queue there are in each status, read in pages (SK-12)."""
+        return reading.count(Visit(self._registry, timeout_s), self._keys_of(queue))
+
+    def queues(self, timeout_s: float) -> Mapping[str, int]:
+        """The queues that there are, with their partitions."""
+        (found,) = Visit(self._registry, timeout_s).look([Range(definitions(self._root))])
+        return {
+            defined_queue(self._root, item.key): load_definition(item) for item in reading.key_values(found)
+        }
+
+    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+        """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first."""
+        keys = self._keys_of(queue)
+        return self._registry.watch(
+            Target(keys.states, prefix=True), from_revision + 1, StatesTold(keys, sink)
+        )
+
+    def close(self) -> None:
+        """Close the registry. Closing twice does nothing."""
+        self._registry.close()
+
+    def _keys_of(self, queue: str) -> QueueKeys:
+        keys = self._keys.get(queue)
+        if keys is None:
+            keys = self._keys[queue] = QueueKeys(self._root, queue)
+        return keys
+
+    def _number_of_partitions(self, queue: str, visit: Visit) -> int:
+        """How many partitions the queue has; none if it is not defined."""
+        if queue not in self._partitions:
+            key = self._keys_of(queue).definition
+            definition = visit.get([key]).get(key)
+            if definition is None:
+                return 0
+            self._partitions[queue] = load_definition(definition)
+        return self._partitions[queue]
+
+    def _step(self, write: Write) -> Step:
+        match write:
+            case Move():
+                return MoveStep(write, self._keys_of(write.queue), self._epochs, self._limits)
+            case Enqueue():
+                return EnqueueStep(write, self._keys_of(write.task.head.queue), self._limits)
+            case TakeOver():
+                return TakeOverStep(write, self._keys_of(write.queue), self._epochs)
+            case Collect():
+                longest = self._registry.capabilities.max_operations - BESIDE_A_COLLECTION
+                return CollectStep(write, self._keys_of(write.queue), self._limits, longest)
+
+
+def _durability(capabilities: Capabilities) -> str:
+    if capabilities.shared_between_hosts:
+        return (
+            "the loss of any minority of the registry's members: each of a majority has synced it to its disk"
+        )
+    if capabilities.survives_process:
+        return "the end of this process, as the registry keeps it"
+    return "nothing: it is in the memory of this process"

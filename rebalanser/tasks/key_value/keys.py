@@ -1,0 +1,134 @@
+"""Where everything of one queue is kept in a registry.
+
+Under ``ROOT/q/QUEUE/``, the queue's name percent-encoded:
+
+=====================  ==========================================================================
+``s/PARTITION/TASK``   the head and the state of a task; its mod revision is the state's
+``p/TASK``             the partition in which the task lies, and its payload if that is short
+``b/TASK``             its payload if that is long
+``u/TASK/CLAIM/NUMBER``  an update
+``d/TASK/DEPENDENT``   a task that depends on this one; it may be gone, or not be there yet
+``n/TASK``             put whenever something is enqueued that depends on the task
+``e/PARTITION``        the epoch
+``c/COLLECTION``       a collection under way that is too large for one transaction
+``m/TASK``             the collection that has marked the task
+``w``                  deleted by every collection: whoever finds it as he put it knows that
+                       nothing was collected in between
+=====================  ==========================================================================
+
+and under ``ROOT/queues/`` one key for each queue, its definition. ``s`` and ``p`` of a task are put and
+deleted together.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote, unquote
+
+from rebalanser.registry.keys import check_name
+from rebalanser.tasks.model import TaskId
+
+NUMBER_DIGITS: Final = 10
+"""Numbers of claims and updates are padded, so that the order of keys is theirs."""
+
+
+class QueueKeys:
+    """The keys of one queue."""
+
+    def __init__(self, root: str, queue: str) -> None:
+        """Raises :class:`~rebalanser.errors.InvalidName` if the queue's name cannot be stored."""
+        name = quote(check_name(queue, "queue"), safe="")
+        prefix = f"{root}/q/{name}/"
+        self.queue = queue
+        self.definition = definitions(root) + name
+        self.states = f"{prefix}s/"
+        self.collections = f"{prefix}c/"
+        self.witness = f"{prefix}w"
+        self._payloads = f"{prefix}p/"
+        self._dependents = f"{prefix}d/"
+        self._news = f"{prefix}n/"
+        self._marks = f"{prefix}m/"
+        self._long_payloads = f"{prefix}b/"
+        self._logs = f"{prefix}u/"
+        self._epochs = f"{prefix}e/"
+
+    def states_of(self, partition: int) -> str:
+        """The prefix of a partition's states."""
+        return f"{self.states}{partition}/"
+
+    def state(self, partition: int, task: TaskId) -> str:
+        """A task's head and state."""
+        return f"{self.states}{partition}/{task}"
+
+    def partition_and_task(self, state_key: str) -> tuple[int, TaskId]:
+        """What the key of a state is of."""
+        partition, _, task = state_key[len(self.states) :].partition("/")
+        return int(partition), task
+
+    def payload(self, task: TaskId) -> str:
+        """A task's place and its payload if that is short. It exists exactly as long as the task does."""
+        return self._payloads + task
+
+    def long_payload(self, task: TaskId) -> str:
+        """A task's payload if that is long."""
+        return self._long_payloads + task
+
+    def dependents(self, task: TaskId) -> str:
+        """The prefix of all tasks that depend on this one."""
+        return f"{self._dependents}{task}/"
+
+    def dependent(self, task: TaskId, dependent: TaskId) -> str:
+        """A task that depends on this one."""
+        return f"{self._dependents}{task}/{dependent}"
+
+    @staticmethod
+    def task_that_depends(dependent_key: str) -> TaskId:
+        """The task that the key says depends on another."""
+        return dependent_key.rpartition("/")[2]
+
+    def news(self, task: TaskId) -> str:
+        """What is put whenever something is enqueued that depends on the task."""
+        return self._news + task
+
+    def mark(self, task: TaskId) -> str:
+        """The collection that has marked the task."""
+        return self._marks + task
+
+    def log(self, task: TaskId) -> str:
+        """The prefix of all updates of a task."""
+        return f"{self._logs}{task}/"
+
+    def log_of_claim(self, task: TaskId, claim: int) -> str:
+        """The prefix of a claim's updates."""
+        return f"{self._logs}{task}/{claim:0{NUMBER_DIGITS}}/"
+
+    def update(self, task: TaskId, claim: int, sequence: int) -> str:
+        """One update."""
+        return f"{self.log_of_claim(task, claim)}{sequence:0{NUMBER_DIGITS}}"
+
+    def claim_and_sequence(self, update_key: str) -> tuple[int, int]:
+        """Which update a key is of."""
+        _, claim, sequence = update_key.rsplit("/", 2)
+        return int(claim), int(sequence)
+
+    def epoch(self, partition: int) -> str:
+        """A partition's epoch."""
+        return f"{self._epochs}{partition}"
+
+    def collection(self, name: str) -> str:
+        """A collection under way."""
+        return self.collections + name
+
+    def collection_of(self, key: str) -> str:
+        """The name of a collection under way."""
+        return key.removeprefix(self.collections)
+
+
+def definitions(root: str) -> str:
+    """The prefix of all queues' definitions."""
+    return f"{root}/queues/"
+
+
+def defined_queue(root: str, definition_key: str) -> str:
+    """The queue that a definition is of."""
+    return unquote(definition_key.removeprefix(definitions(root)))

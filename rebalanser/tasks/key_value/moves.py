@@ -1,0 +1,135 @@
+"""Moves and takeovers: the steps of owners and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rebalanser.registry.contract import Absent, Get, Guard, Outcome, Put, Transaction, Unchanged
+from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, TakeOver
+from rebalanser.tasks.key_value.keys import QueueKeys
+from rebalanser.tasks.key_value.limits import Limits
+from rebalanser.tasks.key_value.steps import Epochs, Found, Planned, Read, Step, check_bytes, read_item
+from rebalanser.tasks.key_value.values import (
+    dump_head,
+    dump_state,
+    dump_task,
+    dump_token,
+    head_text,
+    load_task,
+    load_token,
+)
+
+
+class MoveStep(Step):
+    """A state in place of the one before."""
+
+    def __init__(self, write: Move, keys: QueueKeys, epochs: Epochs, limits: Limits) -> None:
+        self.keys = keys
+        self._write = write
+        self._epochs = epochs
+        self._state_key = keys.state(write.partition, write.id)
+        self._epoch_key = None if write.epoch is None else keys.epoch(write.epoch.partition)
+        self._head = None if write.head is None else dump_head(write.head)
+        self._state = dump_state(write.state)
+        check_bytes("a result", len(write.state.result or b""), limits.update)
+        check_bytes("a state", len(self._state), limits.state)
+        if write.update is not None:
+            check_bytes("an update", len(write.update.content), limits.update)
+
+    def wanted(self) -> Sequence[Read]:
+        """The head where it was not given, and an epoch that is not known."""
+        reads: list[Read] = []
+        if self._head is None:
+            reads.append(Get(self._state_key))
+        if self._epoch_key is not None and self._epoch_revision() is None:
+            reads.append(Get(self._epoch_key))
+        return reads
+
+    def plan(self, found: Found) -> Planned:
+        """Put the state if neither the task nor the epoch has changed."""
+        if self._head is None:
+            item = found.items.get(self._state_key)
+            if item is None or self._meets_other(item.value, item.mod_revision):
+                return Conflict()
+            self._head = head_text(item.key, item.value)
+        guards: tuple[Guard, ...] = (Unchanged(self._state_key, self._write.revision),)
+        if self._epoch_key is not None:
+            revision = self._epoch_revision(found)
+            if revision is None:
+                return Conflict()
+            guards = (*guards, Unchanged(self._epoch_key, revision))
+        return Transaction(guards, self._puts(self._head), (Get(self._state_key),))
+
+    def answer(self, outcome: Outcome) -> Answer:
+        """Applied, or a conflict; a mark that caused it is remembered."""
+        if outcome.succeeded:
+            return Applied(outcome.revision)
+        item = read_item(outcome.results[0])
+        if item is not None:
+            self._meets_other(item.value, item.mod_revision)
+        if self._epoch_key is not None:
+            self._epochs.forget(self._epoch_key)
+        return Conflict()
+
+    def _puts(self, head: str) -> tuple[Put, ...]:
+        write = self._write
+        put = Put(self._state_key, dump_task(write.state.status, head, self._state))
+        if write.update is None:
+            return (put,)
+        update = write.update
+        return (put, Put(self.keys.update(write.id, update.claim, update.sequence), update.content))
+
+    def _epoch_revision(self, found: Found | None = None) -> int | None:
+        """At which revision this move's epoch was written; None if another epoch is the partition's."""
+        epoch, key = self._write.epoch, self._epoch_key
+        if epoch is None or key is None:
+            return None
+        item = found.items.get(key) if found else None
+        if item is not None:
+            self._epochs.learn(key, load_token(item), item.mod_revision)
+        return self._epochs.revision(key, epoch)
+
+    def _meets_other(self, value: bytes, revision: int) -> bool:
+        """Whether the task stands at another revision than this move's; notes the mark that it bears."""
+        if revision == self._write.revision:
+            return False
+        write = self._write
+        entry = load_task(write.queue, write.partition, write.id, self._state_key, value, revision)
+        if entry.stored.revision == write.revision:
+            self.mark = entry.mark
+        return True
+
+
+class TakeOverStep(Step):
+    """An epoch in place of a lesser one."""
+
+    def __init__(self, write: TakeOver, keys: QueueKeys, epochs: Epochs) -> None:
+        self.keys = keys
+        self._token = write.epoch.token
+        self._key = keys.epoch(write.epoch.partition)
+        self._epochs = epochs
+
+    def wanted(self) -> Sequence[Read]:
+        """The epoch as it is."""
+        return (Get(self._key),)
+
+    def plan(self, found: Found) -> Planned:
+        """Put the epoch if the one that was read is lesser and still there."""
+        item = found.items.get(self._key)
+        put = Put(self._key, dump_token(self._token))
+        if item is None:
+            return Transaction((Absent(self._key),), (put,))
+        token = load_token(item)
+        self._epochs.learn(self._key, token, item.mod_revision)
+        if token > self._token:
+            return Conflict()
+        if token == self._token:
+            return Applied(item.mod_revision)
+        return Transaction((Unchanged(self._key, item.mod_revision),), (put,))
+
+    def answer(self, outcome: Outcome) -> Answer | None:
+        """Applied, or to be planned again because another owner was quicker."""
+        if not outcome.succeeded:
+            return None
+        self._epochs.learn(self._key, self._token, outcome.revision)
+        return Applied(outcome.revision)

@@ -1,0 +1,141 @@
+"""What an engine reads of its queues."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from rebalanser.registry.contract import Get, KeyValue, Range, Result
+from rebalanser.tasks.engine import Page
+from rebalanser.tasks.key_value.keys import QueueKeys
+from rebalanser.tasks.key_value.values import load_place, load_task, status_of
+from rebalanser.tasks.key_value.visits import Visit
+from rebalanser.tasks.model import Status, Stored, TaskId, Update
+
+STATES_AT_ONCE: Final = 500
+"""Keys that one range reads at most: what is held in memory at once."""
+LONG_PAYLOADS_AT_ONCE: Final = 8
+UPDATES_AT_ONCE: Final = 100
+
+
+def key_values(result: Result) -> tuple[KeyValue, ...]:
+    """The result of a :class:`~rebalanser.registry.contract.Range`."""
+    assert isinstance(result, tuple)
+    return result
+
+
+def load_stored(keys: QueueKeys, key: str, value: bytes, revision: int) -> Stored:
+    """A task from the key and value of its state."""
+    partition, task = keys.partition_and_task(key)
+    return load_task(keys.queue, partition, task, key, value, revision).stored
+
+
+def read(visit: Visit, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskId, Stored]:
+    """Those of the tasks that exist: first where they lie, then their states."""
+    places = visit.get(map(keys.payload, ids))
+    found = {task: places[keys.payload(task)] for task in ids if keys.payload(task) in places}
+    states = visit.get(keys.state(load_place(place).partition, task) for task, place in found.items())
+    tasks = (load_stored(keys, item.key, item.value, item.mod_revision) for item in states.values())
+    return {stored.head.id: stored for stored in tasks}
+
+
+def payloads(visit: Visit, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskId, bytes]:
+    """The payloads of those of the tasks that exist."""
+    found: dict[TaskId, bytes] = {}
+    long: list[TaskId] = []
+    places = visit.get(map(keys.payload, ids))
+    for task in dict.fromkeys(ids):
+        place = places.get(keys.payload(task))
+        if place is None:
+            continue
+        payload = load_place(place).payload
+        if payload is None:
+            long.append(task)
+        else:
+            found[task] = payload
+    for start in range(0, len(long), LONG_PAYLOADS_AT_ONCE):
+        group = long[start : start + LONG_PAYLOADS_AT_ONCE]
+        for task, item in zip(
+            group, visit.look([Get(keys.long_payload(task)) for task in group]), strict=True
+        ):
+            if isinstance(item, KeyValue):
+                found[task] = item.value
+    return found
+
+
+def page(
+    visit: Visit,
+    keys: QueueKeys,
+    partitions: Sequence[int],
+    statuses: frozenset[Status] | None,
+    after: TaskId | None,
+    limit: int,
+) -> Page:
+    """Tasks of some partitions in the order of their ids."""
+    step = min(STATES_AT_ONCE, 2 * limit // max(1, len(partitions)) + 8)
+    ranges = [_after(keys, partition, after, step) for partition in partitions]
+    firsts = [key_values(result) for result in visit.look(ranges)]
+    if not ranges:
+        visit.look([Range(keys.states, limit=1)])
+    streams = (
+        _stream(visit, keys, partition, first, step, statuses)
+        for partition, first in zip(partitions, firsts, strict=True)
+    )
+    items = list(islice(heapq.merge(*streams, key=lambda stored: stored.head.id), limit + 1))
+    more = len(items) > limit
+    del items[limit:]
+    return Page(tuple(items), items[-1].head.id if more and items else None, visit.seen)
+
+
+def _after(keys: QueueKeys, partition: int, after: TaskId | None, step: int) -> Range:
+    return Range(keys.states_of(partition), keys.state(partition, after) if after else "", step)
+
+
+def _stream(
+    visit: Visit,
+    keys: QueueKeys,
+    partition: int,
+    items: tuple[KeyValue, ...],
+    step: int,
+    statuses: frozenset[Status] | None,
+) -> Iterator[Stored]:
+    """The tasks of a partition from ``items`` on, read as they are wanted."""
+    while items:
+        for item in items:
+            if statuses is None or status_of(item.key, item.value) in statuses:
+                yield load_stored(keys, item.key, item.value, item.mod_revision)
+        if len(items) < step:
+            return
+        step = min(2 * step, STATES_AT_ONCE)
+        (result,) = visit.look([Range(keys.states_of(partition), items[-1].key, step)])
+        items = key_values(result)
+
+
+def updates(
+    visit: Visit, keys: QueueKeys, task: TaskId, claim: int | None, first: int, limit: int
+) -> list[Update]:
+    """A task's log, of one claim from number ``first`` on or of all."""
+    prefix = keys.log(task) if claim is None else keys.log_of_claim(task, claim)
+    after = "" if claim is None or first == 0 else keys.update(task, claim, first - 1)
+    found: list[Update] = []
+    while len(found) < limit:
+        step = min(UPDATES_AT_ONCE, limit - len(found))
+        items = key_values(visit.look([Range(prefix, after, step)])[0])
+        found += [Update(*keys.claim_and_sequence(item.key), item.value) for item in items]
+        if len(items) < step:
+            break
+        after = items[-1].key
+    return found
+
+
+def count(visit: Visit, keys: QueueKeys) -> Mapping[Status, int]:
+    """How many tasks there are in each status."""
+    counted: Counter[Status] = Counter()
+    after = ""
+    while items := key_values(visit.look([Range(keys.states, after, STATES_AT_ONCE)])[0]):
+        counted.update(status_of(item.key, item.value) for item in items)
+        after = items[-1].key
+    return dict(counted)

@@ -1,0 +1,290 @@
+"""Collections that are too large for one transaction: by marking, and then sweeping.
+
+Such a collection has a record with its tasks and its phase:
+
+1. *Marking.* Every task gets a mark, and its value is replaced by the same with the record's name in it, on
+   the condition that the state is still that of its revision and the record still in this phase. A marked
+   task is read as before, with its revision as before; but since that is not its key's any more, whatever is
+   written to it conflicts. And nothing is enqueued that depends on a task with a mark.
+2. When all are marked, the witness is deleted, so that nothing is enqueued either that looked at a task
+   before it was marked; and what depends on the tasks is looked at. If there is no other, the record is put
+   into the phase *sweeping*, if it still is in the first. That is the moment at which the collection takes
+   effect.
+3. *Sweeping.* All that belongs to the tasks is deleted, each on the condition that the task bears the mark;
+   then the record.
+
+If a task is not what it should be, or another depends on one, the record is put into the phase *restoring*,
+the marks are taken off, and the record is deleted: nothing has changed but the revisions of what was marked.
+
+Whoever meets a mark, because it keeps him from writing, *settles* that collection: one that sweeps or
+restores is finished, and one that is still marking is made to restore. The latter is right whether its
+collector is dead or only slow: he finds his record changed. All of this can be repeated, and done by several
+at once. So a collector may die at any step: his tasks go on as they were, or the next who writes to one of
+them, or collects as many of the queue, finishes the sweep. Until then a read may find some of what is
+collected. A collector that dies before he has marked anything leaves his record behind, which does no harm.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from itertools import islice
+from typing import Final, TypeAlias, TypeVar
+
+from rebalanser.errors import OutcomeUnknown, RebalanserError
+from rebalanser.registry.contract import (
+    Absent,
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    Range,
+    Result,
+    Transaction,
+    Unchanged,
+)
+from rebalanser.tasks.engine import Answer, Applied, Collect, Conflict
+from rebalanser.tasks.key_value.keys import QueueKeys
+from rebalanser.tasks.key_value.values import (
+    Collection,
+    Entry,
+    Phase,
+    dump_collection,
+    dump_mark,
+    load_collection,
+    load_task,
+    marked,
+    unmarked,
+)
+from rebalanser.tasks.key_value.visits import Visit
+from rebalanser.tasks.model import TaskId
+
+TASKS_AT_ONCE: Final = 50
+LISTED_AT_ONCE: Final = 50
+RECORDS_AT_ONCE: Final = 10
+
+Replaced: TypeAlias = tuple[KeyValue, bytes]
+"""A key as it is, and another value for it."""
+
+ItemT = TypeVar("ItemT")
+
+
+def collect(visit: Visit, keys: QueueKeys, write: Collect) -> Answer:
+    """Collect all of the tasks, or none."""
+    return _Sweeper(visit, keys, uuid.uuid4().hex).collect(write)
+
+
+def settle(visit: Visit, keys: QueueKeys, name: str) -> None:
+    """Bring a collection to an end: as it decided if it has, else without effect."""
+    _Sweeper(visit, keys, name).settle()
+
+
+class _Sweeper:
+    """One collection, as its collector or anybody else carries it on."""
+
+    def __init__(self, visit: Visit, keys: QueueKeys, name: str) -> None:
+        self._visit = visit
+        self._keys = keys
+        self._name = name
+        self._record = keys.collection(name)
+
+    def collect(self, write: Collect) -> Answer:
+        self._finish_others()
+        marking = Collection(
+            Phase.MARKING, [(partition, task) for task, (partition, _) in write.tasks.items()]
+        )
+        began = self._visit.execute(
+            Transaction((Absent(self._record),), (Put(self._record, dump_collection(marking)),))
+        )
+        if self._mark(write, began.revision) and not self._others_depend(set(write.tasks)):
+            decided = self._enter(Phase.SWEEPING, marking, began.revision)
+            if decided:
+                self._finish(marking, decided)
+                return Applied(decided)
+        self.settle()
+        return Conflict()
+
+    def _finish_others(self) -> None:
+        """Finish what was left by collectors that died after they had decided."""
+        (records,) = self._visit.look([Range(self._keys.collections, limit=RECORDS_AT_ONCE)])
+        assert isinstance(records, tuple)
+        for record in records:
+            if load_collection(record).phase is not Phase.MARKING:
+                _Sweeper(self._visit, self._keys, self._keys.collection_of(record.key)).settle()
+
+    def _finish(self, collection: Collection, decided: int) -> None:
+        try:
+            self._sweep(collection.tasks, decided)
+        except RebalanserError as error:
+            raise OutcomeUnknown(
+                f"the collection has taken effect, but not all is deleted yet: {error}"
+            ) from error
+
+    def settle(self) -> None:
+        record = self._visit.get([self._record]).get(self._record)
+        if record is None:
+            return
+        collection = load_collection(record)
+        if collection.phase is Phase.SWEEPING:
+            self._sweep(collection.tasks, record.mod_revision)
+        elif collection.phase is Phase.RESTORING:
+            self._restore(collection.tasks, record.mod_revision)
+        elif restoring := self._enter(Phase.RESTORING, collection, record.mod_revision):
+            self._restore(collection.tasks, restoring)
+        else:  # somebody else has decided in the meantime, and a decision stands
+            self.settle()
+
+    def _enter(self, phase: Phase, collection: Collection, revision: int) -> int | None:
+        """Decide on the next phase; its revision, or None if that was not the record's any more."""
+        put = Put(self._record, dump_collection(replace(collection, phase=phase)))
+        outcome = self._visit.execute(Transaction((Unchanged(self._record, revision),), (put,)))
+        return outcome.revision if outcome.succeeded else None
+
+    def _mark(self, write: Collect, marking: int) -> bool:
+        """Mark all tasks; False if one is not what it should be, or the record has left the phase."""
+        for group in _groups(write.tasks.items(), TASKS_AT_ONCE):
+            revisions = {self._keys.state(partition, task): rev for task, (partition, rev) in group}
+            items = self._visit.get(revisions)
+            for key, revision in revisions.items():
+                if key not in items or not self._may_mark(items[key], revision):
+                    return False
+            values = [(item, marked(item, self._name)) for item in items.values()]
+            if not all(self._put(part, marking, self._put_mark) for part in self._parts(values)):
+                return False
+        return True
+
+    def _others_depend(self, tasks: AbstractSet[TaskId]) -> bool:
+        """Whether a task beside these depends on one of them, once all of them are marked."""
+        self._visit.execute(Transaction(then=(Delete(self._keys.witness),)))
+        for group in _groups(tasks, TASKS_AT_ONCE):
+            ranges = [Range(self._keys.dependents(task), limit=LISTED_AT_ONCE) for task in group]
+            for asked, result in zip(ranges, self._visit.look(ranges), strict=True):
+                if self._one_exists(asked, result, tasks):
+                    return True
+        return False
+
+    def _one_exists(self, asked: Range, listed: Result, but: AbstractSet[TaskId]) -> bool:
+        """Whether one of the dependents exists, of those listed and the further ones; but for some."""
+        while isinstance(listed, tuple) and listed:
+            others = {self._keys.task_that_depends(item.key) for item in listed} - but
+            if others and self._visit.get(map(self._keys.payload, others)):
+                return True
+            if len(listed) < asked.limit:
+                return False
+            (listed,) = self._visit.look([replace(asked, after=listed[-1].key)])
+        return False
+
+    def _may_mark(self, item: KeyValue, revision: int) -> bool:
+        entry = self._load(item)
+        if entry.stored.revision == revision and entry.mark:
+            settle(self._visit, self._keys, entry.mark)
+        return item.mod_revision == revision
+
+    def _put_mark(self, item: KeyValue) -> Operation:
+        return Put(self._mark_key(item), dump_mark(self._name))
+
+    def _delete_mark(self, item: KeyValue) -> Operation:
+        return Delete(self._mark_key(item))
+
+    def _mark_key(self, item: KeyValue) -> str:
+        return self._keys.mark(self._task(item))
+
+    def _put(self, values: Sequence[Replaced], phase: int, beside: Callable[[KeyValue], Operation]) -> bool:
+        """Put other values in place of these items, all or none, while the record is in its phase."""
+        guards = [Unchanged(item.key, item.mod_revision) for item, _ in values]
+        operations = [each for item, value in values for each in (Put(item.key, value), beside(item))]
+        transaction = Transaction((Unchanged(self._record, phase), *guards), tuple(operations))
+        return self._visit.execute(transaction).succeeded
+
+    def _restore(self, tasks: Sequence[tuple[int, TaskId]], phase: int) -> None:
+        for group in _groups(tasks, TASKS_AT_ONCE):
+            values = [(item, unmarked(item)) for item in self._marked(group)]
+            for part in self._parts(values):
+                if not self._put(part, phase, self._delete_mark):
+                    self._restore_each(part)
+        self._forget(phase)
+
+    def _restore_each(self, values: Sequence[Replaced]) -> None:
+        """Restore what somebody else has not restored yet."""
+        steps = (
+            Transaction(
+                (Unchanged(item.key, item.mod_revision),), (Put(item.key, value), self._delete_mark(item))
+            )
+            for item, value in values
+        )
+        self._visit.execute(Transaction(then=tuple(steps)))
+
+    def _sweep(self, tasks: Sequence[tuple[int, TaskId]], phase: int) -> None:
+        for group in _groups(tasks, TASKS_AT_ONCE):
+            items = self._marked(group)
+            ranges = [(item, asked) for item in items for asked in self._listed(item)]
+            results = self._visit.look([asked for _, asked in ranges])
+            for (item, asked), listed in zip(ranges, results, strict=True):
+                self._delete(item, asked, listed)
+            steps = (
+                Transaction((Unchanged(item.key, item.mod_revision),), self._deletions(item))
+                for item in items
+            )
+            self._visit.execute(Transaction(then=tuple(steps)))
+        self._forget(phase)
+
+    def _listed(self, item: KeyValue) -> tuple[Range, Range]:
+        """What may belong to a task in any number."""
+        task = self._task(item)
+        dependents, log = self._keys.dependents(task), self._keys.log(task)
+        return Range(dependents, limit=LISTED_AT_ONCE), Range(log, limit=LISTED_AT_ONCE)
+
+    def _delete(self, item: KeyValue, asked: Range, listed: Result) -> None:
+        """Delete what is listed and what follows it, as long as the task bears the mark."""
+        while isinstance(listed, tuple) and listed:
+            deletions = tuple(Delete(each.key) for each in listed)
+            guards = (Unchanged(item.key, item.mod_revision),)
+            if not self._visit.execute(Transaction(guards, deletions)).succeeded:
+                return
+            (listed,) = self._visit.look([asked])
+
+    def _deletions(self, item: KeyValue) -> tuple[Delete, ...]:
+        task, keys = self._task(item), self._keys
+        return tuple(
+            Delete(key)
+            for key in (
+                item.key, keys.payload(task), keys.long_payload(task), keys.news(task), keys.mark(task)
+            )
+        )  # fmt: skip
+
+    def _task(self, item: KeyValue) -> TaskId:
+        return self._keys.partition_and_task(item.key)[1]
+
+    def _forget(self, phase: int) -> None:
+        self._visit.execute(Transaction((Unchanged(self._record, phase),), (Delete(self._record),)))
+
+    def _marked(self, tasks: Iterable[tuple[int, TaskId]]) -> list[KeyValue]:
+        """Those of the tasks that bear this collection's mark."""
+        items = self._visit.get(self._keys.state(partition, task) for partition, task in tasks)
+        return [item for item in items.values() if self._load(item).mark == self._name]
+
+    def _load(self, item: KeyValue) -> Entry:
+        partition, task = self._keys.partition_and_task(item.key)
+        return load_task(self._keys.queue, partition, task, item.key, item.value, item.mod_revision)
+
+    def _parts(self, values: Sequence[Replaced]) -> Iterator[list[Replaced]]:
+        """The values in lists that a request has room for."""
+        part: list[Replaced] = []
+        size = 0
+        for item, value in values:
+            needed = 2 * len(item.key) + len(value)
+            if part and size + needed > self._visit.max_request_bytes // 2:
+                yield part
+                part, size = [], 0
+            part.append((item, value))
+            size += needed
+        if part:
+            yield part
+
+
+def _groups(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
+    iterator = iter(items)
+    while group := list(islice(iterator, size)):
+        yield group

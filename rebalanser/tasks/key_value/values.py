@@ -1,0 +1,276 @@
+"""What stands in the values: compact JSON that says its version first, and payloads as they are.
+
+A state begins with its version and its status, so that counting need not read on.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from rebalanser.errors import UnusableStore
+from rebalanser.registry.contract import KeyValue
+from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, TaskId, Term
+
+SCHEMA_VERSION: Final = 1
+SHORT_PAYLOAD_BYTES: Final = 8192
+"""A longer payload lies in a key of its own, so that finding a task's place does not read it."""
+
+_dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_VERSION: Final = f'{{"v":{SCHEMA_VERSION}'
+_STATUS_END: Final = b'",'
+_STATUS_START: Final = f'{_VERSION},"status":"'.encode()
+_STATUSES: Final = {status.value.encode(): status for status in Status}
+
+
+@contextmanager
+def _reading(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnusableStore(
+            f"{key!r} holds what no task queue wrote ({error!r}): repair or delete it"
+        ) from error
+
+
+def _load(key: str, text: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(text)
+    if value["v"] > SCHEMA_VERSION:
+        raise UnusableStore(
+            f"{key!r} was written by a newer Rebalanser (schema {value['v']}, "
+            f"this one knows {SCHEMA_VERSION}): upgrade this process"
+        )
+    return value
+
+
+def dump_definition(partitions: int) -> bytes:
+    """A queue's definition."""
+    return _dump({"v": SCHEMA_VERSION, "partitions": partitions}).encode()
+
+
+def load_definition(entry: KeyValue) -> int:
+    """How many partitions a queue has."""
+    with _reading(entry.key):
+        return int(_load(entry.key, entry.value)["partitions"])
+
+
+def dump_token(token: int) -> bytes:
+    """A partition's epoch."""
+    return _dump({"v": SCHEMA_VERSION, "token": token}).encode()
+
+
+def load_token(entry: KeyValue) -> int:
+    """The token of a partition's epoch."""
+    with _reading(entry.key):
+        return int(_load(entry.key, entry.value)["token"])
+
+
+def dump_head(head: Head) -> str:
+    """A head, as a part of the value of its task; the id and the queue stand in the key."""
+    value: dict[str, Any] = {"name": head.name}
+    if head.priority:
+        value["priority"] = head.priority
+    if head.after:
+        value["after"] = head.after
+    if head.retries:
+        value["retries"] = head.retries
+    if head.timeout_s is not None:
+        value["timeout_s"] = head.timeout_s
+    return _dump(value)
+
+
+def dump_state(state: State) -> str:
+    """A state, as a part of the value of its task."""
+    value: dict[str, Any] = {}
+    claim = state.claim
+    if claim is not None:
+        value["claim"] = {
+            "number": claim.number,
+            "holder": claim.holder,
+            "worker": claim.worker,
+            "ttl_s": claim.term.ttl_s,
+            "clock": claim.term.clock,
+            "ends_at_s": claim.term.ends_at_s,
+            "updates": claim.updates,
+        }
+    if state.due:
+        value["due"] = state.due
+    if state.failures:
+        value["failures"] = state.failures
+    if state.error:
+        value["error"] = state.error
+    if state.result is not None:
+        value["result"] = b64encode(state.result).decode()
+    return _dump(value)
+
+
+def dump_task(status: Status, head: str, state: str) -> bytes:
+    """The value of a task, of the texts of its head and its state."""
+    return f'{_VERSION},"status":"{status.value}","head":{head},"state":{state}}}'.encode()
+
+
+def status_of(key: str, value: bytes) -> Status:
+    """The status of a task, from the beginning of its value."""
+    if value.startswith(_STATUS_START):
+        begin = len(_STATUS_START)
+        status = _STATUSES.get(value[begin : value.find(_STATUS_END, begin)])
+        if status is not None:
+            return status
+    with _reading(key):
+        return Status(_load(key, value)["status"])
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A task as it lies in the registry.
+
+    ``mark`` names the collection that has marked it, in which case ``stored`` is the task as before.
+    ``revision`` is the mod revision of the key.
+    """
+
+    stored: Stored
+    revision: int
+    mark: str | None
+
+
+def load_task(queue: str, partition: int, task: TaskId, key: str, value: bytes, revision: int) -> Entry:
+    """A task from the value of its key."""
+    with _reading(key):
+        loaded = _load(key, value)
+        mark = loaded.get("mark")
+        stored = Stored(
+            _head(queue, task, loaded["head"]),
+            _state(Status(loaded["status"]), loaded["state"]),
+            mark["revision"] if mark else revision,
+            partition,
+        )
+        return Entry(stored, revision, mark["by"] if mark else None)
+
+
+def _head(queue: str, task: TaskId, value: Mapping[str, Any]) -> Head:
+    get = value.get
+    return Head(
+        task,
+        queue,
+        value["name"],
+        get("priority", 0),
+        tuple(get("after", ())),
+        get("retries", 0),
+        get("timeout_s"),
+    )
+
+
+def _state(status: Status, value: Mapping[str, Any]) -> State:
+    get = value.get
+    claim = get("claim")
+    result = get("result")
+    return State(
+        status,
+        None if claim is None else _claim(claim),
+        get("due", 0.0),
+        get("failures", 0),
+        get("error", ""),
+        None if result is None else b64decode(result),
+    )
+
+
+def _claim(value: Mapping[str, Any]) -> ClaimState:
+    term = Term(value["ttl_s"], value["clock"], value["ends_at_s"])
+    return ClaimState(value["number"], value["holder"], value["worker"], term, value["updates"])
+
+
+def head_text(key: str, value: bytes) -> str:
+    """The head in the value of a task, as :func:`dump_head` wrote it."""
+    with _reading(key):
+        return _dump(_load(key, value)["head"])
+
+
+def marked(entry: KeyValue, collection: str) -> bytes:
+    """The value of a task, marked by a collection."""
+    with _reading(entry.key):
+        loaded = _load(entry.key, entry.value)
+        return _dump(loaded | {"mark": {"by": collection, "revision": entry.mod_revision}}).encode()
+
+
+def unmarked(entry: KeyValue) -> bytes:
+    """The value of a marked task as it was before."""
+    with _reading(entry.key):
+        loaded = _load(entry.key, entry.value)
+        del loaded["mark"]
+        return _dump(loaded).encode()
+
+
+def dump_mark(collection: str) -> bytes:
+    """The mark of a task, beside the one in its value."""
+    return _dump({"v": SCHEMA_VERSION, "by": collection}).encode()
+
+
+def load_mark(entry: KeyValue) -> str:
+    """The collection that has marked a task."""
+    with _reading(entry.key):
+        return str(_load(entry.key, entry.value)["by"])
+
+
+def is_short(payload: bytes) -> bool:
+    """Whether a payload lies with its task's place."""
+    return len(payload) <= SHORT_PAYLOAD_BYTES
+
+
+def dump_place(partition: int, payload: bytes) -> bytes:
+    """The place of a task, and its payload if that is short."""
+    if is_short(payload):
+        return _dump({"v": SCHEMA_VERSION, "partition": partition}).encode() + b"\n" + payload
+    return _dump({"v": SCHEMA_VERSION, "partition": partition, "long": True}).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a task lies; ``payload`` is None where it is long."""
+
+    partition: int
+    payload: bytes | None
+
+
+def load_place(entry: KeyValue) -> Place:
+    """A task's place from its key."""
+    with _reading(entry.key):
+        line, _, payload = entry.value.partition(b"\n")
+        loaded = _load(entry.key, line)
+        return Place(loaded["partition"], None if loaded.get("long") else payload)
+
+
+class Phase(StrEnum):
+    """How far a collection has come."""
+
+    MARKING = "marking"
+    """Its tasks are marked one after the other; it may still fail."""
+    SWEEPING = "sweeping"
+    """It has taken effect: what it has marked is deleted."""
+    RESTORING = "restoring"
+    """It has failed: what it has marked is put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A collection under way: its tasks, each with its partition."""
+
+    phase: Phase
+    tasks: Sequence[tuple[int, TaskId]]
+
+
+def dump_collection(collection: Collection) -> bytes:
+    """A collection under way."""
+    value = {"v": SCHEMA_VERSION, "phase": collection.phase.value, "tasks": collection.tasks}
+    return _dump(value).encode()
+
+
+def load_collection(entry: KeyValue) -> Collection:
+    """A collection under way from its key."""
+    with _reading(entry.key):
+        loaded = _load(entry.key, entry.value)
+        return Collection(Phase(loaded["phase"]), [(partition, task) for partition, task in loaded["tasks"]])

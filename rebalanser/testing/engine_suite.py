@@ -1,0 +1,1266 @@
+"""The conformance suite for engines: run it on a store to learn whether tasks may live in it.
+
+A store gives the suite an :class:`EngineHarness` and subclasses :class:`EngineSuite`::
+
+    class TestMyEngine(EngineSuite):
+        @pytest.fixture
+        def harness(self, tmp_path):
+            return MyHarness(tmp_path)
+
+Every test quotes the sentence of :mod:`rebalanser.tasks.engine` that it holds, and is marked with the rules
+that it holds (``pytest.mark.rule``). The suite never sleeps: a watch is waited for by what it tells. Call
+``pytest.register_assert_rewrite("rebalanser.testing.engine_suite")`` in a ``conftest.py`` for full assertion
+messages.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import pytest
+
+from rebalanser.errors import InvalidName, RegistryUnavailable, RequestTooLarge, UnusableStore
+from rebalanser.tasks.engine import (
+    Answer,
+    Applied,
+    Collect,
+    Conflict,
+    Engine,
+    Enqueue,
+    Epoch,
+    Exists,
+    Lost,
+    Move,
+    Page,
+    TakeOver,
+    Unknown,
+    Write,
+)
+from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.model import (
+    HIGHEST_PRIORITY,
+    ID_DIGITS,
+    LOWEST_PRIORITY,
+    OPEN,
+    ClaimState,
+    Head,
+    State,
+    Status,
+    Stored,
+    Task,
+    TaskId,
+    Term,
+    Update,
+)
+
+TIMEOUT_S = 30.0
+"""Given to every request; a healthy store answers long before."""
+PARTITIONS = 4
+QUEUE = "mail"
+OTHER_QUEUE = "mail/other"
+MANY = 2500
+"""More tasks than a page holds, and more writes than a transaction."""
+THREADS = 8
+AWKWARD_NAMES = (
+    "with space",
+    "a/b",
+    "a",
+    "a%2Fb",
+    "%",
+    "..",
+    "größe",
+    "日本語",
+    "🐙",
+    "quote'\"",
+    "back\\slash",
+    "x" * 512,
+)
+UNSTORABLE_NAMES = ("", "line\nfeed", "null\0", "x" * 513, "\ud800")
+
+BIT_FOR_BIT = bytes(range(256))
+TERM = Term(30.5, "a boot of a host", 12345.0625)
+EVERY_STATE = (
+    State(),
+    State(due=1.7e9 + 0.125),
+    State(Status.CLAIMED, ClaimState(0, "holder", "worker", TERM)),
+    State(Status.CLAIMED, ClaimState(2**31, "hölder 🐙", "", Term(0.5, "", -1.0), 2**31), failures=3),
+    State(Status.WAITING, ClaimState(3, "h", "w", TERM, 7), 1.5, 2, "it failed:\n\0 so"),
+    State(Status.COMPLETED, ClaimState(1, "h", "w", TERM), result=BIT_FOR_BIT),
+    State(Status.COMPLETED, ClaimState(1, "h", "w", TERM), result=b""),
+    State(Status.COMPLETED, ClaimState(1, "h", "w", TERM), result=None),
+    State(Status.DEAD, ClaimState(9, "h", "w", TERM), failures=10, error="x" * 5000),
+    State(Status.CANCELLED),
+)
+
+
+class EngineHarness(ABC):
+    """What the suite needs of a store: a new and empty one for every test, and connections to it.
+
+    Set ``can_reopen`` or ``can_lose_history`` to False where the store has no such thing; the tests that need
+    it are then reported as skipped, with the reason.
+    """
+
+    can_reopen: bool = True
+    """Whether what was written is there for an engine opened after all others were closed."""
+    can_lose_history: bool = True
+
+    patience_s: float = 20.0
+    """Real seconds to wait for what a watch must tell before the test fails."""
+
+    @abstractmethod
+    def open(self) -> Engine:
+        """A new connection to the store, as another process would open it. The suite closes it."""
+
+    def lose_history(self, revision: int) -> None:
+        """Make the store forget the changes before ``revision``, as a compaction does."""
+        raise NotImplementedError(f"can_lose_history is True: forget what is older than {revision}")
+
+
+class Recorder:
+    """A sink that keeps what it is told, and lets a test wait for it."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._told: list[Stored | Lost] = []
+        self._threads: set[int] = set()
+        self._more = threading.Condition()
+
+    def __call__(self, told: Sequence[Stored] | Lost) -> None:
+        with self._more:
+            self._told.extend([told] if isinstance(told, Lost) else told)
+            self._threads.add(threading.get_ident())
+            self._more.notify_all()
+
+    @property
+    def told(self) -> tuple[Stored | Lost, ...]:
+        """Everything told so far."""
+        with self._more:
+            return tuple(self._told)
+
+    @property
+    def states(self) -> list[Stored]:
+        """The changed states told so far, each once: a watch may repeat itself."""
+        return list(dict.fromkeys(item for item in self.told if isinstance(item, Stored)))
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The identifiers of the threads that told it."""
+        with self._more:
+            return frozenset(self._threads)
+
+    def wait_until(self, satisfied: Callable[[Sequence[Stored | Lost]], bool], what: str) -> None:
+        """Block until ``satisfied(told)``; raise AssertionError when patience is over."""
+        with self._more:
+            if not self._more.wait_for(lambda: satisfied(self._told), timeout=self._patience_s):
+                raise AssertionError(
+                    f"not told within {self._patience_s} s: {what}; told: {self._told[-20:]}"
+                )
+
+    def wait_for(self, *expected: Stored) -> None:
+        """Block until all the expected states were told."""
+        missing = set(expected)
+
+        def complete(told: Sequence[Stored | Lost]) -> bool:
+            missing.difference_update(item for item in told if isinstance(item, Stored))
+            return not missing
+
+        self.wait_until(complete, str(expected[:20]))
+
+    def wait_for_loss(self) -> Lost:
+        """Block until a loss of history was told; return the last one."""
+        self.wait_until(lambda told: any(isinstance(item, Lost) for item in told), "Lost")
+        return [item for item in self.told if isinstance(item, Lost)][-1]
+
+
+Connect: TypeAlias = Callable[[], Engine]
+
+
+def task_id(number: int) -> TaskId:
+    """An id; a greater number gives a later one."""
+    return f"{number:0{ID_DIGITS}x}"
+
+
+def make(
+    number: int,
+    *,
+    queue: str = QUEUE,
+    payload: bytes = b"payload",
+    state: State | None = None,
+    after: Sequence[int] = (),
+    waits_for_unknown: bool = False,
+    **fields: object,
+) -> Enqueue:
+    """The enqueueing of a task; ``fields`` are those of its head."""
+    dependencies = tuple(task_id(dependency) for dependency in after)
+    head = replace(Head(task_id(number), queue, "send", after=dependencies), **fields)  # type: ignore[arg-type]
+    return Enqueue(
+        Task(head, payload), partition_of(head.id, PARTITIONS), state or State(), waits_for_unknown
+    )
+
+
+def apply(engine: Engine, *writes: Write) -> list[Answer]:
+    """Carry out writes; an answer for each."""
+    answers = list(engine.apply(writes, TIMEOUT_S))
+    assert len(answers) == len(writes)
+    return answers
+
+
+def applied(engine: Engine, *writes: Write) -> list[int]:
+    """Carry out writes that must all take effect; their revisions."""
+    answers = apply(engine, *writes)
+    assert all(isinstance(answer, Applied) for answer in answers), answers
+    return [answer.revision for answer in answers if isinstance(answer, Applied)]
+
+
+def find(engine: Engine, task: TaskId, queue: str = QUEUE) -> Stored | None:
+    """One task, None if there is none of this id."""
+    found = engine.read(queue, [task], TIMEOUT_S)
+    assert found.keys() <= {task}
+    return found.get(task)
+
+
+def read(engine: Engine, task: TaskId, queue: str = QUEUE) -> Stored:
+    """One task that must exist."""
+    found = find(engine, task, queue)
+    assert found is not None, f"{task} is absent"
+    return found
+
+
+def stored(enqueue: Enqueue, revision: int) -> Stored:
+    """A task as it is stored once it was enqueued at ``revision``."""
+    return Stored(enqueue.task.head, enqueue.state, revision, enqueue.partition)
+
+
+def move(of: Stored, state: State, update: Update | None = None, epoch: Epoch | None = None) -> Move:
+    """The move of a task as it was read to a next state."""
+    return Move(of.head.id, of.head.queue, of.partition, of.revision, state, epoch, update)
+
+
+def claimed(number: int = 0, updates: int = 0) -> State:
+    """A state of a task that is claimed."""
+    return State(Status.CLAIMED, ClaimState(number, f"holder-{number}", "worker", TERM, updates))
+
+
+def collect(*tasks: Stored) -> Collect:
+    """The collection of these tasks as they were read."""
+    return Collect(tasks[0].head.queue, {task.head.id: (task.partition, task.revision) for task in tasks})
+
+
+def pages(
+    engine: Engine,
+    queue: str = QUEUE,
+    *,
+    partition: int | None = None,
+    statuses: frozenset[Status] | None = None,
+    limit: int = 1000,
+) -> list[Page]:
+    """All pages of a queue, each of at most ``limit`` tasks."""
+    found: list[Page] = []
+    after: TaskId | None = None
+    while not found or after is not None:
+        page = engine.page(queue, TIMEOUT_S, partition=partition, statuses=statuses, after=after, limit=limit)
+        assert len(page.items) <= limit
+        assert page.next is None or after is None or page.next > after, "the pages do not end"
+        found.append(page)
+        after = page.next
+    return found
+
+
+def items(found: Sequence[Page]) -> list[Stored]:
+    """The tasks of some pages."""
+    return [item for page in found for item in page.items]
+
+
+def everything(engine: Engine, queue: str = QUEUE) -> list[Stored]:
+    """All tasks of a queue, by their ids."""
+    return items(pages(engine, queue))
+
+
+def counts(engine: Engine, queue: str = QUEUE) -> dict[Status, int]:
+    """How many tasks there are in each status that there is one in."""
+    return {status: number for status, number in engine.count(queue, TIMEOUT_S).items() if number}
+
+
+def log(engine: Engine, task: TaskId, claim: int | None = None) -> list[Update]:
+    """The updates of a task."""
+    return list(engine.updates(QUEUE, task, TIMEOUT_S, claim=claim))
+
+
+class EngineSuite:
+    """Subclass it, provide the fixture ``harness``, and pytest runs the contract on your engine."""
+
+    @pytest.fixture
+    def harness(self) -> EngineHarness:
+        """The store's harness, new for every test."""
+        raise NotImplementedError("a store overrides the fixture `harness`")
+
+    @pytest.fixture
+    def connect(self, harness: EngineHarness) -> Iterator[Connect]:
+        """Opens connections that are closed when the test ends; the queues of the suite are defined."""
+        with ExitStack() as stack:
+
+            def opened() -> Engine:
+                engine = stack.enter_context(closing(harness.open()))
+                for queue in (QUEUE, OTHER_QUEUE):
+                    assert engine.define(queue, PARTITIONS, TIMEOUT_S) == PARTITIONS
+                return engine
+
+            yield opened
+
+    @pytest.fixture
+    def engine(self, connect: Connect) -> Engine:
+        """One connection."""
+        return connect()
+
+    @pytest.fixture
+    def recorder(self, harness: EngineHarness) -> Recorder:
+        """A sink."""
+        return Recorder(harness.patience_s)
+
+    # -- enqueue
+
+    @pytest.mark.rule("SK-2", "SK-3")
+    def test_a_task_is_stored_as_it_was_enqueued(self, engine: Engine) -> None:
+        """Holds: "Add a task with its first state"."""
+        writes = [
+            make(1, payload=BIT_FOR_BIT, priority=LOWEST_PRIORITY, retries=7, timeout_s=0.25),
+            make(2, payload=b"", priority=HIGHEST_PRIORITY, name="größe 🐙"),
+            make(3, after=[2, 1], priority=-1, timeout_s=86400.0),
+            *(make(10 + number, state=state) for number, state in enumerate(EVERY_STATE)),
+        ]
+        revisions = applied(engine, *writes)
+        ids = [write.task.head.id for write in writes]
+        expected = dict(zip(ids, map(stored, writes, revisions), strict=True))
+        assert engine.read(QUEUE, ids, TIMEOUT_S) == expected
+        assert engine.payloads(QUEUE, ids, TIMEOUT_S) == {
+            write.task.head.id: write.task.payload for write in writes
+        }
+
+    @pytest.mark.rule("SK-3")
+    def test_an_id_that_is_taken_is_answered_with_what_it_is_taken_by(self, engine: Engine) -> None:
+        """Holds: "where the id is taken, whatever it is taken by"."""
+        first = make(1, payload=b"first", after=[1], waits_for_unknown=True)
+        (revision,) = applied(engine, first)
+        present = stored(first, revision)
+        others = [
+            first,
+            make(1, payload=b"other"),
+            make(1, priority=5),
+            make(1, after=[2]),
+            make(1, state=claimed(4)),
+        ]
+        assert apply(engine, *others) == [Exists(present, b"first")] * len(others)
+        (later,) = applied(engine, move(present, claimed()))
+        present = replace(present, state=claimed(), revision=later)
+        assert apply(engine, *others) == [Exists(present, b"first")] * len(others)
+        assert everything(engine) == [present]
+        assert counts(engine) == {Status.CLAIMED: 1}
+
+    @pytest.mark.rule("SK-3")
+    def test_an_id_is_taken_within_a_batch_too(self, engine: Engine) -> None:
+        """Holds: "Writes of one batch take effect in their order"."""
+        first = make(1, payload=b"first")
+        answers = apply(engine, first, make(1, payload=b"second"), make(2))
+        assert isinstance(answers[0], Applied)
+        assert answers[1] == Exists(stored(first, answers[0].revision), b"first")
+        assert isinstance(answers[2], Applied)
+
+    @pytest.mark.rule("SK-2", "SK-5")
+    def test_an_unknown_dependency_is_refused(self, engine: Engine) -> None:
+        """Holds: "if a task of the queue that it depends on does not exist at that moment"."""
+        applied(engine, make(1), make(2, queue=OTHER_QUEUE))
+        refused = make(9, after=[3, 1, 2, 9])
+        assert apply(engine, refused) == [Unknown((task_id(3), task_id(2), task_id(9)))]
+        assert find(engine, task_id(9)) is None
+        assert engine.payloads(QUEUE, [task_id(9)], TIMEOUT_S) == {}
+        assert counts(engine) == {Status.WAITING: 1}
+        applied(engine, make(9, after=[3, 1, 2, 9], waits_for_unknown=True))
+        assert read(engine, task_id(9)).head.after == refused.task.head.after
+
+    @pytest.mark.rule("SK-2", "SK-5")
+    def test_a_dependency_may_be_enqueued_before_in_the_batch(self, engine: Engine) -> None:
+        """Holds: "Writes of one batch take effect in their order"."""
+        answers = apply(engine, make(2, after=[1]), make(1), make(3, after=[1]), make(4, after=[1, 3, 2]))
+        assert isinstance(answers[1], Applied)
+        assert isinstance(answers[2], Applied)
+        assert answers[0] == Unknown((task_id(1),))
+        assert answers[3] == Unknown((task_id(2),))
+
+    @pytest.mark.rule("SK-2", "SK-5")
+    def test_a_task_may_depend_on_many(self, engine: Engine) -> None:
+        """Holds: "if a task of the queue that it depends on does not exist at that moment", of 300."""
+        applied(engine, *(make(number) for number in range(1, 301)))
+        fan = list(range(1, 301))
+        assert apply(engine, make(1000, after=[*fan, 301]), make(1001, after=fan))[0] == Unknown(
+            (task_id(301),)
+        )
+        assert read(engine, task_id(1001)).head.after == tuple(task_id(number) for number in fan)
+
+    @pytest.mark.rule("SK-2")
+    def test_queues_are_apart(self, engine: Engine) -> None:
+        """The same id in two queues is two tasks: "How many tasks of a queue there are", its own."""
+        one, other = make(1, payload=b"one"), make(1, queue=OTHER_QUEUE, payload=b"other")
+        first, second = applied(engine, one, other)
+        (third,) = applied(engine, move(stored(one, first), claimed()))
+        assert read(engine, task_id(1)) == replace(stored(one, third), state=claimed())
+        assert read(engine, task_id(1), OTHER_QUEUE) == stored(other, second)
+        assert counts(engine) == {Status.CLAIMED: 1}
+        assert counts(engine, OTHER_QUEUE) == {Status.WAITING: 1}
+        assert engine.payloads(OTHER_QUEUE, [task_id(1)], TIMEOUT_S) == {task_id(1): b"other"}
+        applied(engine, collect(read(engine, task_id(1))))
+        assert everything(engine) == []
+        assert everything(engine, OTHER_QUEUE) == [stored(other, second)]
+
+    # -- move
+
+    @pytest.mark.rule("SK-6", "SK-10")
+    @pytest.mark.parametrize("state", EVERY_STATE, ids=lambda state: state.status.value)
+    def test_a_move_puts_the_next_state(self, engine: Engine, state: State) -> None:
+        """Holds: "Put a task's next state in place of the one of ``revision``"."""
+        for number, before in enumerate(EVERY_STATE):
+            enqueue = make(number, state=before)
+            (revision,) = applied(engine, enqueue)
+            head = enqueue.task.head if number % 2 else None
+            (later,) = applied(engine, replace(move(stored(enqueue, revision), state), head=head))
+            assert later > revision
+            assert read(engine, task_id(number)) == replace(stored(enqueue, later), state=state)
+        assert counts(engine) == {state.status: len(EVERY_STATE)}
+        assert set(engine.payloads(QUEUE, [task_id(0)], TIMEOUT_S).values()) == {b"payload"}
+
+    @pytest.mark.rule("SK-6", "SK-9", "SK-10")
+    def test_a_move_of_another_revision_changes_nothing(self, engine: Engine) -> None:
+        """Holds: "The condition did not hold; nothing was changed"."""
+        enqueue = make(1)
+        (revision,) = applied(engine, enqueue)
+        (present,) = applied(engine, move(stored(enqueue, revision), claimed()))
+        expected = replace(stored(enqueue, present), state=claimed())
+        for wrong in (revision, present + 1, present + 1000, 0):
+            stale = replace(expected, revision=wrong)
+            assert apply(engine, move(stale, claimed(7), Update(7, 0, b"stale"))) == [Conflict()]
+        assert read(engine, task_id(1)) == expected
+        assert log(engine, task_id(1)) == []
+        assert counts(engine) == {Status.CLAIMED: 1}
+
+    @pytest.mark.rule("SK-6")
+    def test_a_task_that_does_not_exist_is_not_moved(self, engine: Engine) -> None:
+        """Holds: "The condition did not hold; nothing was changed"."""
+        (revision,) = applied(engine, make(1))
+        absent = stored(make(2), revision)
+        elsewhere = stored(make(1, queue=OTHER_QUEUE), revision)
+        moves = [move(of, claimed(), Update(0, 0, b"")) for of in (absent, elsewhere)]
+        assert apply(engine, *moves) == [Conflict(), Conflict()]
+        assert find(engine, task_id(2)) is None
+        assert everything(engine, OTHER_QUEUE) == []
+
+    @pytest.mark.rule("SK-6")
+    def test_of_two_moves_of_a_batch_the_first_one_counts(self, engine: Engine) -> None:
+        """Holds: "Writes of one batch take effect in their order"."""
+        enqueue = make(1)
+        (revision,) = applied(engine, enqueue)
+        present = stored(enqueue, revision)
+        answers = apply(engine, move(present, claimed(1)), move(present, claimed(2)))
+        assert isinstance(answers[0], Applied)
+        assert answers[1] == Conflict()
+        assert read(engine, task_id(1)).state == claimed(1)
+
+    @pytest.mark.rule("SK-3", "SK-6", "SK-13", "SK-14")
+    def test_a_refused_write_leaves_the_others_alone(self, engine: Engine) -> None:
+        """Holds: "a write of it that is refused leaves the others alone", each answered in its place."""
+        first, second = make(1), make(2)
+        revisions = applied(engine, first, second, TakeOver(QUEUE, Epoch(3, 10)))
+        one, two = stored(first, revisions[0]), stored(second, revisions[1])
+        answers = apply(
+            engine,
+            make(1, payload=b"again"),
+            make(3, after=[99]),
+            replace(move(one, claimed()), revision=one.revision + 5000),
+            TakeOver(QUEUE, Epoch(3, 9)),
+            collect(one, replace(two, revision=two.revision + 5000)),
+            move(one, claimed(), Update(0, 0, b"u")),
+            collect(two),
+            make(4),
+        )
+        assert answers[:5] == [Exists(one, b"payload"), Unknown((task_id(99),)), *[Conflict()] * 3]
+        assert all(isinstance(answer, Applied) for answer in answers[5:])
+        assert [(item.head.id, item.state) for item in everything(engine)] == [
+            (task_id(1), claimed()),
+            (task_id(4), State()),
+        ]
+
+    @pytest.mark.rule("SK-12")
+    def test_an_empty_batch_is_answered(self, engine: Engine) -> None:
+        """Holds: "an answer for each, in their order"."""
+        assert apply(engine) == []
+
+    @pytest.mark.rule("SK-11")
+    def test_revisions_only_grow(self, engine: Engine, connect: Connect) -> None:
+        """Holds: "greater than that of every earlier write of the engine"."""
+        engines = [engine, connect()]
+        latest = 0
+        for number in range(20):
+            enqueue = make(number, queue=(QUEUE, OTHER_QUEUE)[number % 3 == 0])
+            revisions = applied(engines[number % 2], enqueue, TakeOver(QUEUE, Epoch(0, number)))
+            revisions += applied(engines[number % 5 == 0], move(stored(enqueue, revisions[0]), claimed()))
+            assert min(revisions) > latest
+            assert revisions == sorted(revisions)
+            latest = revisions[-1]
+
+    # -- updates
+
+    @pytest.mark.rule("SK-9")
+    def test_an_update_is_written_with_its_state(self, engine: Engine) -> None:
+        """Holds: "with an update where there is one"."""
+        applied(engine, make(1), make(2))
+        contents = [BIT_FOR_BIT, b"", *(b"%d" % number for number in range(2, 13))]
+        for number, content in enumerate(contents):
+            present = read(engine, task_id(1))
+            applied(engine, move(present, claimed(0, number + 1), Update(0, number, content)))
+            assert log(engine, task_id(1))[-1:] == [Update(0, number, content)]
+        assert log(engine, task_id(1)) == [
+            Update(0, number, content) for number, content in enumerate(contents)
+        ]
+        assert log(engine, task_id(2)) == []
+
+    @pytest.mark.rule("SK-9", "SK-12")
+    def test_a_log_is_read_in_parts(self, engine: Engine) -> None:
+        """Holds: "A task's log by claim and number, of one claim from number ``first`` on or of all"."""
+        applied(engine, make(1))
+        written = [Update(claim, sequence, b"x") for claim in (2, 10, 300) for sequence in (0, 9, 10, 256)]
+        for update in reversed(written):
+            applied(engine, move(read(engine, task_id(1)), claimed(), update))
+
+        def part(claim: int | None, first: int, limit: int) -> list[Update]:
+            return list(engine.updates(QUEUE, task_id(1), TIMEOUT_S, claim=claim, first=first, limit=limit))
+
+        assert part(None, 0, 1000) == written
+        assert part(None, 0, 5) == written[:5]
+        assert part(10, 0, 1000) == written[4:8]
+        assert part(10, 9, 2) == written[5:7]
+        assert part(10, 11, 1000) == written[7:8]
+        assert part(10, 257, 1000) == []
+        assert part(11, 0, 1000) == []
+        assert list(engine.updates(QUEUE, task_id(2), TIMEOUT_S)) == []
+
+    @pytest.mark.rule("SK-9", "SK-10")
+    def test_the_logs_of_earlier_claims_stay(self, engine: Engine) -> None:
+        """Earlier claims' logs stay readable: "of one claim from number ``first`` on or of all"."""
+        applied(engine, make(1))
+        for claim in range(3):
+            applied(engine, move(read(engine, task_id(1)), claimed(claim)))
+            applied(
+                engine, move(read(engine, task_id(1)), claimed(claim, 1), Update(claim, 0, b"%d" % claim))
+            )
+        applied(engine, move(read(engine, task_id(1)), State(Status.COMPLETED, claimed(2, 1).claim)))
+        assert log(engine, task_id(1)) == [Update(claim, 0, b"%d" % claim) for claim in range(3)]
+        assert log(engine, task_id(1), claim=1) == [Update(1, 0, b"1")]
+
+    # -- epochs
+
+    @pytest.mark.rule("SK-13")
+    def test_only_the_present_owner_claims(self, engine: Engine) -> None:
+        """Holds: "With an ``epoch`` only if that is still the partition's"."""
+        applied(engine, make(1))
+
+        def with_epoch(token: int, partition: int = 0) -> Answer:
+            present = read(engine, task_id(1))
+            (answer,) = apply(engine, move(present, claimed(), epoch=Epoch(partition, token)))
+            return answer
+
+        partition = read(engine, task_id(1)).partition
+        other = (partition + 1) % PARTITIONS
+        assert with_epoch(10, partition) == Conflict(), "nobody has taken the partition over"
+        applied(engine, TakeOver(QUEUE, Epoch(partition, 10)), TakeOver(QUEUE, Epoch(other, 99)))
+        applied(engine, TakeOver(OTHER_QUEUE, Epoch(partition, 77)))
+        assert isinstance(with_epoch(10, partition), Applied)
+        assert [with_epoch(token, partition) for token in (9, 11, 0, 77, 99)] == [Conflict()] * 5
+        applied(engine, TakeOver(QUEUE, Epoch(partition, 2**62)))
+        assert with_epoch(10, partition) == Conflict()
+        assert isinstance(with_epoch(2**62, partition), Applied)
+        applied(engine, move(read(engine, task_id(1)), State()))
+
+    @pytest.mark.rule("SK-13")
+    def test_an_older_owner_does_not_take_over(self, engine: Engine) -> None:
+        """Holds: "Taking over again with the same token is :class:`Applied`; an older token is a
+        :class:`Conflict`"."""
+        applied(engine, TakeOver(QUEUE, Epoch(1, 10)))
+        applied(engine, TakeOver(QUEUE, Epoch(1, 10)), TakeOver(QUEUE, Epoch(1, 10)))
+        assert apply(engine, TakeOver(QUEUE, Epoch(1, 9))) == [Conflict()]
+        applied(engine, TakeOver(QUEUE, Epoch(2, 9)), TakeOver(QUEUE, Epoch(1, 11)))
+        assert apply(engine, TakeOver(QUEUE, Epoch(1, 10))) == [Conflict()]
+
+    @pytest.mark.rule("SK-13")
+    def test_taking_over_stands_in_the_order_of_its_batch(self, engine: Engine) -> None:
+        """Holds: "Writes of one batch take effect in their order"."""
+        enqueue = make(1)
+        at = enqueue.partition
+        (revision, _) = applied(engine, enqueue, TakeOver(QUEUE, Epoch(at, 1)))
+        present = stored(enqueue, revision)
+        answers = apply(engine, TakeOver(QUEUE, Epoch(at, 2)), move(present, claimed(), epoch=Epoch(at, 1)))
+        assert isinstance(answers[0], Applied)
+        assert answers[1] == Conflict()
+        applied(engine, move(present, claimed(), epoch=Epoch(at, 2)), TakeOver(QUEUE, Epoch(at, 3)))
+
+    @pytest.mark.rule("SK-6", "SK-13")
+    def test_no_claim_of_an_older_owner_follows_a_takeover(self, connect: Connect) -> None:
+        """Holds: "Who may claim in a partition: the owner whose fencing token this is"."""
+        older, newer = connect(), connect()
+        enqueue = make(1)
+        epoch = Epoch(enqueue.partition, 1)
+        (revision, _) = applied(older, enqueue, TakeOver(QUEUE, epoch))
+        begun = threading.Event()
+
+        def claim_until_refused() -> int:
+            present = stored(enqueue, revision)
+            for number in range(MANY):
+                state = claimed(number)
+                (answer,) = apply(older, move(present, state, epoch=epoch))
+                if not isinstance(answer, Applied):
+                    return present.revision
+                present = replace(present, state=state, revision=answer.revision)
+                if number == 5:
+                    begun.set()
+            raise AssertionError("the older owner is never refused")
+
+        with ThreadPoolExecutor(1) as pool:
+            claiming = pool.submit(claim_until_refused)
+            assert begun.wait(TIMEOUT_S)
+            (taken_over,) = applied(newer, TakeOver(QUEUE, Epoch(enqueue.partition, 2)))
+            seen = read(newer, task_id(1))
+            assert claiming.result(TIMEOUT_S) <= taken_over
+        assert read(newer, task_id(1)) == seen
+
+    # -- collect
+
+    @pytest.mark.rule("SK-14")
+    def test_what_is_collected_is_gone(self, engine: Engine) -> None:
+        """Holds: "Delete these tasks, with their states and logs"."""
+        applied(engine, *(make(number) for number in range(1, 13)))
+        for number in (1, 2):
+            applied(engine, move(read(engine, task_id(number)), claimed(0, 1), Update(0, 0, b"log")))
+        gone = [read(engine, task_id(number)) for number in range(1, 13) if number != 2]
+        applied(engine, collect(*gone))
+        ids = [item.head.id for item in gone]
+        assert engine.read(QUEUE, ids, TIMEOUT_S) == {}
+        assert engine.payloads(QUEUE, ids, TIMEOUT_S) == {}
+        assert log(engine, task_id(1)) == []
+        assert log(engine, task_id(2)) == [Update(0, 0, b"log")]
+        assert [item.head.id for item in everything(engine)] == [task_id(2)]
+        assert counts(engine) == {Status.CLAIMED: 1}
+        (revision,) = applied(engine, make(1, payload=b"new"))
+        assert read(engine, task_id(1)) == stored(make(1), revision)
+        assert log(engine, task_id(1)) == []
+
+    @pytest.mark.rule("SK-14")
+    def test_all_or_none_are_collected(self, engine: Engine) -> None:
+        """Holds: "All or none of them"."""
+        applied(engine, *(make(number) for number in range(1, 6)))
+        applied(engine, move(read(engine, task_id(1)), claimed(0, 1), Update(0, 0, b"log")))
+        present = everything(engine)
+        changed = replace(present[2], revision=present[2].revision + 5000)
+        absent = replace(present[2], head=replace(present[2].head, id=task_id(9)))
+        assert apply(engine, collect(*present[:2], changed, *present[3:])) == [Conflict()]
+        assert apply(engine, collect(*present, absent)) == [Conflict()]
+        assert everything(engine) == present
+        assert log(engine, task_id(1)) == [Update(0, 0, b"log")]
+        assert engine.payloads(QUEUE, [task_id(5)], TIMEOUT_S) == {task_id(5): b"payload"}
+        assert counts(engine) == {Status.CLAIMED: 1, Status.WAITING: 4}
+
+    @pytest.mark.rule("SK-5", "SK-14")
+    def test_what_others_depend_on_is_not_collected(self, engine: Engine) -> None:
+        """Holds: "And only if no task beside them depends on one of them"."""
+        applied(engine, make(1), make(2, after=[1]), make(3, after=[2, 1]), make(4))
+        applied(engine, make(5, after=[6], waits_for_unknown=True), make(6))
+        one, two, three, four, five, six = everything(engine)
+        for part in ([one], [two], [one, two], [one, three], [two, three, six], [four, one], [six]):
+            assert apply(engine, collect(*part)) == [Conflict()], part
+        assert everything(engine) == [one, two, three, four, five, six]
+        applied(engine, collect(three, four))
+        assert apply(engine, collect(one)) == [Conflict()]
+        applied(engine, collect(two, one), collect(five, six))
+        assert everything(engine) == []
+
+    @pytest.mark.rule("SK-5", "SK-14")
+    def test_a_task_is_collected_or_depended_on(self, connect: Connect) -> None:
+        """Holds: "a task enqueued since they were read would else wait for one that is gone"."""
+        producer, collector = connect(), connect()
+        together = threading.Barrier(2)
+
+        def act(engine: Engine, write: Write) -> Answer:
+            together.wait(TIMEOUT_S)
+            return apply(engine, write)[0]
+
+        with ThreadPoolExecutor(2) as pool:
+            for number in range(1, 41, 2):
+                (revision,) = applied(producer, make(number))
+                collection = collect(stored(make(number), revision))
+                enqueueing = pool.submit(act, producer, make(number + 1, after=[number]))
+                collecting = pool.submit(act, collector, collection)
+                enqueued, collected = enqueueing.result(), collecting.result()
+                if isinstance(collected, Applied):
+                    assert enqueued == Unknown((task_id(number),))
+                else:
+                    assert collected == Conflict()
+                    assert isinstance(enqueued, Applied)
+                    assert find(producer, task_id(number)) is not None
+
+    @pytest.mark.rule("SK-14")
+    def test_a_collection_stands_in_the_order_of_its_batch(self, engine: Engine) -> None:
+        """Holds: "Writes of one batch take effect in their order"."""
+        one, two = make(1), make(2)
+        first, second = applied(engine, one, two)
+        answers = apply(
+            engine,
+            move(stored(one, first), claimed()),
+            collect(stored(one, first)),
+            collect(stored(two, second)),
+            move(stored(two, second), claimed()),
+            make(3, after=[2]),
+        )
+        assert isinstance(answers[0], Applied)
+        assert isinstance(answers[2], Applied)
+        assert (answers[1], answers[3], answers[4]) == (Conflict(), Conflict(), Unknown((task_id(2),)))
+
+    # -- reads
+
+    @pytest.mark.rule("SK-12")
+    def test_those_that_exist_are_read(self, engine: Engine) -> None:
+        """Holds: "Those of the tasks that exist"."""
+        writes = [make(number, payload=b"%d" % number) for number in range(0, 600, 2)]
+        revisions = applied(engine, *writes)
+        ids = [task_id(number) for number in range(600)]
+        assert engine.read(QUEUE, ids, TIMEOUT_S) == {
+            write.task.head.id: stored(write, revision)
+            for write, revision in zip(writes, revisions, strict=True)
+        }
+        assert engine.payloads(QUEUE, ids, TIMEOUT_S) == {
+            write.task.head.id: write.task.payload for write in writes
+        }
+        assert engine.read(QUEUE, [], TIMEOUT_S) == {}
+        assert engine.payloads(QUEUE, [], TIMEOUT_S) == {}
+
+    @pytest.mark.rule("SK-11")
+    def test_a_read_asks_for_a_revision(self, engine: Engine) -> None:
+        """Holds: "A read that is given ``at_least`` refuses to answer from a store that has not seen that
+        revision"."""
+        enqueue = make(1)
+        (revision,) = applied(engine, enqueue)
+        expected = stored(enqueue, revision)
+        assert engine.read(QUEUE, [task_id(1)], TIMEOUT_S, at_least=revision) == {task_id(1): expected}
+        page = engine.page(QUEUE, TIMEOUT_S, at_least=revision)
+        assert page.items == (expected,)
+        assert page.revision >= revision
+        with pytest.raises(UnusableStore):
+            engine.read(QUEUE, [task_id(1)], TIMEOUT_S, at_least=page.revision + 1_000_000)
+        with pytest.raises(UnusableStore):
+            engine.page(QUEUE, TIMEOUT_S, at_least=page.revision + 1_000_000)
+
+    @pytest.mark.rule("SK-11")
+    def test_reads_see_what_was_answered_before(self, connect: Connect) -> None:
+        """Holds: "**Reads** see every write answered before they were sent", whichever way it came."""
+        engines = [connect(), connect()]
+        applied(engines[0], make(1))
+        for number in range(30):
+            writer, reader = engines[number % 2], engines[1 - number % 2]
+            present = read(writer, task_id(1))
+            update = Update(0, number, b"%d" % number)
+            (revision,) = applied(writer, move(present, claimed(number), update))
+            expected = replace(present, state=claimed(number), revision=revision)
+            assert read(reader, task_id(1)) == expected
+            assert reader.page(QUEUE, TIMEOUT_S, at_least=revision).items == (expected,)
+            assert log(reader, task_id(1))[-1:] == [update]
+            assert counts(reader) == {Status.CLAIMED: 1}
+
+    @pytest.mark.rule("SK-11")
+    def test_reads_never_go_back(self, connect: Connect) -> None:
+        """Holds: "**Reads** see every write answered before they were sent", while others write."""
+        writer, readers = connect(), [connect() for _ in range(3)]
+        (first,) = applied(writer, make(1))
+        answered, finished = [first], threading.Event()
+
+        def write() -> None:
+            try:
+                for number in range(60):
+                    answered[0] = applied(writer, move(read(writer, task_id(1)), claimed(number)))[0]
+            finally:
+                finished.set()
+
+        def check(reader: Engine) -> None:
+            seen = 0
+            while not finished.is_set():
+                floor = max(answered[0], seen)
+                seen = read(reader, task_id(1)).revision
+                assert seen >= floor
+                (item,) = reader.page(QUEUE, TIMEOUT_S, at_least=seen).items
+                assert item.revision >= seen
+
+        with ThreadPoolExecutor(len(readers) + 1) as pool:
+            writing = pool.submit(write)
+            for checking in [pool.submit(check, reader) for reader in readers]:
+                checking.result()
+            writing.result()
+
+    # -- pages
+
+    @pytest.mark.rule("SK-12")
+    def test_pages_go_through_all(self, engine: Engine) -> None:
+        """Holds: "Tasks in the order of their ids, those greater than ``after``, at most ``limit``"."""
+        writes = [make(number * 17 % MANY, payload=b"") for number in range(MANY)]
+        answers = apply(engine, *writes)
+        assert all(isinstance(answer, Applied) for answer in answers)
+        ids = [task_id(number) for number in range(MANY)]
+        moved = engine.read(QUEUE, ids[::10], TIMEOUT_S)
+        states = [State(status, claimed().claim) for status in Status]
+        applied(
+            engine, *(move(item, states[index % len(states)]) for index, item in enumerate(moved.values()))
+        )
+        expected = list(engine.read(QUEUE, ids, TIMEOUT_S).values())
+        expected.sort(key=lambda item: item.head.id)
+        assert [item.head.id for item in expected] == ids
+        assert everything(engine) == expected
+        for partition in range(PARTITIONS):
+            assert items(pages(engine, partition=partition, limit=70)) == [
+                item for item in expected if item.partition == partition
+            ]
+        closed = frozenset({Status.COMPLETED, Status.DEAD})
+        for statuses in (OPEN, closed, *(frozenset({status}) for status in Status)):
+            assert items(pages(engine, statuses=statuses)) == [
+                item for item in expected if item.state.status in statuses
+            ]
+            assert items(pages(engine, partition=1, statuses=statuses, limit=13)) == [
+                item for item in expected if item.state.status in statuses and item.partition == 1
+            ]
+        assert items(pages(engine, statuses=frozenset())) == []
+
+    @pytest.mark.rule("SK-12")
+    def test_a_page_begins_after_an_id(self, engine: Engine) -> None:
+        """Holds: "the following page begins ``after`` the id ``next``, if any"."""
+        applied(engine, *(make(number) for number in range(0, 20, 2)))
+        for after, first in ((4, 6), (5, 6), (18, None), (19, None)):
+            found: list[Stored] = []
+            position: TaskId | None = task_id(after)
+            while position is not None:
+                page = engine.page(QUEUE, TIMEOUT_S, after=position, limit=3)
+                found += page.items
+                position = page.next
+            expected = [] if first is None else [task_id(number) for number in range(first, 20, 2)]
+            assert [item.head.id for item in found] == expected
+        assert [item.head.id for item in items(pages(engine, limit=1))] == [
+            task_id(number) for number in range(0, 20, 2)
+        ]
+        assert everything(engine, OTHER_QUEUE) == []
+
+    @pytest.mark.rule("SK-11", "SK-12", "SK-13")
+    def test_a_watch_from_a_page_misses_nothing(self, connect: Connect, recorder: Recorder) -> None:
+        """Holds: "changes after it are told by a watch from there", which is how an owner starts."""
+        writer, reader = connect(), connect()
+        applied(writer, *(make(number) for number in range(100)))
+        half, paged = threading.Event(), threading.Event()
+
+        def write() -> None:
+            try:
+                for number in range(100, 160):
+                    applied(writer, make(number), move(read(writer, task_id(number % 100)), claimed(number)))
+                    if number == 120:
+                        half.set()
+                    if number == 140:
+                        assert paged.wait(TIMEOUT_S)
+            finally:
+                half.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write)
+            assert half.wait(TIMEOUT_S)
+            try:
+                found = pages(reader, limit=10)
+            finally:
+                paged.set()
+            with closing(reader.watch(QUEUE, found[0].revision, recorder)):
+                writing.result()
+                expected = {item.head.id: item for item in everything(reader)}
+                known = {item.head.id: item for item in items(found)}
+                recorder.wait_for(*(item for item in expected.values() if known.get(item.head.id) != item))
+        for item in recorder.states:
+            if item.head.id not in known or known[item.head.id].revision < item.revision:
+                known[item.head.id] = item
+        assert known == expected
+
+    # -- counts and queues
+
+    @pytest.mark.rule("SK-12")
+    def test_tasks_are_counted(self, engine: Engine) -> None:
+        """Holds: "How many tasks of a queue there are in each status"."""
+        assert counts(engine) == {}
+        applied(engine, *(make(number) for number in range(50)))
+        assert counts(engine) == {Status.WAITING: 50}
+        states = [State(status, claimed().claim) for status in Status]
+        present = everything(engine)
+        applied(engine, *(move(item, states[number % 5]) for number, item in enumerate(present)))
+        assert counts(engine) == dict.fromkeys(Status, 10)
+        apply(engine, make(1), *(move(item, claimed()) for item in present))
+        assert counts(engine) == dict.fromkeys(Status, 10), "a refused write was counted"
+        applied(engine, *(collect(item) for item in everything(engine) if item.state.status in OPEN))
+        assert counts(engine) == dict.fromkeys(set(Status) - OPEN, 10)
+        assert counts(engine, OTHER_QUEUE) == {}
+
+    @pytest.mark.rule("SK-2")
+    def test_a_queue_keeps_its_partitions(self, connect: Connect) -> None:
+        """Holds: "the number given if it is new, else the one it was made with"."""
+        one, two = connect(), connect()
+        before = {QUEUE: PARTITIONS, OTHER_QUEUE: PARTITIONS}
+        assert one.queues(TIMEOUT_S) == before
+        assert one.define("new", 3, TIMEOUT_S) == 3
+        assert two.define("new", 5, TIMEOUT_S) == 3
+        assert one.define("new", 7, TIMEOUT_S) == 3
+        assert two.queues(TIMEOUT_S) == one.queues(TIMEOUT_S) == {**before, "new": 3}
+
+    @pytest.mark.rule("SK-2")
+    def test_of_many_only_one_defines_a_queue(self, connect: Connect) -> None:
+        """Holds: "the number given if it is new, else the one it was made with", at once too."""
+        engines = [connect() for _ in range(THREADS)]
+        together = threading.Barrier(THREADS)
+
+        def define(number: int) -> int:
+            together.wait(TIMEOUT_S)
+            return engines[number].define("new", number + 1, TIMEOUT_S)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            answers = set(pool.map(define, range(THREADS)))
+        assert answers == {engines[0].queues(TIMEOUT_S)["new"]}
+
+    @pytest.mark.rule("SK-2", "RB-33")
+    def test_awkward_names_are_kept_apart(self, engine: Engine) -> None:
+        """Names are stored as given, and none is another's: "The queues that there are"."""
+        for number, name in enumerate(AWKWARD_NAMES):
+            assert engine.define(name, number + 1, TIMEOUT_S) == number + 1
+        assert engine.queues(TIMEOUT_S) == {
+            QUEUE: PARTITIONS,
+            OTHER_QUEUE: PARTITIONS,
+            **{name: number + 1 for number, name in enumerate(AWKWARD_NAMES)},
+        }
+        writes = [
+            replace(make(number, queue=name, name=name), partition=partition_of(task_id(number), number + 1))
+            for number, name in enumerate(AWKWARD_NAMES)
+        ]
+        revisions = applied(engine, *writes)
+        for write, revision in zip(writes, revisions, strict=True):
+            assert everything(engine, write.task.head.queue) == [stored(write, revision)]
+
+    @pytest.mark.rule("SK-2", "RB-33")
+    @pytest.mark.parametrize("name", UNSTORABLE_NAMES, ids=ascii)
+    def test_a_name_that_cannot_be_stored_is_refused(self, engine: Engine, name: str) -> None:
+        """Holds: "the queue's name can't be stored"."""
+        with pytest.raises(InvalidName):
+            engine.define(name, 1, TIMEOUT_S)
+        assert engine.queues(TIMEOUT_S) == {QUEUE: PARTITIONS, OTHER_QUEUE: PARTITIONS}
+
+    # -- watches
+
+    @pytest.mark.rule("SK-11", "SK-13")
+    def test_a_watch_tells_what_changes(self, engine: Engine, recorder: Recorder) -> None:
+        """Holds: "Tell ``sink`` every state that changes after ``from_revision``, and a new task's first"."""
+        (before,) = applied(engine, make(1))
+        present = read(engine, task_id(1))
+        with closing(engine.watch(QUEUE, before, recorder)):
+            (revision,) = applied(engine, make(2, after=[1]))
+            told = [stored(make(2, after=[1]), revision)]
+            recorder.wait_for(*told)
+            for number in range(5):
+                (revision,) = applied(engine, move(present, claimed(number)))
+                present = replace(present, state=claimed(number), revision=revision)
+                told.append(present)
+                recorder.wait_for(present)
+        assert recorder.states == told
+
+    @pytest.mark.rule("SK-11", "SK-13")
+    def test_a_watch_tells_what_has_changed_since(self, engine: Engine, recorder: Recorder) -> None:
+        """Holds: "in the order of revisions, each at least once", from an earlier revision on."""
+        revisions = [
+            applied(engine, make(number), make(number, queue=OTHER_QUEUE))[0] for number in range(20)
+        ]
+        for number in (12, 3, 17):
+            applied(engine, move(read(engine, task_id(number)), claimed(number)))
+        expected = [item for item in everything(engine) if item.revision > revisions[9]]
+        expected.sort(key=lambda item: item.revision)
+        with closing(engine.watch(QUEUE, revisions[9], recorder)):
+            recorder.wait_for(*expected)
+        told = recorder.states
+        assert [item.revision for item in told] == sorted(item.revision for item in told)
+        assert min(item.revision for item in told) > revisions[9]
+        assert {item.head.id: item for item in told} == {item.head.id: item for item in expected}
+
+    @pytest.mark.rule("SK-11", "SK-12")
+    def test_a_watch_tells_a_large_batch(self, engine: Engine, recorder: Recorder) -> None:
+        """Holds: "in the order of revisions, each at least once", for 2,500 changes at once."""
+        (before,) = applied(engine, make(MANY))
+        with closing(engine.watch(QUEUE, before, recorder)):
+            writes = [make(number) for number in range(MANY)]
+            revisions = applied(engine, *writes)
+            expected = list(map(stored, writes, revisions))
+            recorder.wait_for(*expected)
+        told = recorder.states
+        assert {item.head.id: item for item in told} == {item.head.id: item for item in expected}
+        assert [item.revision for item in told] == sorted(revisions)
+
+    @pytest.mark.rule("SK-11")
+    def test_a_watch_hears_of_other_connections(self, connect: Connect, harness: EngineHarness) -> None:
+        """Holds: "Tell ``sink`` every state that changes", whoever changed it, while four write."""
+        watching, writers = connect(), [connect() for _ in range(4)]
+        (before,) = applied(watching, make(9999))
+        recorders = [Recorder(harness.patience_s) for _ in range(3)]
+        watches = [watching.watch(QUEUE, before, recorder) for recorder in recorders]
+
+        def write(number: int) -> None:
+            for index in range(15):
+                enqueue = make(number * 100 + index)
+                (revision,) = applied(writers[number], enqueue)
+                applied(writers[number], move(stored(enqueue, revision), claimed(index)))
+
+        with ThreadPoolExecutor(len(writers)) as pool:
+            for done in [pool.submit(write, number) for number in range(len(writers))]:
+                done.result()
+        expected = [item for item in everything(watching) if item.revision > before]
+        for recorder in recorders:
+            recorder.wait_for(*expected)
+            told = [item.revision for item in recorder.states]
+            assert told == sorted(told)
+        for watch in watches:
+            watch.close()
+
+    @pytest.mark.rule("SK-11")
+    def test_a_watch_has_its_own_thread(self, engine: Engine, recorder: Recorder) -> None:
+        """Holds: "Called from a thread of the engine's"."""
+        (before,) = applied(engine, make(1))
+        with closing(engine.watch(QUEUE, before, recorder)), ThreadPoolExecutor(1) as pool:
+            caller = pool.submit(threading.get_ident).result()
+            (revision,) = pool.submit(applied, engine, make(2)).result()
+            recorder.wait_for(stored(make(2), revision))
+        assert recorder.threads.isdisjoint({caller, threading.get_ident()})
+
+    @pytest.mark.rule("SK-11")
+    def test_a_closed_watch_is_silent(
+        self, engine: Engine, harness: EngineHarness, recorder: Recorder
+    ) -> None:
+        """Holds: "Stop telling. Closing twice does nothing"."""
+        (before,) = applied(engine, make(1))
+        other = Recorder(harness.patience_s)
+        closed, staying = engine.watch(QUEUE, before, recorder), engine.watch(QUEUE, before, other)
+        (revision,) = applied(engine, make(2))
+        recorder.wait_for(stored(make(2), revision))
+        closed.close()
+        closed.close()
+        (later,) = applied(engine, make(3))
+        other.wait_for(stored(make(3), later))
+        staying.close()
+        assert recorder.states == [stored(make(2), revision)]
+
+    @pytest.mark.rule("SK-11")
+    def test_closing_an_engine_closes_its_watches(
+        self, connect: Connect, harness: EngineHarness, recorder: Recorder
+    ) -> None:
+        """Holds: "Let go of the store", with the watches of this connection and of no other."""
+        staying, leaving = connect(), connect()
+        (before,) = applied(staying, make(1))
+        other = Recorder(harness.patience_s)
+        orphan, watch = leaving.watch(QUEUE, before, recorder), staying.watch(QUEUE, before, other)
+        leaving.close()
+        (revision,) = applied(staying, make(2))
+        other.wait_for(stored(make(2), revision))
+        orphan.close()
+        watch.close()
+        assert recorder.told == ()
+
+    @pytest.mark.rule("SK-11", "SK-13")
+    def test_lost_changes_are_told(self, engine: Engine, harness: EngineHarness, recorder: Recorder) -> None:
+        """Holds: "Changes up to this revision may not have been told: read again"."""
+        if not harness.can_lose_history:
+            pytest.skip("this store cannot be made to lose history")
+        revisions = [applied(engine, make(number))[0] for number in range(10)]
+        harness.lose_history(revisions[7])
+        with closing(engine.watch(QUEUE, revisions[1], recorder)):
+            lost = recorder.wait_for_loss()
+            assert revisions[1] < lost.revision
+            (later,) = applied(engine, make(100))
+            recorder.wait_until(
+                lambda told: any(item.revision >= later for item in told), f"the change at {later}"
+            )
+
+    # -- limits
+
+    @pytest.mark.rule("SK-2", "SK-12")
+    def test_a_payload_over_the_limit_is_refused(self, engine: Engine) -> None:
+        """Holds: "a payload or update is over the limit; nothing was written"."""
+        limit = engine.capabilities.max_payload_bytes
+        with pytest.raises(RequestTooLarge):
+            apply(engine, make(1), make(2, payload=bytes(limit + 1)), make(3))
+        assert everything(engine) == []
+        largest = (BIT_FOR_BIT * (limit // 256 + 1))[:limit]
+        applied(engine, make(2, payload=largest))
+        assert engine.payloads(QUEUE, [task_id(2)], TIMEOUT_S) == {task_id(2): largest}
+        (answer,) = apply(engine, make(2))
+        assert isinstance(answer, Exists)
+        assert answer.payload == largest
+
+    @pytest.mark.rule("SK-9", "SK-12")
+    def test_an_update_or_a_result_over_the_limit_is_refused(self, engine: Engine) -> None:
+        """Holds: "a payload or update is over the limit; nothing was written", and "Of an update, and of a
+        result"."""
+        limit = engine.capabilities.max_update_bytes
+        enqueue = make(1)
+        (revision,) = applied(engine, enqueue)
+        present = stored(enqueue, revision)
+        update = move(present, claimed(0, 1), Update(0, 0, bytes(limit + 1)))
+        result = move(present, State(Status.COMPLETED, claimed().claim, result=bytes(limit + 1)))
+        for too_large in (update, result):
+            with pytest.raises(RequestTooLarge):
+                apply(engine, make(2), too_large)
+        assert everything(engine) == [present]
+        applied(engine, move(present, claimed(0, 1), Update(0, 0, bytes(limit))))
+        assert log(engine, task_id(1)) == [Update(0, 0, bytes(limit))]
+        final = State(Status.COMPLETED, claimed(0, 1).claim, result=bytes(limit))
+        applied(engine, move(read(engine, task_id(1)), final))
+        assert read(engine, task_id(1)).state == final
+
+    # -- concurrency
+
+    @pytest.mark.rule("SK-6", "SK-18")
+    def test_of_many_only_one_moves_a_task(self, connect: Connect) -> None:
+        """Holds: "linearizable, by itself": of eight that move a task from one revision, one does."""
+        engines = [connect() for _ in range(THREADS)]
+        applied(engines[0], make(1))
+        together = threading.Barrier(THREADS)
+
+        def attempt(number: int, present: Stored, claim: int) -> tuple[str, Answer]:
+            holder = f"holder-{number}"
+            state = State(Status.CLAIMED, ClaimState(claim, holder, "worker", TERM))
+            together.wait(TIMEOUT_S)
+            (answer,) = apply(engines[number], move(present, state, Update(claim, 0, holder.encode())))
+            return holder, answer
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            for claim in range(20):
+                present = read(engines[0], task_id(1))
+                tried = [pool.submit(attempt, number, present, claim) for number in range(THREADS)]
+                outcomes = [future.result() for future in tried]
+                (winner,) = (outcome for outcome in outcomes if isinstance(outcome[1], Applied))
+                assert all(answer in (winner[1], Conflict()) for _, answer in outcomes)
+                seen = read(engines[claim % THREADS], task_id(1))
+                assert seen.state.claim is not None
+                assert (seen.state.claim.holder, Applied(seen.revision)) == winner
+                assert log(engines[0], task_id(1), claim=claim) == [Update(claim, 0, winner[0].encode())]
+
+    @pytest.mark.rule("SK-3")
+    def test_of_many_only_one_enqueues_an_id(self, connect: Connect) -> None:
+        """Holds: "where the id is taken, whatever it is taken by", when eight enqueue it at once."""
+        engines = [connect() for _ in range(THREADS)]
+        together = threading.Barrier(THREADS)
+
+        def enqueue(number: int, task: int) -> Answer:
+            write = make(task, payload=b"%d" % number)
+            together.wait(TIMEOUT_S)
+            (answer,) = apply(engines[number], write)
+            return answer
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            for task in range(10):
+                tried = [pool.submit(enqueue, number, task) for number in range(THREADS)]
+                answers = [future.result() for future in tried]
+                (winner,) = (number for number, answer in enumerate(answers) if isinstance(answer, Applied))
+                present = Exists(read(engines[0], task_id(task)), b"%d" % winner)
+                assert [answer for answer in answers if not isinstance(answer, Applied)] == [present] * (
+                    THREADS - 1
+                )
+        assert counts(engines[0]) == {Status.WAITING: 10}
+
+    @pytest.mark.rule("SK-6", "SK-14")
+    def test_a_task_is_moved_or_collected(self, connect: Connect) -> None:
+        """Holds: "if every state is still that of its revision", while others move one of them."""
+        mover, collector = connect(), connect()
+        together = threading.Barrier(2)
+
+        def act(engine: Engine, write: Write) -> Answer:
+            together.wait(TIMEOUT_S)
+            return apply(engine, write)[0]
+
+        with ThreadPoolExecutor(2) as pool:
+            for number in range(0, 60, 3):
+                applied(mover, *(make(number + part) for part in range(3)))
+                present = [read(mover, task_id(number + part)) for part in range(3)]
+                moving = pool.submit(act, mover, move(present[1], claimed()))
+                collecting = pool.submit(act, collector, collect(*present))
+                answers = [moving.result(), collecting.result()]
+                assert sum(isinstance(answer, Applied) for answer in answers) == 1
+                left = mover.read(QUEUE, [item.head.id for item in present], TIMEOUT_S)
+                assert len(left) == (3 if isinstance(answers[0], Applied) else 0)
+
+    @pytest.mark.rule("SK-6", "SK-9")
+    def test_one_connection_serves_many_threads(self, engine: Engine) -> None:
+        """Holds: "All methods may be called from any thread": each gets the answers to its own writes."""
+
+        def work(number: int) -> list[int]:
+            revisions: list[int] = []
+            for index in range(10):
+                writes = [make(number * 1000 + index * 10 + part, after=[99999]) for part in range(3)]
+                assert apply(engine, *writes) == [Unknown((task_id(99999),))] * 3
+                writes = [make(number * 1000 + index * 10 + part) for part in range(3)]
+                new = applied(engine, *writes)
+                revisions += new
+                presents = map(stored, writes, new)
+                revisions += applied(engine, *(move(present, claimed(number)) for present in presents))
+            return revisions
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            done = list(pool.map(work, range(THREADS)))
+        assert all(earlier <= later for revisions in done for earlier, later in pairwise(revisions))
+        found = everything(engine)
+        assert len(found) == THREADS * 30
+        assert all(item.state == claimed(int(item.head.id, 16) // 1000) for item in found)
+        assert counts(engine) == {Status.CLAIMED: THREADS * 30}
+
+    # -- what stays
+
+    @pytest.mark.rule("SK-6", "SK-9", "SK-10", "SK-11", "SK-13")
+    def test_what_was_answered_is_there_after_reopening(self, harness: EngineHarness) -> None:
+        """Holds: "Revisions never go back, not even after a restart", nor does anything else."""
+        if not harness.can_reopen:
+            pytest.skip("this store ends with its last connection")
+        with closing(harness.open()) as engine:
+            engine.define(QUEUE, PARTITIONS, TIMEOUT_S)
+            applied(engine, make(1, payload=b"one"), make(2, after=[1]), make(3))
+            present = read(engine, task_id(1))
+            at = present.partition
+            applied(engine, TakeOver(QUEUE, Epoch(at, 5)))
+            applied(engine, move(present, claimed(0, 1), Update(0, 0, b"log"), Epoch(at, 5)))
+            present = read(engine, task_id(2))
+            applied(engine, move(present, State(Status.COMPLETED, claimed().claim, result=b"result")))
+            (latest,) = applied(engine, collect(read(engine, task_id(3))))
+            before = everything(engine)
+        with closing(harness.open()) as engine:
+            assert engine.queues(TIMEOUT_S) == {QUEUE: PARTITIONS}
+            assert everything(engine) == before
+            assert engine.page(QUEUE, TIMEOUT_S, at_least=latest).items == tuple(before)
+            assert engine.payloads(QUEUE, [task_id(1)], TIMEOUT_S) == {task_id(1): b"one"}
+            assert log(engine, task_id(1)) == [Update(0, 0, b"log")]
+            assert counts(engine) == {Status.CLAIMED: 1, Status.COMPLETED: 1}
+            stale = move(before[0], claimed(1), epoch=Epoch(at, 4))
+            assert apply(engine, TakeOver(QUEUE, Epoch(at, 4)), stale) == [Conflict(), Conflict()]
+            (later,) = applied(engine, make(4))
+            assert later > latest
+
+    @pytest.mark.rule("SK-11")
+    def test_a_closed_engine_is_not_asked(self, engine: Engine) -> None:
+        """Holds: "Let go of the store. Closing twice does nothing"."""
+        engine.close()
+        engine.close()
+        with pytest.raises(RegistryUnavailable):
+            apply(engine, make(1))
+        with pytest.raises(RegistryUnavailable):
+            engine.read(QUEUE, [task_id(1)], TIMEOUT_S)
+        with pytest.raises(RegistryUnavailable):
+            engine.queues(TIMEOUT_S)

@@ -1,0 +1,305 @@
+"""The published suite for engines sees faults, and quotes the contract truly."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rebalanser_sqlite.tasks import SqliteEngine
+
+from rebalanser.errors import RequestTooLarge
+from rebalanser.tasks import engine as contract
+from rebalanser.tasks.engine import Applied, Collect, Enqueue, Exists, Lost, Move, TakeOver
+from rebalanser.testing.engine_suite import (
+    OTHER_QUEUE,
+    PARTITIONS,
+    QUEUE,
+    EngineHarness,
+    EngineSuite,
+    Recorder,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from rebalanser.tasks.engine import Answer, Engine, Page, Sink, Watch, Write
+    from rebalanser.tasks.model import Status, Stored, TaskId, Update
+
+TESTS = dict(inspect.getmembers(EngineSuite, inspect.isfunction))
+
+
+def plain(text: str) -> str:
+    return " ".join(re.sub(r":\w+:`~?[\w.]*?(\w+)`", r"\1", text).replace("`", "").replace("**", "").split())
+
+
+@pytest.mark.parametrize("name", sorted(name for name in TESTS if name.startswith("test_")))
+def test_every_quotation_is_in_the_contract(name: str) -> None:
+    quoted = re.findall(r'"([^"]+)"', inspect.getdoc(TESTS[name]) or "")
+    assert quoted, f"{name} does not say what it holds"
+    for quotation in quoted:
+        assert plain(quotation).lower() in plain(inspect.getsource(contract)).lower()
+
+
+class Faulty(EngineHarness):
+    """Connections to a file by engines of the given class."""
+
+    patience_s = 0.5
+
+    def __init__(self, make: Callable[[Path], Engine], path: Path) -> None:
+        self._make = make
+        self._path = path
+
+    def open(self) -> Engine:
+        return self._make(self._path)
+
+
+def run(name: str, harness: EngineHarness) -> None:
+    with ExitStack() as stack:
+
+        def connect() -> Engine:
+            engine = stack.enter_context(closing(harness.open()))
+            for queue in (QUEUE, OTHER_QUEUE):
+                engine.define(queue, PARTITIONS, 10)
+            return engine
+
+        values: dict[str, Callable[[], object]] = {
+            "harness": lambda: harness,
+            "connect": lambda: connect,
+            "engine": connect,
+            "recorder": lambda: Recorder(harness.patience_s),
+        }
+        test = getattr(EngineSuite(), name)
+        test(**{parameter: values[parameter]() for parameter in inspect.signature(test).parameters})
+
+
+class Rewriting(SqliteEngine):
+    """Writes something else than it is asked to."""
+
+    def rewritten(self, write: Write) -> Write:
+        raise NotImplementedError
+
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        return super().apply([self.rewritten(write) for write in writes], timeout_s)
+
+
+class IgnoresRevisions(Rewriting):
+    def rewritten(self, write: Write) -> Write:
+        if isinstance(write, Move) and write.id in (present := self.read(write.queue, [write.id], 10)):
+            return replace(write, revision=present[write.id].revision)
+        return write
+
+
+class LooksFirst(SqliteEngine):
+    """Looks at the condition of a move before the transaction that writes it."""
+
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        (write,) = writes
+        if not isinstance(write, Move) or self._now(write) != write.revision:
+            return super().apply(writes, timeout_s)
+        while True:
+            (answer,) = super().apply([replace(write, revision=self._now(write))], timeout_s)
+            if isinstance(answer, Applied):
+                return [answer]
+
+    def _now(self, write: Move) -> int:
+        return self.read(write.queue, [write.id], 10)[write.id].revision
+
+
+class IgnoresEpochs(Rewriting):
+    def rewritten(self, write: Write) -> Write:
+        return replace(write, epoch=None) if isinstance(write, Move) else write
+
+
+class WaitsForAll(Rewriting):
+    def rewritten(self, write: Write) -> Write:
+        return replace(write, waits_for_unknown=True) if isinstance(write, Enqueue) else write
+
+
+class DropsUpdates(Rewriting):
+    def rewritten(self, write: Write) -> Write:
+        return replace(write, update=None) if isinstance(write, Move) else write
+
+
+class KeepsDependents(Rewriting):
+    """Forgets what a task depends on."""
+
+    def rewritten(self, write: Write) -> Write:
+        if not isinstance(write, Enqueue) or not write.waits_for_unknown:
+            return write
+        return replace(write, task=replace(write.task, head=replace(write.task.head, after=())))
+
+
+class CollectsInParts(SqliteEngine):
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        answers: list[Answer] = []
+        for write in writes:
+            parts: list[Write] = [write]
+            if isinstance(write, Collect):
+                parts = [Collect(write.queue, {task: place}) for task, place in write.tasks.items()]
+            answers.append(list(super().apply(parts, timeout_s))[-1])
+        return answers
+
+
+class LetsOlderOwnersIn(SqliteEngine):
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        answers = super().apply(writes, timeout_s)
+        return [
+            Applied(1) if isinstance(write, TakeOver) else answer
+            for write, answer in zip(writes, answers, strict=True)
+        ]
+
+
+class TakesTakenIds(SqliteEngine):
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        answers = super().apply(writes, timeout_s)
+        return [
+            Applied(answer.stored.revision) if isinstance(answer, Exists) else answer for answer in answers
+        ]
+
+
+class AnswersInAnyOrder(SqliteEngine):
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        return super().apply(writes, timeout_s)[::-1]
+
+
+class FailsTogether(SqliteEngine):
+    """Writes of a batch that comes before one that is too large are done."""
+
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        try:
+            return super().apply(writes, timeout_s)
+        except RequestTooLarge:
+            super().apply(writes[:1], timeout_s)
+            raise
+
+
+class ReadsOnce(SqliteEngine):
+    """Remembers what it has read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._known: dict[TaskId, Stored] = {}
+
+    def read(
+        self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
+    ) -> Mapping[TaskId, Stored]:
+        found = dict(super().read(queue, ids, timeout_s, at_least=at_least))
+        self._known = {**found, **self._known}
+        return {task: self._known[task] for task in found}
+
+
+class AnswersAnyRevision(SqliteEngine):
+    def read(
+        self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
+    ) -> Mapping[TaskId, Stored]:
+        return super().read(queue, ids, timeout_s)
+
+
+class SkipsBetweenPages(SqliteEngine):
+    def page(
+        self,
+        queue: str,
+        timeout_s: float,
+        *,
+        partition: int | None = None,
+        statuses: frozenset[Status] | None = None,
+        after: TaskId | None = None,
+        limit: int = 1000,
+        at_least: int = 0,
+    ) -> Page:
+        page = super().page(
+            queue,
+            timeout_s,
+            partition=partition,
+            statuses=statuses,
+            after=after,
+            limit=limit,
+            at_least=at_least,
+        )
+        return replace(page, items=page.items[:-1]) if page.next else page
+
+
+class PagesFromTheFuture(SqliteEngine):
+    """A page says that it has seen more than it has."""
+
+    def page(self, queue: str, timeout_s: float, **named: object) -> Page:
+        page = super().page(queue, timeout_s, **named)  # type: ignore[arg-type]
+        return replace(page, revision=page.revision + 1000)
+
+
+class ForgetsLogs(SqliteEngine):
+    """Only the last claim's log is kept."""
+
+    def updates(
+        self,
+        queue: str,
+        task: TaskId,
+        timeout_s: float,
+        *,
+        claim: int | None = None,
+        first: int = 0,
+        limit: int = 1000,
+    ) -> Sequence[Update]:
+        found = super().updates(queue, task, timeout_s, claim=claim, first=first, limit=limit)
+        last = max((update.claim for update in found), default=0)
+        return [update for update in found if update.claim == last]
+
+
+class TellsBackwards(SqliteEngine):
+    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+        return super().watch(
+            queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[::-1])
+        )
+
+
+class TellsOnlyTheLast(SqliteEngine):
+    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+        return super().watch(
+            queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[-1:])
+        )
+
+
+class TellsFromTheStart(SqliteEngine):
+    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+        return super().watch(queue, 0, sink)
+
+
+FAULTS = [
+    (IgnoresRevisions, "test_a_move_of_another_revision_changes_nothing"),
+    (LooksFirst, "test_of_many_only_one_moves_a_task"),
+    (IgnoresEpochs, "test_only_the_present_owner_claims"),
+    (IgnoresEpochs, "test_no_claim_of_an_older_owner_follows_a_takeover"),
+    (LetsOlderOwnersIn, "test_an_older_owner_does_not_take_over"),
+    (WaitsForAll, "test_an_unknown_dependency_is_refused"),
+    (DropsUpdates, "test_an_update_is_written_with_its_state"),
+    (ForgetsLogs, "test_the_logs_of_earlier_claims_stay"),
+    (KeepsDependents, "test_what_others_depend_on_is_not_collected"),
+    (CollectsInParts, "test_all_or_none_are_collected"),
+    (TakesTakenIds, "test_an_id_that_is_taken_is_answered_with_what_it_is_taken_by"),
+    (AnswersInAnyOrder, "test_a_refused_write_leaves_the_others_alone"),
+    (FailsTogether, "test_a_payload_over_the_limit_is_refused"),
+    (ReadsOnce, "test_reads_see_what_was_answered_before"),
+    (AnswersAnyRevision, "test_a_read_asks_for_a_revision"),
+    (SkipsBetweenPages, "test_a_page_begins_after_an_id"),
+    (PagesFromTheFuture, "test_a_watch_from_a_page_misses_nothing"),
+    (TellsBackwards, "test_a_watch_tells_a_large_batch"),
+    (TellsOnlyTheLast, "test_a_watch_tells_what_has_changed_since"),
+    (TellsFromTheStart, "test_a_watch_tells_what_has_changed_since"),
+]
+
+
+@pytest.mark.rule("SK-2", "SK-3", "SK-5", "SK-6", "SK-9", "SK-11", "SK-12", "SK-13", "SK-14", "SK-18")
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    FAULTS,
+    ids=[f"{engine.__name__}-{name}" for engine, name in FAULTS],
+)
+def test_the_suite_sees_a_fault(engine: Callable[[Path], Engine], name: str, tmp_path: Path) -> None:
+    run(name, Faulty(SqliteEngine, tmp_path / "good.db"))
+    with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
+        run(name, Faulty(engine, tmp_path / "faulty.db"))

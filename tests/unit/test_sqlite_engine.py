@@ -1,0 +1,480 @@
+"""The SQLite engine beside its contract: group commit, moves in a caller's transaction, files, plans."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from rebalanser_sqlite import SqliteRegistry
+from rebalanser_sqlite.tasks import SqliteEngine, open_engine, reading, rows, writing
+
+from rebalanser.errors import (
+    InvalidState,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RegistryUnavailable,
+    RequestTooLarge,
+    UnusableStore,
+)
+from rebalanser.registry.contract import Put, Transaction
+from rebalanser.registry.urls import parse_url
+from rebalanser.tasks.engine import Applied, Conflict, Enqueue, Lost, Move
+from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from rebalanser.tasks.engine import Answer, Write
+
+QUEUE = "mail"
+PATIENCE_S = 20.0
+CLAIM = ClaimState(0, "holder", "worker", Term(30.0, "boot", 1.0), 1)
+COMPLETED = State(Status.COMPLETED, CLAIM, result=b"done")
+
+
+def task_id(number: int) -> str:
+    return f"{number:0{ID_DIGITS}x}"
+
+
+def enqueue(number: int, queue: str = QUEUE, after: tuple[str, ...] = ()) -> Enqueue:
+    return Enqueue(Task(Head(task_id(number), queue, "send", after=after), b"payload"), 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mail.db"
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[SqliteEngine]:
+    with closing(SqliteEngine(path)) as engine:
+        engine.define(QUEUE, 1, PATIENCE_S)
+        yield engine
+
+
+@pytest.fixture
+def own(engine: SqliteEngine, path: Path) -> Iterator[sqlite3.Connection]:
+    """The application's own connection to the engine's file, with a table of its own."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as connection:
+        connection.execute("CREATE TABLE outputs (content TEXT)")
+        yield connection
+
+
+def present(engine: SqliteEngine, number: int) -> Stored:
+    return engine.read(QUEUE, [task_id(number)], PATIENCE_S)[task_id(number)]
+
+
+def completion(of: Stored) -> Move:
+    return Move(of.head.id, QUEUE, of.partition, of.revision, COMPLETED, update=Update(0, 0, b"log"))
+
+
+def outputs(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT count(*) FROM outputs").fetchone()[0])
+
+
+# -- moves in a caller's transaction
+
+
+@pytest.mark.rule("SK-10")
+def test_a_task_is_completed_with_what_it_wrote(engine: SqliteEngine, own: sqlite3.Connection) -> None:
+    (enqueued,) = engine.apply([enqueue(1)], PATIENCE_S)
+    assert isinstance(enqueued, Applied)
+    before = present(engine, 1)
+    own.execute("BEGIN IMMEDIATE")
+    own.execute("INSERT INTO outputs VALUES ('sent')")
+    answer = engine.move_in(own, completion(before))
+    assert answer == Applied(enqueued.revision + 1)
+    assert present(engine, 1) == before, "seen before it was committed"
+    own.execute("COMMIT")
+    assert present(engine, 1).state == COMPLETED
+    assert list(engine.updates(QUEUE, task_id(1), PATIENCE_S)) == [Update(0, 0, b"log")]
+    assert engine.count(QUEUE, PATIENCE_S) == {Status.COMPLETED: 1}
+    assert engine.apply([enqueue(2)], PATIENCE_S) == [Applied(enqueued.revision + 2)]
+    assert outputs(own) == 1
+
+
+@pytest.mark.rule("SK-10")
+def test_a_task_is_not_completed_when_the_transaction_is_rolled_back(
+    engine: SqliteEngine, own: sqlite3.Connection
+) -> None:
+    engine.apply([enqueue(1)], PATIENCE_S)
+    before = present(engine, 1)
+    own.execute("BEGIN IMMEDIATE")
+    own.execute("INSERT INTO outputs VALUES ('sent')")
+    assert isinstance(engine.move_in(own, completion(before)), Applied)
+    own.execute("ROLLBACK")
+    assert present(engine, 1) == before
+    assert engine.count(QUEUE, PATIENCE_S) == {Status.WAITING: 1}
+    assert outputs(own) == 0
+
+
+@pytest.mark.rule("SK-6", "SK-10")
+def test_a_fenced_move_changes_nothing_in_the_transaction(
+    engine: SqliteEngine, own: sqlite3.Connection
+) -> None:
+    engine.apply([enqueue(1)], PATIENCE_S)
+    stale = present(engine, 1)
+    engine.apply([Move(stale.head.id, QUEUE, 0, stale.revision, State(Status.CLAIMED, CLAIM))], PATIENCE_S)
+    claimed = present(engine, 1)
+    own.execute("BEGIN")
+    assert engine.move_in(own, completion(stale)) == Conflict()
+    own.execute("COMMIT")
+    assert present(engine, 1) == claimed
+    assert list(engine.updates(QUEUE, task_id(1), PATIENCE_S)) == []
+
+
+@pytest.mark.rule("SK-10")
+def test_the_connection_may_have_factories_of_its_own(engine: SqliteEngine, own: sqlite3.Connection) -> None:
+    engine.apply([enqueue(1)], PATIENCE_S)
+    own.row_factory = lambda cursor, row: {
+        column[0]: value for column, value in zip(cursor.description, row, strict=True)
+    }
+    own.text_factory = bytes
+    own.execute("BEGIN IMMEDIATE")
+    assert isinstance(engine.move_in(own, completion(present(engine, 1))), Applied)
+    own.execute("COMMIT")
+    assert engine.count(QUEUE, PATIENCE_S) == {Status.COMPLETED: 1}
+
+
+@pytest.mark.rule("SK-10")
+def test_a_connection_that_cannot_take_a_move_is_refused(
+    engine: SqliteEngine, own: sqlite3.Connection, tmp_path: Path
+) -> None:
+    engine.apply([enqueue(1)], PATIENCE_S)
+    move = completion(present(engine, 1))
+    with pytest.raises(InvalidState, match="no transaction"):
+        engine.move_in(own, move)
+    for place in (":memory:", str(tmp_path / "other.db")):
+        with closing(sqlite3.connect(place, isolation_level=None)) as elsewhere:
+            elsewhere.execute("BEGIN")
+            with pytest.raises(InvalidState, match="the connection is to"):
+                engine.move_in(elsewhere, move)
+    own.execute("PRAGMA synchronous = NORMAL")
+    own.execute("BEGIN")
+    with pytest.raises(InvalidState, match="fsync"):
+        engine.move_in(own, move)
+    own.execute("ROLLBACK")
+    assert present(engine, 1).state == State()
+
+
+@pytest.mark.rule("SK-10")
+def test_an_error_leaves_the_transaction_as_it_was(
+    engine: SqliteEngine, own: sqlite3.Connection, path: Path
+) -> None:
+    engine.apply([enqueue(1)], PATIENCE_S)
+    move = completion(present(engine, 1))
+    own.execute("BEGIN IMMEDIATE")
+    own.execute("INSERT INTO outputs VALUES ('kept')")
+    too_large = Update(0, 0, bytes(engine.capabilities.max_update_bytes + 1))
+    with pytest.raises(RequestTooLarge):
+        engine.move_in(own, Move(move.id, QUEUE, 0, move.revision, COMPLETED, update=too_large))
+    with pytest.raises(InvalidState, match="define it first"):
+        engine.move_in(own, Move(move.id, "unknown", 0, move.revision, COMPLETED))
+    assert own.in_transaction
+    own.execute("COMMIT")
+    assert outputs(own) == 1
+    own.execute(f"PRAGMA max_page_count = {own.execute('PRAGMA page_count').fetchone()[0]}")
+    own.execute("BEGIN IMMEDIATE")
+    with pytest.raises(QuotaExceeded):
+        engine.move_in(
+            own, Move(move.id, QUEUE, 0, move.revision, COMPLETED, update=Update(0, 0, bytes(100_000)))
+        )
+    if own.in_transaction:
+        own.execute("COMMIT")
+    assert present(engine, 1).state == State()
+    assert list(engine.updates(QUEUE, task_id(1), PATIENCE_S)) == []
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as reader:
+        own.execute("BEGIN IMMEDIATE")
+        reader.execute("BEGIN")
+        with pytest.raises(RegistryUnavailable):
+            engine.move_in(reader, move)
+        own.execute("ROLLBACK")
+
+
+@pytest.mark.rule("SK-11")
+def test_watches_hear_of_a_move_once_it_is_rung_for(engine: SqliteEngine, own: sqlite3.Connection) -> None:
+    told: list[Sequence[Stored] | Lost] = []
+    more = threading.Event()
+
+    def sink(items: Sequence[Stored] | Lost) -> None:
+        told.append(items)
+        more.set()
+
+    (enqueued,) = engine.apply([enqueue(1)], PATIENCE_S)
+    assert isinstance(enqueued, Applied)
+    engine.watch(QUEUE, enqueued.revision, sink)
+    own.execute("BEGIN IMMEDIATE")
+    engine.move_in(own, completion(present(engine, 1)))
+    own.execute("COMMIT")
+    engine.ring()
+    assert more.wait(PATIENCE_S)
+    assert told == [[present(engine, 1)]]
+
+
+# -- group commit
+
+
+class Contention:
+    """Threads that write while another connection holds the write lock."""
+
+    def __init__(self, engine: SqliteEngine, path: Path) -> None:
+        self.engine = engine
+        self.lock = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
+        self.commits = 0
+        engine._committer._store.connection.set_trace_callback(self._count)
+
+    def _count(self, statement: str) -> None:
+        self.commits += statement == "COMMIT"
+
+    def run(self, batches: Sequence[Sequence[Write]]) -> list[Sequence[Answer] | Exception]:
+        """Apply each batch from a thread of its own, all of them while the lock is held; then release it."""
+        self.lock.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(len(batches)) as pool:
+            asked = [pool.submit(self.engine.apply, batch, PATIENCE_S) for batch in batches]
+            committer = self.engine._committer
+            pause = threading.Event()
+            for _ in range(2000):
+                if len(committer._waiting) == len(batches):
+                    break
+                pause.wait(0.01)
+            assert len(committer._waiting) == len(batches), "they do not wait"
+            self.lock.execute("ROLLBACK")
+            return [future.exception(PATIENCE_S) or future.result() for future in asked]  # type: ignore[misc]
+
+
+@pytest.fixture
+def contention(engine: SqliteEngine, path: Path) -> Iterator[Contention]:
+    contention = Contention(engine, path)
+    with closing(contention.lock):
+        yield contention
+
+
+@pytest.mark.rule("SK-12")
+def test_writes_of_many_threads_are_one_commit(engine: SqliteEngine, contention: Contention) -> None:
+    answers = contention.run([[enqueue(2 * number), enqueue(2 * number + 1)] for number in range(20)])
+    assert contention.commits == 1
+    revisions = []
+    for answer in answers:
+        assert not isinstance(answer, Exception)
+        one, two = answer
+        assert isinstance(one, Applied)
+        assert isinstance(two, Applied)
+        assert two.revision == one.revision + 1, "the writes of a batch follow each other"
+        revisions += [one.revision, two.revision]
+    assert sorted(revisions) == list(range(1, 41))
+    for number, revision in enumerate(revisions):
+        assert present(engine, number).revision == revision
+
+
+@pytest.mark.rule("SK-12")
+def test_no_thread_fails_for_the_fault_of_another(engine: SqliteEngine, contention: Contention) -> None:
+    batches: list[list[Write]] = [[enqueue(number)] for number in range(8)]
+    batches[3] = [enqueue(3), enqueue(100, queue="unknown")]
+    answers = contention.run(batches)
+    assert isinstance(answers[3], InvalidState)
+    assert all(isinstance(answer, list) for number, answer in enumerate(answers) if number != 3)
+    found = engine.page(QUEUE, PATIENCE_S).items
+    assert [item.head.id for item in found] == [task_id(number) for number in range(8) if number != 3]
+    assert engine.count(QUEUE, PATIENCE_S) == {Status.WAITING: 7}
+
+
+@pytest.mark.rule("SK-12")
+def test_who_is_not_begun_in_time_has_written_nothing(engine: SqliteEngine, contention: Contention) -> None:
+    contention.lock.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(engine.apply, [enqueue(number)], 0.05) for number in range(4)]
+        failures = [future.exception(PATIENCE_S) for future in asked]
+    assert all(isinstance(failure, RegistryUnavailable) for failure in failures)
+    contention.lock.execute("ROLLBACK")
+    assert engine.apply([enqueue(9)], PATIENCE_S) == [Applied(1)]
+    assert [item.head.id for item in engine.page(QUEUE, PATIENCE_S).items] == [task_id(9)]
+
+
+@pytest.mark.rule("SK-12")
+def test_a_batch_that_fails_in_its_middle_is_of_unknown_outcome(engine: SqliteEngine) -> None:
+    writes = [*(enqueue(number) for number in range(1200)), enqueue(5000, queue="unknown")]
+    with pytest.raises(OutcomeUnknown, match="first 1000 of 1201"):
+        engine.apply(writes, PATIENCE_S)
+    assert engine.count(QUEUE, PATIENCE_S) == {Status.WAITING: 1000}
+    with pytest.raises(InvalidState):
+        engine.apply(writes[-1:], PATIENCE_S)
+
+
+@pytest.mark.rule("SK-12")
+def test_closing_refuses_what_waits(engine: SqliteEngine, contention: Contention) -> None:
+    contention.lock.execute("BEGIN IMMEDIATE")
+    committer, pause = engine._committer, threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(engine.apply, [enqueue(number)], PATIENCE_S) for number in range(3)]
+        for _ in range(2000):
+            if len(committer._waiting) == 3:
+                break
+            pause.wait(0.01)
+        closing_ = pool.submit(engine.close)
+        for _ in range(2000):
+            if len(committer._waiting) == 1:
+                break
+            pause.wait(0.01)
+        contention.lock.execute("ROLLBACK")
+        closing_.result(PATIENCE_S)
+        outcomes = [future.exception(PATIENCE_S) for future in asked]
+    assert [type(outcome) for outcome in outcomes].count(RegistryUnavailable) == 2
+    assert outcomes.count(None) == 1, "the one that led was done"
+
+
+# -- files
+
+
+@pytest.mark.rule("SK-12")
+def test_a_registry_and_tables_of_the_application_may_be_in_the_file(
+    engine: SqliteEngine, own: sqlite3.Connection, path: Path
+) -> None:
+    engine.apply([enqueue(1)], PATIENCE_S)
+    with closing(SqliteRegistry(path)) as registry:
+        registry.execute(Transaction(then=(Put("key", b"value"),)), PATIENCE_S)
+    with closing(SqliteEngine(path)) as again:
+        assert len(again.page(QUEUE, PATIENCE_S).items) == 1
+    assert own.execute("PRAGMA user_version").fetchone() == (1,)
+    assert outputs(own) == 0
+    tables = {
+        name for (name,) in own.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+    }
+    registrys = {"meta", "kv", "kv_of_lease", "leases", "changes"}
+    assert {name for name in tables if not name.startswith("skuld_")} == registrys | {"outputs"}
+
+
+def test_a_file_of_a_registry_gets_the_tables(path: Path) -> None:
+    SqliteRegistry(path).close()
+    with closing(open_engine(parse_url(f"sqlite:///{path}"), PATIENCE_S)) as engine:
+        assert engine.queues(PATIENCE_S) == {}
+
+
+def test_tasks_of_a_newer_version_are_refused(
+    engine: SqliteEngine, own: sqlite3.Connection, path: Path
+) -> None:
+    own.execute("UPDATE skuld_meta SET version = 2")
+    with pytest.raises(UnusableStore, match=r"schema 2 .* upgrade rebalanser"):
+        SqliteEngine(path)
+
+
+def test_the_database_of_another_program_is_refused(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE theirs (x)")
+    with pytest.raises(UnusableStore, match="another program"):
+        SqliteEngine(path)
+
+
+def test_a_file_that_was_replaced_is_refused(engine: SqliteEngine, path: Path) -> None:
+    path.rename(path.with_name("moved.db"))
+    SqliteRegistry(path).close()
+    with pytest.raises(UnusableStore, match="replaced"):
+        engine.apply([enqueue(1)], PATIENCE_S)
+    with pytest.raises(UnusableStore, match="replaced"):
+        engine.read(QUEUE, [task_id(1)], PATIENCE_S)
+
+
+@pytest.mark.rule("SK-11")
+def test_a_watch_of_a_store_that_was_put_back_is_told_of_a_loss(engine: SqliteEngine) -> None:
+    told: list[Sequence[Stored] | Lost] = []
+    lost, more = threading.Event(), threading.Event()
+
+    def sink(items: Sequence[Stored] | Lost) -> None:
+        told.append(items)
+        (lost if isinstance(items, Lost) else more).set()
+
+    (answer,) = engine.apply([enqueue(1)], PATIENCE_S)
+    assert isinstance(answer, Applied)
+    engine.watch(QUEUE, answer.revision + 100, sink)
+    assert lost.wait(PATIENCE_S)
+    engine.apply([enqueue(2)], PATIENCE_S)
+    assert more.wait(PATIENCE_S)
+    assert told == [Lost(answer.revision), [present(engine, 2)]]
+
+
+@pytest.mark.rule("SK-11")
+def test_a_sink_that_raises_harms_no_other_watch(
+    engine: SqliteEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = threading.Event()
+
+    def broken(_: Sequence[Stored] | Lost) -> None:
+        raise ValueError("broken")
+
+    engine.watch(QUEUE, 0, broken)
+    engine.watch(QUEUE, 0, lambda _: more.set())
+    for number in range(2):
+        more.clear()
+        engine.apply([enqueue(number)], PATIENCE_S)
+        assert more.wait(PATIENCE_S)
+    assert "a sink raised for queue mail" in caplog.text
+
+
+# -- what a statement looks at
+
+
+@pytest.mark.rule("SK-12")
+@pytest.mark.parametrize("module", [reading, writing], ids=lambda module: module.__name__)
+def test_no_statement_looks_at_all_tasks(
+    engine: SqliteEngine, own: sqlite3.Connection, module: object
+) -> None:
+    found = [
+        statement
+        for value in vars(module).values()
+        for statement in (value if isinstance(value, tuple) else (value,))
+        if isinstance(statement, str) and statement.startswith(("SELECT", "UPDATE", "DELETE", "INSERT"))
+    ]
+    assert len(found) > 5
+    small = {"skuld_meta", "skuld_queues"}
+    for statement in found:
+        plan = own.execute(f"EXPLAIN QUERY PLAN {statement}", (None,) * statement.count("?")).fetchall()
+        for *_, detail in plan:
+            assert not detail.startswith("SCAN") or detail.split()[1] in small, (statement, detail)
+            assert "TEMP B-TREE" not in detail, (statement, detail)
+
+
+@pytest.mark.rule("SK-12")
+def test_pages_of_some_statuses_step_over_no_other_tasks(engine: SqliteEngine) -> None:
+    engine.apply([enqueue(number) for number in range(3000)], PATIENCE_S)
+    connection = engine._reader._store.connection
+    steps = [0]
+
+    def count() -> int:
+        steps[0] += 1
+        return 0
+
+    def cost(action: Callable[[], object]) -> int:
+        steps[0] = 0
+        connection.set_progress_handler(count, 1)
+        action()
+        connection.set_progress_handler(None, 1)
+        return steps[0]
+
+    dead = frozenset({Status.DEAD})
+    assert cost(lambda: engine.page(QUEUE, PATIENCE_S, statuses=dead)) < 200
+    assert cost(lambda: engine.page(QUEUE, PATIENCE_S, partition=0, statuses=dead)) < 200
+    assert cost(lambda: engine.count(QUEUE, PATIENCE_S)) < 200
+    assert cost(lambda: engine.page(QUEUE, PATIENCE_S, limit=5)) < 1000
+    assert cost(lambda: engine.page(QUEUE, PATIENCE_S)) > 1000, "the steps are not counted"
+
+
+@pytest.mark.rule("SK-15")
+def test_an_error_that_is_no_unicode_is_written(engine: SqliteEngine) -> None:
+    engine.apply([enqueue(1)], PATIENCE_S)
+    before = present(engine, 1)
+    dead = State(Status.DEAD, CLAIM, error="no file größe\udcff")
+    answers = engine.apply([Move(before.head.id, QUEUE, 0, before.revision, dead)], PATIENCE_S)
+    assert isinstance(answers[0], Applied)
+    assert present(engine, 1).state.error == r"no file größe\udcff"
+
+
+def test_columns_are_those_of_a_task(engine: SqliteEngine) -> None:
+    after = (task_id(7), task_id(3))
+    write = Enqueue(enqueue(1, after=after).task, 0, waits_for_unknown=True)
+    engine.apply([write], PATIENCE_S)
+    assert present(engine, 1).head.after == after
+    assert rows.ids_of(rows.ids_bytes(after)) == after
