@@ -1,0 +1,101 @@
+"""What all claims of one process share: the store, the ledger, the clock and the time that a claim lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from rebalanser.errors import InternalError, InvalidState
+from rebalanser.runtime.clock import Clock
+from rebalanser.tasks import rules
+from rebalanser.tasks.asks import Ask
+from rebalanser.tasks.engine import Conflict, Engine, Move, MovesInTransactions
+from rebalanser.tasks.history import TaskHistory
+from rebalanser.tasks.ledger import Ledger
+from rebalanser.tasks.model import State, Stored, TaskId, Term, Update
+from rebalanser.tasks.rules import Held, Reason, Refused
+
+if TYPE_CHECKING:
+    import sqlite3
+
+ResultT = TypeVar("ResultT")
+
+
+class Context:
+    """One queue as one process uses it. May be used from any thread.
+
+    ``clock_name`` names the run of the clock, empty where there is no telling. ``ttl_s`` is how long a
+    claim lasts without being renewed, ``timeout_s`` how long one request to the engine may take.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        queue: str,
+        *,
+        clock: Clock,
+        clock_name: str,
+        ttl_s: float,
+        timeout_s: float,
+        history: TaskHistory,
+    ) -> None:
+        self.engine = engine
+        self.queue = queue
+        self.clock = clock
+        self.clock_name = clock_name
+        self.ttl_s = ttl_s
+        self.timeout_s = timeout_s
+        self.history = history
+        self.ledger = Ledger(engine, queue, timeout_s)
+
+    def term(self) -> Term:
+        """The time of a claim that is made or renewed by a request sent from now on."""
+        return Term(self.ttl_s, self.clock_name, self.clock.now() + self.ttl_s)
+
+    def submit(self, ask: Ask[ResultT]) -> Future[ResultT]:
+        """Have something written; see :meth:`~rebalanser.tasks.ledger.Ledger.submit`."""
+        return self.ledger.submit(ask)
+
+    def read(self, ids: Sequence[TaskId]) -> Mapping[TaskId, Stored]:
+        """Those of the tasks that exist, as they are now."""
+        return self.engine.read(self.queue, ids, self.timeout_s)
+
+    def updates(
+        self, task: TaskId, claim: int | None = None, first: int = 0, limit: int = 1000
+    ) -> Sequence[Update]:
+        """A part of a task's log (SK-9)."""
+        return self.engine.updates(self.queue, task, self.timeout_s, claim=claim, first=first, limit=limit)
+
+    def complete_in(
+        self, connection: sqlite3.Connection, stored: Stored, held: Held, result: bytes | None
+    ) -> State | Refused:
+        """Complete a task within the transaction that ``connection`` has begun."""
+        engine = self.engine
+        if not isinstance(engine, MovesInTransactions):
+            raise InvalidState("complete_in needs a queue on SQLite, whose transactions it can join")
+        decision = rules.complete(stored.state, held, result)
+        if isinstance(decision, Refused):
+            return decision
+        head = stored.head
+        answer = engine.move_in(
+            connection, Move(head.id, head.queue, stored.partition, stored.revision, decision, head=head)
+        )
+        if isinstance(answer, Conflict):
+            return Refused(Reason.SUPERSEDED)
+        return decision
+
+    def close(self) -> None:
+        """Write what waits, then let go of the store."""
+        self.ledger.close()
+        self.history.close()
+        self.engine.close()
+
+    def updated_as(self, task: TaskId, held: Held, sequence: int) -> bytes | None:
+        """What stands in the log of a claim at a number; None for nothing."""
+        found = self.updates(task, held.number, sequence, 1)
+        if not found:
+            return None
+        if found[0].sequence != sequence:
+            raise InternalError(f"the log of task {task} has no update {sequence} of claim {held.number}")
+        return found[0].content

@@ -1,0 +1,117 @@
+"""The functions that work on tasks: their names, their options, and their arguments as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from rebalanser.errors import InvalidHandlers, InvalidTask
+from rebalanser.registry.keys import check_name
+from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.options import EnqueueOptions, TaskOptions
+
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class TaskBody:
+    """A function registered under a name, and how its arguments become a payload and back.
+
+    Its first parameter is the :class:`~rebalanser.tasks.claim.Claim`; the others, which need type hints that
+    pydantic knows, are the task's arguments.
+
+    Raises:
+        InvalidHandlers: the function can't be called so, or a parameter has the name of an option of enqueue.
+        InvalidName: its name can't be stored.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, options: TaskOptions) -> None:
+        self.function = function
+        self.name = check_name(name, "task")
+        self.options = options
+        self.is_coroutine = inspect.iscoroutinefunction(function)
+        self._signature = _without_claim(function, self.name)
+        self._arguments = _model_of(function, self._signature, self.name)
+
+    def payload(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
+        """The arguments of a call as JSON (UTF-8).
+
+        Raises:
+            InvalidTask: they don't fit the function; the message has every error with its place.
+        """
+        try:
+            bound = self._signature.bind(*arguments, **named)
+        except TypeError as error:
+            raise InvalidTask(f"{self.name}: {error}") from error
+        try:
+            payload = self._arguments.model_validate(bound.arguments).model_dump_json().encode()
+        except ValidationError as error:
+            raise InvalidTask(f"{self.name}: {_places(error)}") from error
+        except ValueError as error:
+            raise InvalidTask(f"{self.name}: the arguments are no JSON: {error}") from error
+        # What JSON has no word for, such as a number that is none, would be found out by the worker only.
+        self.arguments(payload)
+        return payload
+
+    def call(self, claim: Claim, arguments: Mapping[str, Any]) -> Any:
+        """Call the function and wait for what it returns; a coroutine runs in a loop of this thread's own."""
+        if self.is_coroutine:
+            return asyncio.run(self.function(claim, **arguments))
+        return self.function(claim, **arguments)
+
+    def arguments(self, payload: bytes) -> dict[str, Any]:
+        """The arguments that a payload holds, by name.
+
+        Raises:
+            InvalidTask: it holds none that fit the function.
+        """
+        try:
+            values = self._arguments.model_validate_json(payload)
+        except ValidationError as error:
+            raise InvalidTask(f"{self.name}: {_places(error)}") from error
+        return {name: getattr(values, name) for name in type(values).model_fields}
+
+
+def _without_claim(function: Callable[..., Any], name: str) -> inspect.Signature:
+    """The signature of the arguments alone."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind not in _NAMED[:1]:
+        raise InvalidHandlers(f"task {name!r}: the first parameter must be the claim")
+    arguments = parameters[1:]
+    for each in arguments:
+        if each.kind not in _NAMED:
+            raise InvalidHandlers(f"task {name!r}: parameter {each} can't be stored by its name")
+        if each.name in EnqueueOptions.model_fields:
+            raise InvalidHandlers(
+                f"task {name!r}: {each.name!r} is an option of enqueue; rename the parameter"
+            )
+    return inspect.Signature(arguments)
+
+
+def _model_of(function: Callable[..., Any], signature: inspect.Signature, name: str) -> type[BaseModel]:
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InvalidHandlers(f"task {name!r}: a type hint can't be read: {error}") from error
+    first = next(iter(inspect.signature(function).parameters))
+    if hints.get(first, Claim) is not Claim:
+        raise InvalidHandlers(f"task {name!r}: the first parameter is the claim, not {hints[first]!r}")
+    fields: dict[str, Any] = {
+        each.name: (hints.get(each.name, Any), ... if each.default is each.empty else each.default)
+        for each in signature.parameters.values()
+    }
+    return create_model(
+        f"{name} arguments",
+        __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False, protected_namespaces=()),
+        **fields,
+    )
+
+
+def _places(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        for problem in error.errors(include_url=False)
+    )

@@ -1,0 +1,56 @@
+"""What is said of a task function once, and of each task at enqueue; checked where it is said."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, TaskId
+
+_HEX = frozenset("0123456789abcdef")
+
+
+def _check_id(text: str) -> str:
+    if len(text) != ID_DIGITS or not _HEX.issuperset(text):
+        raise ValueError(f"a task id is {ID_DIGITS} hexadecimal digits in lower case")
+    return text
+
+
+Id = Annotated[TaskId, AfterValidator(_check_id)]
+Priority = Annotated[int, Field(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class TaskOptions(BaseModel):
+    """How the tasks of one function are tried (SK-15)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    priority: Priority = 0
+    """Higher first (SK-2)."""
+    retries: Annotated[int, Field(ge=0, le=1_000_000)] = 3
+    """How often a task is tried again after a try that failed, or whose worker died."""
+    timeout_s: PositiveSeconds | None = None
+    """How long one try may take; None for any time."""
+    backoff_s: PositiveSeconds = 1.0
+    """The wait before the first retry; it doubles each time, and up to a quarter of it is added at random."""
+    max_backoff_s: PositiveSeconds = 600.0
+
+
+class EnqueueOptions(BaseModel):
+    """What one task differs in; these names can't be those of a task's arguments."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    delay_s: Seconds = 0.0
+    """How many seconds from now it waits at least."""
+    after: tuple[Id, ...] = ()
+    """Tasks of the same queue that must be complete first."""
+    priority: Priority | None = None
+    """Instead of the function's."""
+    task_id: Id | None = None
+    """The task's id, for enqueueing it again to be harmless (SK-3); made anew where it is None."""
+    waits_for_unknown: bool = False
+    """Whether ``after`` may name tasks that don't exist yet."""

@@ -1,0 +1,259 @@
+"""The partitions that this process owns: what it reads of them, follows, and claims from them (SK-13)."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import heapq
+import secrets
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rebalanser.errors import RetryLater
+from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.owned import Owned
+from rebalanser.tasks.asks import TakeOverAsk
+from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.engine import Epoch, Lost, TakeOver, Watch
+from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
+from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.rules import Held
+
+PAGE: Final = 1000
+MAX_CLAIMS: Final = 256
+"""At most so many tasks are claimed at once."""
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task that this process has just claimed: its number and holder, and when the claim was asked for.
+
+    ``sent_at`` is in seconds of the clock that leases are counted on (SK-8).
+    """
+
+    stored: Stored
+    held: Held
+    sent_at: float
+
+
+class Partitions:
+    """The indexes of all partitions that this process owns.
+
+    ``worker`` is a label for people, ``buffer_s`` is waited beyond a claim's time (SK-8), ``wake`` is called
+    whenever there may be something to claim. :meth:`take` and :meth:`give_up` are OnStart and OnStop of the
+    group; the others are for the one thread that claims.
+    """
+
+    def __init__(self, context: Context, worker: str, buffer_s: float, wake: Callable[[], None]) -> None:
+        self._context = context
+        self._worker = worker
+        self._buffer_s = buffer_s
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._owners: dict[int, Claiming] = {}
+        self._strange: set[str] = set()
+        self._lost = False
+        self._watch: Watch | None = None
+
+    def take(self, owned: Sequence[Owned]) -> None:
+        """Take over partitions: from now on no earlier owner can claim in them.
+
+        Raises:
+            RetryLater: the engine was away, or somebody newer owns a partition already.
+        """
+        for each in owned:
+            partition = int(each.resource)
+            epoch = Epoch(partition, each.token)
+            self._context.submit(TakeOverAsk(TakeOver(self._context.queue, epoch))).result()
+            owner = Owner(partition, each.token, buffer_s=self._buffer_s, clock=self._context.clock_name)
+            with self._lock:
+                self._owners[partition] = Claiming(owner)
+            self._follow()
+            self._read(partition)
+        self._wake()
+
+    def give_up(self, owned: Sequence[Owned]) -> None:
+        """Claim no more in these partitions; claims that were made last on."""
+        with self._lock:
+            for each in owned:
+                self._owners.pop(int(each.resource), None)
+
+    def owns(self, partition: int) -> bool:
+        """Whether this process owns a partition, as far as it knows."""
+        with self._lock:
+            return partition in self._owners
+
+    def close(self) -> None:
+        """Follow no changes any more."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
+        """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
+
+        Of any function where ``names`` is None. ``worker`` is the label of who claims, where it is not this
+        process.
+
+        Raises:
+            RetryLater: the engine was away, and nothing is known to be claimed; what was is over in time.
+        """
+        self._catch_up()
+        sent_at = self._context.clock.now()
+        asks = self._asks(min(limit, MAX_CLAIMS), names, worker or self._worker)
+        self._context.ledger.submit_all([ask for _, ask in asks])
+        claimed: list[Claimed] = []
+        away: RetryLater | None = None
+        for claiming, ask in asks:
+            try:
+                made = self._settled(claiming, ask, sent_at)
+            except RetryLater as error:
+                away = error
+            else:
+                claimed += [] if made is None else [made]
+        if away is not None and not claimed:
+            raise away
+        return claimed
+
+    def next_wakeup(self) -> float | None:
+        """When there is something to claim, in seconds of the clock; None if only news can bring it."""
+        now, wall = self._context.clock.now(), self._context.clock.wall()
+        with self._lock:
+            if self._lost:
+                return now
+            wakeups = [each.owner.next_wakeup(now, wall) for each in self._owners.values()]
+        return min((at for at in wakeups if at is not None), default=None)
+
+    def _follow(self) -> None:
+        if self._watch is None:
+            revision = self._context.engine.page(
+                self._context.queue, self._context.timeout_s, limit=1
+            ).revision
+            self._watch = self._context.engine.watch(self._context.queue, revision, self._told)
+
+    def _told(self, news: Sequence[Stored] | Lost) -> None:
+        now = self._context.clock.now()
+        with self._lock:
+            if isinstance(news, Lost):
+                self._lost = True
+            else:
+                for stored in news:
+                    self._learn(stored, now)
+        self._wake()
+
+    def _learn(self, stored: Stored, now: float) -> None:
+        """Tell the owner of its partition; that a task is complete may matter to every owner."""
+        claiming = self._owners.get(stored.partition)
+        is_complete = stored.state.status is Status.COMPLETED
+        for each in self._owners.values() if is_complete else () if claiming is None else (claiming,):
+            each.owner.learn(stored, now)
+
+    def _read(self, partition: int) -> None:
+        """Read the open tasks of a partition, page by page; what changes meanwhile is told by the watch."""
+        after: TaskId | None = None
+        while True:
+            page = self._context.engine.page(
+                self._context.queue,
+                self._context.timeout_s,
+                partition=partition,
+                statuses=OPEN,
+                after=after,
+                limit=PAGE,
+            )
+            now = self._context.clock.now()
+            with self._lock:
+                for stored in page.items:
+                    self._learn(stored, now)
+            after = page.next
+            if after is None:
+                return
+
+    def _catch_up(self) -> None:
+        """Read what must be read before anything can be said of it."""
+        with self._lock:
+            lost, self._lost = self._lost, False
+            partitions = list(self._owners)
+            if lost:
+                for each in self._owners.values():
+                    each.owner.doubt_dependencies()
+        try:
+            for partition in partitions if lost else ():
+                self._read(partition)
+        except BaseException:
+            self._lost = True
+            raise
+        with self._lock:
+            owners = [each.owner for each in self._owners.values()]
+            doubtful = {task: owner for owner in owners for task in owner.doubtful()}
+            needed = {task for owner in owners for task in owner.unknown_dependencies(PAGE)}
+        if not doubtful and not needed:
+            return
+        found = self._context.read([*doubtful, *needed])
+        now = self._context.clock.now()
+        with self._lock:
+            for task, owner in doubtful.items():
+                stored = found.get(task)
+                if stored is None:
+                    owner.forget(task)
+                else:
+                    owner.learn(stored, now)
+            for task in needed:
+                stored = found.get(task)
+                is_complete = stored is not None and stored.state.status is Status.COMPLETED
+                for owner in owners:
+                    owner.learn_dependency(task, complete=is_complete)
+
+    def _asks(
+        self, limit: int, names: Collection[str] | None, worker: str
+    ) -> list[tuple[Claiming, ClaimAsk]]:
+        """Claims of the best candidates of all partitions; those of unknown functions are put aside."""
+        now, wall = self._context.clock.now(), self._context.clock.wall()
+        with self._lock:
+            offers = []
+            for claiming in self._owners.values():
+                for task, over in claiming.owner.candidates(limit, now, wall):
+                    stored = claiming.owner.get(task)
+                    if stored is None:
+                        continue
+                    if names is None or stored.head.name in names:
+                        offers.append((-stored.head.priority, task, claiming, stored, over))
+                    else:
+                        claiming.owner.taken(task)
+                        self._report(stored)
+            best = heapq.nsmallest(limit, offers, key=lambda offer: offer[:2])
+            for _, task, claiming, _, _ in best:
+                claiming.owner.taken(task)
+        return [
+            (claiming, self._ask(claiming.owner, stored, over, worker))
+            for _, _, claiming, stored, over in best
+        ]
+
+    def _ask(self, owner: Owner, stored: Stored, over: bool, worker: str) -> ClaimAsk:
+        asker = Asker(secrets.token_hex(8), worker, self._context.term())
+        return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over)
+
+    def _report(self, stored: Stored) -> None:
+        if stored.head.name not in self._strange:
+            self._strange.add(stored.head.name)
+            _log.error(
+                "no function of this name is registered here: its tasks are kept, for a worker that has it",
+                action="task_unknown",
+                queue=self._context.queue,
+                task=stored.head.id,
+                name=stored.head.name,
+            )
+
+    def _settled(self, claiming: Claiming, ask: ClaimAsk, sent_at: float) -> Claimed | None:
+        """What became of a claim, once that is known; the index is told."""
+        concurrent.futures.wait([ask.future])
+        with self._lock:
+            stored = claiming.settled(ask, self._context.clock.now())
+            partition = claiming.owner.partition
+            if claiming.deposed and self._owners.get(partition) is claiming:
+                del self._owners[partition]
+        if stored is None or stored.state.claim is None:
+            return None
+        return Claimed(stored, Held(stored.state.claim.number, ask.asker.holder), sent_at)

@@ -1,0 +1,117 @@
+"""Tasks that come again and again, by a cron expression (SK-15): each tick is enqueued once, whoever does it.
+
+The id of a tick's task follows from the queue, the function and the tick alone, and enqueueing an id twice
+makes one task (SK-3). So the owner of the partition in which it lies enqueues it, and where that owner
+changes, the next one enqueues the last tick once more, in case it is not there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from croniter import CroniterBadCronError, CroniterBadDateError, croniter
+
+from rebalanser.errors import InvalidTask, RetryLater
+from rebalanser.runtime.clock import Clock
+from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.model import TaskId
+
+LOOK_S: Final = 1.0
+"""The longest time between two looks at the clock, which may jump."""
+CATCH_UP_S: Final = 60.0
+"""How late a tick may still be enqueued; one that is missed by more is left out."""
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When the tasks of one function come: at the ticks of a cron expression, in UTC.
+
+    Raises:
+        InvalidTask: the expression is none, or never comes true.
+    """
+
+    queue: str
+    name: str
+    expression: str
+
+    def __post_init__(self) -> None:
+        """See that there is a tick."""
+        self.last_tick(0.0)
+
+    def last_tick(self, wall: float) -> int:
+        """The last tick at ``wall`` or before, in seconds since 1970."""
+        # A tick at this very second counts, and croniter gives the one before.
+        after = datetime.datetime.fromtimestamp(int(wall) + 1, datetime.UTC)
+        try:
+            return int(croniter(self.expression, after).get_prev(float))
+        except (CroniterBadCronError, CroniterBadDateError) as error:
+            raise InvalidTask(f"{self.name}: {self.expression!r} is no cron expression: {error}") from error
+
+    def task_id(self, tick: int) -> TaskId:
+        """The id of the task of a tick: its milliseconds, then a hash of the queue and the name (SK-1)."""
+        named = hashlib.blake2b(f"{self.queue}\0{self.name}".encode(), digest_size=12).hexdigest()
+        return f"{tick * 1000:016x}{named}"
+
+
+class Ticker:
+    """Enqueues the ticks of the schedules that this process is responsible for.
+
+    ``is_mine(task_id)`` says whether it is, ``enqueue(name, task_id)`` does it.
+    """
+
+    def __init__(
+        self,
+        schedules: Sequence[Schedule],
+        clock: Clock,
+        is_mine: Callable[[TaskId], bool],
+        enqueue: Callable[[str, TaskId], object],
+    ) -> None:
+        self._schedules = tuple(schedules)
+        self._clock = clock
+        self._is_mine = is_mine
+        self._enqueue = enqueue
+        self._done: dict[str, int] = {}
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-ticks", daemon=True)
+
+    def start(self) -> None:
+        """Begin; a thread looks at the clock once a second."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it."""
+        self._ending.set()
+        self._thread.join()
+
+    def tick(self) -> None:
+        """Enqueue what has become due.
+
+        Raises:
+            RetryLater: the engine is away; the next look tries again.
+        """
+        wall = self._clock.wall()
+        for schedule in self._schedules:
+            tick = schedule.last_tick(wall)
+            task_id = schedule.task_id(tick)
+            if self._done.get(schedule.name) == tick or wall - tick > CATCH_UP_S:
+                continue
+            if self._is_mine(task_id):
+                self._enqueue(schedule.name, task_id)
+                self._done[schedule.name] = tick
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._pause_s()):
+            try:
+                self.tick()
+            except RetryLater as error:
+                _log.warning("a tick waits for the engine", action="tick_waits", error=str(error))
+
+    def _pause_s(self) -> float:
+        """Until the next full second, at which ticks are."""
+        return LOOK_S - self._clock.wall() % LOOK_S

@@ -1,0 +1,575 @@
+"""The queue: what a host application holds to enqueue tasks, to work on them and to look at them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Generic, ParamSpec, Self
+
+from pydantic import ValidationError
+
+from rebalanser import folders
+from rebalanser.admin import Admin
+from rebalanser.errors import (
+    DependencyCycle,
+    InternalError,
+    InvalidHandlers,
+    InvalidState,
+    InvalidTask,
+    NotSettled,
+    TaskExists,
+    TaskFailed,
+    UnknownQueue,
+    UnknownTask,
+)
+from rebalanser.group import Group, default_label
+from rebalanser.history.journal import boot
+from rebalanser.registry.keys import check_name
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.running import run_until_stopped
+from rebalanser.settings import Settings
+from rebalanser.tasks import rules
+from rebalanser.tasks.asks import EnqueueAsk, MoveAsk
+from rebalanser.tasks.bodies import Bodies
+from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.collection import Archive, Collected, collect
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.engine import Answer, Applied, Enqueue, Exists, Lost, Unknown
+from rebalanser.tasks.engines import open_engine
+from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.history import TaskHistory
+from rebalanser.tasks.middleware import Middleware
+from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
+from rebalanser.tasks.options import EnqueueOptions, TaskOptions
+from rebalanser.tasks.partitions import Partitions
+from rebalanser.tasks.periodic import Schedule, Ticker
+from rebalanser.tasks.rules import Decision, Refused
+from rebalanser.tasks.slots import Flakes
+from rebalanser.tasks.worker import Worker
+
+PARTITIONS: Final = 16
+BUFFER_RATIO: Final = 0.1
+GRACE_S: Final = 30.0
+RETRIES: Final = int(TaskOptions().retries)
+"""How often a task whose function is not known here is tried again, unless it is said."""
+MAX_ANCESTORS: Final = 10_000
+"""How many tasks are looked at to see that a new one does not wait for itself."""
+_CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
+
+P = ParamSpec("P")
+
+
+class TaskFunction(Generic[P]):
+    """A function whose calls can be enqueued; calling it calls the function itself, with a claim."""
+
+    def __init__(self, queue: Queue, body: TaskBody) -> None:
+        self._queue = queue
+        self._body = body
+        self.name = body.name
+        """The name under which its tasks are stored."""
+
+    def __call__(self, claim: Claim, *arguments: Any, **named: Any) -> Any:
+        """Call the function, as in a test."""
+        return self._body.function(claim, *arguments, **named)
+
+    def enqueue(self, *arguments: Any, **named: Any) -> TaskId:
+        """Enqueue a call with these arguments; the task's id, once the engine has it for good (SK-3).
+
+        The fields of :class:`~rebalanser.tasks.options.EnqueueOptions` are taken by name: ``delay_s``,
+        ``after``, ``priority``, ``task_id``, ``waits_for_unknown``.
+
+        Raises:
+            InvalidTask: the arguments don't fit the function, or an option is out of range.
+            TaskExists: the id is taken by other content.
+            UnknownTask: it is to come after a task that does not exist.
+            DependencyCycle: it would wait for itself.
+            RequestTooLarge: the arguments are over the engine's limit.
+            RegistryUnavailable: the engine is away; nothing was enqueued.
+            OutcomeUnknown: nobody knows whether it was; enqueue the same ``task_id`` again.
+        """
+        return self.enqueue_many([(arguments, named)])[0]
+
+    def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[TaskId]:
+        """Enqueue many calls, each as positional arguments and a mapping of named ones, in few transactions.
+
+        Raises what :meth:`enqueue` does, for the first that failed; others may have been enqueued.
+        """
+        tasks = [self._queue.made(self._body, tuple(arguments), named) for arguments, named in calls]
+        return self._queue.commit(tasks)
+
+
+class Queue:
+    """A queue of tasks at an engine's URL: ``sqlite:///PATH``, ``etcd://HOST:PORT``, ``memory://NAME``.
+
+    ``claim_ttl_s`` is how long a claim lasts unless it is renewed, which a worker does as long as the body
+    runs; so it is how long a dead worker's task waits, with ``buffer_s`` on top, which has to cover how far
+    two clocks can drift apart in that time (a tenth of it where None). ``partitions`` counts only for a new
+    queue. The workers of the queue form a group (``settings``), ``node`` is a label of this one.
+    ``state_folder`` is where the ids' marks are kept (SK-1). Without ``create`` the queue must exist.
+
+    Raises:
+        InvalidName: the queue's name can't be stored.
+        UnknownQueue: there is none of this name, and none is to be made; the message names those there are.
+        FixConfiguration: the URL or the engine has to be changed by a person.
+        RegistryUnavailable: the engine did not answer within ``timeout_s``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        claim_ttl_s: float = 30.0,
+        buffer_s: float | None = None,
+        partitions: int = PARTITIONS,
+        settings: Settings | None = None,
+        node: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        timeout_s: float = 10.0,
+        state_folder: Path | None = None,
+        create: bool = True,
+    ) -> None:
+        self.name = check_name(name, "queue")
+        self._url = url
+        self._timeout_s = timeout_s
+        self._buffer_s = claim_ttl_s * BUFFER_RATIO if buffer_s is None else buffer_s
+        self._settings = settings or Settings()
+        self._label = node or default_label()
+        self._middleware = tuple(middleware)
+        self.functions: dict[str, TaskBody] = {}
+        """The functions that are registered, by name."""
+        self._flakes = Flakes((state_folder or folders.state_folder()) / "flakes")
+        self._schedules: list[Schedule] = []
+        self._ticker: Ticker | None = None
+        self._group: Group | None = None
+        self._worker: Worker | None = None
+        self._partitions: Partitions | None = None
+        self._stopped = threading.Event()
+        engine = open_engine(url, timeout_s)
+        try:
+            if not create:
+                _refuse_unknown(name, engine.queues(timeout_s))
+            self._partition_count = engine.define(name, partitions, timeout_s)
+        except BaseException:
+            engine.close()
+            raise
+        self._context = Context(
+            engine,
+            name,
+            clock=SystemClock(),
+            clock_name=boot() or "",
+            ttl_s=claim_ttl_s,
+            timeout_s=timeout_s,
+            history=TaskHistory.opened(name, self._label, self._settings, SystemClock()),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r}, {self._url!r})"
+
+    def task(
+        self, name: str | None = None, **options: Any
+    ) -> Callable[[Callable[..., Any]], TaskFunction[Any]]:
+        """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
+
+        Raises:
+            InvalidHandlers: the function can't be called with stored arguments, or the name is taken.
+            InvalidTask: an option is unknown or out of range.
+        """
+        try:
+            chosen = TaskOptions(**options)
+        except ValidationError as error:
+            raise InvalidTask(str(error)) from error
+
+        def register(function: Callable[..., Any]) -> TaskFunction[Any]:
+            body = TaskBody(function, name or function.__name__, chosen)
+            if body.name in self.functions:
+                raise InvalidHandlers(f"task {body.name!r} is registered already")
+            self.functions[body.name] = body
+            return TaskFunction(self, body)
+
+        return register
+
+    def periodic(
+        self, expression: str, name: str | None = None, **options: Any
+    ) -> Callable[[Callable[..., Any]], TaskFunction[Any]]:
+        """Register a function whose tasks come by a cron expression, in UTC, while a worker runs (SK-15).
+
+        It takes no arguments but the claim that have no default. Each tick makes one task, whatever number of
+        workers there are; one that no worker saw within a minute is left out.
+
+        Raises:
+            InvalidTask: the expression is none, or an option is out of range.
+            InvalidHandlers: as :meth:`task`.
+        """
+        register = self.task(name, **options)
+
+        def schedule(function: Callable[..., Any]) -> TaskFunction[Any]:
+            registered = register(function)
+            self._schedules.append(Schedule(self.name, registered.name, expression))
+            return registered
+
+        return schedule
+
+    def made(self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Enqueue:
+        """A task of a function, from a call; raises InvalidTask where it can't be one."""
+        options = {key: value for key, value in named.items() if key in EnqueueOptions.model_fields}
+        try:
+            chosen = EnqueueOptions(**options)
+        except ValidationError as error:
+            raise InvalidTask(f"{body.name}: {error}") from error
+        rest = {key: value for key, value in named.items() if key not in options}
+        payload = body.payload(arguments, rest)
+        task_id = chosen.task_id or self._flakes.next()
+        head = Head(
+            id=task_id,
+            queue=self.name,
+            name=body.name,
+            priority=body.options.priority if chosen.priority is None else chosen.priority,
+            after=chosen.after,
+            retries=body.options.retries,
+            timeout_s=body.options.timeout_s,
+        )
+        return self._placed(head, payload, chosen)
+
+    def made_raw(
+        self,
+        name: str,
+        payload: bytes,
+        options: EnqueueOptions,
+        *,
+        retries: int = RETRIES,
+        timeout_s: float | None = None,
+    ) -> Enqueue:
+        """A task of a function that is registered elsewhere, with its payload as it is to be stored.
+
+        Raises:
+            InvalidName: the function's name can't be stored.
+        """
+        task_id = options.task_id or self._flakes.next()
+        head = Head(
+            id=task_id,
+            queue=self.name,
+            name=check_name(name, "task"),
+            priority=options.priority or 0,
+            after=options.after,
+            retries=retries,
+            timeout_s=timeout_s,
+        )
+        return self._placed(head, payload, options)
+
+    def _placed(self, head: Head, payload: bytes, options: EnqueueOptions) -> Enqueue:
+        due = self._context.clock.wall() + options.delay_s if options.delay_s else 0.0
+        partition = partition_of(head.id, self._partition_count)
+        return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
+
+    def new_id(self) -> TaskId:
+        """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
+        return self._flakes.next()
+
+    def commit(self, tasks: Sequence[Enqueue]) -> list[TaskId]:
+        """Enqueue tasks that were made; their ids. Raises what :meth:`TaskFunction.enqueue` does."""
+        for each in tasks:
+            if each.task.head.after:
+                self._refuse_cycle(each.task.head)
+        asks = [EnqueueAsk(each) for each in tasks]
+        self._context.ledger.submit_all(asks)
+        for each, ask in zip(tasks, asks, strict=True):
+            _check(each, ask.future.result())
+            for hook in self._middleware:
+                hook.enqueued(each.task.head)
+        return [each.task.head.id for each in tasks]
+
+    def _refuse_cycle(self, head: Head) -> None:
+        """See that none of the tasks it waits for waits for it; only unknown ids make that possible."""
+        seen: set[TaskId] = set()
+        ahead = list(head.after)
+        while ahead and len(seen) < MAX_ANCESTORS:
+            if head.id in ahead:
+                raise DependencyCycle(f"task {head.id} would wait for itself")
+            seen.update(ahead)
+            found = self._context.read(ahead)
+            ahead = [each for stored in found.values() for each in stored.head.after if each not in seen]
+
+    @property
+    def context(self) -> Context:
+        """What this process shares with its claims of the queue."""
+        return self._context
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions the queue was made with."""
+        return self._partition_count
+
+    def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
+        """A task as it is now, or at revision ``at_least`` or later (SK-11).
+
+        Raises:
+            UnknownTask: there is none of this id.
+            UnusableStore: the store has not seen that revision.
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        found = self._context.engine.read(self.name, [task], self._timeout_s, at_least=at_least).get(task)
+        if found is None:
+            raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
+        return found
+
+    def payload(self, task: TaskId) -> bytes:
+        """A task's payload as it was enqueued.
+
+        Raises:
+            UnknownTask: there is none of this id.
+        """
+        found = self._context.engine.payloads(self.name, [task], self._timeout_s)
+        if task not in found:
+            raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
+        return found[task]
+
+    def log(self, task: TaskId) -> Iterator[Update]:
+        """What the claims of a task wrote, the earliest first, read page by page (SK-9)."""
+        claim = self.get(task).state.claim
+        for number in range(0 if claim is None else claim.number + 1):
+            first = 0
+            while page := self._context.updates(task, number, first):
+                yield from page
+                first = page[-1].sequence + 1
+
+    def tasks(
+        self,
+        statuses: frozenset[Status] | None = None,
+        *,
+        page: int = 1000,
+        after: TaskId | None = None,
+        at_least: int = 0,
+    ) -> Iterator[Stored]:
+        """All tasks in the order of their ids, those greater than ``after``, read page by page (SK-12).
+
+        Each page is as of revision ``at_least`` or later (SK-11).
+        """
+        while True:
+            found = self._context.engine.page(
+                self.name, self._timeout_s, statuses=statuses, after=after, limit=page, at_least=at_least
+            )
+            yield from found.items
+            after = found.next
+            if after is None:
+                return
+
+    def count(self) -> Mapping[Status, int]:
+        """How many tasks there are in each status (SK-12)."""
+        return self._context.engine.count(self.name, self._timeout_s)
+
+    def cancel(self, task: TaskId) -> Status:
+        """Want a task no more; what it is then: a completed one stays so."""
+        return self._change(task, lambda stored: rules.cancel(stored.state))
+
+    def requeue(self, task: TaskId) -> Status:
+        """Try a dead or cancelled task again, with all its tries (SK-15); what it is then."""
+        return self._change(task, lambda stored: rules.requeue(stored.state))
+
+    def _change(self, task: TaskId, rule: Callable[[Stored], Decision]) -> Status:
+        settled = self._context.submit(MoveAsk(self.get(task), rule)).result()
+        return self.get(task).state.status if isinstance(settled, Refused) else settled.state.status
+
+    def collect(self, older_than_s: float = 86_400.0, archive: Path | None = None) -> Collected:
+        """Delete complete tasks that were enqueued longer ago, each with all that it is connected to (SK-14).
+
+        A task goes only together with all those that depend on it and that it depends on, once all of them
+        are complete. With ``archive`` each is first appended to that file, with its payload and its log.
+
+        Raises:
+            RetryLater: the engine was away; collecting again goes on.
+            UnusableFolder: the archive can't be written.
+        """
+        return collect(self._context, self.tasks, older_than_s, None if archive is None else Archive(archive))
+
+    def wait(self, task: TaskId, timeout_s: float = 60.0) -> bytes | None:
+        """Wait until a task is complete; its result as JSON, None where it has none.
+
+        Raises:
+            TaskFailed: it is dead or cancelled; the message says how its last try ended.
+            NotSettled: it is neither within ``timeout_s`` seconds.
+            UnknownTask: there is none of this id.
+        """
+        changed = threading.Event()
+
+        def told(news: Sequence[Stored] | Lost) -> None:
+            if isinstance(news, Lost) or any(each.head.id == task for each in news):
+                changed.set()
+
+        deadline = self._context.clock.now() + timeout_s
+        watch = self._context.engine.watch(self.name, self.get(task).revision, told)
+        try:
+            while (stored := self.get(task)).state.status not in _CLOSED:
+                if not changed.wait(max(0.0, deadline - self._context.clock.now())):
+                    raise NotSettled(f"task {task} is {stored.state.status} after {timeout_s:g} s")
+                changed.clear()
+        finally:
+            watch.close()
+        if stored.state.status is Status.COMPLETED:
+            return stored.state.result
+        raise TaskFailed(f"task {task} is {stored.state.status}: {stored.state.error or 'no try has failed'}")
+
+    def run(self, concurrency: int = 1) -> None:
+        """Work on tasks until SIGINT or SIGTERM, then stop gracefully; see :meth:`start`.
+
+        Raises:
+            InvalidState: not called in the main thread.
+        """
+        run_until_stopped(_Running(self, concurrency))
+
+    def start(self, concurrency: int = 1) -> None:
+        """Join the queue's workers and begin to run tasks, ``concurrency`` at a time, in threads.
+
+        Raises:
+            InvalidState: it runs already.
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        self._refuse_second_start()
+        woken = threading.Event()
+        bodies = Bodies(self.functions, self._middleware, self._context.clock)
+        partitions, group = self._joined(woken.set)
+        worker = Worker(self._context, partitions, bodies, concurrency, woken)
+        worker.start()
+        try:
+            group.start()
+        except BaseException:
+            worker.stop(0.0)
+            raise
+        self._group, self._worker, self._partitions = group, worker, partitions
+        self._ticker = Ticker(
+            self._schedules,
+            self._context.clock,
+            lambda task: partitions.owns(partition_of(task, self._partition_count)),
+            self._enqueue_tick,
+        )
+        self._ticker.start()
+
+    def lend(self, wake: Callable[[], None]) -> Partitions:
+        """Join the queue's workers without running bodies: who asks is given claims of the partitions owned.
+
+        ``wake`` is called whenever there may be something to claim. :meth:`stop` ends it.
+
+        Raises:
+            InvalidState: it is started already.
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        self._refuse_second_start()
+        partitions, group = self._joined(wake)
+        group.start()
+        self._group, self._partitions = group, partitions
+        return partitions
+
+    def _refuse_second_start(self) -> None:
+        if self._group is not None:
+            raise InvalidState(f"the queue {self.name!r} is worked on already by this process")
+
+    def _joined(self, wake: Callable[[], None]) -> tuple[Partitions, Group]:
+        """The partitions that this process is to own, and the group that is to assign them."""
+        self._stopped.clear()
+        self._add_partitions()
+        partitions = Partitions(self._context, self._label, self._buffer_s, wake)
+        group = Group(group_name(self.name), self._url, node=self._label, settings=self._settings)
+        group.on_start(partitions.take)
+        group.on_stop(partitions.give_up)
+        return partitions, group
+
+    def request_stop(self) -> None:
+        """Begin to stop, and return at once."""
+        self._stopped.set()
+
+    def wait_stopped(self, timeout_s: float | None = None) -> bool:
+        """Wait until somebody asks to stop; whether that is so."""
+        return self._stopped.wait(timeout_s)
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Claim no more, let the bodies that run end within ``grace_s`` seconds (30 where None), and leave.
+
+        What has not ended by then is given back, and what it still writes is refused. Twice is fine.
+        """
+        group, self._group = self._group, None
+        self._stopped.set()
+        if group is None or self._partitions is None:
+            return
+        if self._ticker is not None:
+            self._ticker.stop()
+        if self._worker is not None:
+            self._worker.stop(GRACE_S if grace_s is None else grace_s)
+        group.stop()
+        self._partitions.close()
+
+    def close(self) -> None:
+        """Stop, write what waits, and let go of the engine. Closing twice does nothing."""
+        self.stop()
+        self._context.close()
+        self._flakes.close()
+
+    def _enqueue_tick(self, name: str, task: TaskId) -> None:
+        self.commit([self.made(self.functions[name], (), {"task_id": task})])
+
+    def _add_partitions(self) -> None:
+        with Admin(group_name(self.name), self._url, settings=self._settings) as admin:
+            present = {each.resource for each in admin.resources()}
+            admin.add(
+                [name for number in range(self._partition_count) if (name := str(number)) not in present]
+            )
+
+
+class _Running:
+    """A queue that is worked on, for :func:`~rebalanser.runtime.running.run_until_stopped`."""
+
+    def __init__(self, queue: Queue, concurrency: int) -> None:
+        self._queue = queue
+        self._concurrency = concurrency
+
+    def start(self) -> None:
+        self._queue.start(self._concurrency)
+
+    def request_stop(self) -> None:
+        self._queue.request_stop()
+
+    def wait_stopped(self, timeout_s: float | None = None) -> bool:
+        return self._queue.wait_stopped(timeout_s)
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        self._queue.stop(timeout_s)
+
+
+def _refuse_unknown(name: str, queues: Iterable[str]) -> None:
+    """See that a queue exists, so that a mistyped name makes none."""
+    known = sorted(queues)
+    if name not in known:
+        raise UnknownQueue(
+            f"there is no queue {name!r} here; "
+            + (f"there are: {', '.join(known)}" if known else "there is none at all")
+        )
+
+
+def group_name(queue: str) -> str:
+    """The group that the workers of a queue form; its resources are the queue's partitions, by number."""
+    return f"tasks-{queue}"
+
+
+def _check(enqueue: Enqueue, answer: Answer) -> None:
+    """Raise what an answer means that is not good."""
+    head = enqueue.task.head
+    match answer:
+        case Applied():
+            return
+        case Exists(stored=stored, payload=payload):
+            if stored.head != head or payload != enqueue.task.payload:
+                raise TaskExists(f"task {head.id} exists with other content; an id names one task for ever")
+        case Unknown(ids=ids):
+            raise UnknownTask(f"task {head.id} is to come after {', '.join(ids)}, which does not exist")
+        case _:
+            raise InternalError(f"an enqueue was answered {answer!r}")

@@ -1,0 +1,231 @@
+"""Works on tasks: claims as many as it can run, runs them in threads, and renews what runs (SK-7, SK-8).
+
+Three kinds of threads: one claims, one renews and times out, the others run bodies. A body that is quick
+leaves its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many
+as are run in :data:`AHEAD_S` seconds, so that none of them waits for long.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rebalanser.errors import RetryLater
+from rebalanser.history import SkuldKind
+from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.bodies import Bodies
+from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.model import Head
+from rebalanser.tasks.partitions import MAX_CLAIMS, Claimed, Partitions
+
+AHEAD_S: Final = 0.05
+RENEWALS: Final = 3
+"""A claim is renewed so often in its time."""
+PAUSE_S: Final = 0.5
+"""How long claiming pauses while the engine is away."""
+_SMOOTHING: Final = 0.05
+_log = get_logger()
+
+
+@dataclass(slots=True)
+class _Try:
+    """A claim that this worker holds."""
+
+    claim: Claim
+    head: Head
+    renew_at: float
+    ends_at: float | None = None
+    """When the body is out of time, in seconds of ``time.monotonic()``; None before it began, or for ever."""
+
+
+class Worker:
+    """Runs the bodies of the tasks that its process owns, ``concurrency`` at a time.
+
+    ``woken`` is set by whoever knows that there may be something to claim.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        partitions: Partitions,
+        bodies: Bodies,
+        concurrency: int,
+        woken: threading.Event,
+    ) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._bodies = bodies
+        self._concurrency = concurrency
+        self._ready: queue.SimpleQueue[tuple[_Try, bytes] | None] = queue.SimpleQueue()
+        self._tries: dict[str, _Try] = {}
+        self._lock = threading.Lock()
+        self._woken = woken
+        self._changed = threading.Condition(self._lock)
+        self._body_s: float | None = None
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to claim and run."""
+        loops: list[tuple[str, Callable[[], None]]] = [("claims", self._claim), ("renews", self._renew)]
+        loops += [(f"runs-{number}", self._run) for number in range(self._concurrency)]
+        for name, loop in loops:
+            thread = threading.Thread(target=loop, name=f"rebalanser-tasks-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self, grace_s: float) -> bool:
+        """Claim no more, wait ``grace_s`` seconds for the bodies that run, and give back what remains.
+
+        Whether all bodies have ended; those that have not are told to, and what they write is refused.
+        """
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._woken.set()
+        for _ in range(self._concurrency):
+            self._ready.put(None)
+        deadline = time.monotonic() + grace_s
+        with self._changed:
+            ended = self._changed.wait_for(lambda: not self._tries, max(0.0, deadline - time.monotonic()))
+            remaining = list(self._tries.values())
+            self._tries.clear()
+            self._changed.notify_all()
+        for each in remaining:
+            self._bodies.give_back(each.claim)
+        for thread in self._threads if ended else ():
+            thread.join()
+        return ended
+
+    def _claim(self) -> None:
+        while True:
+            self._woken.clear()
+            # Looked at after clearing: who stops sets both, in the other order.
+            if self._stopping:
+                return
+            room = self._room()
+            try:
+                claimed = self._partitions.claim(room, self._bodies.names()) if room > 0 else []
+                self._hand_out(claimed)
+            except RetryLater as error:
+                _log.warning(
+                    "claiming pauses: the engine is away",
+                    action="tasks_engine_away",
+                    queue=self._context.queue,
+                    error=str(error),
+                )
+                self._woken.wait(PAUSE_S)
+                continue
+            if not claimed:
+                self._woken.wait(self._pause_s(room))
+
+    def _room(self) -> int:
+        """How many tasks to claim: for the threads that are free, and some ahead where bodies are quick."""
+        ahead = 0 if self._body_s is None else int(self._concurrency * AHEAD_S / max(self._body_s, 1e-6))
+        with self._lock:
+            return min(self._concurrency + ahead - len(self._tries), MAX_CLAIMS)
+
+    def _pause_s(self, room: int) -> float | None:
+        """How long there is nothing to claim, if nobody wakes; None for ever."""
+        if room <= 0:
+            return None
+        at = self._partitions.next_wakeup()
+        return None if at is None else max(0.001, at - self._context.clock.now())
+
+    def _hand_out(self, claimed: list[Claimed]) -> None:
+        """Let the threads have what was claimed; it is given back where its payload can't be read."""
+        if not claimed:
+            return
+        tries = [self._try(each) for each in claimed]
+        try:
+            payloads = self._context.engine.payloads(
+                self._context.queue, [each.head.id for each in tries], self._context.timeout_s
+            )
+        except RetryLater:
+            for each in tries:
+                self._bodies.give_back(each.claim)
+            raise
+        for each in tries:
+            with self._changed:
+                self._tries[each.claim.held.holder] = each
+                self._changed.notify_all()
+            self._ready.put((each, payloads[each.head.id]))
+
+    def _try(self, claimed: Claimed) -> _Try:
+        stored = claimed.stored
+        claim = Claim(stored, claimed.held, claimed.sent_at + self._context.ttl_s, self._context)
+        claim.tell(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
+        return _Try(claim, stored.head, time.monotonic() + self._context.ttl_s / RENEWALS)
+
+    def _run(self) -> None:
+        while (job := self._ready.get()) is not None:
+            held, payload = job
+            if self._stopping or not held.claim.still_mine():
+                self._bodies.give_back(held.claim)
+            else:
+                began = time.monotonic()
+                if held.head.timeout_s is not None:
+                    with self._changed:
+                        held.ends_at = began + held.head.timeout_s
+                        self._changed.notify_all()
+                self._bodies.work(held.claim, held.head, payload)
+                self._measure(time.monotonic() - began)
+            held.claim.tell(SkuldKind.CLAIM_ENDED)
+            with self._changed:
+                self._tries.pop(held.claim.held.holder, None)
+                self._changed.notify_all()
+            self._woken.set()
+
+    def _measure(self, body_s: float) -> None:
+        """A moving average of how long bodies take, which follows a slow one at once."""
+        before = self._body_s
+        self._body_s = (
+            body_s if before is None or body_s > before else before + _SMOOTHING * (body_s - before)
+        )
+
+    def _renew(self) -> None:
+        while (due := self._next_due()) is not None:
+            for each in due:
+                now = time.monotonic()
+                if each.ends_at is not None and each.ends_at <= now:
+                    self._bodies.time_out(each.claim, each.head)
+                elif each.renew_at <= now:
+                    self._renew_one(each)
+
+    def _next_due(self) -> list[_Try] | None:
+        """Wait until something must be renewed or is out of time; None once the worker has stopped."""
+        with self._changed:
+            while not (self._stopping and not self._tries):
+                now = time.monotonic()
+                waits = [at - now for each in self._tries.values() if (at := _due_at(each)) is not None]
+                if waits and min(waits) <= 0:
+                    return [
+                        each
+                        for each in self._tries.values()
+                        if (at := _due_at(each)) is not None and at <= now
+                    ]
+                self._changed.wait(min(waits, default=None))
+        return None
+
+    def _renew_one(self, each: _Try) -> None:
+        now = time.monotonic()
+        try:
+            each.claim.renew()
+        except RetryLater:
+            if now >= each.claim.deadline:
+                each.claim.stop_requested.set()
+            each.renew_at = now + PAUSE_S
+        else:
+            each.renew_at = now + self._context.ttl_s / RENEWALS
+
+
+def _due_at(each: _Try) -> float | None:
+    """When a try needs a look, None once its claim is over."""
+    if each.claim.is_over:
+        return None
+    return each.renew_at if each.ends_at is None else min(each.renew_at, each.ends_at)

@@ -1,0 +1,185 @@
+"""Workers of a queue as real processes on real engines: killed, paused, and killed by what they work on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tenacity
+
+from rebalanser.tasks import Queue
+from rebalanser.tasks.model import Status
+from tests.faults.tasks_process import Host
+
+PROCESS = Path(__file__).with_name("tasks_process.py")
+PATIENCE_S = 60.0
+CLAIM_TTL_S = 2.0
+LEASE_TTL_S = 2.0
+BODY_S = 3.0
+TASKS = 12
+
+
+class Stage:
+    """A queue, its workers, and what their bodies tell."""
+
+    def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
+        self.log = folder / "log.jsonl"
+        self._order: dict[str, Any] = {
+            "url": url,
+            "claim_ttl_s": CLAIM_TTL_S,
+            "lease_ttl_s": LEASE_TTL_S,
+            "state": str(folder / "state"),
+            "log": str(self.log),
+            "sink": str(folder / "sink.db"),
+        }
+        self._stack = stack
+        self.host = Host(self._order)
+        self.queue: Queue = self.host.queue
+        stack.callback(self.queue.close)
+
+    def start(self, concurrency: int = 2) -> subprocess.Popen[bytes]:
+        """Start a worker."""
+        order = json.dumps({**self._order, "concurrency": concurrency})
+        process = subprocess.Popen([sys.executable, str(PROCESS), order])
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return process
+
+    def events(self, event: str | None = None) -> list[dict[str, Any]]:
+        """What was told so far."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        told = [json.loads(line) for line in lines]
+        return [each for each in told if event in {None, each["event"]}]
+
+    def enqueue(self, function: str, *calls: tuple[Any, ...]) -> list[str]:
+        """Enqueue calls of a function of the host application."""
+        body = self.queue.functions[function]
+        return self.queue.commit([self.queue.made(body, call, {}) for call in calls])
+
+    def statuses(self) -> dict[Status, int]:
+        return {status: count for status, count in self.queue.count().items() if count}
+
+
+@pytest.fixture(params=["sqlite", "etcd"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'tasks.db'}"
+    else:
+        url = f"{request.getfixturevalue('etcd_url')}/tasks/{uuid.uuid4().hex}"
+    with ExitStack() as stack:
+        yield Stage(url, tmp_path, stack)
+
+
+def wait_until(reached: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    """Look until it is so."""
+    tenacity.Retrying(
+        retry=tenacity.retry_if_result(lambda found: not found),
+        stop=tenacity.stop_after_delay(patience_s),
+        wait=tenacity.wait_fixed(0.02),
+    )(reached)
+
+
+@pytest.mark.rule("SK-8", "SK-17")
+def test_a_worker_that_is_killed_loses_nothing(stage: Stage) -> None:
+    ids = stage.enqueue("sleep", *[(BODY_S,)] * TASKS)
+    first = stage.start()
+    wait_until(lambda: len(stage.events("ended")) >= 2 and len(stage.events("began")) >= 4)
+    first.kill()
+    first.wait()
+    killed_at = time.monotonic()
+    began = Counter(each["task"] for each in stage.events("began"))
+    running = set(began) - {each["task"] for each in stage.events("ended")}
+    assert running, "it was killed in the middle"
+    stage.start()
+    wait_until(lambda: stage.statuses() == {Status.COMPLETED: TASKS})
+    tries = Counter(each["task"] for each in stage.events("began"))
+    assert set(tries) == set(ids)
+    assert {task for task, count in tries.items() if count > 1} <= running
+    assert max(tries.values()) <= 2
+    again = [each["at"] for each in stage.events("began") if each["number"] > 0]
+    buffer_s = 0.1 * CLAIM_TTL_S
+    others_s = BODY_S  # what runs in front of them
+    assert max(again) - killed_at < LEASE_TTL_S + CLAIM_TTL_S + buffer_s + others_s + 5.0
+
+
+@pytest.mark.rule("SK-6", "SK-7", "SK-8", "SK-10")
+def test_a_worker_that_was_paused_past_its_claim_can_write_nothing(stage: Stage) -> None:
+    (task,) = stage.enqueue("outlive", ())
+    paused = stage.start(1)
+    wait_until(lambda: bool(stage.events("written outside")))
+    paused.send_signal(signal.SIGSTOP)
+    stage.start(1)
+    assert stage.queue.wait(task, PATIENCE_S) is None
+    paused.send_signal(signal.SIGCONT)
+    wait_until(lambda: bool(stage.events("refused outside")))
+    late = [each["event"] for each in stage.events() if each["pid"] == paused.pid]
+    assert late == ["began", "written outside", "renewal refused", "update refused", "refused outside"]
+    stored = stage.queue.get(task)
+    assert stored.state.claim is not None
+    assert stored.state.claim.number == 1
+    assert [(each.claim, each.content) for each in stage.queue.log(task)] == [(0, b"by 0"), (1, b"by 1")]
+    tokens = [each["token"] for each in stage.events("began")]
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.rule("SK-15")
+def test_a_task_that_kills_its_worker_every_time_ends_as_a_dead_letter(stage: Stage) -> None:
+    (deadly,) = stage.enqueue("die", ())
+    others = stage.enqueue("add", *[(number, 1) for number in range(5)])
+    for _ in range(4):
+        worker = stage.start(1)
+        wait_until(lambda worker=worker: worker.poll() is not None or _is_dead(stage, deadly))
+        if worker.poll() is None:
+            break
+    assert stage.queue.get(deadly).state.error.endswith("ended without a word")
+    assert len([each for each in stage.events("began") if each["task"] == deadly]) == 3
+    for number, other in enumerate(others):
+        assert stage.queue.wait(other, PATIENCE_S) == str(number + 1).encode()
+
+
+def _is_dead(stage: Stage, task: str) -> bool:
+    return stage.queue.get(task).state.status is Status.DEAD
+
+
+@pytest.mark.rule("SK-15")
+def test_a_payload_that_no_worker_can_read_is_a_dead_letter_at_once(stage: Stage) -> None:
+    body = stage.queue.functions["add"]
+    made = stage.queue.made(body, (1, 2), {})
+    poisoned = type(made)(type(made.task)(made.task.head, b"\xff no JSON"), made.partition)
+    (task,) = stage.queue.commit([poisoned])
+    (good,) = stage.enqueue("add", (1, 2))
+    stage.start(1)
+    assert stage.queue.wait(good, PATIENCE_S) == b"3"
+    wait_until(lambda: _is_dead(stage, task))
+    assert "add: " in stage.queue.get(task).state.error
+    assert [each for each in stage.events("began") if each["task"] == task] == []
+
+
+@pytest.mark.rule("SK-13")
+def test_partitions_change_hands_without_losing_or_doubling_a_claim(stage: Stage) -> None:
+    ids = stage.enqueue("sleep", *[(0.3,)] * 60)
+    workers = [stage.start() for _ in range(2)]
+    wait_until(lambda: len(stage.events("ended")) >= 5)
+    workers.append(stage.start())
+    wait_until(lambda: len(stage.events("ended")) >= 15)
+    workers[0].send_signal(signal.SIGTERM)
+    assert workers[0].wait(PATIENCE_S) == 0
+    wait_until(lambda: len(stage.events("ended")) >= 30)
+    workers[1].kill()
+    workers.append(stage.start())
+    wait_until(lambda: stage.statuses() == {Status.COMPLETED: len(ids)})
+    claims = Counter((each["task"], each["number"]) for each in stage.events("began"))
+    assert set(claims.values()) == {1}, "no claim number was given twice"
+    tries = Counter(each["task"] for each in stage.events("began"))
+    assert sum(tries.values()) - len(ids) <= 2, "only what the killed worker ran was tried again"
+

@@ -1,0 +1,126 @@
+"""Functions that work on tasks: their arguments as JSON, and what is refused where it is written."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from rebalanser.errors import InvalidHandlers, InvalidName, InvalidTask
+from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.options import TaskOptions
+
+
+class Address(BaseModel):
+    street: str
+    number: int = Field(gt=0)
+
+
+def send(claim: Claim, to: str, copies: int = 1, *, at: Address | None = None) -> None:
+    """What most tests register."""
+
+
+def body(function: Any = send, name: str = "send") -> TaskBody:
+    return TaskBody(function, name, TaskOptions())
+
+
+def test_arguments_come_back_as_they_were() -> None:
+    home = Address(street="High", number=3)
+    payload = body().payload(("a@example.org",), {"at": home})
+    assert body().arguments(payload) == {"to": "a@example.org", "copies": 1, "at": home}
+
+
+@given(st.text(), st.integers(-(2**40), 2**40))
+def test_any_text_and_number_comes_back(to: str, copies: int) -> None:
+    assert body().arguments(body().payload((to, copies), {})) == {"to": to, "copies": copies, "at": None}
+
+
+def test_a_time_is_stored_with_its_zone() -> None:
+    def wake(claim: Claim, at: datetime.datetime) -> None: ...
+
+    at = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    registered = body(wake, "wake")
+    assert registered.arguments(registered.payload((at,), {})) == {"at": at}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "told"),
+    [
+        ((), {}, "missing a required argument: 'to'"),
+        (("a", 1, 2), {}, "too many positional arguments"),
+        (("a",), {"bcc": "b"}, "bcc"),
+        ((5,), {}, "to: Input should be a valid string"),
+        (("a", "many"), {}, "copies: Input should be a valid integer"),
+        (("a",), {"at": {"street": "High", "number": 0}}, "at.number: Input should be greater than 0"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_where_they_are_given(
+    arguments: tuple[Any, ...], named: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidTask, match=f"send: .*{told}"):
+        body().payload(arguments, named)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+def test_what_would_not_come_back_from_json_is_refused_at_once(weight: float) -> None:
+    def weigh(claim: Claim, weight: float) -> None: ...
+
+    with pytest.raises(InvalidTask, match="weigh: weight: Input should be a valid number"):
+        body(weigh, "weigh").payload((weight,), {})
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b'{"to": "a", "more": 1}', b"\xff"])
+def test_a_payload_of_another_shape_is_told(payload: bytes) -> None:
+    with pytest.raises(InvalidTask, match="send: "):
+        body().arguments(payload)
+
+
+def nothing() -> None: ...
+def starred(claim: Claim, *to: str) -> None: ...
+def doubly(claim: Claim, **to: str) -> None: ...
+def delayed(claim: Claim, delay_s: float) -> None: ...
+def first_is_text(to: str) -> None: ...
+def unreadable(claim: Claim, to: Nowhere) -> None: ...  # type: ignore[name-defined] # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (nothing, "the first parameter must be the claim"),
+        (starred, "can't be stored by its name"),
+        (doubly, "can't be stored by its name"),
+        (delayed, "'delay_s' is an option of enqueue"),
+        (first_is_text, "the first parameter is the claim"),
+        (unreadable, "a type hint can't be read"),
+    ],
+)
+def test_a_function_that_can_be_no_task_is_refused(function: Any, told: str) -> None:
+    with pytest.raises(InvalidHandlers, match=told):
+        body(function, "it")
+
+
+def test_a_name_that_can_not_be_stored_is_refused() -> None:
+    with pytest.raises(InvalidName):
+        body(send, "")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retries": -1},
+        {"timeout_s": 0},
+        {"timeout_s": math.inf},
+        {"priority": 2**31},
+        {"backoff_s": -1.0},
+        {"colour": "red"},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        TaskOptions(**options)

@@ -1,0 +1,100 @@
+"""Periodic tasks: each tick once, whoever enqueues it, whatever the clock does."""
+
+from __future__ import annotations
+
+import calendar
+
+import pytest
+
+from rebalanser.errors import InvalidTask
+from rebalanser.tasks.flakes import is_flake
+from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
+
+NOON = float(calendar.timegm((2026, 3, 29, 12, 0, 0)))
+
+
+class Wall:
+    """A clock that a test sets."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def now(self) -> float:
+        return self.at
+
+    def wall(self) -> float:
+        return self.at
+
+
+class Stand:
+    """A ticker, and what it has enqueued."""
+
+    def __init__(self, expression: str = "*/5 * * * *", at: float = NOON) -> None:
+        self.clock = Wall(at)
+        self.mine = True
+        self.enqueued: list[tuple[str, str]] = []
+        self.schedule = Schedule("mail", "sweep", expression)
+        self.ticker = self.another()
+
+    def another(self) -> Ticker:
+        return Ticker(
+            [self.schedule],
+            self.clock,
+            lambda _task: self.mine,
+            lambda name, task: self.enqueued.append((name, task)),
+        )
+
+    def look(self, at: float) -> int:
+        """How many were enqueued by then."""
+        self.clock.at = at
+        self.ticker.tick()
+        return len(self.enqueued)
+
+
+@pytest.mark.rule("SK-15")
+def test_each_tick_is_enqueued_once() -> None:
+    stand = Stand()
+    counts = [stand.look(NOON + second) for second in (0, 0.5, 1, 59, 299.9, 300, 301, 600)]
+    assert counts == [1, 1, 1, 1, 1, 2, 2, 3]
+    assert len(set(stand.enqueued)) == 3
+
+
+@pytest.mark.rule("SK-3", "SK-15")
+def test_two_processes_and_a_clock_that_steps_back_give_the_same_ids() -> None:
+    stand = Stand()
+    stand.look(NOON + 1)
+    stand.ticker = stand.another()
+    stand.look(NOON + 2)
+    stand.look(NOON - 1)
+    stand.look(NOON + 3)
+    assert len({task for _, task in stand.enqueued if task == stand.schedule.task_id(int(NOON))}) == 1
+    assert set(stand.enqueued) == {("sweep", stand.schedule.task_id(int(NOON)))}
+
+
+def test_who_is_not_responsible_enqueues_nothing_until_it_becomes_so() -> None:
+    stand = Stand()
+    stand.mine = False
+    assert stand.look(NOON + 1) == 0
+    stand.mine = True
+    assert stand.look(NOON + 2) == 1
+
+
+def test_a_tick_that_was_missed_for_long_is_left_out() -> None:
+    stand = Stand("0 12 * * *")
+    assert stand.look(NOON + CATCH_UP_S + 1) == 0
+    assert stand.look(NOON + 86_400 + CATCH_UP_S) == 1
+
+
+@pytest.mark.rule("SK-1")
+def test_ids_are_flakes_in_the_order_of_their_ticks() -> None:
+    schedule = Schedule("mail", "sweep", "* * * * *")
+    ids = [schedule.task_id(int(NOON) + 60 * minute) for minute in range(3)]
+    assert ids == sorted(ids)
+    assert all(is_flake(each) for each in ids)
+    assert schedule.task_id(0) != Schedule("mail", "other", "* * * * *").task_id(0)
+
+
+@pytest.mark.parametrize("expression", ["", "every day", "61 * * * *", "0 0 31 2 *"])
+def test_what_is_no_expression_is_refused_at_once(expression: str) -> None:
+    with pytest.raises(InvalidTask, match="is no cron expression"):
+        Schedule("mail", "sweep", expression)
