@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli import audit, check, feed, history, neli, node, resources, run, shiva, state
+from rebalanser.cli import audit, check, feed, history, neli, node, resources, run, shiva, state, tasks
 from rebalanser.cli.face import UnwritableAnswer
 from rebalanser.errors import FixConfiguration, RebalanserError, RetryLater, StopAccess
 from rebalanser.redaction import redact
@@ -40,6 +40,7 @@ app.add_typer(history.app, name="history")
 app.command()(audit.audit)
 app.add_typer(shiva.app, name="shiva")
 app.add_typer(neli.app, name="neli")
+app.add_typer(tasks.app, name="tasks")
 
 
 def _show_version(wanted: bool) -> None:

@@ -52,6 +52,7 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("REBALANSER_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     namespace: dict[str, object] = {"__name__": "documentation"}
     for block in _blocks(page, "run"):
         exec(compile(block, str(page), "exec"), namespace)

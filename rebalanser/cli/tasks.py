@@ -1,0 +1,252 @@
+"""``rebalanser tasks``: enqueue tasks, look at them, work on them, serve them."""
+
+from __future__ import annotations
+
+import json as json_text
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from rebalanser.cli import tasks_running
+from rebalanser.cli.face import Face, JsonOption, RegistryOption
+from rebalanser.cli.table import counted
+from rebalanser.cli.tasks_lines import shown, task_line, update_line
+from rebalanser.cli.tasks_options import (
+    CreateOption,
+    LimitOption,
+    QueueArgument,
+    StatusOption,
+    TaskArgument,
+    TasksArgument,
+    opened,
+)
+from rebalanser.errors import InvalidTask, UnknownTask
+from rebalanser.tasks.checking import Check
+from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
+from rebalanser.tasks.model import Status
+from rebalanser.tasks.options import EnqueueOptions, TaskOptions
+from rebalanser.tasks.queue import RETRIES, Queue
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Enqueue tasks, look at them, work on them, and serve them over HTTP.",
+)
+app.command()(tasks_running.worker)
+app.command()(tasks_running.serve)
+
+
+@app.command()
+def enqueue(
+    queue: QueueArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The function's name.")],
+    arguments: Annotated[
+        str,
+        typer.Argument(
+            metavar="JSON",
+            help="What it is to work on; for a Python function an object with its arguments by name.",
+        ),
+    ] = "{}",
+    delay: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="How long it waits at least.")
+    ] = 0.0,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID", show_default=False, help="A task that must be complete first; repeatable."
+        ),
+    ] = None,
+    priority: Annotated[int, typer.Option(metavar="NUMBER", help="Higher first.")] = 0,
+    retries: Annotated[
+        int, typer.Option(metavar="NUMBER", help="How often it is tried again after a try that failed.")
+    ] = RETRIES,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", show_default="any time", help="How long one try may take."),
+    ] = None,
+    task_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="ID",
+            show_default="a new one",
+            help="The task's id: enqueueing it again is harmless.",
+        ),
+    ] = None,
+    create: CreateOption = False,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Enqueue a task, and show its id once it is stored for good."""
+    payload = _payload(arguments)
+    try:
+        options = EnqueueOptions(delay_s=delay, after=tuple(after or ()), priority=priority, task_id=task_id)
+        tried = TaskOptions(retries=retries, timeout_s=timeout)
+    except ValidationError as error:
+        raise InvalidTask(_told(error)) from error
+    face = Face.of(registry, json)
+    with opened(face, queue, create=create) as tasks:
+        made = tasks.made_raw(name, payload, options, retries=tried.retries, timeout_s=tried.timeout_s)
+        (stored,) = tasks.commit([made])
+    face.answer({"queue": queue, "id": stored}, stored)
+
+
+@app.command("list")
+def list_tasks(
+    queue: QueueArgument,
+    status: StatusOption = None,
+    limit: LimitOption = None,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the tasks in the order of their ids, as they are read; with --json an object a line."""
+    face = Face.of(registry, json)
+    with opened(face, queue) as tasks:
+        page = 1000 if limit is None else min(limit, 1000)
+        found = tasks.tasks(frozenset(status) if status else None, page=page)
+        for number, stored in enumerate(found, start=1):
+            document = TaskDocument.of(stored)
+            face.answer(document, task_line(document))
+            if number == limit:
+                break
+
+
+@app.command()
+def show(
+    queue: QueueArgument, task: TaskArgument, registry: RegistryOption = None, json: JsonOption = False
+) -> None:
+    """Show a task, its payload, and what has become of it."""
+    face = Face.of(registry, json)
+    with opened(face, queue) as tasks:
+        document = FullTaskDocument.with_payload(tasks.get(task), tasks.payload(task))
+    face.answer(document, *shown(document))
+
+
+@app.command()
+def log(
+    queue: QueueArgument, task: TaskArgument, registry: RegistryOption = None, json: JsonOption = False
+) -> None:
+    """Show what the claims of a task wrote, the earliest first; with --json an object a line."""
+    face = Face.of(registry, json)
+    with opened(face, queue) as tasks:
+        for update in tasks.log(task):
+            document = UpdateDocument.of(update)
+            face.answer(document, update_line(document))
+
+
+@app.command()
+def count(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
+    """Count the tasks in each status."""
+    face = Face.of(registry, json)
+    with opened(face, queue) as tasks:
+        found = tasks.count()
+    counts = {status.value: found.get(status, 0) for status in Status}
+    face.answer(
+        {"queue": queue, "counts": counts}, *(f"{status}: {number:,}" for status, number in counts.items())
+    )
+
+
+@app.command()
+def requeue(
+    queue: QueueArgument,
+    tasks: TasksArgument = None,
+    all_dead: Annotated[bool, typer.Option("--all-dead", help="All tasks whose last try failed.")] = False,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Try dead or cancelled tasks again, with all their tries."""
+    if bool(tasks) == all_dead:
+        raise typer.BadParameter("name tasks, or give --all-dead")
+    face = Face.of(registry, json)
+    with opened(face, queue) as opened_queue:
+        ids = list(tasks or ())
+        _refuse_missing(opened_queue, ids)
+        dead = (each.head.id for each in opened_queue.tasks(frozenset({Status.DEAD}))) if all_dead else ids
+        given = changed = 0
+        for task in dead:
+            given += 1
+            before = opened_queue.get(task).state.status
+            changed += (
+                before in {Status.DEAD, Status.CANCELLED} and opened_queue.requeue(task) is Status.WAITING
+            )
+    rest = given - changed
+    face.answer(
+        {"queue": queue, "given": given, "requeued": changed},
+        f"requeued {counted(changed, 'task')}"
+        + (f"; {rest:,} {'was' if rest == 1 else 'were'} neither dead nor cancelled" if rest else ""),
+    )
+
+
+@app.command()
+def cancel(
+    queue: QueueArgument,
+    tasks: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, help="The tasks' ids.")],
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Want tasks no more: who works on one is refused what it writes. A completed task stays so."""
+    face = Face.of(registry, json)
+    with opened(face, queue) as opened_queue:
+        _refuse_missing(opened_queue, tasks)
+        changed = sum(opened_queue.cancel(task) is Status.CANCELLED for task in tasks)
+    rest = len(tasks) - changed
+    face.answer(
+        {"queue": queue, "given": len(tasks), "cancelled": changed},
+        f"cancelled {counted(changed, 'task')}"
+        + (f"; {rest:,} {'was' if rest == 1 else 'were'} complete" if rest else ""),
+    )
+
+
+@app.command()
+def check(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
+    """Look whether the store holds only what the rules allow; exit with 1 if not.
+
+    Every claim's log without a gap and as long as its state says, every status with the fields it needs,
+    dependencies that exist and don't go round, ids and partitions as they must be, counts as counted.
+    Workers may go on meanwhile. With --json an object a line, the last one with the sum.
+    """
+    face = Face.of(registry, json)
+    faults = 0
+    with opened(face, queue) as tasks:
+        looked = Check(tasks.context.engine, queue, tasks.partition_count, tasks.context.timeout_s)
+        for finding in looked.findings():
+            faults += 1
+            document = {"fault": finding.fault.value, "task": finding.task, "message": finding.message}
+            place = f"task {finding.task}" if finding.task else f"queue {queue}"
+            face.answer(document, f"{finding.fault}: {place}: {finding.message}")
+    summary = {"queue": queue, "checked": looked.checked, "findings": faults}
+    uncounted = "" if looked.counts_compared else "; its counts changed too fast to be compared"
+    face.answer(
+        {**summary, "counts_compared": looked.counts_compared},
+        f"checked {counted(looked.checked, 'task')}: {counted(faults, 'finding')}{uncounted}",
+    )
+    if faults:
+        raise typer.Exit(1)
+
+
+def _payload(text: str) -> bytes:
+    try:
+        json_text.loads(text, parse_constant=_refuse_word)
+    except ValueError as error:
+        raise InvalidTask(f"the arguments are no JSON: {error}") from error
+    return text.encode()
+
+
+def _refuse_word(word: str) -> None:
+    raise ValueError(f"{word} is no number in it")
+
+
+def _told(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)
+    )
+
+
+def _refuse_missing(queue: Queue, ids: list[str]) -> None:
+    """See that all tasks exist before any is changed."""
+    for start in range(0, len(ids), 1000):
+        some = ids[start : start + 1000]
+        found = queue.context.read(some)
+        if missing := [task for task in some if task not in found]:
+            raise UnknownTask(f"there is no task {missing[0]} in queue {queue.name!r}; nothing was changed")

@@ -1,0 +1,64 @@
+"""Tasks as lines for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
+from rebalanser.tasks.flakes import born_at, is_flake
+
+
+def task_line(task: TaskDocument) -> str:
+    """A task in one line."""
+    parts: list[str] = [task.status]
+    if task.priority:
+        parts.append(f"priority {task.priority}")
+    if task.claim is not None:
+        parts.append(f"claim {task.claim.number} of {_printable(task.claim.worker)}")
+    if task.failures:
+        parts.append(f"failed {task.failures} of {task.retries + 1} tries")
+    if task.after:
+        parts.append(f"after {len(task.after)}")
+    return f"{task.id} {_printable(task.name)}: {', '.join(parts)}"
+
+
+def shown(task: FullTaskDocument) -> Iterator[str]:
+    """A task in several lines."""
+    yield task_line(task)
+    if is_flake(task.id):
+        yield f"enqueued: {_time(born_at(task.id))}, by the clock of the host that made the id"
+    if task.due:
+        yield f"waits until: {_time(task.due)}"
+    if task.timeout_s is not None:
+        yield f"timeout: {task.timeout_s:g} s a try"
+    for each in task.after:
+        yield f"after: {each}"
+    yield f"payload: {_text(task.payload)}"
+    if task.claim is not None:
+        yield f"last claim: {task.claim.number}, {task.claim.updates} updates"
+    if task.result is not None:
+        yield f"result: {_text(task.result)}"
+    for number, line in enumerate(task.error.splitlines()):
+        yield f"{'  ' if number else 'last error: '}{_printable(line)}"
+
+
+def update_line(update: UpdateDocument) -> str:
+    """An entry of a log in one line."""
+    return f"claim {update.claim}, update {update.sequence}: {_text(update.content)}"
+
+
+def _text(content: Content) -> str:
+    if content.base64 is not None:
+        return f"base64 {content.base64}"
+    return json.dumps(content.value, ensure_ascii=True)
+
+
+def _printable(text: str) -> str:
+    """What somebody stored may be any text; none may give orders to the terminal."""
+    return text if text.isprintable() else repr(text)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")

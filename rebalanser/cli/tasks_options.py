@@ -1,0 +1,45 @@
+"""What the commands on tasks have in common: a queue that exists, and the names of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from rebalanser.cli.face import Face
+from rebalanser.settings import Settings
+from rebalanser.tasks.model import Status
+from rebalanser.tasks.queue import Queue
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)]
+TaskArgument = Annotated[str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)]
+TasksArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="The tasks' ids.", show_default=False)
+]
+StatusOption = Annotated[
+    list[Status] | None,
+    typer.Option("--status", show_default="any", help="Those in this status only; repeatable."),
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, metavar="NUMBER", show_default="all", help="At most so many.")
+]
+CreateOption = Annotated[bool, typer.Option("--create", help="Make the queue if there is none of this name.")]
+
+
+@contextmanager
+def opened(face: Face, name: str, *, create: bool = False, claim_ttl_s: float = 30.0) -> Iterator[Queue]:
+    """A queue that exists, unless it is to be made. The engine is waited for ``connect_timeout_s``."""
+    settings = Settings()
+    with face.patience(settings):
+        queue = Queue(
+            name,
+            face.url,
+            claim_ttl_s=claim_ttl_s,
+            settings=settings,
+            timeout_s=settings.connect_timeout_s,
+            create=create,
+        )
+    with queue:
+        yield queue

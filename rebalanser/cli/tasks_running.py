@@ -1,0 +1,127 @@
+"""``rebalanser tasks worker`` and ``rebalanser tasks serve``: the commands that go on until a signal."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import ValidationError
+
+from rebalanser.cli.face import Face, JsonOption, RegistryOption
+from rebalanser.cli.kafka_options import VerboseOption
+from rebalanser.cli.tasks_options import CreateOption, QueueArgument, opened
+from rebalanser.errors import InvalidHandlers, InvalidSettings, MissingExtra
+from rebalanser.runtime.logs import configure_cli_logging
+from rebalanser.tasks.queue import Queue
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def worker(
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:QUEUE",
+            show_default=False,
+            help="The module, imported from the working directory too, and the name of the Queue in it.",
+        ),
+    ],
+    concurrency: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many tasks to run at a time.")
+    ] = 1,
+    verbose: VerboseOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Work on the tasks of a queue until Ctrl-C or SIGTERM; what runs then may end, for 30 seconds.
+
+    The queue says where it is: there is no --registry.
+    """
+    configure_cli_logging(json, verbose)
+    queue = _queue_of(place)
+    with queue:
+        queue.run(concurrency)
+
+
+def serve(
+    queue: QueueArgument,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0 for any free one.")] = 8642,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            show_default=False,
+            help="A file with the bearer token that all must send; needed beyond loopback.",
+        ),
+    ] = None,
+    claim_ttl: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long a claim lasts unless it is renewed.")
+    ] = 30.0,
+    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="The largest body that is taken.")] = 8
+    * 1024
+    * 1024,
+    rate: Annotated[
+        str, typer.Option(metavar="N/TIME", help="How many requests an address may send, as 1000/second.")
+    ] = "1000/second",
+    create: CreateOption = False,
+    registry: RegistryOption = None,
+    verbose: VerboseOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Serve a queue over HTTP until Ctrl-C or SIGTERM: claims are handed out of the partitions it owns."""
+    try:
+        from rebalanser.tasks.http import serving  # noqa: PLC0415 - what it needs is an extra
+    except ImportError as error:
+        raise MissingExtra(
+            f"tasks serve needs packages that are not installed ({error}); pip install 'rebalanser[web]'"
+        ) from error
+    face = Face.of(registry, json, verbose)
+    token = None if token_file is None else serving.read_token(token_file)
+    try:
+        options = serving.ServingOptions(
+            host=host, port=port, token=token, max_body_bytes=max_body, rate=rate
+        )
+    except ValidationError as error:
+        raise InvalidSettings(str(error)) from error
+
+    def started(url: str) -> None:
+        document = {"event": "serving", "queue": queue, "url": url}
+        face.answer(document, f"serving the queue {queue} at {url}; Ctrl-C stops it")
+        sys.stdout.flush()
+
+    with opened(face, queue, create=create, claim_ttl_s=claim_ttl) as tasks:
+        serving.serve(tasks, options, started)
+
+
+def _queue_of(place: str) -> Queue:
+    """The queue that a place names.
+
+    Raises:
+        InvalidHandlers: the module can't be imported, or has no queue of this name.
+    """
+    module_name, colon, attribute = place.partition(":")
+    if not (module_name and colon and attribute):
+        raise typer.BadParameter(f"{place!r} is not MODULE:QUEUE")
+    module = _module(module_name)
+    found = getattr(module, attribute, None)
+    if isinstance(found, Queue):
+        return found
+    queues = sorted(name for name, value in vars(module).items() if isinstance(value, Queue))
+    there = f"it has: {', '.join(queues)}" if queues else "it has no Queue at all"
+    raise InvalidHandlers(f"{attribute!r} in {module_name} is no rebalanser.tasks.Queue; {there}")
+
+
+def _module(name: str) -> ModuleType:
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds texts
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever a module does when it is imported
+        raise InvalidHandlers(
+            f"the module {name!r} can't be imported: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,243 @@
+"""Looks whether a queue's store holds only what the rules allow, page by page.
+
+Beside one page, what is kept in memory are the dependencies of open tasks. It can be done while workers work:
+what changed while it was looked at is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+from typing import Final
+
+from rebalanser.errors import InternalError
+from rebalanser.tasks.engine import Engine
+from rebalanser.tasks.flakes import is_flake, partition_of
+from rebalanser.tasks.model import OPEN, Status, Stored, TaskId, Update
+
+PAGE: Final = 500
+LOG_PAGE: Final = 1000
+MAX_LOOKS: Final = 20
+"""How often a task that changes all the time is looked at before it is left alone."""
+MAX_CYCLES: Final = 100
+"""At most so many cycles are told."""
+
+
+class Fault(StrEnum):
+    """What can be wrong with a store."""
+
+    NO_FLAKE = "no_flake"
+    """An id that is none (SK-1)."""
+    WRONG_PARTITION = "wrong_partition"
+    """The task lies where its id does not put it (SK-2)."""
+    CONTRADICTION = "contradiction"
+    """The status does not go with the other fields of the state."""
+    LOG_GAP = "log_gap"
+    """A claim's updates are not numbered 0, 1, 2… (SK-9)."""
+    LOG_COUNT = "log_count"
+    """The last claim's log has more or fewer updates than its state counts (SK-9)."""
+    UNKNOWN_CLAIM = "unknown_claim"
+    """The log has an update of a claim that was never made (SK-6)."""
+    UNKNOWN_DEPENDENCY = "unknown_dependency"
+    """An open task waits for one that does not exist."""
+    TOO_EARLY = "too_early"
+    """It was claimed before all that it depends on was complete (SK-5)."""
+    CYCLE = "cycle"
+    """Open tasks wait for each other."""
+    COUNT = "count"
+    """The store counts other than there are (SK-12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault, the task that has it, empty for the whole queue, and what was seen."""
+
+    fault: Fault
+    task: TaskId
+    message: str
+
+
+@dataclass(slots=True)
+class Check:
+    """One look at a whole queue; ``timeout_s`` is for each request.
+
+    ``checked`` counts the tasks. ``counts_compared`` is False where the store changed so fast that what it
+    counts could not be compared with what there is.
+    """
+
+    engine: Engine
+    queue: str
+    partitions: int
+    timeout_s: float
+    checked: int = 0
+    counts_compared: bool = True
+    _waits: dict[TaskId, tuple[TaskId, ...]] = field(default_factory=dict)
+
+    def findings(self) -> Iterator[Finding]:
+        """Everything that is wrong, as it is found.
+
+        Raises:
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        before = _without_zeros(self.engine.count(self.queue, self.timeout_s))
+        counted: Counter[Status] = Counter()
+        for page in self._pages():
+            counted.update(each.state.status for each in page)
+            self.checked += len(page)
+            for stored in page:
+                yield from self._of_task(stored)
+            yield from self._of_dependencies(page)
+        yield from self._of_cycles()
+        yield from self._of_counts(before, counted)
+
+    def _pages(self) -> Iterator[tuple[Stored, ...]]:
+        after: TaskId | None = None
+        while True:
+            page = self.engine.page(self.queue, self.timeout_s, after=after, limit=PAGE)
+            yield page.items
+            after = page.next
+            if after is None:
+                return
+
+    def _of_task(self, stored: Stored) -> Iterator[Finding]:
+        task = stored.head.id
+        if not is_flake(task):
+            yield Finding(Fault.NO_FLAKE, task, "the id is no flake")
+        elif stored.partition != (right := partition_of(task, self.partitions)):
+            yield Finding(Fault.WRONG_PARTITION, task, f"it lies in {stored.partition}, not in {right}")
+        for what in contradictions(stored):
+            yield Finding(Fault.CONTRADICTION, task, what)
+        if stored.state.status in OPEN and stored.head.after:
+            self._waits[task] = stored.head.after
+        yield from self._of_log(stored)
+
+    def _of_log(self, stored: Stored) -> list[Finding]:
+        """What is wrong with the log of a task that did not change while its log was read."""
+        task = stored.head.id
+        for _ in range(MAX_LOOKS):
+            found = log_faults(stored, self._log(stored))
+            if not found:
+                return found
+            now = self.engine.read(self.queue, [task], self.timeout_s).get(task)
+            if now is None:
+                return []
+            if now.revision == stored.revision:
+                return found
+            stored = now
+        return []
+
+    def _log(self, stored: Stored) -> Iterator[Update]:
+        """The whole log: in one request where it is short, else claim by claim."""
+        task, claim = stored.head.id, stored.state.claim
+        first = self.engine.updates(self.queue, task, self.timeout_s, limit=LOG_PAGE)
+        if len(first) < LOG_PAGE:
+            yield from first
+            return
+        for number in range(0 if claim is None else claim.number + 1):
+            sequence = 0
+            while page := self.engine.updates(
+                self.queue, task, self.timeout_s, claim=number, first=sequence, limit=LOG_PAGE
+            ):
+                yield from page
+                sequence = page[-1].sequence + 1
+
+    def _of_dependencies(self, page: tuple[Stored, ...]) -> Iterator[Finding]:
+        """What a page's tasks depend on, read after them: what is complete then may not have been before."""
+        needed = sorted({each for stored in page for each in stored.head.after})
+        found: dict[TaskId, Stored] = {}
+        for start in range(0, len(needed), PAGE):
+            found.update(self.engine.read(self.queue, needed[start : start + PAGE], self.timeout_s))
+        for stored in page:
+            for each in stored.head.after:
+                yield from _of_dependency(stored, each, found.get(each))
+
+    def _of_cycles(self) -> Iterator[Finding]:
+        for _ in range(MAX_CYCLES):
+            try:
+                TopologicalSorter(self._waits).prepare()
+            except CycleError as error:
+                cycle: list[TaskId] = error.args[1]
+                yield Finding(Fault.CYCLE, cycle[0], "it waits for itself: " + " for ".join(reversed(cycle)))
+                for each in cycle:
+                    self._waits.pop(each, None)
+            else:
+                return
+
+    def _of_counts(self, before: Mapping[Status, int], counted: Mapping[Status, int]) -> Iterator[Finding]:
+        """Compare only what did not change meanwhile: who counts a store that changes counts wrong."""
+        for _ in range(MAX_LOOKS):
+            told = _without_zeros(self.engine.count(self.queue, self.timeout_s))
+            if told == counted:
+                return
+            if told == before:
+                break
+            before = told
+            counted = Counter(each.state.status for page in self._pages() for each in page)
+        else:
+            self.counts_compared = False
+            return
+        for status in Status:
+            if told.get(status, 0) != counted.get(status, 0):
+                yield Finding(
+                    Fault.COUNT,
+                    "",
+                    f"the store counts {told.get(status, 0)} as {status}, there are {counted.get(status, 0)}",
+                )
+
+
+def contradictions(stored: Stored) -> Iterator[str]:
+    """What of a state can't be so, whatever the rules were asked."""
+    head, state = stored.head, stored.state
+    claim = state.claim
+    if state.status in {Status.CLAIMED, Status.COMPLETED} and claim is None:
+        yield f"it is {state.status} and has no claim"
+    if claim is not None and (claim.number < 0 or claim.updates < 0 or not claim.holder):
+        yield f"its claim {claim.number} has {claim.updates} updates and the holder {claim.holder!r}"
+    if state.result is not None and state.status is not Status.COMPLETED:
+        yield f"it is {state.status} and has a result"
+    if state.failures < 0 or (state.status in OPEN and state.failures > head.retries):
+        yield f"it is {state.status} after {state.failures} failures and {head.retries} retries"
+    if state.status is Status.DEAD and state.failures == 0:
+        yield "it is dead and no try has failed"
+    if state.status is Status.CLAIMED and state.due:
+        yield "it is claimed and waits for a time"
+
+
+def log_faults(stored: Stored, log: Iterator[Update]) -> list[Finding]:
+    """What is wrong with a log, read after the state."""
+    task, claim = stored.head.id, stored.state.claim
+    last = -1 if claim is None else claim.number
+    written: Counter[int] = Counter()
+    found = []
+    for update in log:
+        if not 0 <= update.claim <= last:
+            found.append(
+                Finding(Fault.UNKNOWN_CLAIM, task, f"claim {update.claim} of {last + 1} has updates")
+            )
+        elif update.sequence != written[update.claim]:
+            message = f"claim {update.claim} goes on with {update.sequence}, not {written[update.claim]}"
+            found.append(Finding(Fault.LOG_GAP, task, message))
+        written[update.claim] = update.sequence + 1
+    if claim is not None and written[last] != claim.updates:
+        message = f"claim {last} counts {claim.updates} updates, its log has {written[last]}"
+        found.append(Finding(Fault.LOG_COUNT, task, message))
+    return found
+
+
+def _of_dependency(stored: Stored, needed: TaskId, found: Stored | None) -> Iterator[Finding]:
+    """A completed task may have outlived what it depended on, which was collected (SK-14)."""
+    task, status = stored.head.id, stored.state.status
+    if found is None:
+        if status in OPEN:
+            yield Finding(Fault.UNKNOWN_DEPENDENCY, task, f"it waits for {needed}, which does not exist")
+    elif found.head.id != needed:
+        raise InternalError(f"the task {found.head.id} was read for {needed}")
+    elif stored.state.claim is not None and found.state.status is not Status.COMPLETED:
+        yield Finding(Fault.TOO_EARLY, task, f"it was claimed, and {needed} is {found.state.status}")
+
+
+def _without_zeros(counts: Mapping[Status, int]) -> dict[Status, int]:
+    return {status: count for status, count in counts.items() if count}

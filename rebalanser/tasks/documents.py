@@ -1,0 +1,118 @@
+"""Tasks as documents, for the command line and for other languages. Times are in seconds."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rebalanser.tasks.model import ClaimState, Status, Stored, Update
+
+
+class Content(BaseModel):
+    """Bytes that somebody stored: as JSON where they are JSON, else in base64."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: Any = Field(default=None, description="What the JSON says; null where the bytes are no JSON.")
+    base64: str | None = Field(default=None, description="The bytes, where they are no JSON.")
+
+    @classmethod
+    def of(cls, content: bytes) -> Self:
+        """The document of these bytes."""
+        try:
+            return cls(value=json.loads(content, parse_constant=_refuse))
+        except ValueError:
+            return cls(base64=base64.b64encode(content).decode())
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+class ClaimDocument(BaseModel):
+    """A task's last claim, also after it has ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int = Field(description="How many claims of the task there were before it (SK-6).")
+    worker: str = Field(description="Who made it, a label for people.")
+    ttl_s: float = Field(description="For how many seconds it lasted when it was made or renewed.")
+    updates: int = Field(description="How many updates it has written (SK-9).")
+
+    @classmethod
+    def of(cls, claim: ClaimState) -> Self:
+        """The document of a claim; its holder's name stays with the holder."""
+        return cls(number=claim.number, worker=claim.worker, ttl_s=claim.term.ttl_s, updates=claim.updates)
+
+
+class TaskDocument(BaseModel):
+    """A task and what has become of it, its payload aside."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    queue: str
+    name: str = Field(description="The function that works on it.")
+    status: Status
+    priority: int = Field(description="Higher first.")
+    after: tuple[str, ...] = Field(description="The tasks that must be complete first.")
+    retries: int = Field(description="How often it is tried again after a try that failed.")
+    timeout_s: float | None = Field(description="How many seconds one try may take; null for any time.")
+    due: float = Field(description="Seconds since 1970 before which it waits; 0 for no time.")
+    failures: int = Field(description="Tries that failed since it was enqueued or requeued.")
+    error: str = Field(description="How the last try that failed ended.")
+    claim: ClaimDocument | None
+    result: Content | None = Field(description="What it came to, once it is complete.")
+    partition: int
+    revision: int = Field(description="The store's revision at its last change (SK-11).")
+
+    @classmethod
+    def of(cls, stored: Stored) -> Self:
+        """The document of a task."""
+        head, state = stored.head, stored.state
+        return cls(
+            id=head.id,
+            queue=head.queue,
+            name=head.name,
+            status=state.status,
+            priority=head.priority,
+            after=head.after,
+            retries=head.retries,
+            timeout_s=head.timeout_s,
+            due=state.due,
+            failures=state.failures,
+            error=state.error,
+            claim=None if state.claim is None else ClaimDocument.of(state.claim),
+            result=None if state.result is None else Content.of(state.result),
+            partition=stored.partition,
+            revision=stored.revision,
+        )
+
+
+class FullTaskDocument(TaskDocument):
+    """A task with its payload."""
+
+    payload: Content
+
+    @classmethod
+    def with_payload(cls, stored: Stored, payload: bytes) -> Self:
+        """The document of a task and its payload."""
+        return cls(**dict(TaskDocument.of(stored)), payload=Content.of(payload))
+
+
+class UpdateDocument(BaseModel):
+    """One entry of a claim's log (SK-9)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    claim: int
+    sequence: int = Field(description="Counted from 0 within the claim.")
+    content: Content
+
+    @classmethod
+    def of(cls, update: Update) -> Self:
+        """The document of an update."""
+        return cls(claim=update.claim, sequence=update.sequence, content=Content.of(update.content))

@@ -1,0 +1,76 @@
+"""What the holder of a claim asks: decided by the store alone, so any server of the queue can be asked."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rebalanser.errors import Fenced
+from rebalanser.tasks import rules
+from rebalanser.tasks.asks import Decide, MoveAsk
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, Refusal
+from rebalanser.tasks.model import Stored, TaskId, Update
+from rebalanser.tasks.queue import Queue
+from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+
+_REFUSALS = {
+    Reason.GAP: UPDATE_CONFLICT,
+    Reason.OTHER_CONTENT: UPDATE_CONFLICT,
+    Reason.GONE: UNKNOWN,
+}
+
+
+class Holding:
+    """One claim of a task, as its holder names it. Every method answers the task as it is then.
+
+    Every method raises :class:`~rebalanser.errors.UnknownTask` where there is no such task,
+    :class:`~rebalanser.tasks.http.problems.Refusal` where a rule refuses it,
+    :class:`~rebalanser.errors.RegistryUnavailable` where nothing was done, and
+    :class:`~rebalanser.errors.OutcomeUnknown` where nobody knows.
+    """
+
+    def __init__(self, queue: Queue, task: TaskId, held: Held) -> None:
+        self._queue = queue
+        self._context: Context = queue.context
+        self._task = task
+        self._held = held
+
+    def renew(self) -> Stored:
+        """Let the claim last for its whole time from now (SK-7)."""
+        term = self._context.term()
+        return self._settled(lambda stored: rules.renew(stored.state, self._held, term))
+
+    def update(self, sequence: int, content: bytes) -> Stored:
+        """Add to the claim's log (SK-9)."""
+        rule = partial(self._updated, sequence=sequence, content=content)
+        return self._settled(rule, Update(self._held.number, sequence, content))
+
+    def _updated(self, stored: Stored, sequence: int, content: bytes) -> Decision:
+        claim = stored.state.claim
+        is_written = claim is not None and claim.number == self._held.number and claim.updates > sequence
+        written = self._context.updated_as(self._task, self._held, sequence) if is_written else None
+        return rules.update(stored.state, self._held, sequence, content, written)
+
+    def complete(self, result: bytes | None) -> Stored:
+        """Complete the task for good (SK-10)."""
+        return self._settled(lambda stored: rules.complete(stored.state, self._held, result))
+
+    def fail(self, error: str, delay_s: float | None) -> Stored:
+        """The try has failed: the next one waits ``delay_s`` seconds, None for no further try (SK-15)."""
+        due = None if delay_s is None else self._context.clock.wall() + delay_s
+        return self._settled(lambda stored: rules.fail(stored.head, stored.state, self._held, error, due))
+
+    def release(self) -> Stored:
+        """Give the claim back unworked."""
+        return self._settled(lambda stored: rules.release(stored.state, self._held))
+
+    def _settled(self, rule: Decide, update: Update | None = None) -> Stored:
+        stored = self._queue.get(self._task)
+        settled = self._context.submit(MoveAsk(stored, rule, update=update)).result()
+        if not isinstance(settled, Refused):
+            return settled
+        told = f"claim {self._held.number} of task {self._task}: {settled.reason.value}"
+        kind = _REFUSALS.get(settled.reason, FENCED)
+        if kind is FENCED:
+            raise Fenced(told)
+        raise Refusal(kind, told)

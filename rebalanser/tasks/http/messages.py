@@ -1,0 +1,192 @@
+"""What is asked and answered over HTTP. Times are in seconds."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
+
+from rebalanser.tasks.documents import Content
+from rebalanser.tasks.model import Status
+from rebalanser.tasks.options import Id, PositiveSeconds, Priority, Seconds
+
+MAX_BATCH: Final = 1000
+MAX_WAIT_S: Final = 60.0
+MAX_CLAIMED: Final = 256
+_MAX_LABEL: Final = 512
+
+Label = Annotated[str, Field(min_length=1, max_length=_MAX_LABEL)]
+
+
+class Asked(BaseModel):
+    """A request's body: a field that is not known is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GivenContent(Asked):
+    """Bytes to store: a value as JSON, or any bytes in base64, not both."""
+
+    value: Any = Field(default=None, description="Stored as JSON (UTF-8).")
+    base64: Base64Bytes | None = Field(default=None, description="Stored as it is.")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if self.value is not None and self.base64 is not None:
+            raise ValueError("give a value or base64, not both")
+        try:
+            json.dumps(self.value, allow_nan=False)
+        except ValueError as error:
+            raise ValueError("the value has a number that JSON has no word for") from error
+        return self
+
+    def content(self) -> bytes:
+        """What to store."""
+        if self.base64 is not None:
+            return self.base64
+        return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+class NewTask(Asked):
+    """A task to enqueue (SK-2)."""
+
+    name: Label = Field(description="The function that is to work on it.")
+    payload: GivenContent = Field(
+        description="What it is to work on; a Python function takes its arguments from an object's fields."
+    )
+    id: Id | None = Field(
+        default=None,
+        description="An id got before: enqueueing it more than once is harmless (SK-3). Else it gets one.",
+    )
+    priority: Priority = Field(default=0, description="Higher first.")
+    after: tuple[Id, ...] = Field(default=(), description="Tasks of the queue that must be complete first.")
+    waits_for_unknown: bool = Field(
+        default=False, description="Whether `after` may name tasks that don't exist yet."
+    )
+    delay_s: Seconds = Field(default=0.0, description="How many seconds from now it waits at least.")
+    retries: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=3, description="How often it is tried again after a try that failed, or whose worker died."
+    )
+    timeout_s: PositiveSeconds | None = Field(
+        default=None, description="How many seconds one try may take; its worker has to see to it."
+    )
+
+
+class NewTasks(Asked):
+    """Tasks to enqueue in few transactions: each for itself, not all or none."""
+
+    tasks: Annotated[tuple[NewTask, ...], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class Enqueued(BaseModel):
+    """A task is stored for good."""
+
+    id: Id
+
+
+class EnqueuedMany(BaseModel):
+    """Tasks are stored for good; their ids, in the order in which they were given."""
+
+    ids: tuple[Id, ...]
+
+
+class NewIds(BaseModel):
+    """Ids for tasks to come, the smallest first (SK-1)."""
+
+    ids: tuple[Id, ...]
+
+
+class ClaimRequest(Asked):
+    """Ask for tasks to work on (SK-5)."""
+
+    worker: Label = Field(description="Who asks, a label for people.")
+    limit: Annotated[int, Field(ge=1, le=MAX_CLAIMED)] = Field(default=1, description="At most so many.")
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = Field(
+        default=0.0, description="For how many seconds to wait for a task where there is none."
+    )
+
+
+class ClaimedTask(BaseModel):
+    """A claim (SK-6): the worker may work on the task until the claim's time is over (SK-8).
+
+    The worker counts ``waited_s + ttl_s`` seconds from when it sent its request, on a monotonic clock of its
+    own, and stops then unless it has renewed the claim.
+    """
+
+    task: Id
+    name: str
+    payload: Content
+    number: int = Field(
+        description="How many claims of the task there were before; part of the claim's name."
+    )
+    holder: str = Field(description="A secret that is this claim's alone; part of the claim's name.")
+    token: int = Field(description="The fencing token, for the outside world: it grows from claim to claim.")
+    ttl_s: float = Field(description="How many seconds the claim lasts unless it is renewed.")
+    waited_s: float = Field(description="How many seconds passed here before the claim was asked for.")
+    failures: int = Field(description="How many tries have failed so far.")
+    retries: int
+    timeout_s: float | None = Field(description="How many seconds the try may take; null for any time.")
+
+
+class ClaimedTasks(BaseModel):
+    """The claims made; none where there was nothing to do in the time given."""
+
+    claims: tuple[ClaimedTask, ...]
+
+
+class HolderNamed(Asked):
+    """Which claim it is, along with the task and the number in the path."""
+
+    holder: Label = Field(description="The claim's, as it was answered.")
+
+
+class NewUpdate(HolderNamed):
+    """Add to a claim's log (SK-9). Sending it again is harmless."""
+
+    sequence: Annotated[int, Field(ge=0)] = Field(
+        description="How many updates the claim has written before: 0, 1, 2…"
+    )
+    content: GivenContent
+
+
+class Completion(HolderNamed):
+    """Complete a task for good (SK-10). Sending it again is harmless: the first result stays."""
+
+    result: GivenContent | None = Field(default=None, description="What it came to, if it is to be kept.")
+
+
+class Failure(HolderNamed):
+    """The try has failed (SK-15)."""
+
+    error: Annotated[str, Field(max_length=4000)] = Field(description="What happened, for people.")
+    delay_s: Seconds = Field(default=0.0, description="How many seconds the next try waits at least.")
+    give_up: bool = Field(default=False, description="Whether no further try can help.")
+
+
+class Settled(BaseModel):
+    """What the task is after what was asked."""
+
+    task: Id
+    status: Status
+    revision: int = Field(description="The store's, for reads that are not to be older (SK-11).")
+
+
+class Renewed(Settled):
+    """The claim lasts ``ttl_s`` seconds from when the worker sent the request (SK-8)."""
+
+    ttl_s: float
+
+
+class Counts(BaseModel):
+    """How many tasks there are in each status (SK-12)."""
+
+    queue: str
+    counts: dict[Status, int]
+
+
+class Health(BaseModel):
+    """The server answers."""
+
+    queue: str
+    partitions: int = Field(description="How many of the queue's partitions it hands out claims of.")

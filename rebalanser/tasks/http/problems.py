@@ -1,0 +1,171 @@
+"""What is refused, as problem documents of RFC 9457."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from rebalanser import errors
+from rebalanser.redaction import redact
+from rebalanser.runtime.logs import get_logger
+
+MEDIA_TYPE: Final = "application/problem+json"
+RETRY_AFTER_S: Final = 1
+PATH: Final = "/problems"
+_log = get_logger()
+
+
+class Problem(BaseModel):
+    """What is wrong with a request, or with what it asks for (RFC 9457)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(description="A reference to what this kind of problem means.")
+    title: str
+    status: int
+    detail: str = Field(default="", description="What happened this time.")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of problem: its name in ``type``, its status and what it means."""
+
+    name: str
+    status: HTTPStatus
+    title: str
+
+    @property
+    def type(self) -> str:
+        """The reference that stands in the document."""
+        return f"{PATH}/{self.name}"
+
+
+FENCED: Final = Kind(
+    "fenced", HTTPStatus.CONFLICT, "The claim has ended: its worker must stop, and nothing was written."
+)
+UPDATE_CONFLICT: Final = Kind(
+    "update-conflict", HTTPStatus.CONFLICT, "The update is not the next one, or another has its number."
+)
+EXISTS: Final = Kind("exists", HTTPStatus.CONFLICT, "The id is taken by a task with other content.")
+UNKNOWN: Final = Kind("unknown", HTTPStatus.NOT_FOUND, "There is no such task, queue or path.")
+INVALID: Final = Kind("invalid", HTTPStatus.UNPROCESSABLE_ENTITY, "The request can't be meant so.")
+UNAUTHORIZED: Final = Kind("unauthorized", HTTPStatus.UNAUTHORIZED, "The bearer token is missing or wrong.")
+TOO_LARGE: Final = Kind(
+    "too-large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is over a limit of the server or store."
+)
+TOO_MANY: Final = Kind("too-many", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests: come back later.")
+FULL: Final = Kind("full", HTTPStatus.INSUFFICIENT_STORAGE, "The store is over its quota.")
+AWAY: Final = Kind(
+    "engine-away", HTTPStatus.SERVICE_UNAVAILABLE, "The store is away: nothing was done, ask again."
+)
+OUTCOME_UNKNOWN: Final = Kind(
+    "outcome-unknown",
+    HTTPStatus.GATEWAY_TIMEOUT,
+    "Nobody knows whether it was done, or will be. The same request again finds out.",
+)
+UNUSABLE: Final = Kind("unusable-store", HTTPStatus.SERVICE_UNAVAILABLE, "The store can't be used.")
+INTERNAL: Final = Kind("internal", HTTPStatus.INTERNAL_SERVER_ERROR, "A fault of the server's own.")
+OTHER: Final = "other"
+KINDS: Final[Mapping[str, Kind]] = {
+    each.name: each
+    for each in (
+        FENCED, UPDATE_CONFLICT, EXISTS, UNKNOWN, INVALID, UNAUTHORIZED, TOO_LARGE, TOO_MANY, FULL, AWAY,
+        OUTCOME_UNKNOWN, UNUSABLE, INTERNAL,
+    )
+}  # fmt: skip
+_OF_ERRORS: Final[tuple[tuple[type[errors.RebalanserError], Kind], ...]] = (
+    (errors.Fenced, FENCED),
+    (errors.TaskExists, EXISTS),
+    (errors.UnknownTask, UNKNOWN),
+    (errors.UnknownQueue, UNKNOWN),
+    (errors.InvalidTask, INVALID),
+    (errors.InvalidName, INVALID),
+    (errors.RequestTooLarge, TOO_LARGE),
+    (errors.QuotaExceeded, FULL),
+    (errors.RegistryRefused, UNUSABLE),
+    (errors.OutcomeUnknown, OUTCOME_UNKNOWN),
+    (errors.RetryLater, AWAY),
+)
+_OF_STATUSES: Final[Mapping[int, Kind]] = {
+    each.status: each for each in (UNKNOWN, UNAUTHORIZED, TOO_LARGE, TOO_MANY)
+}
+
+
+class Refusal(Exception):
+    """A request is refused for a reason that is no error of the house."""
+
+    def __init__(self, kind: Kind, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+def kind_of(error: errors.RebalanserError) -> Kind:
+    """What kind of problem an error is."""
+    return next((kind for error_type, kind in _OF_ERRORS if isinstance(error, error_type)), INTERNAL)
+
+
+def document(kind: Kind, detail: str, headers: Mapping[str, str] | None = None, **more: Any) -> JSONResponse:
+    """The answer that tells of a problem."""
+    problem = Problem(
+        type=kind.type, title=kind.title, status=kind.status, detail=redact(" ".join(detail.split())), **more
+    )
+    extra = dict(headers or {})
+    if kind is AWAY:
+        extra["Retry-After"] = str(RETRY_AFTER_S)
+    if kind is UNAUTHORIZED:
+        extra["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(problem.model_dump(), kind.status, extra, MEDIA_TYPE)
+
+
+async def send_problem(
+    kind: Kind,
+    detail: str,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Answer with a problem before the request has reached the application."""
+    await document(kind, detail, headers)(scope, receive, send)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Have everything that is raised answered by a problem document."""
+
+    @app.exception_handler(errors.RebalanserError)
+    async def of_the_house(_request: Request, error: errors.RebalanserError) -> JSONResponse:
+        kind = kind_of(error)
+        if kind is INTERNAL:
+            _log.error("a request failed", action="http_failed", error=repr(error))
+        return document(kind, str(error))
+
+    @app.exception_handler(Refusal)
+    async def refused(_request: Request, error: Refusal) -> JSONResponse:
+        return document(error.kind, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        places = [
+            {"place": ".".join(map(str, each["loc"])), "message": each["msg"]} for each in error.errors()
+        ]
+        told = "; ".join(f"{each['place']}: {each['message']}" for each in places)
+        return document(INVALID, told, errors=places)
+
+    @app.exception_handler(HTTPException)
+    async def by_the_framework(_request: Request, error: HTTPException) -> JSONResponse:
+        status = HTTPStatus(error.status_code)
+        kind = _OF_STATUSES.get(status, Kind(OTHER, status, status.phrase))
+        return document(kind, str(error.detail), error.headers)
+
+    @app.exception_handler(Exception)
+    async def fault(_request: Request, error: Exception) -> JSONResponse:
+        return document(INTERNAL, type(error).__name__)

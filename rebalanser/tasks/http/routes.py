@@ -1,0 +1,292 @@
+"""The paths of the HTTP interface."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from rebalanser.errors import UnknownQueue
+from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
+from rebalanser.tasks.http import operations, problems
+from rebalanser.tasks.http.dispenser import Asker, Dispenser, Lent
+from rebalanser.tasks.http.holding import Holding
+from rebalanser.tasks.http.messages import (
+    MAX_BATCH,
+    ClaimedTask,
+    ClaimedTasks,
+    ClaimRequest,
+    Completion,
+    Counts,
+    Enqueued,
+    EnqueuedMany,
+    Failure,
+    Health,
+    HolderNamed,
+    NewIds,
+    NewTask,
+    NewTasks,
+    NewUpdate,
+    Renewed,
+    Settled,
+)
+from rebalanser.tasks.http.problems import Problem
+from rebalanser.tasks.model import Status, Stored
+from rebalanser.tasks.options import Id
+from rebalanser.tasks.queue import Queue
+from rebalanser.tasks.rules import Held
+
+PREFIX: Final = "/v1/queues/{queue}"
+NDJSON: Final = "application/x-ndjson"
+MAX_PAGE: Final = 1_000_000
+
+TaskPath = Annotated[Id, Path(description="The task's id.")]
+NumberPath = Annotated[int, Path(ge=0, description="The claim's number.")]
+AtLeast = Annotated[
+    int, Query(ge=0, description="Refuse to answer from a store that has not seen this revision (SK-11).")
+]
+
+
+class Server:
+    """What the paths work on: one queue and the dispenser of its claims."""
+
+    def __init__(self, queue: Queue, dispenser: Dispenser) -> None:
+        self.queue = queue
+        self.dispenser = dispenser
+        self.routers = (self._tasks(), self._claims())
+
+    def named(self, queue: str) -> None:
+        """See that a request means this queue."""
+        if queue != self.queue.name:
+            raise UnknownQueue(f"this server serves the queue {self.queue.name!r}, not {queue!r}")
+
+    def _router(self, tag: str, *kinds: problems.Kind) -> APIRouter:
+        return APIRouter(
+            prefix=PREFIX,
+            tags=[tag],
+            dependencies=[Depends(self.named)],
+            responses=_described(problems.UNKNOWN, problems.INVALID, problems.TOO_LARGE, *kinds),
+        )
+
+    def _tasks(self) -> APIRouter:
+        queue = self.queue
+        router = self._router("tasks")
+        exists = _described(problems.EXISTS, problems.FULL)
+
+        @router.post("/ids", status_code=HTTPStatus.CREATED)
+        def new_ids(count: Annotated[int, Query(ge=1, le=MAX_BATCH)] = 1) -> NewIds:
+            """Get ids for tasks to come: enqueueing a task with one more than once is harmless (SK-3)."""
+            return NewIds(ids=tuple(queue.new_id() for _ in range(count)))
+
+        @router.post("/tasks", status_code=HTTPStatus.CREATED, responses=exists)
+        def enqueue(task: NewTask) -> Enqueued:
+            """Enqueue a task; it is stored for good once this is answered (SK-4)."""
+            (task_id,) = operations.enqueue(queue, [task])
+            return Enqueued(id=task_id)
+
+        @router.post("/batches", status_code=HTTPStatus.CREATED, responses=exists)
+        def enqueue_batch(batch: NewTasks) -> EnqueuedMany:
+            """Enqueue many tasks in few transactions: each for itself, not all or none."""
+            return EnqueuedMany(ids=tuple(operations.enqueue(queue, batch.tasks)))
+
+        @router.get("/tasks", response_class=StreamingResponse, responses=_stream_of(TaskDocument))
+        def list_tasks(
+            status: Annotated[list[Status] | None, Query(description="Those in one of these only.")] = None,
+            after: Annotated[Id | None, Query(description="Those with greater ids only.")] = None,
+            limit: Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="At most so many.")] = None,
+            at_least: AtLeast = 0,
+        ) -> StreamingResponse:
+            """List tasks in the order of their ids, a line of JSON for each, as they are read (SK-12)."""
+            statuses = frozenset(status) if status else None
+            tasks = operations.listed(queue, statuses, after=after, limit=limit, at_least=at_least)
+            return StreamingResponse(operations.lines(tasks), media_type=NDJSON)
+
+        @router.get("/tasks/{task}")
+        def get_task(task: TaskPath, at_least: AtLeast = 0) -> FullTaskDocument:
+            """Get a task with its payload, what has become of it, and its result."""
+            return operations.full(queue, task, at_least)
+
+        @router.get(
+            "/tasks/{task}/log", response_class=StreamingResponse, responses=_stream_of(UpdateDocument)
+        )
+        def get_log(task: TaskPath) -> StreamingResponse:
+            """Get what all claims of a task wrote, a line of JSON for each, the earliest first (SK-9)."""
+            return StreamingResponse(operations.lines(operations.logged(queue, task)), media_type=NDJSON)
+
+        @router.get("/counts")
+        def count() -> Counts:
+            """Count the tasks in each status (SK-12)."""
+            counted = queue.count()
+            return Counts(queue=queue.name, counts={status: counted.get(status, 0) for status in Status})
+
+        @router.post("/tasks/{task}/cancel")
+        def cancel(task: TaskPath) -> Settled:
+            """Want a task no more; a completed one stays so. Its claim ends."""
+            queue.cancel(task)
+            return _settled(queue.get(task))
+
+        @router.post("/tasks/{task}/requeue")
+        def requeue(task: TaskPath) -> Settled:
+            """Try a dead or cancelled task again, with all its tries (SK-15); any other stays as it is."""
+            queue.requeue(task)
+            return _settled(queue.get(task))
+
+        return router
+
+    def _claims(self) -> APIRouter:
+        queue = self.queue
+        router = self._router("claims")
+        of_claim = "/tasks/{task}/claims/{number}"
+        fenced = _described(problems.FENCED)
+
+        @router.post("/claims")
+        async def claim(asked: ClaimRequest, request: Request) -> ClaimedTasks:
+            """Claim the best tasks of this server's partitions (SK-5), waiting where there is none."""
+            asker = self.dispenser.ask(asked.worker, asked.limit, asked.wait_s)
+            lent = await self._waited(asker, request)
+            return ClaimedTasks(claims=tuple(_claimed(each, queue.context.ttl_s) for each in lent))
+
+        @router.post(f"{of_claim}/renew", responses=fenced)
+        def renew(task: TaskPath, number: NumberPath, asked: HolderNamed) -> Renewed:
+            """Let a claim last for its whole time from now (SK-7)."""
+            stored = Holding(queue, task, Held(number, asked.holder)).renew()
+            return Renewed(**dict(_settled(stored)), ttl_s=queue.context.ttl_s)
+
+        @router.post(f"{of_claim}/update", responses=fenced)
+        def update(task: TaskPath, number: NumberPath, asked: NewUpdate) -> Settled:
+            """Add to a claim's log (SK-9); sending it again is harmless."""
+            holding = Holding(queue, task, Held(number, asked.holder))
+            return _settled(holding.update(asked.sequence, asked.content.content()))
+
+        @router.post(f"{of_claim}/complete", responses=fenced)
+        def complete(task: TaskPath, number: NumberPath, asked: Completion) -> Settled:
+            """Complete a task for good (SK-10); sending it again is harmless."""
+            result = None if asked.result is None else asked.result.content()
+            return _settled(Holding(queue, task, Held(number, asked.holder)).complete(result))
+
+        @router.post(f"{of_claim}/fail", responses=fenced)
+        def fail(task: TaskPath, number: NumberPath, asked: Failure) -> Settled:
+            """End a try that failed (SK-15). Sent again it is refused, as the claim has ended by then."""
+            delay_s = None if asked.give_up else asked.delay_s
+            return _settled(Holding(queue, task, Held(number, asked.holder)).fail(asked.error, delay_s))
+
+        @router.post(f"{of_claim}/release", responses=fenced)
+        def release(task: TaskPath, number: NumberPath, asked: HolderNamed) -> Settled:
+            """Give a claim back unworked; its try is not counted."""
+            return _settled(Holding(queue, task, Held(number, asked.holder)).release())
+
+        return router
+
+    async def _waited(self, asker: Asker, request: Request) -> list[Lent]:
+        """What the asker is given; if he hangs up before, it is given back."""
+        lent = asyncio.wrap_future(asker.future)
+        hung_up = asyncio.ensure_future(_hung_up(request))
+        try:
+            either: set[asyncio.Future[Any]] = {lent, hung_up}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if lent.done():
+                return lent.result()
+        finally:
+            hung_up.cancel()
+            if not lent.done():
+                self.dispenser.forget(asker)
+        return []
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _settled(stored: Stored) -> Settled:
+    return Settled(task=stored.head.id, status=stored.state.status, revision=stored.revision)
+
+
+def _claimed(lent: Lent, ttl_s: float) -> ClaimedTask:
+    stored, held = lent.claimed.stored, lent.claimed.held
+    return ClaimedTask(
+        task=stored.head.id,
+        name=stored.head.name,
+        payload=Content.of(lent.payload),
+        number=held.number,
+        holder=held.holder,
+        token=stored.revision,
+        ttl_s=ttl_s,
+        waited_s=lent.waited_s,
+        failures=stored.state.failures,
+        retries=stored.head.retries,
+        timeout_s=stored.head.timeout_s,
+    )
+
+
+def _described(*kinds: problems.Kind) -> dict[int | str, dict[str, Any]]:
+    """What a path can answer beside what is asked of it."""
+    always = (
+        problems.UNAUTHORIZED, problems.TOO_MANY, problems.INTERNAL, problems.AWAY, problems.OUTCOME_UNKNOWN,
+    )  # fmt: skip
+    return {int(kind.status): {"model": Problem, "description": kind.title} for kind in (*kinds, *always)}
+
+
+def _stream_of(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {200: {"model": model, "description": "Lines of JSON", "content": {NDJSON: {"schema": reference}}}}
+
+
+def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
+    """The application with all its paths; ``is_guarded`` says in its description that it wants a token."""
+    app = FastAPI(title="Rebalanser tasks", version=version, docs_url=None, redoc_url=None)
+    problems.add_handlers(app)
+    for router in server.routers:
+        app.include_router(router)
+
+    @app.get("/health", tags=["server"])
+    def health() -> Health:
+        """Ask whether the server answers, and how many partitions it owns."""
+        owned = server.dispenser.owned(server.queue.partition_count)
+        return Health(queue=server.queue.name, partitions=owned)
+
+    @app.get(
+        f"{problems.PATH}/{{name}}", tags=["server"], responses=_described(problems.UNKNOWN, problems.INVALID)
+    )
+    def explain(name: str) -> Problem:
+        """Ask what a kind of problem means: where the `type` of a problem document points to."""
+        kind = problems.KINDS.get(name)
+        if kind is None:
+            raise problems.Refusal(problems.UNKNOWN, f"there is no kind of problem {name!r}")
+        return Problem(type=kind.type, title=kind.title, status=kind.status)
+
+    described: dict[str, Any] = {}
+
+    def describe() -> dict[str, Any]:
+        if not described:
+            described.update(_description(app, is_guarded))
+        return described
+
+    app.openapi = describe  # type: ignore[method-assign] # the framework's own way to change it
+    return app
+
+
+def _description(app: FastAPI, is_guarded: bool) -> Mapping[str, Any]:
+    """The OpenAPI document: problems by their media type, streams as streams, the token if there is one."""
+    document = get_openapi(title=app.title, version=app.version, description=__doc__, routes=app.routes)
+    for path in document["paths"].values():
+        for operation in path.values():
+            for status, answer in operation["responses"].items():
+                content = answer.get("content", {})
+                if NDJSON in content:
+                    content.pop("application/json", None)
+                elif int(status) >= HTTPStatus.BAD_REQUEST and "application/json" in content:
+                    content[problems.MEDIA_TYPE] = content.pop("application/json")
+    if is_guarded:
+        schemes = document["components"].setdefault("securitySchemes", {})
+        schemes["token"] = {"type": "http", "scheme": "bearer"}
+        for name, path in document["paths"].items():
+            for operation in path.values() if name.startswith("/v1/") else ():
+                operation["security"] = [{"token": []}]
+    return document

@@ -1,0 +1,394 @@
+"""``rebalanser tasks``, called in this process on a queue in memory: what each command answers or refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rebalanser.cli import main
+from rebalanser.tasks import Queue, rules
+from rebalanser.tasks.checking import Check, Fault
+from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
+from rebalanser.tasks.model import Head, State, Status, Stored, Task, Term, Update
+from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.rules import Held
+
+UNKNOWN = "0" * 40
+TERM = Term(30.0, "a boot", 100.0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def documents(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Stage:
+    """The command line and a queue at the same place."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        self.queue = Queue("work", url, partitions=4, state_folder=folder)
+        self._capsys = capsys
+
+    def cli(self, *arguments: str) -> Answer:
+        code = main(["tasks", *arguments])
+        return Answer(code, *self._capsys.readouterr())
+
+    def enqueue(
+        self, *after: str, task_id: str | None = None, retries: int = 0, unknown: bool = False
+    ) -> str:
+        options = EnqueueOptions(after=after, task_id=task_id, waits_for_unknown=unknown)
+        (task,) = self.queue.commit([self.queue.made_raw("send", b'{"to": "a"}', options, retries=retries)])
+        return task
+
+    def write(self, task: str, state: State | rules.Refused, update: Update | None = None) -> None:
+        """Put a state there, whatever the rules say of it."""
+        assert isinstance(state, State)
+        stored = self.queue.get(task)
+        move = Move(task, "work", stored.partition, stored.revision, state, update=update, head=stored.head)
+        (answer,) = self.queue.context.engine.apply([move], 1.0)
+        assert isinstance(answer, Applied)
+
+    def claim(self, task: str) -> Held:
+        stored = self.queue.get(task)
+        number = 0 if stored.state.claim is None else stored.state.claim.number + 1
+        held = Held(number, f"holder {number}")
+        self.write(task, rules.claim(stored.head, stored.state, held.holder, "me", TERM, over=True))
+        return held
+
+    def update(self, task: str, held: Held, content: bytes) -> None:
+        state = self.queue.get(task).state
+        assert state.claim is not None
+        sequence = state.claim.updates
+        decision = rules.update(state, held, sequence, content, None)
+        self.write(task, decision, Update(held.number, sequence, content))
+
+    def kill(self, task: str) -> None:
+        """End its last try."""
+        held = self.claim(task)
+        stored = self.queue.get(task)
+        self.write(task, rules.fail(stored.head, stored.state, held, "broken", None))
+
+    def complete(self, task: str, result: bytes | None = None) -> None:
+        held = self.claim(task)
+        self.write(task, rules.complete(self.queue.get(task).state, held, result))
+
+
+@pytest.fixture
+def stage(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> Iterator[Stage]:
+    url = f"memory://{request.node.nodeid}"
+    monkeypatch.setenv("REBALANSER_REGISTRY", url)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    stage = Stage(url, capsys, tmp_path)
+    with stage.queue:
+        yield stage
+
+
+def refused(answer: Answer, code: int, *fragments: str) -> None:
+    assert (answer.code, answer.out) == (code, ""), answer
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1, answer.err
+    for fragment in fragments:
+        assert fragment in answer.err
+
+
+@pytest.mark.rule("SK-3", "SK-12")
+def test_a_task_is_enqueued_shown_and_counted(stage: Stage) -> None:
+    first = stage.cli("enqueue", "work", "send", '{"to": "a"}', "--priority", "2").out.strip()
+    second = stage.cli(
+        "enqueue", "work", "send", "--after", first, "--retries", "0", "--timeout", "9.5", "--json"
+    )
+    shown = stage.cli("show", "work", first).out
+    assert shown.startswith(f"{first} send: waiting, priority 2\n")
+    assert 'payload: {"to": "a"}\n' in shown
+    (document,) = stage.cli("show", "work", second.documents[0]["id"], "--json").documents
+    assert (document["after"], document["retries"], document["timeout_s"]) == ([first], 0, 9.5)
+    assert document["payload"] == {"value": {}, "base64": None}
+    assert stage.cli("count", "work").out.startswith("waiting: 2\nclaimed: 0\n")
+    assert stage.cli("count", "work", "--json").documents[0]["counts"]["waiting"] == 2
+
+
+@pytest.mark.rule("SK-3")
+def test_enqueueing_one_id_again_is_harmless_and_with_other_content_refused(stage: Stage) -> None:
+    task = stage.queue.new_id()
+    for _ in range(2):
+        assert stage.cli("enqueue", "work", "send", "[1]", "--id", task).out == f"{task}\n"
+    refused(stage.cli("enqueue", "work", "send", "[2]", "--id", task), 3, "other content")
+    assert stage.queue.count()[Status.WAITING] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (("enqueue", "work", "send", "{"), ("the arguments are no JSON",)),
+        (("enqueue", "work", "send", "[NaN]"), ("the arguments are no JSON", "NaN")),
+        (("enqueue", "work", "send", "--after", "x"), ("after", "40 hexadecimal digits")),
+        (("enqueue", "work", "send", "--after", UNKNOWN), (UNKNOWN, "does not exist")),
+        (("enqueue", "work", "send", "--priority", "9999999999"), ("priority",)),
+        (("enqueue", "work", "se\tnd"), ("unprintable",)),
+        (("show", "work", UNKNOWN), (f"there is no task {UNKNOWN}",)),
+        (("log", "work", UNKNOWN), (f"there is no task {UNKNOWN}",)),
+        (("cancel", "work", UNKNOWN), (f"there is no task {UNKNOWN}", "nothing was changed")),
+        (("list", "wrok"), ("there is no queue 'wrok'", "there are: work")),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    stage: Stage, arguments: tuple[str, ...], fragments: tuple[str, ...]
+) -> None:
+    refused(stage.cli(*arguments), 3, *fragments)
+    assert stage.cli("list", "work").out == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("list",), ("count",), ("check",), ("show", UNKNOWN), ("log", UNKNOWN), ("cancel", UNKNOWN),
+        ("requeue", "--all-dead"), ("enqueue", "send"), ("serve", "--port", "0"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_queue_is_not_made(stage: Stage, command: tuple[str, ...]) -> None:
+    name, *rest = command
+    answer = stage.cli(name, "wrok", *rest)
+    refused(answer, 3, "there is no queue 'wrok'", "there are: work")
+    assert set(stage.queue.context.engine.queues(1.0)) == {"work"}
+
+
+def test_a_queue_is_made_where_that_is_asked_for(stage: Stage) -> None:
+    assert stage.cli("enqueue", "more", "send", "--create").code == 0
+    assert set(stage.queue.context.engine.queues(1.0)) == {"more", "work"}
+
+
+@pytest.mark.rule("SK-12")
+def test_tasks_are_listed_page_by_page_as_they_are_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [stage.enqueue() for _ in range(5)]
+    stage.kill(ids[1])
+    lines = stage.cli("list", "work").out.splitlines()
+    assert [line.split()[0] for line in lines] == ids
+    assert lines[1] == f"{ids[1]} send: dead, claim 0 of me, failed 1 of 1 tries"
+    documents = stage.cli("list", "work", "--status", "dead", "--status", "completed", "--json").documents
+    assert [each["id"] for each in documents] == [ids[1]]
+    asked: list[int] = []
+    page = type(stage.queue.context.engine).page
+
+    def counted(engine: Engine, *arguments: Any, **named: Any) -> Page:
+        asked.append(named["limit"])
+        return page(engine, *arguments, **named)
+
+    monkeypatch.setattr(type(stage.queue.context.engine), "page", counted)
+    assert len(stage.cli("list", "work", "--limit", "2").out.splitlines()) == 2
+    assert asked == [2]
+
+
+@pytest.mark.rule("SK-9")
+def test_a_log_keeps_what_earlier_claims_wrote(stage: Stage) -> None:
+    task = stage.enqueue(retries=3)
+    stage.update(task, stage.claim(task), b'"half"')
+    held = stage.claim(task)
+    stage.update(task, held, b"\xff")
+    stage.update(task, held, b"2")
+    told = 'claim 0, update 0: "half"\nclaim 1, update 0: base64 /w==\nclaim 1, update 1: 2\n'
+    assert stage.cli("log", "work", task).out == told
+    documents = stage.cli("log", "work", task, "--json").documents
+    assert [(each["claim"], each["sequence"]) for each in documents] == [(0, 0), (1, 0), (1, 1)]
+
+
+@pytest.mark.rule("SK-15")
+def test_dead_letters_are_requeued_and_tasks_cancelled(stage: Stage) -> None:
+    dead = [stage.enqueue() for _ in range(3)]
+    for task in dead:
+        stage.kill(task)
+    done, waiting = stage.enqueue(), stage.enqueue()
+    stage.complete(done)
+    assert stage.cli("requeue", "work", dead[0], waiting).out == (
+        "requeued 1 task; 1 was neither dead nor cancelled\n"
+    )
+    (document,) = stage.cli("requeue", "work", "--all-dead", "--json").documents
+    assert document == {"queue": "work", "given": 2, "requeued": 2}
+    assert stage.cli("cancel", "work", done, waiting).out == "cancelled 1 task; 1 was complete\n"
+    assert {status: count for status, count in stage.queue.count().items() if count} == {
+        Status.WAITING: 3, Status.COMPLETED: 1, Status.CANCELLED: 1,
+    }  # fmt: skip
+    assert stage.cli("requeue", "work").code == 2
+    assert stage.cli("requeue", "work", waiting, "--all-dead").code == 2
+
+
+def test_what_a_task_says_gives_no_orders_to_the_terminal(stage: Stage) -> None:
+    task = stage.enqueue()
+    held = stage.claim(task)
+    stored = stage.queue.get(task)
+    stage.write(task, rules.fail(stored.head, stored.state, held, "line\n\x1b[2J", None))
+    assert "\x1b" not in stage.cli("show", "work", task).out
+    assert "last error: line\n" in stage.cli("show", "work", task).out
+
+
+@pytest.mark.rule("SK-6", "SK-9", "SK-10")
+def test_a_sound_store_has_no_findings(stage: Stage) -> None:
+    done = stage.enqueue()
+    stage.complete(done, b"1")
+    stage.kill(stage.enqueue(done))
+    retried = stage.enqueue(done, retries=1)
+    stage.update(retried, stage.claim(retried), b"a")
+    stage.update(retried, stage.claim(retried), b"b")
+    answer = stage.cli("check", "work")
+    assert (answer.code, answer.out) == (0, "checked 3 tasks: 0 findings\n")
+
+
+def faults(stage: Stage) -> dict[str, set[str]]:
+    answer = stage.cli("check", "work", "--json")
+    *findings, summary = answer.documents
+    assert answer.code == (1 if findings else 0)
+    assert summary["findings"] == len(findings)
+    found: dict[str, set[str]] = {}
+    for each in findings:
+        found.setdefault(each["fault"], set()).add(each["task"])
+    return found
+
+
+@pytest.mark.rule("SK-9")
+def test_a_log_with_a_gap_is_found(stage: Stage) -> None:
+    task = stage.enqueue()
+    held = stage.claim(task)
+    state = stage.queue.get(task).state
+    assert state.claim is not None
+    claimed = replace(state, claim=replace(state.claim, updates=2))
+    stage.write(task, claimed, Update(held.number, 1, b"second"))
+    assert faults(stage) == {"log_gap": {task}}
+
+
+@pytest.mark.rule("SK-6", "SK-9")
+def test_a_log_that_its_state_does_not_count_is_found(stage: Stage) -> None:
+    more, unclaimed = stage.enqueue(), stage.enqueue()
+    held = stage.claim(more)
+    stage.write(more, replace(stage.queue.get(more).state, error="x"), Update(held.number, 0, b"uncounted"))
+    stage.write(unclaimed, State(error="x"), Update(0, 0, b"of no claim"))
+    assert faults(stage) == {"log_count": {more}, "unknown_claim": {unclaimed}}
+
+
+@pytest.mark.rule("SK-10")
+@pytest.mark.parametrize(
+    "state",
+    [
+        State(Status.COMPLETED),
+        State(Status.CLAIMED),
+        State(Status.DEAD),
+        State(result=b"1"),
+        State(failures=3),
+    ],
+)
+def test_a_state_that_contradicts_itself_is_found(stage: Stage, state: State) -> None:
+    task = stage.enqueue()
+    stage.write(task, state)
+    assert faults(stage) == {"contradiction": {task}}
+
+
+@pytest.mark.rule("SK-5")
+def test_dependencies_that_can_never_be_complete_are_found(stage: Stage) -> None:
+    lost = stage.enqueue(UNKNOWN, unknown=True)
+    a, b = stage.queue.new_id(), stage.queue.new_id()
+    engine = stage.queue.context.engine
+    for task, needed in ((a, b), (b, a)):
+        made = stage.queue.made_raw(
+            "send", b"{}", EnqueueOptions(task_id=task, after=(needed,), waits_for_unknown=True)
+        )
+        engine.apply([made], 1.0)
+    early = stage.enqueue(a)
+    stage.claim(early)
+    found = faults(stage)
+    assert found.pop("cycle") <= {a, b}
+    assert found == {"unknown_dependency": {lost}, "too_early": {early}}
+
+
+@pytest.mark.rule("SK-1", "SK-2")
+def test_an_id_that_is_none_and_a_wrong_partition_are_found(stage: Stage) -> None:
+    right = stage.queue.made_raw("send", b"{}", EnqueueOptions())
+    strange = Enqueue(Task(Head("no flake", "work", "send"), b"{}"), 0)
+    stage.queue.context.engine.apply([replace(right, partition=(right.partition + 1) % 4), strange], 1.0)
+    assert faults(stage) == {"wrong_partition": {right.task.head.id}, "no_flake": {"no flake"}}
+
+
+@pytest.mark.rule("SK-12")
+def test_a_count_that_is_wrong_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.enqueue()
+    engine = stage.queue.context.engine
+    monkeypatch.setattr(engine, "count", lambda *_: {Status.WAITING: 2})
+    (finding,) = Check(engine, "work", 4, 1.0).findings()
+    assert (finding.fault, finding.task) == (Fault.COUNT, "")
+    assert finding.message == "the store counts 2 as waiting, there are 1"
+
+
+def test_a_task_that_changes_while_it_is_looked_at_is_looked_at_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = stage.enqueue()
+    held = stage.claim(task)
+    stale: list[Stored] = [stage.queue.get(task)]
+    stage.update(task, held, b"meanwhile")
+    engine = stage.queue.context.engine
+    monkeypatch.setattr(engine, "page", lambda *_, **__: Page(tuple(stale), None, 1))
+    assert list(Check(engine, "work", 4, 1.0).findings()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "fragment"),
+    [
+        ("module", 2, "is not MODULE:QUEUE"),
+        ("no_such_module:tasks", 3, "'no_such_module' can't be imported: ModuleNotFoundError"),
+        ("broken_module:tasks", 3, "ZeroDivisionError: division by zero"),
+        ("empty_module:tasks", 3, "'tasks' in empty_module is no rebalanser.tasks.Queue; it has no Queue"),
+    ],
+)
+def test_a_worker_says_what_is_wrong_with_its_module(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: int, fragment: str
+) -> None:
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    (tmp_path / "empty_module.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    refused(stage.cli("worker", place), code, fragment)
+    sys.modules.pop("empty_module", None)
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("--host", "0.0.0.0"), "0.0.0.0 can be reached from other hosts: give --token-file"),
+        (("--rate", "many"), "'many' is no rate such as 100/second"),
+        (("--token-file", "/no/such/file"), "can't be read"),
+        (("--token-file", "{short}"), "must have 16 printable ASCII characters"),
+    ],
+)
+def test_a_server_is_refused_what_is_not_safe(
+    stage: Stage, tmp_path: Path, arguments: tuple[str, ...], fragment: str
+) -> None:
+    pytest.importorskip("fastapi")
+    short = tmp_path / "short"
+    short.write_text("secret\n")
+    given = [each.format(short=short) for each in arguments]
+    refused(stage.cli("serve", "work", *given), 3, fragment)
+
+
+@pytest.mark.rule("SK-16")
+def test_a_missing_extra_is_named(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("rebalanser.tasks.http")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    refused(stage.cli("serve", "work"), 3, "pip install 'rebalanser[web]'")

@@ -1,0 +1,113 @@
+"""What each error becomes over HTTP, and who is given a claim when the engine is away."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rebalanser import errors
+from rebalanser.tasks import Queue
+
+pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
+
+from rebalanser.tasks.http import problems
+from rebalanser.tasks.http.dispenser import Dispenser
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize(
+    ("error", "status", "name"),
+    [
+        (errors.Fenced("x"), 409, "fenced"),
+        (errors.TaskExists("x"), 409, "exists"),
+        (errors.UnknownTask("x"), 404, "unknown"),
+        (errors.UnknownQueue("x"), 404, "unknown"),
+        (errors.DependencyCycle("x"), 422, "invalid"),
+        (errors.InvalidTask("x"), 422, "invalid"),
+        (errors.InvalidName("x"), 422, "invalid"),
+        (errors.RequestTooLarge("x"), 413, "too-large"),
+        (errors.QuotaExceeded("x"), 507, "full"),
+        (errors.UnusableStore("x"), 503, "unusable-store"),
+        (errors.AccessDenied("x"), 503, "unusable-store"),
+        (errors.OutcomeUnknown("x"), 504, "outcome-unknown"),
+        (errors.RegistryUnavailable("x"), 503, "engine-away"),
+        (errors.InternalError("x"), 500, "internal"),
+    ],
+)
+def test_every_error_is_a_problem(error: errors.RebalanserError, status: int, name: str) -> None:
+    answer = problems.document(problems.kind_of(error), "one\nline")
+    told = json.loads(bytes(answer.body))
+    assert (answer.status_code, told["status"], told["type"]) == (status, status, f"/problems/{name}")
+    assert told["detail"] == "one line"
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert ("retry-after" in answer.headers) == (name == "engine-away")
+
+
+class Partitions:
+    """Partitions that tell what they are asked, and answer as they are told."""
+
+    def __init__(self, answer: Exception | None = None) -> None:
+        self.answer = answer
+        self.asked: list[tuple[int, str]] = []
+
+    def claim(self, limit: int, names: None, worker: str) -> list[Any]:
+        self.asked.append((limit, worker))
+        if self.answer is not None:
+            raise self.answer
+        return []
+
+    def next_wakeup(self) -> None:
+        return None
+
+    def owns(self, number: int) -> bool:
+        return number < 3
+
+
+@pytest.fixture
+def dispenser(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
+    with Queue("work", f"memory://{request.node.nodeid}", state_folder=tmp_path) as queue:
+        dispenser = Dispenser(queue.context)
+        yield dispenser
+        dispenser.stop()
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize(
+    "error", [errors.RegistryUnavailable("away"), errors.OutcomeUnknown("lost"), RuntimeError("a fault")]
+)
+def test_who_asks_while_the_engine_is_away_is_told(dispenser: Dispenser, error: Exception) -> None:
+    dispenser.start(Partitions(error))  # type: ignore[arg-type]
+    for _ in range(2):  # it goes on after an error
+        assert dispenser.ask("a", 3, 30.0).future.exception(timeout=30.0) is error
+    assert dispenser.owned(16) == 3
+
+
+@pytest.mark.rule("SK-16")
+def test_who_does_not_wait_gets_nothing_at_once(dispenser: Dispenser) -> None:
+    partitions = Partitions()
+    dispenser.start(partitions)  # type: ignore[arg-type]
+    assert dispenser.ask("a", 3, 0.0).future.result(timeout=30.0) == []
+    assert partitions.asked[0] == (3, "a")
+
+
+@pytest.mark.rule("SK-16")
+def test_who_waits_when_the_server_stops_gets_nothing(dispenser: Dispenser) -> None:
+    dispenser.start(Partitions())  # type: ignore[arg-type]
+    asker = dispenser.ask("a", 1, 1000.0)
+    dispenser.stop()
+    dispenser.stop()
+    assert asker.future.result(timeout=0) == []
+    with pytest.raises(errors.RetryLater, match="stops"):
+        dispenser.ask("b", 1, 0.0)
+
+
+@pytest.mark.rule("SK-16")
+def test_who_has_hung_up_is_forgotten(dispenser: Dispenser) -> None:
+    gone = dispenser.ask("gone", 1, 1000.0)
+    dispenser.forget(gone)
+    partitions = Partitions()
+    dispenser.start(partitions)  # type: ignore[arg-type]
+    assert dispenser.ask("here", 1, 0.0).future.result(timeout=30.0) == []
+    assert {worker for _, worker in partitions.asked} == {"here"}
