@@ -68,7 +68,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PICTURE = DOCS / "live-table.svg"
 """Written and never verified: each version of the library that draws it draws it a little differently."""
-RULE = re.compile(r"^- \*\*((?:RB|SH|NE|AU)-\d+)\*\* (.+)$", re.MULTILINE)
+RULE = re.compile(r"^- \*\*((?:RB|SH|NE|AU|SK)-\d+)\*\* (.+)$", re.MULTILINE)
 LESSON = re.compile(r"^(\d+)\. (.+)$", re.MULTILINE)
 NOT_YET_CLAIMED = "## Not yet claimed"
 MARKER = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end: (?P=name) -->)", re.DOTALL)

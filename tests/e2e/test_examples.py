@@ -202,3 +202,11 @@ def test_any_language_example() -> None:
         assert tokens == sorted(set(tokens)), found.stdout
     assert {queue: node for node, queue, _ in arrivals} == {f"queue-{n}": "b" for n in range(1, 5)}
     assert {node for node, _, _ in arrivals} == {"a", "b"}
+
+
+@pytest.mark.rule("SK-5", "SK-17")
+def test_the_pipeline_of_tasks_survives_a_killed_worker(tmp_path: Path) -> None:
+    done = run("tasks_pipeline.py", "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"a worker was killed after \d+ tasks", done.stdout)
+    assert re.search(r"\d+ tasks were tried again; equal to a direct run: True", done.stdout)
