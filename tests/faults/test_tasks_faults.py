@@ -182,4 +182,3 @@ def test_partitions_change_hands_without_losing_or_doubling_a_claim(stage: Stage
     assert set(claims.values()) == {1}, "no claim number was given twice"
     tries = Counter(each["task"] for each in stage.events("began"))
     assert sum(tries.values()) - len(ids) <= 2, "only what the killed worker ran was tried again"
-

@@ -9,37 +9,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.tasks.collection import Components
+from rebalanser.tasks.components import Components
+from rebalanser.tasks.model import Head, State, Status, Stored
 
 TASKS = [f"{number:040x}" for number in range(12)]
-GRAPHS = st.lists(
-    st.tuples(st.sampled_from(TASKS), st.lists(st.sampled_from(TASKS), max_size=3)), max_size=15
-)
+GRAPHS = st.dictionaries(st.sampled_from(TASKS), st.sets(st.sampled_from(TASKS), max_size=3))
+
+
+def stored(task: str, after: tuple[str, ...] = (), status: Status = Status.COMPLETED) -> Stored:
+    return Stored(Head(task, "work", "add", after=after), State(status), revision=7, partition=3)
 
 
 @pytest.mark.rule("SK-14")
-@given(GRAPHS, st.sets(st.sampled_from(TASKS)))
-def test_just_the_whole_components_of_what_may_go_are_collected(
-    edges: list[tuple[str, list[str]]], may_go: set[str]
+@given(GRAPHS, st.sets(st.sampled_from(TASKS)), st.sets(st.sampled_from(TASKS)))
+def test_just_the_whole_components_of_complete_tasks_are_collected(
+    after: dict[str, set[str]], complete: set[str], kept: set[str]
 ) -> None:
     graph = networkx.Graph()
+    graph.add_nodes_from(TASKS)
     components = Components()
-    for task, after in edges:
-        components.add(task, after)
-        graph.add_edges_from((task, other) for other in after)
-    for task in sorted(may_go):
-        components.allow(task, (0, 1))
+    for task in TASKS:
+        needed = tuple(sorted(after.get(task, ())))
+        status = Status.COMPLETED if task in complete else Status.DEAD
+        components.add(stored(task, needed, status), keep=task in kept)
+        graph.add_edges_from((task, other) for other in needed)
+    may_go = complete - kept
     expected = {frozenset(part) for part in networkx.connected_components(graph) if part <= may_go}
-    assert {frozenset(part) for part in components.whole()} == expected
-    assert {task for task in TASKS if task in components} == set(graph.nodes)
+    found = list(components.collectable())
+    assert {frozenset(part) for part in found} == expected
+    assert {where for part in found for where in part.values()} <= {(3, 7)}
 
 
 def test_a_long_chain_takes_no_deep_recursion() -> None:
     components = Components()
     chain = [f"{number:040x}" for number in range(50_000)]
+    components.add(stored(chain[0]))
     for earlier, later in pairwise(chain):
-        components.add(later, [earlier])
-    for task in chain:
-        components.allow(task, (0, 1))
-    (whole,) = components.whole()
+        components.add(stored(later, (earlier,)))
+    (whole,) = components.collectable()
     assert len(whole) == len(chain)
