@@ -254,7 +254,7 @@ class TestBroker:
     def test_a_broker_away_for_twenty_seconds_stops_what_is_exclusive_and_nothing_else(
         self, broker: KafkaCluster, tmp_path: Path
     ) -> None:
-        with ShivaCluster(broker.bootstrap, tmp_path, round_s=2.0) as shiva:
+        with ShivaCluster(broker.bootstrap, tmp_path, round_s=3.0) as shiva:
             shiva.leader()
             workers = {name: shiva.worker(name) for name in ("worker-1", "worker-2")}
             shiva.start()

@@ -25,6 +25,18 @@ BOUNDED_OTHERWISE = {
         "a batch of each of two topics, and an answer to each request for files or a process",
     ),
     "rebalanser/shiva/runs.py": (1, "restarts within the window, of which so many are allowed"),
+    "backends/rebalanser_sqlite/tasks/committing.py": (1, "a job of each thread that waits for its answer"),
+    "rebalanser/cli/audit_stream.py": (
+        1,
+        "a note of each micro-batch, which takes far longer than to print it",
+    ),
+    "rebalanser/cli/tasks_options.py": (
+        1,
+        "no queue of this process: one of tasks, which lies in its engine",
+    ),
+    "rebalanser/tasks/claiming.py": (1, "those who ask within one call"),
+    "rebalanser/tasks/ledger.py": (2, "what callers wait for, and the claims that a worker has room for"),
+    "rebalanser/tasks/worker.py": (1, "claims, of which there are no more than it has room for"),
     "rebalanser/testing/memory.py": (1, "what is told within one call"),
     "rebalanser/testing/neli_simulation/process.py": (1, "callbacks of one rebalance of the simulated group"),
     "rebalanser/testing/shiva_simulation/leading.py": (1, "effects of one event of the simulated leader"),
