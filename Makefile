@@ -98,6 +98,10 @@ bench-kafka: kafka
 bench-audit: $(INSTALLED) ## How fast the audit is: SIZES=1,5,20 millions of records (kept in the user's cache)
 	@$(PYTHON) benchmarks/audit.py --sizes $(SIZES)
 
+.PHONY: bench-tasks
+bench-tasks: etcd ## How many tasks are enqueued and drained in a second, and how soon one starts
+	@$(PYTHON) benchmarks/tasks.py
+
 .PHONY: docs
 docs: $(INSTALLED) ## Write the generated parts of the documentation
 	@$(PYTHON) docs/generate.py

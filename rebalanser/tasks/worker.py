@@ -7,6 +7,7 @@ as are run in :data:`AHEAD_S` seconds, so that none of them waits for long.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -65,9 +66,12 @@ class Worker:
         self._tries: dict[str, _Try] = {}
         self._lock = threading.Lock()
         self._woken = woken
-        self._changed = threading.Condition(self._lock)
+        self._emptied = threading.Condition(self._lock)
+        self._sooner = threading.Condition(self._lock)
+        self._next_look = math.inf
         self._body_s: float | None = None
         self._stopping = False
+        self._ended = False
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -78,24 +82,25 @@ class Worker:
             thread = threading.Thread(target=loop, name=f"rebalanser-tasks-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
+        self._claims = self._threads[0]
 
     def stop(self, grace_s: float) -> bool:
         """Claim no more, wait ``grace_s`` seconds for the bodies that run, and give back what remains.
 
         Whether all bodies have ended; those that have not are told to, and what they write is refused.
         """
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        deadline = time.monotonic() + grace_s
+        self._stopping = True
         self._woken.set()
+        self._claims.join(grace_s)  # what it is claiming now is handed out before the threads are told to end
         for _ in range(self._concurrency):
             self._ready.put(None)
-        deadline = time.monotonic() + grace_s
-        with self._changed:
-            ended = self._changed.wait_for(lambda: not self._tries, max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            ended = self._emptied.wait_for(lambda: not self._tries, max(0.0, deadline - time.monotonic()))
             remaining = list(self._tries.values())
             self._tries.clear()
-            self._changed.notify_all()
+            self._ended = True
+            self._sooner.notify()
         for each in remaining:
             self._bodies.give_back(each.claim)
         for thread in self._threads if ended else ():
@@ -147,14 +152,23 @@ class Worker:
                 self._context.queue, [each.head.id for each in tries], self._context.timeout_s
             )
         except RetryLater:
-            for each in tries:
-                self._bodies.give_back(each.claim)
+            self._give_back(tries)
             raise
+        with self._lock:
+            is_too_late = self._ended
+            if not is_too_late:
+                self._tries.update((each.claim.held.holder, each) for each in tries)
+                self._look_at(min(each.renew_at for each in tries))
+        if is_too_late:
+            self._give_back(tries)
+            return
         for each in tries:
-            with self._changed:
-                self._tries[each.claim.held.holder] = each
-                self._changed.notify_all()
             self._ready.put((each, payloads[each.head.id]))
+
+    def _give_back(self, tries: list[_Try]) -> None:
+        for each in tries:
+            self._bodies.give_back(each.claim)
+            each.claim.tell(SkuldKind.CLAIM_ENDED)
 
     def _try(self, claimed: Claimed) -> _Try:
         stored = claimed.stored
@@ -170,15 +184,17 @@ class Worker:
             else:
                 began = time.monotonic()
                 if held.head.timeout_s is not None:
-                    with self._changed:
+                    with self._lock:
                         held.ends_at = began + held.head.timeout_s
-                        self._changed.notify_all()
+                        self._look_at(held.ends_at)
                 self._bodies.work(held.claim, held.head, payload)
                 self._measure(time.monotonic() - began)
             held.claim.tell(SkuldKind.CLAIM_ENDED)
-            with self._changed:
+            with self._lock:
                 self._tries.pop(held.claim.held.holder, None)
-                self._changed.notify_all()
+                if self._stopping and not self._tries:
+                    self._emptied.notify()
+                    self._sooner.notify()
             self._woken.set()
 
     def _measure(self, body_s: float) -> None:
@@ -197,19 +213,21 @@ class Worker:
                 elif each.renew_at <= now:
                     self._renew_one(each)
 
+    def _look_at(self, at: float) -> None:
+        """Have the thread that renews look no later than this."""
+        if at < self._next_look:
+            self._sooner.notify()
+
     def _next_due(self) -> list[_Try] | None:
         """Wait until something must be renewed or is out of time; None once the worker has stopped."""
-        with self._changed:
-            while not (self._stopping and not self._tries):
+        with self._lock:
+            while self._tries or not self._stopping:
                 now = time.monotonic()
-                waits = [at - now for each in self._tries.values() if (at := _due_at(each)) is not None]
-                if waits and min(waits) <= 0:
-                    return [
-                        each
-                        for each in self._tries.values()
-                        if (at := _due_at(each)) is not None and at <= now
-                    ]
-                self._changed.wait(min(waits, default=None))
+                due = [(at, each) for each in self._tries.values() if (at := _due_at(each)) is not None]
+                if over := [each for at, each in due if at <= now]:
+                    return over
+                self._next_look = min((at for at, _ in due), default=math.inf)
+                self._sooner.wait(None if self._next_look == math.inf else self._next_look - now)
         return None
 
     def _renew_one(self, each: _Try) -> None:
