@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rebalanser.errors import RebalanserError
 from rebalanser.registry.contract import Changed, HistoryLost, Sink, Target, WatchEvent
 from rebalanser_sqlite import history, leases
-from rebalanser_sqlite.bell import Bell, bell_of
+from rebalanser_sqlite.listening import LOOK_S, PATIENCE_S, Listener
 from rebalanser_sqlite.store import Deadline, Store, ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-LOOK_S = 0.25
-"""The slow look that finds what a writer committed and was killed before it could ring."""
-PATIENCE_S = 1.0
-"""How long the thread waits for a lock before it looks again."""
 
 _log = logging.getLogger("rebalanser.sqlite")
 
@@ -51,72 +44,15 @@ class FileWatch:
             _log.exception("a sink raised for %s", self.target.key, extra={"action": "sink_failed"})
 
 
-class Watcher:
+class Watcher(Listener[FileWatch]):
     """Runs while its registry is open, once it has had a watch."""
 
     def __init__(self, path: Path, open_store: Callable[[], Store]) -> None:
-        self._path = path
-        self._open_store = open_store
-        self._lock = threading.Lock()
-        self._watches: list[FileWatch] = []
-        self._closing = False
-        self._bell: Bell | None = None
-        self._thread: threading.Thread | None = None
+        super().__init__(path, open_store, "registry")
 
     def add(self, target: Target, from_revision: int, sink: Sink) -> FileWatch:
         """Begin a watch; the first one starts the thread."""
-        watch = FileWatch(target, from_revision, sink, self._forget)
-        with self._lock:
-            self._watches.append(watch)
-            if self._bell is None:
-                self._bell = bell_of(self._path)
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._bell,), name=f"registry {self._path.name}", daemon=True
-                )
-                self._thread.start()
-            self._bell.wake()
-        return watch
-
-    def _forget(self, watch: FileWatch) -> None:
-        with self._lock:
-            if watch in self._watches:
-                self._watches.remove(watch)
-
-    def wake(self) -> None:
-        """Have a look now."""
-        with self._lock:
-            if self._bell is not None and not self._closing:
-                self._bell.wake()
-
-    def close(self) -> None:
-        """End all watches and the thread, and wait for it, unless it is the one that asks."""
-        with self._lock:
-            watches, self._watches = self._watches, []
-            was_closing, self._closing = self._closing, True
-            if self._bell is not None and not was_closing:
-                self._bell.wake()
-        for watch in watches:
-            watch.open = False
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self, bell: Bell) -> None:
-        store: Store | None = None
-        try:
-            while not self._closing:
-                try:
-                    store = store or self._open_store()
-                    pause_s = self._look(store)
-                except RebalanserError as error:
-                    _log.warning("watches wait: %s", error, extra={"action": "watch_failed"})
-                    pause_s = LOOK_S
-                bell.wait(pause_s)
-        finally:
-            if store is not None:
-                store.close()
-            with self._lock:
-                self._closing = True
-                bell.close()
+        return self._begin(FileWatch(target, from_revision, sink, self._forget))
 
     def _look(self, store: Store) -> float | None:
         """Tell what is new and end what is over; how many seconds there is nothing to do."""

@@ -1,0 +1,106 @@
+"""The one thread of an open file's watches: it listens for the bell, and looks what is new."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from rebalanser.errors import RebalanserError
+from rebalanser_sqlite.bell import Bell, bell_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rebalanser_sqlite.store import Store
+
+LOOK_S: Final = 0.25
+"""The slow look that finds what was committed and not rung for, as by a writer that was killed before it."""
+PATIENCE_S: Final = 1.0
+"""How long the thread waits for a lock before it looks again."""
+
+_log = logging.getLogger("rebalanser.sqlite")
+
+
+class Watch(Protocol):
+    """A running watch."""
+
+    open: bool
+
+
+WatchT = TypeVar("WatchT", bound=Watch)
+
+
+class Listener(ABC, Generic[WatchT]):
+    """Runs while its file is open, once it has had a watch. ``name`` is the thread's, beside the file's."""
+
+    def __init__(self, path: Path, open_store: Callable[[], Store], name: str) -> None:
+        self._path = path
+        self._open_store = open_store
+        self._name = name
+        self._lock = threading.Lock()
+        self._watches: list[WatchT] = []
+        self._closing = False
+        self._bell: Bell | None = None
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def _look(self, store: Store) -> float | None:
+        """Tell what is new; how many seconds there is nothing to do, None for any time."""
+
+    def _begin(self, watch: WatchT) -> WatchT:
+        """Begin a watch; the first one starts the thread."""
+        with self._lock:
+            self._watches.append(watch)
+            if self._bell is None:
+                self._bell = bell_of(self._path)
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._bell,), name=f"{self._name} {self._path.name}", daemon=True
+                )
+                self._thread.start()
+            if not self._closing:
+                self._bell.wake()
+        return watch
+
+    def _forget(self, watch: WatchT) -> None:
+        with self._lock:
+            if watch in self._watches:
+                self._watches.remove(watch)
+
+    def wake(self) -> None:
+        """Have a look now."""
+        with self._lock:
+            if self._bell is not None and not self._closing:
+                self._bell.wake()
+
+    def close(self) -> None:
+        """End all watches and the thread, and wait for it, unless it is the one that asks."""
+        with self._lock:
+            watches, self._watches = self._watches, []
+            was_closing, self._closing = self._closing, True
+            if self._bell is not None and not was_closing:
+                self._bell.wake()
+        for watch in watches:
+            watch.open = False
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self, bell: Bell) -> None:
+        store: Store | None = None
+        try:
+            while not self._closing:
+                try:
+                    store = store or self._open_store()
+                    pause_s = self._look(store)
+                except RebalanserError as error:
+                    _log.warning("watches wait: %s", error, extra={"action": "watch_failed"})
+                    pause_s = LOOK_S
+                bell.wait(pause_s)
+        finally:
+            if store is not None:
+                store.close()
+            with self._lock:
+                self._closing = True
+                bell.close()
