@@ -111,6 +111,7 @@ class Node:
         self._membership = MEMBERSHIP.first
         self._stop_asked = False
         self._session: Session | None = None
+        self._leave_sent = False
         self._proven_at = 0.0
         self._heartbeat_at = 0.0
         self._renewal_sent_at = 0.0
@@ -305,6 +306,8 @@ class Node:
         match outcome:
             case Failed():
                 self._failed(command, outcome, now)
+            case SessionLost() if self._leave_sent:
+                self._left(now)  # a command beside the Leave saw what that did
             case SessionLost():
                 self._session_lost(now)
             case _:
@@ -378,6 +381,7 @@ class Node:
     def _forget(self) -> None:
         """Forget role, barriers and tokens: they ended with the session (RB-22)."""
         self._session = None
+        self._leave_sent = False
         self._isolated = False
         self._leading.session_ended()
         self._rebalancing.forget()
@@ -756,6 +760,7 @@ class Node:
         if self._rebalancing.running is not None:
             return None
         if not self._rebalancing.stuck:
+            self._leave_sent = True
             return Leave(session)
         self._move(Life.STUCK)
         self._wait_until = self._lapses_at

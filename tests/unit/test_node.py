@@ -870,6 +870,22 @@ def test_the_order_of_a_graceful_stop(leads: bool) -> None:
     assert driven.node.next_wakeup is None
 
 
+@pytest.mark.rule("RB-26")
+def test_a_heartbeat_that_sees_what_the_leave_did_tells_of_no_lost_session() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.pass_to(1.0)
+    driven.feed(Stop())
+    driven.returns(Handler.STOP)
+    driven.answer(RemoveBarriers, BarriersRemoved(frozenset({"a"}), 300))
+    assert driven.sent(Leave) == Leave(SESSION)
+    driven.answer(Heartbeat, SessionLost())
+    assert driven.facts() == [FactKind.LEFT]
+    assert driven.all(Finished) == [Finished()]
+    driven.answer(Leave, Left())
+    assert driven.facts() == []
+
+
 @pytest.mark.rule("RB-26", "RB-3")
 def test_a_graceful_stop_ends_even_if_the_registry_never_answers_again() -> None:
     driven = Driven()
