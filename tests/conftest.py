@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -18,7 +19,6 @@ from rebalanser.testing.kafka_server import KafkaCluster, KafkaMissing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -28,6 +28,9 @@ pytest.register_assert_rewrite(
     "rebalanser.testing.coordinator_suite",
     "rebalanser.testing.engine_suite",
 )
+
+# Audits take all the processor time they can get, while the tests of faults time real servers.
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark"))
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -77,6 +78,7 @@ def standalone(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
     cluster = Standalone(f"spark://{HOST}:{port}", f"http://{HOST}:{ui}/json/", folder)
     # Two hundred partitions, Spark's own default, are for more than a few hundred records.
     (folder / "spark-defaults.conf").write_text("spark.sql.shuffle.partitions 2\n")
+    shutil.copy(Path(os.environ["SPARK_CONF_DIR"]) / "spark-env.sh", folder)
     at = ("--host", HOST)
     daemons = {
         "master.Master": (*at, "--port", str(port), "--webui-port", str(ui)),

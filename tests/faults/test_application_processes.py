@@ -373,6 +373,7 @@ def test_after_the_guardian_died_everything_is_gone_and_the_next_start_has_a_new
 def test_a_second_process_of_an_application_waits_until_the_first_has_ended(bench: Bench) -> None:
     bench.start(1, manifest(STUBBORN, stop_timeout_s=0.5))
     group = bench.started(1)
+    wait_until(lambda: len(members(group)) >= 3, "it runs with its descendants")
     bench.processes.stop(APP, 1)
     bench.start(2, manifest(FAMILY))
     assert bench.exited(1).code == -signal.SIGKILL
@@ -388,6 +389,7 @@ def test_a_start_gives_up_while_something_of_the_application_lives_on(
     bench.start(1, manifest("echo $$; setsid sh -c 'echo $$; exec sleep 2006' & sleep 0.2"))
     bench.started(1)
     assert bench.exited(1).code == 0
+    wait_until(lambda: len(bench.output()) == 2, "its output is kept")
     escaped = int(bench.output()[-1])
     bench.start(2, manifest("true"))
     assert bench.exited(2) == ProcessExited(APP, 2, None, "an earlier one still lives after 0.3 s")

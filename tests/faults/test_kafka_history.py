@@ -245,6 +245,7 @@ def test_a_silent_broker_holds_up_neither_write_nor_close(url: str, kafka: Kafka
         assert sink.dropped > 0
     finally:
         kafka.resume(0)
+        kafka.wait_ready()
 
 
 def test_a_record_that_the_topic_never_takes_is_a_gap(url: str, kafka: KafkaCluster) -> None:
@@ -315,6 +316,7 @@ def test_a_broker_that_falls_silent_ends_the_reading(url: str, kafka: KafkaClust
     finally:
         source.close()
         kafka.resume(0)
+        kafka.wait_ready()
 
 
 class Shell:

@@ -108,8 +108,10 @@ def test_a_cluster_whose_worker_is_killed(shiva: ShivaCluster) -> None:
     assert opened
     whole = accesses(by_label[heir])
     assert {resource for resource, _ in whole} == {"t/c/web", "t/c/mail"}
-    for steps in whole.values():
-        assert steps == [Step.START_ENTERED, Step.START_RETURNED, Step.STOP_ENTERED, Step.STOP_RETURNED]
+    for steps in whole.values():  # a round that is missed has a process stopped before it has started
+        assert steps[0] is Step.START_ENTERED
+        assert set(steps[1:-2]) <= {Step.START_RETURNED}
+        assert steps[-2:] == [Step.STOP_ENTERED, Step.STOP_RETURNED]
     tokens = [
         next(token for resource, token in accesses(by_label[name]) if resource == "t/c/web")
         for name in (killed, heir)
