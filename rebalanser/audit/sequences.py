@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, StructType
 
 from rebalanser.audit.schema import RECORD
 from rebalanser.audit.tables import FINDINGS, GAPS, PROCESSES, WITNESS, Certainty, FindingKind
@@ -27,11 +27,6 @@ ROTATED: Final = "rotated"
 """The reason of a gap before the first record that is there."""
 MISSING: Final = "missing"
 """The reason of a gap that nobody gave one for."""
-DUPLICATES: Final = StructType(
-    [*(StructField(name, StringType()) for name in NUMBERED), StructField("duplicates", LongType())]
-)
-"""How many records of a process came again, for each process of which some did."""
-
 _WORD: Final = 64
 _CONTENT: Final = tuple(name for name in RECORD.names if name not in {"detail", *NUMBERED, "sequence"})
 
@@ -57,13 +52,15 @@ def tallies(records: DataFrame) -> DataFrame:
 def processes_of(counted: DataFrame) -> DataFrame:
     """The table ``PROCESSES``, of :func:`tallies`."""
     extremes = {"first_sequence": F.min, "first_wall": F.min}
+    again = F.sum(F.col("count") - F.bit_count("taken")).alias("duplicates")
     return (
         counted.groupBy(*INCARNATION)
         .agg(
             *(
                 extremes.get(name, F.max)(name).alias(name)
                 for name in ("first_sequence", "last_sequence", "first_wall", "last_wall", "last_monotonic")
-            )
+            ),
+            again,
         )
         .select(*PROCESSES.names)
     )
@@ -96,7 +93,7 @@ def _bit() -> Column:
 
 
 def processes(records: DataFrame) -> DataFrame:
-    """The table ``PROCESSES``."""
+    """The table ``PROCESSES`` without the duplicates, which are not counted."""
     return (
         records.groupBy(*INCARNATION)
         .agg(
@@ -105,15 +102,10 @@ def processes(records: DataFrame) -> DataFrame:
             F.min("wall_time").alias("first_wall"),
             F.max("wall_time").alias("last_wall"),
             F.max("monotonic_time").alias("last_monotonic"),
+            F.lit(None).cast("long").alias("duplicates"),
         )
         .select(*PROCESSES.names)
     )
-
-
-def duplicates(records: DataFrame) -> DataFrame:
-    """How many records came again, by process: the table :data:`DUPLICATES`."""
-    again = F.sum(F.col("count") - F.bit_count("bits"))
-    return words(records).groupBy(*NUMBERED).agg(again.alias("duplicates")).where("duplicates > 0")
 
 
 def gaps(records: DataFrame) -> DataFrame:

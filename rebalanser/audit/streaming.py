@@ -234,7 +234,9 @@ class Stream:
     def _files(self) -> DataFrame:
         self._spark.dataSource.register(HistoryFiles)
         lines = self._spark.readStream.format(NAME).options(
-            paths=json.dumps(self._paths), planned=json.dumps(planned(self._checkpoint.spark))
+            paths=json.dumps(self._paths),
+            planned=json.dumps(planned(self._checkpoint.spark)),
+            tasks=self._spark.sparkContext.defaultParallelism,
         )
         return parse_lines(lines.load())
 

@@ -93,8 +93,9 @@ a ``gap`` record, ``rotated`` where the beginning is missing, else ``missing``.
 PROCESSES: Final = _table(
     protocol=_TEXT, group=_TEXT, process=_TEXT, node=_TEXT, label=_TEXT, host=_TEXT, boot=_TEXT,
     first_sequence=_WHOLE, last_sequence=_WHOLE, first_wall=_REAL, last_wall=_REAL, last_monotonic=_REAL,
+    duplicates=_WHOLE,
 )  # fmt: skip
-"""One row for each incarnation (``node``) of each process."""
+"""One row for each incarnation (``node``) of each process; ``duplicates`` are its records that came again."""
 
 _STEPS: Final = (
     "barrier_added", "start_entered", "start_returned", "stop_entered", "stop_returned", "stop_failed",

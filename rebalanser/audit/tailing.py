@@ -39,14 +39,21 @@ _FIRST_SOURCE: Final = 2
 Offset: TypeAlias = dict[str, list[int]]
 
 
-@dataclass
-class Stretch(InputPartition):  # type: ignore[misc, unused-ignore]
+@dataclass(frozen=True)
+class Stretch:
     """Whole lines of one file: bytes ``start`` to ``end``, before which there are ``lines`` lines."""
 
     path: str
     start: int
     end: int
     lines: int
+
+
+@dataclass
+class Stretches(InputPartition):  # type: ignore[misc, unused-ignore]
+    """What one task reads: starting a task takes longer than reading what a file grows by in a second."""
+
+    members: list[Stretch]
 
 
 def planned(checkpoint: Path) -> Offset:
@@ -87,7 +94,8 @@ class HistoryFiles(DataSource):
     """``spark.readStream.format("rebalanser_history")``: the history files in folders, as they grow.
 
     Options: ``paths``, a JSON list of folders, which are searched for ``*.jsonl`` at each micro-batch, nested
-    ones too, and of files; ``planned``, what :func:`planned` gave, as JSON.
+    ones too, and of files; ``planned``, what :func:`planned` gave, as JSON; ``tasks``, by how many tasks a
+    micro-batch is read at most.
     """
 
     @classmethod
@@ -101,15 +109,17 @@ class HistoryFiles(DataSource):
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
         """The reader of the paths in the options."""
-        return TailReader(json.loads(self.options["paths"]), json.loads(self.options["planned"]))
+        paths, planned = json.loads(self.options["paths"]), json.loads(self.options["planned"])
+        return TailReader(paths, planned, int(self.options["tasks"]))
 
 
 class TailReader(DataSourceStreamReader):
     """Follows files as they grow, appear and are deleted."""
 
-    def __init__(self, paths: list[str], planned: Offset, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, paths: list[str], planned: Offset, tasks: int, max_bytes: int = MAX_BYTES) -> None:
         self._paths = [Path(path) for path in paths]
         self._planned = planned
+        self._tasks = tasks
         self._max_bytes = max_bytes
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
@@ -137,13 +147,20 @@ class TailReader(DataSourceStreamReader):
         return latest
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """One stretch for each file that has grown."""
-        return list(_stretches(start, end))
+        """Tasks of about the same length, with a stretch for each file that has grown."""
+        found = sorted(_stretches(start, end), key=lambda stretch: stretch.start - stretch.end)
+        least_first = [(0, number, Stretches([])) for number in range(min(self._tasks, len(found)))]
+        for stretch in found:
+            taken, number, task = least_first[0]
+            task.members.append(stretch)
+            heapq.heapreplace(least_first, (taken + stretch.end - stretch.start, number, task))
+        return [task for _, _, task in least_first]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """The lines of a stretch, in blocks."""
-        assert isinstance(partition, Stretch)
-        yield from _batches(partition)
+        """The lines of a task's stretches, in blocks."""
+        assert isinstance(partition, Stretches)
+        for stretch in partition.members:
+            yield from _batches(stretch)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

@@ -26,7 +26,12 @@ ROTATED: Final = "rotated"
 HARMLESS: Final = frozenset({UnreadableReason.TORN.value})
 """Why a line is no record without that being a doubt: the writer died in the middle of it."""
 
-_NOT_OF_GAPS: Final = {"node": "string", "first_wall": "double", "last_wall": "double"}
+_NOT_OF_GAPS: Final = {
+    "node": "string",
+    "first_wall": "double",
+    "last_wall": "double",
+    "duplicates": "long",
+}
 
 MEANINGS: Final[dict[str, str]] = {
     FindingKind.OVERLAP: "two owners had access to one resource at once",
@@ -136,6 +141,7 @@ class Verdict(_Document):
     conclusion: Conclusion
     records: int = Field(description="records that were read, each counted once")
     missing: int = Field(description="records that are missing, those that rotation deleted not counted")
+    duplicates: int = Field(description="records that came again, which count once")
     accesses: int
     resources: int
     nodes: int = Field(description="incarnations of nodes")
@@ -187,8 +193,11 @@ class Verdict(_Document):
         return (
             f"{_counted(self.accesses, 'access')} of {_counted(self.resources, 'resource')} by "
             f"{_counted(self.nodes, 'node')} of {_counted(self.groups, 'group')}"
-            f"{self._period()}, {_counted(self.records, 'record')}"
+            f"{self._period()}, {_counted(self.records, 'record')}{self._again()}"
         )
+
+    def _again(self) -> str:
+        return f", beside {_counted(self.duplicates, 'duplicate')}" if self.duplicates else ""
 
     def _period(self) -> str:
         if self.first_wall is None or self.last_wall is None:
@@ -356,6 +365,7 @@ def _extent(tables: Tables, missing: int) -> dict[str, Any]:
             (f.max("last_sequence") - f.min("first_sequence") + 1).alias("numbers"),
             f.min("first_wall").alias("first_wall"),
             f.max("last_wall").alias("last_wall"),
+            f.sum("duplicates").alias("duplicates"),
         )
     )
     processes = _only(
@@ -364,6 +374,7 @@ def _extent(tables: Tables, missing: int) -> dict[str, Any]:
             f.count("*").alias("processes"),
             f.count_distinct("protocol", "group").alias("groups"),
             f.sum("numbers").alias("numbers"),
+            f.sum("duplicates").alias("duplicates"),
             f.min("first_wall").alias("first_wall"),
             f.max("last_wall").alias("last_wall"),
         )
@@ -375,6 +386,7 @@ def _extent(tables: Tables, missing: int) -> dict[str, Any]:
     return {
         **processes,
         "nodes": processes["nodes"] or 0,
+        "duplicates": processes["duplicates"] or 0,
         "accesses": accesses["accesses"] or 0,
         "resources": accesses["resources"],
         "records": records,

@@ -19,6 +19,8 @@ from rebalanser.cli.times import parse_time
 from rebalanser.cli.weighing import MOST_SHOWN, Weighing, apply, asked, by_group
 from rebalanser.errors import UnusableOutput
 from rebalanser.redaction import redact
+from rebalanser.registry.urls import open_backend
+from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,6 +147,8 @@ def audit(
         return
     if report is not None:
         _check_file(report)
+    if write_weights:
+        _check_registry(face)
     topics = places(paths).topics
     for topic in topics:
         topic.check()
@@ -248,6 +252,13 @@ def _check_file(report: Path) -> None:
         raise UnusableOutput(f"the report {report} {what}; name a file in a folder that is there")
     if not os.access(report.resolve().parent, os.W_OK):
         raise UnusableOutput(f"the report {report} can't be written: permission is denied")
+
+
+def _check_registry(face: Face) -> None:
+    """See that the registry answers, before an hour has gone into what is to be written to it."""
+    settings = Settings()
+    with face.patience(settings):
+        open_backend(face.url, settings.connect_timeout_s).close()
 
 
 def _weigh(face: Face, found: Audit, *, write: bool) -> Iterator[Weighing]:

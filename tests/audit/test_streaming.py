@@ -181,18 +181,18 @@ def test_a_topic_tells_what_the_files_tell_in_batch_and_as_a_stream(
 
 @pytest.mark.rule("AU-9")
 def test_only_whole_lines_of_growing_files_are_read_and_each_once(folder: Path) -> None:
-    reader = TailReader([str(folder / "history")], {})
+    reader = TailReader([str(folder / "history")], {}, tasks=2)
     append(folder, [b"one\n", b"two\n", b"thr"])
     first = reader.latestOffset()
     path = str(folder / "history" / "a.jsonl")
     assert first == {path: [8, 2]}
-    (stretch,) = reader.partitions({}, first)
-    (batch,) = reader.read(stretch)
+    (task,) = reader.partitions({}, first)
+    (batch,) = reader.read(task)
     assert batch.to_pydict()["value"] == ["one", "two"]
     append(folder, [b"ee\n"])
     second = reader.latestOffset()
-    (stretch,) = reader.partitions(first, second)
-    (batch,) = reader.read(stretch)
+    (task,) = reader.partitions(first, second)
+    (batch,) = reader.read(task)
     assert batch.to_pydict() == {
         "value": ["three"],
         "source": [(folder / "history" / "a.jsonl").as_uri()],

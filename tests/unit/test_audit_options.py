@@ -43,6 +43,7 @@ def verdict(conclusion: Conclusion = Conclusion.SOUND, **known: Any) -> Verdict:
     nothing: dict[str, Any] = {
         "records": 1_000,
         "missing": 0,
+        "duplicates": 0,
         "accesses": 80,
         "resources": 12,
         "nodes": 5,
@@ -174,6 +175,12 @@ class TestBadInput:
             taken.bind(("127.0.0.1", 0))
             port = taken.getsockname()[1]
             refused(capsys, [f"kafka://127.0.0.1:{port}/history"], 4, "no Kafka broker answers", str(port))
+
+    @pytest.mark.rule("AU-7")
+    def test_a_registry_for_the_weights_that_is_none(
+        self, capsys: pytest.CaptureFixture[str], history: str
+    ) -> None:
+        refused(capsys, [history, "--apply", "--registry", "nowhere://host:1"], 3, "no backend for nowhere://")
 
     def test_a_kafka_url_without_a_topic(self, capsys: pytest.CaptureFixture[str]) -> None:
         refused(capsys, ["kafka://127.0.0.1:9092"], 3, "names no topic")

@@ -206,7 +206,7 @@ class TestTail:
         """One host's hours are not read before another's first minute, which would make them late."""
         for name, begins in (("a", 0.0), ("b", 0.5)):
             (history / f"{name}.jsonl").write_bytes(b"".join(record(begins + n) for n in range(50)))
-        reader = TailReader([str(history)], {}, max_bytes=400)
+        reader = TailReader([str(history)], {}, tasks=2, max_bytes=400)
         offset = reader.latestOffset()
         read = sorted(end for end, _ in offset.values())
         assert 300 <= sum(read) < 500, "at most a line more"
@@ -217,7 +217,7 @@ class TestTail:
         (history / "b.jsonl").write_bytes(b"".join(record(100.0 + n) for n in range(50)))
         (history / "c.jsonl").write_bytes(b"{torn")
         (tmp_path / "offsets").mkdir()
-        reader = TailReader([str(history)], planned(tmp_path), max_bytes=400)
+        reader = TailReader([str(history)], planned(tmp_path), tasks=2, max_bytes=400)
         offset = reader.latestOffset()
         (tmp_path / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}\n")
         (a,) = (lines for path, (_, lines) in offset.items() if path.endswith("a.jsonl"))
@@ -229,23 +229,34 @@ class TestTail:
     def test_a_line_longer_than_a_block_is_read_whole(self, history: Path) -> None:
         path = history / "a.jsonl"
         path.write_bytes(record(1.0, padding=200) + record(2.0))
-        reader = TailReader([str(history)], {}, max_bytes=400)
+        reader = TailReader([str(history)], {}, tasks=2, max_bytes=400)
         offset = reader.latestOffset()
         assert offset == {str(path): [path.stat().st_size, 2]}
-        (stretch,) = reader.partitions({}, offset)
-        (batch, *_) = reader.read(stretch)
+        (task,) = reader.partitions({}, offset)
+        (batch, *_) = reader.read(task)
         assert [json.loads(value)["wall_time"] for value in batch.to_pydict()["value"]] == [1.0, 2.0]
 
     def test_a_file_that_is_deleted_before_it_is_read_is_no_failure(self, history: Path) -> None:
         (history / "a.jsonl").write_bytes(record(1.0))
-        reader = TailReader([str(history)], {})
-        (stretch,) = reader.partitions({}, reader.latestOffset())
+        reader = TailReader([str(history)], {}, tasks=2)
+        (task,) = reader.partitions({}, reader.latestOffset())
         (history / "a.jsonl").unlink()
-        assert list(reader.read(stretch)) == []
+        assert list(reader.read(task)) == []
         assert reader.latestOffset() == {}
 
+    def test_many_files_are_read_by_few_tasks_of_about_the_same_length(self, history: Path) -> None:
+        for name, lines in (("a", 4), ("b", 1), ("c", 1), ("d", 1), ("e", 1)):
+            (history / f"{name}.jsonl").write_bytes(b"".join(record(float(n)) for n in range(lines)))
+        reader = TailReader([str(history)], {}, tasks=2, max_bytes=10_000)
+        offset: dict[str, list[int]] = {}
+        while (latest := reader.latestOffset()) != offset:
+            offset = latest
+        tasks = reader.partitions({}, offset)
+        read = [[position for batch in reader.read(task) for position in batch["position"]] for task in tasks]
+        assert [len(positions) for positions in read] == [4, 4]
+
     def test_an_empty_folder_is_waited_on(self, history: Path) -> None:
-        reader = TailReader([str(history)], {})
+        reader = TailReader([str(history)], {}, tasks=2)
         assert reader.initialOffset() == reader.latestOffset() == {}
         (history / "a.jsonl").write_bytes(record(1.0))
         assert len(reader.latestOffset()) == 1
