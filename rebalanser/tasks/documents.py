@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rebalanser.tasks.model import ClaimState, Status, Stored, Update
+from rebalanser.tasks.model import ClaimState, Status, Stored, Task, Update
 
 
 class Content(BaseModel):
@@ -101,6 +101,45 @@ class FullTaskDocument(TaskDocument):
     def with_payload(cls, stored: Stored, payload: bytes) -> Self:
         """The document of a task and its payload."""
         return cls(**dict(TaskDocument.of(stored)), payload=Content.of(payload))
+
+
+class SpooledDocument(BaseModel):
+    """A task in an outbox."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    queue: str
+    name: str = Field(description="The function that is to work on it.")
+    status: Literal["spooled", "refused"]
+    kind: str = Field(description="Which error the engine refused it with; empty where it waits.")
+    reason: str = Field(description="The error's message.")
+    payload: Content
+
+    @classmethod
+    def of(cls, task: Task, kind: str, reason: str) -> Self:
+        """The document of a task that waits, or that was refused for a reason."""
+        head = task.head
+        return cls(
+            id=head.id,
+            queue=head.queue,
+            name=head.name,
+            status="refused" if kind else "spooled",
+            kind=kind,
+            reason=reason,
+            payload=Content.of(task.payload),
+        )
+
+
+class SpoolDocument(BaseModel):
+    """What an outbox holds of one queue."""
+
+    model_config = ConfigDict(frozen=True)
+
+    queue: str
+    engine: str = Field(description="Where the queue is, without credentials.")
+    waiting: int
+    refused: int
 
 
 class UpdateDocument(BaseModel):

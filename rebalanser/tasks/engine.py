@@ -17,6 +17,11 @@ never, and not all alike; any other error that none did or will.
 answer from a store that has not seen that revision, such as one put back from a backup: it raises
 :class:`~rebalanser.errors.UnusableStore`.
 
+**Outboxes** (SK-4) forward what a producer has spooled, entry by entry. Of each outbox an engine keeps a
+*tally* for each queue: the number of the last entry taken, 0 before the first. The tally is counted up by
+the very write that makes the entry's task, and by no other, so that an entry is taken once, however often it
+is sent, and whatever has become of its task since: collections keep the tallies.
+
 **Watches** tell of changed states in the order of revisions, each at least once, or :class:`Lost`, which
 means "read again". A state that was changed again before it could be told may be left out; the one that took
 its place is told. A watch is a wake-up, never a proof. The conformance suite for all of this is
@@ -57,18 +62,44 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
+class Forwarded:
+    """An entry of an outbox: the ``number``-th, counted from 1 (SK-4)."""
+
+    outbox: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Enqueue:
     """Add a task with its first state (SK-3).
 
     Answered :class:`Applied`; :class:`Exists` where the id is taken, whatever it is taken by; or
     :class:`Unknown` if a task of the queue that it depends on does not exist at that moment, unless
     ``waits_for_unknown``.
+
+    With ``forwarded`` only if that is the entry after the outbox's tally, which then counts it (SK-4). If it
+    was counted before, it is answered :class:`Taken`; if one before it was not, :class:`Conflict`. An entry
+    that is answered :class:`Exists` or :class:`Unknown` is not counted: :class:`Skip` it, once its refusal is
+    noted where it cannot be lost.
     """
 
     task: Task
     partition: int
     state: State = field(default_factory=State)
     waits_for_unknown: bool = False
+    forwarded: Forwarded | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Count an entry of an outbox and make no task of it (SK-4).
+
+    :class:`Applied` also if it was skipped before; :class:`Taken` if it was counted otherwise, or one after
+    it was; :class:`Conflict` if one before it was not.
+    """
+
+    queue: str
+    entry: Forwarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +145,7 @@ class Collect:
     """The partition and the revision of each."""
 
 
-Write: TypeAlias = Enqueue | Move | TakeOver | Collect
+Write: TypeAlias = Enqueue | Skip | Move | TakeOver | Collect
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +175,30 @@ class Unknown:
     ids: tuple[TaskId, ...]
 
 
-Answer: TypeAlias = Applied | Conflict | Exists | Unknown
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The entry of the outbox was counted before; nothing was changed (SK-4)."""
+
+
+Answer: TypeAlias = Applied | Conflict | Exists | Unknown | Taken
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The number of the last entry of an outbox that was taken, and whether it was skipped (SK-4)."""
+
+    number: int = 0
+    skipped: bool = False
+
+    def refusal(self, entry: Forwarded) -> Taken | Conflict | None:
+        """Why an entry may not be counted now; None if it is the next one."""
+        if entry.number <= self.number:
+            return Taken()
+        return Conflict() if entry.number > self.number + 1 else None
+
+    def has_skipped(self, entry: Forwarded) -> bool:
+        """Whether this very entry was skipped."""
+        return self.skipped and entry.number == self.number
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,12 @@ from rebalanser.tasks.engine import (
     Enqueue,
     Epoch,
     Exists,
+    Forwarded,
     Lost,
     Move,
     Page,
+    Skip,
+    Taken,
     TakeOver,
     Unknown,
     Write,
@@ -65,6 +68,7 @@ TIMEOUT_S = 30.0
 PARTITIONS = 4
 QUEUE = "mail"
 OTHER_QUEUE = "mail/other"
+OUTBOX = "0123456789abcdef"
 MANY = 2500
 """More tasks than a page holds, and more writes than a transaction."""
 THREADS = 8
@@ -203,6 +207,16 @@ def make(
     return Enqueue(
         Task(head, payload), partition_of(head.id, PARTITIONS), state or State(), waits_for_unknown
     )
+
+
+def forwarded(enqueue: Enqueue, number: int, outbox: str = OUTBOX) -> Enqueue:
+    """The same, as an entry of an outbox."""
+    return replace(enqueue, forwarded=Forwarded(outbox, number))
+
+
+def skip(number: int, outbox: str = OUTBOX) -> Skip:
+    """The skipping of an entry."""
+    return Skip(QUEUE, Forwarded(outbox, number))
 
 
 def apply(engine: Engine, *writes: Write) -> list[Answer]:
@@ -417,6 +431,145 @@ class EngineSuite:
         applied(engine, collect(read(engine, task_id(1))))
         assert everything(engine) == []
         assert everything(engine, OTHER_QUEUE) == [stored(other, second)]
+
+    # -- outboxes
+
+    @pytest.mark.rule("SK-4")
+    def test_an_entry_of_an_outbox_is_taken_once(self, engine: Engine) -> None:
+        """Holds: "If it was counted before, it is answered :class:`Taken`"."""
+        entry = forwarded(make(1), 1)
+        (revision,) = applied(engine, entry)
+        assert read(engine, task_id(1)) == stored(make(1), revision)
+        assert apply(engine, entry) == [Taken()]
+        assert apply(engine, forwarded(make(2), 1)) == [Taken()], "whatever it is said to be"
+        applied(engine, forwarded(make(3), 2))
+        assert apply(engine, entry, forwarded(make(3), 2)) == [Taken(), Taken()]
+        assert [item.head.id for item in everything(engine)] == [task_id(1), task_id(3)]
+        assert counts(engine) == {Status.WAITING: 2}
+
+    @pytest.mark.rule("SK-4")
+    def test_an_entry_is_not_taken_again_once_its_task_was_collected(
+        self, connect: Connect, harness: EngineHarness
+    ) -> None:
+        """Holds: "whatever has become of its task since: collections keep the tallies"."""
+        engine = connect()
+        entries = [forwarded(make(number), number) for number in range(1, 61)]
+        applied(engine, *entries)
+        done = State(Status.COMPLETED, ClaimState(0, "holder", "worker", TERM))
+        applied(engine, *(move(item, done) for item in everything(engine)))
+        first, *others = everything(engine)
+        applied(engine, collect(first), collect(*others))
+        if harness.can_reopen:
+            engine.close()
+            engine = connect()
+        assert apply(engine, *entries) == [Taken()] * len(entries)
+        assert everything(engine) == []
+
+    @pytest.mark.rule("SK-4")
+    def test_no_entry_is_taken_before_another(self, engine: Engine) -> None:
+        """Holds: "if one before it was not, :class:`Conflict`"."""
+        assert apply(engine, forwarded(make(2), 2)) == [Conflict()]
+        assert find(engine, task_id(2)) is None
+        first, third, second = apply(
+            engine, forwarded(make(1), 1), forwarded(make(3), 3), forwarded(make(2), 2)
+        )
+        assert isinstance(first, Applied)
+        assert third == Conflict()
+        assert isinstance(second, Applied)
+        applied(engine, forwarded(make(3), 3))
+
+    @pytest.mark.rule("SK-4")
+    def test_entries_of_one_batch_are_taken_in_their_order(self, engine: Engine) -> None:
+        """Holds: "Writes of one batch take effect in their order", of one outbox and beside others."""
+        chain = [forwarded(make(number, after=[number - 1][: number - 1]), number) for number in range(1, 21)]
+        others = [forwarded(make(100 + number, after=[number]), number, "other") for number in range(1, 21)]
+        applied(engine, *(each for pair in zip(chain, others, strict=True) for each in pair), make(200))
+        assert len(everything(engine)) == 41
+        assert set(apply(engine, *chain, *others)) == {Taken()}
+
+    @pytest.mark.rule("SK-4")
+    def test_an_id_may_stand_in_two_entries(self, engine: Engine) -> None:
+        """Holds: "where the id is taken, whatever it is taken by", by the entry before."""
+        entries = [forwarded(make(1), 1), forwarded(make(1), 2), forwarded(make(2), 3)]
+        first, *others = apply(engine, *entries)
+        assert isinstance(first, Applied)
+        assert others == [Exists(stored(make(1), first.revision), b"payload"), Conflict()]
+        applied(engine, skip(2), forwarded(make(2), 3))
+
+    @pytest.mark.rule("SK-4")
+    def test_entries_of_one_batch_are_taken_up_to_one_that_is_refused(self, engine: Engine) -> None:
+        """Holds: "if one before it was not, :class:`Conflict`", of a batch of 200."""
+        payload = bytes(10_000)
+        (revision,) = applied(engine, make(100, payload=b"other"))
+        entries = [forwarded(make(number, payload=payload), number) for number in range(1, 201)]
+        answers = apply(engine, *entries)
+        assert all(isinstance(answer, Applied) for answer in answers[:99])
+        assert answers[99] == Exists(stored(make(100), revision), b"other")
+        assert answers[100:] == [Conflict()] * 100
+        answers = apply(engine, make(300), *entries[:99], skip(100), *entries[99:], make(301), skip(201))
+        assert [type(answer) for answer in answers] == [
+            Applied, *[Taken] * 99, Applied, Taken, *[Applied] * 100, Applied, Applied,
+        ]  # fmt: skip
+        assert counts(engine) == {Status.WAITING: 202}
+        assert engine.payloads(QUEUE, [task_id(150)], TIMEOUT_S) == {task_id(150): payload}
+
+    @pytest.mark.rule("SK-4")
+    def test_an_entry_that_is_refused_is_not_counted(self, engine: Engine) -> None:
+        """Holds: "An entry that is answered :class:`Exists` or :class:`Unknown` is not counted"."""
+        (revision,) = applied(engine, make(1, payload=b"first"))
+        exists = Exists(stored(make(1), revision), b"first")
+        assert apply(engine, forwarded(make(1), 1), forwarded(make(2), 2)) == [exists, Conflict()]
+        unknown = forwarded(make(2, after=[9]), 1)
+        assert apply(engine, unknown, forwarded(make(3), 2)) == [Unknown((task_id(9),)), Conflict()]
+        many = list(range(100, 201))
+        assert apply(engine, forwarded(make(2, after=many), 1)) == [Unknown(tuple(map(task_id, many)))]
+        applied(engine, make(9))
+        applied(engine, unknown)
+
+    @pytest.mark.rule("SK-4")
+    def test_an_entry_that_depends_on_many_is_taken_once(self, engine: Engine) -> None:
+        """Holds: "an entry is taken once, however often it is sent", of a task after 100."""
+        applied(engine, *(make(number) for number in range(1, 101)))
+        fan = forwarded(make(1000, after=list(range(1, 101))), 1)
+        assert apply(engine, forwarded(make(1000, after=list(range(1, 101))), 2)) == [Conflict()]
+        applied(engine, fan)
+        applied(engine, collect(*everything(engine)))
+        assert apply(engine, fan) == [Taken()]
+        assert everything(engine) == []
+
+    @pytest.mark.rule("SK-4")
+    def test_an_entry_may_be_skipped(self, engine: Engine) -> None:
+        """Holds: "Count an entry of an outbox and make no task of it"."""
+        assert apply(engine, skip(2)) == [Conflict()]
+        applied(engine, skip(1), skip(1), forwarded(make(2), 2))
+        assert apply(engine, forwarded(make(1), 1), skip(1), skip(2)) == [Taken(), Taken(), Taken()]
+        applied(engine, skip(3))
+        assert apply(engine, forwarded(make(3), 3)) == [Taken()]
+        assert [item.head.id for item in everything(engine)] == [task_id(2)]
+
+    @pytest.mark.rule("SK-4")
+    def test_every_outbox_has_a_tally_of_its_own_in_every_queue(self, engine: Engine) -> None:
+        """Holds: "Of each outbox an engine keeps a *tally* for each queue"."""
+        applied(engine, forwarded(make(1), 1), forwarded(make(2), 2))
+        applied(engine, forwarded(make(3), 1, "other/outbox"), forwarded(make(1, queue=OTHER_QUEUE), 1))
+        assert apply(engine, forwarded(make(4), 1, "other/outbox")) == [Taken()]
+        assert apply(engine, forwarded(make(4, queue=OTHER_QUEUE), 3)) == [Conflict()]
+
+    @pytest.mark.rule("SK-4")
+    def test_of_many_that_send_an_entry_one_has_it_taken(self, connect: Connect) -> None:
+        """Holds: "an entry is taken once, however often it is sent", by whoever sends it."""
+        engines = [connect() for _ in range(3)]
+        entries = [forwarded(make(number), number) for number in range(1, 11)]
+
+        def send(number: int) -> list[Answer]:
+            return [apply(engines[number % 3], entry)[0] for entry in entries]
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            answers = list(threads.map(send, range(THREADS)))
+        for told in zip(*answers, strict=True):
+            assert sum(isinstance(answer, Applied) for answer in told) == 1
+            assert set(told) <= {Taken(), *(each for each in told if isinstance(each, Applied))}
+        assert len(everything(engines[0])) == len(entries)
 
     # -- move
 

@@ -13,7 +13,7 @@ from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.errors import RequestTooLarge
 from rebalanser.tasks import engine as contract
-from rebalanser.tasks.engine import Applied, Collect, Enqueue, Exists, Lost, Move, TakeOver
+from rebalanser.tasks.engine import Applied, Collect, Enqueue, Exists, Lost, Move, Skip, TakeOver, Unknown
 from rebalanser.testing.engine_suite import (
     OTHER_QUEUE,
     PARTITIONS,
@@ -269,7 +269,47 @@ class TellsFromTheStart(SqliteEngine):
         return super().watch(queue, 0, sink)
 
 
+class KeepsNoTallies(Rewriting):
+    def rewritten(self, write: Write) -> Write:
+        return replace(write, forwarded=None) if isinstance(write, Enqueue) else write
+
+
+class ForgetsTalliesWithTasks(SqliteEngine):
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        answers = super().apply(writes, timeout_s)
+        if any(isinstance(write, Collect) for write in writes):
+            self._committer._store.connection.execute("DELETE FROM skuld_outboxes")
+        return answers
+
+
+class CountsRefusals(SqliteEngine):
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        answers: list[Answer] = []
+        for write in writes:
+            answers += super().apply([write], timeout_s)
+            if isinstance(write, Enqueue) and write.forwarded and isinstance(answers[-1], Exists | Unknown):
+                super().apply([Skip(write.task.head.queue, write.forwarded)], timeout_s)
+        return answers
+
+
+class TakesLaterEntriesFirst(SqliteEngine):
+    """A gap is filled by skipping what was not sent yet."""
+
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        for write in writes:
+            if isinstance(write, Enqueue) and write.forwarded:
+                for number in range(1, write.forwarded.number):
+                    entry = replace(write.forwarded, number=number)
+                    super().apply([Skip(write.task.head.queue, entry)], timeout_s)
+        return super().apply(writes, timeout_s)
+
+
 FAULTS = [
+    (KeepsNoTallies, "test_an_entry_of_an_outbox_is_taken_once"),
+    (KeepsNoTallies, "test_of_many_that_send_an_entry_one_has_it_taken"),
+    (ForgetsTalliesWithTasks, "test_an_entry_is_not_taken_again_once_its_task_was_collected"),
+    (CountsRefusals, "test_an_entry_that_is_refused_is_not_counted"),
+    (TakesLaterEntriesFirst, "test_no_entry_is_taken_before_another"),
     (IgnoresRevisions, "test_a_move_of_another_revision_changes_nothing"),
     (LooksFirst, "test_of_many_only_one_moves_a_task"),
     (IgnoresEpochs, "test_only_the_present_owner_claims"),
@@ -293,7 +333,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.rule("SK-2", "SK-3", "SK-5", "SK-6", "SK-9", "SK-11", "SK-12", "SK-13", "SK-14", "SK-18")
+@pytest.mark.rule("SK-2", "SK-3", "SK-4", "SK-5", "SK-6", "SK-9", "SK-11", "SK-12", "SK-13", "SK-14", "SK-18")
 @pytest.mark.parametrize(
     ("engine", "name"),
     FAULTS,

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,7 +23,7 @@ from rebalanser.errors import (
 )
 from rebalanser.registry.contract import Put, Transaction
 from rebalanser.registry.urls import parse_url
-from rebalanser.tasks.engine import Applied, Conflict, Enqueue, Lost, Move
+from rebalanser.tasks.engine import Applied, Conflict, Enqueue, Forwarded, Lost, Move, Taken
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
 
 if TYPE_CHECKING:
@@ -352,6 +353,21 @@ def test_a_file_of_a_registry_gets_the_tables(path: Path) -> None:
     SqliteRegistry(path).close()
     with closing(open_engine(parse_url(f"sqlite:///{path}"), PATIENCE_S)) as engine:
         assert engine.queues(PATIENCE_S) == {}
+
+
+@pytest.mark.rule("SK-4")
+def test_a_file_from_before_there_were_outboxes_gets_their_table(
+    engine: SqliteEngine, own: sqlite3.Connection, path: Path
+) -> None:
+    engine.apply([enqueue(1)], PATIENCE_S)
+    own.execute("DROP TABLE skuld_outboxes")
+    with closing(SqliteEngine(path)) as again:
+        entry = replace(enqueue(2), forwarded=Forwarded("outbox", 1))
+        (answer,) = again.apply([entry], PATIENCE_S)
+        assert isinstance(answer, Applied)
+        assert again.apply([entry], PATIENCE_S) == [Taken()]
+        assert len(again.page(QUEUE, PATIENCE_S).items) == 2
+    assert own.execute("SELECT version FROM skuld_meta").fetchone() == (1,)
 
 
 def test_tasks_of_a_newer_version_are_refused(

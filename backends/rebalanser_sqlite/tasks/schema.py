@@ -83,10 +83,22 @@ CREATE TABLE skuld_counts (
 """
 """``dependencies`` is how many ids ``skuld_contents.after`` has, of 20 bytes each, so that most need not be
 read; ``skuld_dependents`` has the same the other way round."""
+OUTBOXES = """
+CREATE TABLE skuld_outboxes (
+    queue INTEGER NOT NULL,
+    outbox TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    skipped INTEGER NOT NULL,
+    PRIMARY KEY (queue, outbox)
+) WITHOUT ROWID
+"""
+"""The tallies of outboxes. It came later than the other tables, and is added where it is missing: nothing
+that was there before is changed, and a Rebalanser that does not know of it never writes it."""
 
 _CACHE = "PRAGMA cache_size = -16384"
 """16 MiB: the upper pages of the indexes of millions of tasks."""
 _IS_THERE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_meta'"
+_HAS_OUTBOXES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_outboxes'"
 _VERSION = "SELECT version FROM skuld_meta"
 _BEGIN = "INSERT INTO skuld_meta (one, version, revision) VALUES (1, ?, 0)"
 
@@ -101,11 +113,13 @@ def prepare(store: Store, deadline: Deadline) -> None:
     """
     store.connection.execute(_CACHE)
     with store.reading(deadline):
-        there = _are_there(store)
+        there = _are_there(store) and _has_outboxes(store.connection)
     if not there:
         with store.writing(deadline):
             if not _are_there(store):
                 _create(store.connection)
+            if not _has_outboxes(store.connection):
+                store.connection.execute(OUTBOXES)
 
 
 def _are_there(store: Store) -> bool:
@@ -118,6 +132,10 @@ def _are_there(store: Store) -> bool:
             f"{VERSION}; upgrade rebalanser on this host"
         )
     return True
+
+
+def _has_outboxes(connection: sqlite3.Connection) -> bool:
+    return connection.execute(_HAS_OUTBOXES).fetchone() is not None
 
 
 def _create(connection: sqlite3.Connection) -> None:

@@ -16,8 +16,11 @@ from rebalanser.tasks.engine import (
     Conflict,
     Enqueue,
     Exists,
+    Forwarded,
     Move,
+    Skip,
     TakeOver,
+    Tally,
     Unknown,
     Write,
 )
@@ -62,6 +65,11 @@ _OWNER = "SELECT token FROM skuld_owners WHERE queue = ? AND partition = ?"
 _OWN = (
     "INSERT INTO skuld_owners (queue, partition, token) VALUES (?, ?, ?) "
     "ON CONFLICT (queue, partition) DO UPDATE SET token = excluded.token"
+)
+_TALLY = "SELECT number, skipped FROM skuld_outboxes WHERE queue = ? AND outbox = ?"
+_COUNT_ENTRY = (
+    "INSERT INTO skuld_outboxes (queue, outbox, number, skipped) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (queue, outbox) DO UPDATE SET number = excluded.number, skipped = excluded.skipped"
 )
 _DEPENDENTS = "SELECT task FROM skuld_dependents WHERE queue = ? AND id = ?"
 _AFTER = "SELECT after FROM skuld_contents WHERE task = ?"
@@ -109,6 +117,8 @@ class Writing:
                 return self._move(write)
             case Enqueue():
                 return self._enqueue(write)
+            case Skip():
+                return self._skip(self._queue(write.queue), write.entry)
             case TakeOver():
                 return self._take_over(write)
             case Collect():
@@ -137,8 +147,33 @@ class Writing:
         return number
 
     def _enqueue(self, write: Enqueue) -> Answer:
+        queue, entry = self._queue(write.task.head.queue), write.forwarded
+        if entry is None:
+            return self._add(queue, write)
+        answer = self._tally(queue, entry).refusal(entry) or self._add(queue, write)
+        if isinstance(answer, Applied):
+            self._count_entry(queue, entry, skipped=False)
+        return answer
+
+    def _skip(self, queue: int, entry: Forwarded) -> Answer:
+        tally = self._tally(queue, entry)
+        if not tally.has_skipped(entry):
+            refusal = tally.refusal(entry)
+            if refusal is not None:
+                return refusal
+            self._count_entry(queue, entry, skipped=True)
+        return Applied(self._next_revision())
+
+    def _tally(self, queue: int, entry: Forwarded) -> Tally:
+        row = self._cursor.execute(_TALLY, (queue, entry.outbox)).fetchone()
+        return Tally() if row is None else Tally(row[0], bool(row[1]))
+
+    def _count_entry(self, queue: int, entry: Forwarded, *, skipped: bool) -> None:
+        self._cursor.execute(_COUNT_ENTRY, (queue, entry.outbox, entry.number, skipped))
+
+    def _add(self, queue: int, write: Enqueue) -> Answer:
         head, state = write.task.head, write.state
-        queue, task = self._queue(head.queue), id_bytes(head.id)
+        task = id_bytes(head.id)
         if head.after and not write.waits_for_unknown:
             refusal = self._refusal(queue, head.after, write)
             if refusal is not None:

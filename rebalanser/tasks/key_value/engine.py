@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from rebalanser.errors import OutcomeUnknown, RebalanserError
 from rebalanser.registry.contract import (
     Absent,
     Capabilities,
@@ -19,6 +20,7 @@ from rebalanser.registry.contract import (
 from rebalanser.registry.urls import RegistryUrl, open_registry, parse_url
 from rebalanser.tasks.engine import (
     Answer,
+    Applied,
     Collect,
     Engine,
     EngineCapabilities,
@@ -26,18 +28,20 @@ from rebalanser.tasks.engine import (
     Move,
     Page,
     Sink,
+    Skip,
     TakeOver,
     Watch,
     Write,
 )
 from rebalanser.tasks.key_value import reading
-from rebalanser.tasks.key_value.batches import Batch
 from rebalanser.tasks.key_value.collects import CollectStep
+from rebalanser.tasks.key_value.convoys import convoys
 from rebalanser.tasks.key_value.enqueues import EnqueueStep
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
 from rebalanser.tasks.key_value.limits import limits_of
 from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
 from rebalanser.tasks.key_value.steps import Epochs, Step
+from rebalanser.tasks.key_value.tallies import SkipStep
 from rebalanser.tasks.key_value.values import dump_definition, load_definition
 from rebalanser.tasks.key_value.visits import Visit
 from rebalanser.tasks.key_value.watching import StatesTold
@@ -101,7 +105,19 @@ class KeyValueEngine(Engine):
     def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
         """Carry out writes, each for itself, in few transactions; see the contract."""
         steps = [self._step(write) for write in writes]
-        return Batch(Visit(self._registry, timeout_s), steps).answers()
+        answers: list[Answer] = []
+        for convoy in convoys(Visit(self._registry, timeout_s), steps):
+            try:
+                answers += convoy.answers()
+            except OutcomeUnknown:
+                raise
+            except RebalanserError as error:
+                if any(isinstance(answer, Applied) for answer in answers):
+                    raise OutcomeUnknown(
+                        f"the first {len(answers)} of {len(writes)} writes are done, the rest not: {error}"
+                    ) from error
+                raise
+        return answers
 
     def read(
         self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
@@ -181,6 +197,8 @@ class KeyValueEngine(Engine):
                 return MoveStep(write, self._keys_of(write.queue), self._epochs, self._limits)
             case Enqueue():
                 return EnqueueStep(write, self._keys_of(write.task.head.queue), self._limits)
+            case Skip():
+                return SkipStep(write, self._keys_of(write.queue))
             case TakeOver():
                 return TakeOverStep(write, self._keys_of(write.queue), self._epochs)
             case Collect():

@@ -8,19 +8,23 @@ it is added hold, so the new task is added under these too.
 Each of them is told by two keys: one names the new task, so that it is found whoever collects what it
 depends on; the other is only put, so that a collection that has looked already finds it changed. And none of
 them may be marked by a collection, which could not find the new task any more.
+
+A task that an outbox forwards is added under a guard on the outbox's tally, and counted there
+(:mod:`~rebalanser.tasks.key_value.tallies`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rebalanser.registry.contract import Absent, Created, Get, Guard, Outcome, Put, Transaction
-from rebalanser.tasks.engine import Answer, Applied, Enqueue, Exists, Unknown
+from rebalanser.registry.contract import Absent, Created, Get, Guard, KeyValue, Outcome, Put, Transaction
+from rebalanser.tasks.engine import Answer, Applied, Conflict, Enqueue, Exists, Taken, Unknown
 from rebalanser.tasks.key_value.foundations import lay_foundation
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.limits import Limits
 from rebalanser.tasks.key_value.steps import Found, Otherwise, Planned, Read, Step, check_bytes, read_item
+from rebalanser.tasks.key_value.tallies import EntryOfOutbox
 from rebalanser.tasks.key_value.values import (
     dump_head,
     dump_place,
@@ -49,10 +53,23 @@ class EnqueueStep(Step):
         self.adds = self._payload_key = keys.payload(self._id)
         self._after = tuple(dict.fromkeys(write.task.head.after))
         self._missing: tuple[TaskId, ...] = ()
-        self._puts = self._made_puts(limits)
+        self.entry = None if write.forwarded is None else EntryOfOutbox(write.forwarded, keys)
+        self._tally_guards: tuple[Guard, ...] = ()
+        self._puts = self._task_puts = self._made_puts(limits)
+        if self.entry is not None:
+            self._puts += (self.entry.count(),)
         if len(self._after) <= FEW:
             self.news = tuple(map(keys.news, self._after))
             self._puts += tuple(Put(keys.dependent(task, self._id), b"") for task in self._after)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the task depends on no other."""
+        return not self._after
+
+    def lone_addition(self) -> Transaction:
+        """What adds the task, if it depends on no other; the outbox's tally aside."""
+        return Transaction((Absent(self._payload_key),), self._task_puts)
 
     def _made_puts(self, limits: Limits) -> tuple[Put, ...]:
         write = self._write
@@ -72,18 +89,22 @@ class EnqueueStep(Step):
         return (*puts, Put(self.keys.long_payload(self._id), task.payload))
 
     def wanted(self) -> Sequence[Read]:
-        """What it depends on, and whether that is marked."""
+        """The outbox's tally, what it depends on, and whether that is marked."""
         if len(self._after) > FEW:
             return ()
+        tally = () if self.entry is None else (Get(self.entry.key),)
         marks = (Get(self.keys.mark(task)) for task in self._after)
         if self._write.waits_for_unknown:
-            return tuple(marks)
-        return (*(Get(self.keys.payload(task)) for task in self._after), *marks)
+            return (*tally, *marks)
+        return (*tally, *(Get(self.keys.payload(task)) for task in self._after), *marks)
 
     def plan(self, found: Found) -> Planned:
         """Put the task where its id is not taken, if all that it depends on is there still."""
         if len(self._after) > FEW:
             return Otherwise.ALONE
+        refusal = self._refused_by_tally(found.items)
+        if refusal is not None:
+            return refusal
         for task in self._after:
             if (mark := found.items.get(self.keys.mark(task))) is not None:
                 self.mark = load_mark(mark)
@@ -94,12 +115,15 @@ class EnqueueStep(Step):
         self._missing = tuple(missing)
         if missing:
             return self._refusal()
-        foundation = self._foundation(found)
+        foundation = (*self._tally_guards, *self._foundation(found))
         found.added[self._payload_key] = foundation
         return self._addition(foundation)
 
     def carry_out_alone(self, visit: Visit) -> Answer | None:
         """Tell all that it depends on, then add it; see :mod:`~rebalanser.tasks.key_value.foundations`."""
+        refusal = self._refused_by_tally({} if self.entry is None else visit.get([self.entry.key]))
+        if refusal is not None:
+            return refusal
         existing = not self._write.waits_for_unknown
         foundation = lay_foundation(visit, self.keys, self._id, self._after, existing=existing)
         if foundation is None:
@@ -108,14 +132,18 @@ class EnqueueStep(Step):
         self.mark = foundation.mark
         if self.mark is not None:
             return None
-        nested = self._refusal() if self._missing else self._addition(foundation.guards)
+        guards = (*self._tally_guards, *foundation.guards)
+        nested = self._refusal() if self._missing else self._addition(guards)
         return self.answer(visit.execute(nested))
 
     def answer(self, outcome: Outcome) -> Answer | None:
         """Applied, taken, or without what it depends on; None where that changed in the meantime."""
         if outcome.succeeded:
             return Unknown(self._missing) if self._missing else Applied(outcome.revision)
-        state, place, long_payload = map(read_item, outcome.results)
+        state, place, long_payload, *tally = map(read_item, outcome.results)
+        refusal = self._refused_by_tally({item.key: item for item in tally if item is not None})
+        if refusal is not None:
+            return refusal
         if place is None:
             return None
         self._lies_in = load_place(place).partition
@@ -133,11 +161,19 @@ class EnqueueStep(Step):
 
     def _refusal(self) -> Transaction:
         """It depends on what is not there; but if its id is taken, that is the answer."""
-        return Transaction((Absent(self._payload_key),), (), self._reads())
+        return Transaction((Absent(self._payload_key), *self._tally_guards), (), self._reads())
 
     def _reads(self) -> tuple[Get, ...]:
         state_key = self.keys.state(self._lies_in, self._id)
-        return (Get(state_key), Get(self._payload_key), Get(self.keys.long_payload(self._id)))
+        tally = () if self.entry is None else (Get(self.entry.key),)
+        return (Get(state_key), Get(self._payload_key), Get(self.keys.long_payload(self._id)), *tally)
+
+    def _refused_by_tally(self, items: Mapping[str, KeyValue]) -> Taken | Conflict | None:
+        """Why the entry may not be taken as the tally was read; if it may, that is guarded from now on."""
+        if self.entry is None:
+            return None
+        self._tally_guards = (self.entry.guard(items),)
+        return self.entry.refusal(items)
 
     def _exists(self, task: TaskId, found: Found) -> bool:
         key = self.keys.payload(task)

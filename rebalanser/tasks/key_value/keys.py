@@ -10,6 +10,7 @@ Under ``ROOT/q/QUEUE/``, the queue's name percent-encoded:
 ``d/TASK/DEPENDENT``   a task that depends on this one; it may be gone, or not be there yet
 ``n/TASK``             put whenever something is enqueued that depends on the task
 ``e/PARTITION``        the epoch
+``o/OUTBOX``           the tally of an outbox: which of its entries was taken last
 ``c/COLLECTION``       a collection under way that is too large for one transaction
 ``m/TASK``             the collection that has marked the task
 ``w``                  deleted by every collection: whoever finds it as he put it knows that
@@ -51,6 +52,7 @@ class QueueKeys:
         self._long_payloads = f"{prefix}b/"
         self._logs = f"{prefix}u/"
         self._epochs = f"{prefix}e/"
+        self._outboxes = f"{prefix}o/"
 
     def states_of(self, partition: int) -> str:
         """The prefix of a partition's states."""
@@ -114,6 +116,10 @@ class QueueKeys:
     def epoch(self, partition: int) -> str:
         """A partition's epoch."""
         return f"{self._epochs}{partition}"
+
+    def tally(self, outbox: str) -> str:
+        """An outbox's tally."""
+        return self._outboxes + quote(outbox, safe="")
 
     def collection(self, name: str) -> str:
         """A collection under way."""

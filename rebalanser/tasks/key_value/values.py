@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import KeyValue
+from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, TaskId, Term
 
 SCHEMA_VERSION: Final = 1
@@ -68,6 +69,18 @@ def load_token(entry: KeyValue) -> int:
     """The token of a partition's epoch."""
     with _reading(entry.key):
         return int(_load(entry.key, entry.value)["token"])
+
+
+def dump_tally(tally: Tally) -> bytes:
+    """An outbox's tally."""
+    return _dump({"v": SCHEMA_VERSION, "number": tally.number, "skipped": tally.skipped}).encode()
+
+
+def load_tally(entry: KeyValue) -> Tally:
+    """An outbox's tally from its key."""
+    with _reading(entry.key):
+        loaded = _load(entry.key, entry.value)
+        return Tally(int(loaded["number"]), bool(loaded["skipped"]))
 
 
 def dump_head(head: Head) -> str:

@@ -15,8 +15,11 @@ from rebalanser.tasks.engine import (
     Conflict,
     Enqueue,
     Exists,
+    Forwarded,
     Move,
+    Skip,
     TakeOver,
+    Tally,
     Unknown,
     Write,
 )
@@ -37,6 +40,7 @@ class SimulatedEngine:
         self.payloads: dict[TaskId, bytes] = {}
         self.logs: dict[TaskId, dict[tuple[int, int], bytes]] = {}
         self.epochs: dict[int, int] = {}
+        self.tallies: dict[str, Tally] = {}
         self.followers: list[Follower] = []
 
     def apply(self, write: Write, author: Held | None) -> Answer:
@@ -44,6 +48,8 @@ class SimulatedEngine:
         match write:
             case Enqueue():
                 return self._enqueue(write)
+            case Skip():
+                return self._skip(write.entry)
             case Move():
                 return self._move(write, author)
             case TakeOver():
@@ -71,6 +77,28 @@ class SimulatedEngine:
         return self.logs.get(task, {}).get((claim, sequence))
 
     def _enqueue(self, write: Enqueue) -> Answer:
+        entry = write.forwarded
+        if entry is None:
+            return self._add(write)
+        answer = self._tally(entry).refusal(entry) or self._add(write)
+        if isinstance(answer, Applied):
+            self.tallies[entry.outbox] = Tally(entry.number)
+        return answer
+
+    def _skip(self, entry: Forwarded) -> Answer:
+        tally = self._tally(entry)
+        if not tally.has_skipped(entry):
+            refusal = tally.refusal(entry)
+            if refusal is not None:
+                return refusal
+            self.tallies[entry.outbox] = Tally(entry.number, skipped=True)
+        self.revision += 1
+        return Applied(self.revision)
+
+    def _tally(self, entry: Forwarded) -> Tally:
+        return self.tallies.get(entry.outbox, Tally())
+
+    def _add(self, write: Enqueue) -> Answer:
         task = write.task.head.id
         taken = self._taken(task)
         if taken is not None:

@@ -1,0 +1,84 @@
+"""``rebalanser tasks outbox``: what waits in an outbox, and what the engine has refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from rebalanser.cli.face import Face, JsonOption
+from rebalanser.cli.table import counted
+from rebalanser.cli.tasks_lines import printable
+from rebalanser.errors import UnusableFolder
+from rebalanser.tasks.documents import SpoolDocument, SpooledDocument
+from rebalanser.tasks.flakes import born_at, is_flake
+from rebalanser.tasks.outbox_spool import SUFFIX, Spool
+
+TIMEOUT_S: Final = 10.0
+
+
+def outbox(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", show_default=False, help="The outbox of the producers.")
+    ],
+    forget_refused: Annotated[
+        bool, typer.Option("--forget-refused", help="Delete what was refused once it has been shown.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show what waits in an outbox for its engine, and what the engine has refused, with the reasons.
+
+    Producers may go on meanwhile. With --json an object a line, the sums of each queue after its tasks.
+    """
+    face = Face.of("", json)
+    spools = _spools(folder)
+    if not spools:
+        face.answer({"queue": None, "waiting": 0, "refused": 0}, f"no queue has used {folder}")
+    for path in spools:
+        with closing(Spool(path, None, TIMEOUT_S)) as spool:
+            _show(face, spool, forget_refused=forget_refused)
+
+
+def _spools(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UnusableFolder(f"there is no folder {folder}")
+    try:
+        return sorted(folder.glob(f"*{SUFFIX}"))
+    except OSError as error:
+        raise UnusableFolder(f"{folder} can't be read: {error.strerror}") from error
+
+
+def _show(face: Face, spool: Spool, *, forget_refused: bool) -> None:
+    waiting = refused = 0
+    for entry in spool.waiting():
+        waiting += 1
+        document = SpooledDocument.of(entry.enqueue.task, "", "")
+        face.answer(document, *_lines(document))
+    for entry in spool.refused():
+        refused += 1
+        kind, reason = ("", "") if entry.refusal is None else (entry.refusal.kind, entry.refusal.reason)
+        document = SpooledDocument.of(entry.enqueue.task, kind, reason)
+        face.answer(document, *_lines(document))
+        if forget_refused:
+            spool.forget(entry.number)
+    name = spool.name()
+    summary = SpoolDocument(queue=name.queue, engine=name.engine, waiting=waiting, refused=refused)
+    face.answer(
+        summary,
+        f"queue {printable(name.queue)} at {printable(name.engine)}: {counted(waiting, 'task')} "
+        f"{'waits' if waiting == 1 else 'wait'}, {refused:,} {'was' if refused == 1 else 'were'} refused",
+    )
+
+
+def _lines(task: SpooledDocument) -> Iterator[str]:
+    """A task in a line or two."""
+    born = ""
+    if is_flake(task.id):
+        born = f", of {datetime.fromtimestamp(born_at(task.id), UTC).isoformat(sep=' ', timespec='seconds')}"
+    yield f"{task.id} {printable(task.name)}: {task.status}{born}"
+    if task.reason:
+        yield f"  {task.kind}: {printable(task.reason)}"

@@ -1,0 +1,326 @@
+"""The outbox: a folder on the producer's disk in which tasks are kept until the engine has them (SK-4).
+
+.. code-block:: text
+
+    enqueue ──► Spool (SQLite, synced) ──► answered `spooled`, if the engine is away or slow
+                  │
+                  └─► Forwarder, a thread: one of the host at a time, by a lock on a file
+                        └─► Engine, whose tally takes each entry once ──► answered `committed`
+
+Everything that is enqueued goes through the spool, so that what waits there is never overtaken.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    retry_if_not_result,
+    sleep_using_event,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_random_exponential,
+)
+
+from rebalanser.errors import (
+    DependencyCycle,
+    InvalidState,
+    RebalanserError,
+    RegistryUnavailable,
+    RequestTooLarge,
+    TaskExists,
+    UnknownTask,
+    UnusableFolder,
+)
+from rebalanser.registry.urls import RegistryUrl
+from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.engine import Enqueue
+from rebalanser.tasks.enqueued import EnqueueAnswer
+from rebalanser.tasks.opening import Opening
+from rebalanser.tasks.outbox_forwarding import Forwarding
+from rebalanser.tasks.outbox_spool import Spool, SpoolName
+
+LOOK_S: Final = 5.0
+"""How often a forwarder with nothing to do looks for what other processes have left in the spool."""
+LONGEST_WAIT_S: Final = 5.0
+"""At most so long it waits before it tries an engine again that is away."""
+_ERRORS: Final = {each.__name__: each for each in (DependencyCycle, RequestTooLarge, TaskExists, UnknownTask)}
+_log = get_logger()
+
+
+def engine_name(url: RegistryUrl) -> str:
+    """An engine's URL as it is told apart from others: without credentials, a file by its whole path."""
+    if url.hosts:
+        hosts = ",".join(sorted(f"{host}:{port}" for host, port in url.hosts))
+        return f"{url.scheme}://{hosts}/{url.root}"
+    if url.path.startswith("/"):
+        return f"{url.scheme}:///{Path(url.path[1:]).resolve()}"
+    return f"{url.scheme}://{url.path}"
+
+
+class Outbox:
+    """The outbox of a queue, and the thread that forwards what is in it. For any thread.
+
+    ``timeout_s`` is how long whoever enqueues waits for the engine at most, and for others that write the
+    spool.
+
+    Raises:
+        UnusableFolder: the folder can't be made or written.
+        UnusableStore: the spool is of a newer version.
+        RegistryUnavailable: other processes kept it locked.
+    """
+
+    def __init__(
+        self, folder: Path, queue: str, url: RegistryUrl, opening: Opening, timeout_s: float
+    ) -> None:
+        name = SpoolName.of(queue, engine_name(url))
+        path = name.file_in(_made(folder))
+        self._spool = Spool(path, name, timeout_s)
+        self._timeout_s = timeout_s
+        self._waiting = Waiting(self._spool)
+        self._forwarder = Forwarder(self._spool, _lock_file(path), opening, self._waiting, timeout_s)
+
+    def start(self, *, is_away: bool) -> None:
+        """Begin to forward: what an earlier process has left, and what comes once the engine is not away."""
+        if is_away:
+            self._waiting.give_up()
+        self._forwarder.start()
+
+    def enqueue(self, tasks: Sequence[Enqueue]) -> list[EnqueueAnswer | RebalanserError]:
+        """Spool tasks, all or none, and wait for the engine as long as it answers; what became of each.
+
+        Raises:
+            UnusableFolder: they can't be written; none was enqueued.
+            RegistryUnavailable: other processes kept the spool locked; none was enqueued.
+            OutcomeUnknown: the disk failed while they were synced.
+            InvalidState: the queue is closed; none was enqueued.
+        """
+        if self._forwarder.has_ended:
+            raise InvalidState("the queue is closed")
+        futures = self._waiting.enter(self._spool.add(tasks))
+        self._forwarder.wake()
+        deadline = time.monotonic() + self._timeout_s
+        return [_outcome(future, deadline - time.monotonic()) for future in futures]
+
+    def close(self) -> None:
+        """Forward no more: what is in the spool stays there. Closing twice does nothing."""
+        self._forwarder.stop()
+        self._waiting.give_up()
+        self._spool.close()
+
+
+class Waiting:
+    """Who waits for an entry of the spool to be forwarded."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._lock = threading.Lock()
+        self._futures: dict[int, Future[EnqueueAnswer]] = {}
+        self._is_away = False
+
+    def enter(self, numbers: Sequence[int]) -> list[Future[EnqueueAnswer]]:
+        """Wait for these; where the engine is known to be away, nobody waits."""
+        futures: list[Future[EnqueueAnswer]] = [Future() for _ in numbers]
+        with self._lock:
+            self._futures.update(zip(numbers, futures, strict=True))
+            if self._is_away:
+                self._answer_spooled()
+        return futures
+
+    def told(self, number: int, error: RebalanserError | None) -> bool:
+        """An entry was forwarded, or was refused; whether somebody waited to hear of that."""
+        with self._lock:
+            future = self._futures.pop(number, None)
+        if future is None or not future.set_running_or_notify_cancel():
+            return False
+        if error is None:
+            future.set_result(EnqueueAnswer.COMMITTED)
+        else:
+            future.set_exception(error)
+        return True
+
+    def look(self) -> None:
+        """Tell those whose entries another process has forwarded, or has found to be refused."""
+        with self._lock:
+            numbers = sorted(self._futures)
+        if not numbers:
+            return
+        left = self._spool.left(numbers[0], numbers[-1])
+        for number in numbers:
+            if number not in left:
+                refusal = self._spool.refusal(number)
+                error = None if refusal is None else _ERRORS.get(refusal.kind, UnknownTask)(refusal.reason)
+                if self.told(number, error) and error is not None:
+                    self._spool.forget(number)
+
+    def give_up(self) -> None:
+        """The engine is away: the tasks of all who wait are spooled, and so are those to come."""
+        with self._lock:
+            self._is_away = True
+            self._answer_spooled()
+
+    def is_back(self) -> bool:
+        """The engine answers; whether it was away."""
+        with self._lock:
+            was_away, self._is_away = self._is_away, False
+        return was_away
+
+    def _answer_spooled(self) -> None:
+        for future in self._futures.values():
+            if future.set_running_or_notify_cancel():
+                future.set_result(EnqueueAnswer.SPOOLED)
+        self._futures.clear()
+
+
+class Forwarder:
+    """The thread that forwards a spool, whenever there is something in it and the engine answers."""
+
+    def __init__(
+        self, spool: Spool, lock_file: Path, opening: Opening, waiting: Waiting, timeout_s: float
+    ) -> None:
+        self._spool = spool
+        self._lock_file = lock_file
+        self._opening = opening
+        self._waiting = waiting
+        self._timeout_s = timeout_s
+        self._woken = threading.Event()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-outbox", daemon=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was stopped."""
+        return self._ending.is_set()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something new in the spool."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """End, once what is being asked of the engine is answered. Stopping twice does nothing."""
+        self._ending.set()
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        patiently = Retrying(
+            retry=retry_if_exception_type(Exception),
+            wait=wait_random_exponential(multiplier=0.05, max=LONGEST_WAIT_S),
+            sleep=sleep_using_event(self._ending),
+            stop=stop_when_event_set(self._ending),
+            after=self._failed,
+            retry_error_callback=lambda _state: None,
+        )
+        while not self.has_ended:
+            patiently(self._forward_all)
+            self._woken.wait(LOOK_S)
+            self._woken.clear()
+
+    def _forward_all(self) -> None:
+        """Forward until nothing is left."""
+        opened = self._opening.opened()
+        if self._spool.first(1):
+            with self._alone():
+                forwarding = Forwarding(self._spool, opened, self._waiting.told)
+                while not self.has_ended and forwarding.forward():
+                    self._engine_is_back()
+        self._engine_is_back()
+        self._waiting.look()
+
+    def _engine_is_back(self) -> None:
+        if self._waiting.is_back():
+            waiting, refused = self._spool.counts()
+            _log.info(
+                "the outbox is forwarded",
+                action="outbox_forwards",
+                outbox=str(self._spool.path),
+                left=waiting,
+                refused=refused,
+            )
+
+    def _failed(self, state: RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        log = _log.warning if isinstance(error, RebalanserError) else _log.error
+        if state.attempt_number == 1 and not self.has_ended:
+            log(
+                "tasks wait in the outbox",
+                action="outbox_waits",
+                outbox=str(self._spool.path),
+                error=repr(error),
+            )
+        self._waiting.give_up()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only one of the host that forwards this spool; another may be at it, for others' tasks too.
+
+        Raises:
+            RegistryUnavailable: another was at it for too long.
+            UnusableFolder: the lock's file can't be opened.
+        """
+        try:
+            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UnusableFolder(f"{self._lock_file} can't be opened: {error.strerror}") from error
+        try:
+            if not self._patiently(lambda: self._locked(descriptor)):
+                raise RegistryUnavailable(f"another process kept {self._lock_file} locked")
+            yield
+        finally:
+            # By name: a child that was forked meanwhile has the file open too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _locked(self, descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._waiting.look()
+            return False
+        return True
+
+    def _patiently(self, attempt: Callable[[], bool]) -> bool:
+        return Retrying(
+            retry=retry_if_not_result(bool),
+            wait=wait_random_exponential(multiplier=0.002, max=0.05),
+            sleep=sleep_using_event(self._ending),
+            stop=stop_after_delay(self._timeout_s) | stop_when_event_set(self._ending),
+            retry_error_callback=lambda _state: False,
+        )(attempt)
+
+
+def _outcome(future: Future[EnqueueAnswer], left_s: float) -> EnqueueAnswer | RebalanserError:
+    """What a future comes to in the time that is left; a task that nobody has told of by then is spooled."""
+    wait([future], max(0.0, left_s))
+    if future.cancel():
+        return EnqueueAnswer.SPOOLED
+    error = future.exception()
+    return error if isinstance(error, RebalanserError) else future.result()
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UnusableFolder(f"the outbox {folder} can't be made: {error.strerror}") from error
+    return folder
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_suffix(".lock")

@@ -1,0 +1,394 @@
+"""The spool of an outbox: what was enqueued and is not known to be in the engine yet, in an SQLite file.
+
+Every commit is synced to the disk before it is answered. Entries are numbered 1, 2, 3… by
+``AUTOINCREMENT``: an entry that was rolled back takes no number, and one that was deleted never gives its
+number back. The number under which the engine counts an entry is its number less the spool's ``base``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from rebalanser.errors import (
+    OutcomeUnknown,
+    RebalanserError,
+    RegistryUnavailable,
+    UnusableFolder,
+    UnusableStore,
+)
+from rebalanser.tasks.engine import Enqueue, Forwarded
+from rebalanser.tasks.model import Head, State, Task
+
+VERSION: Final = 1
+SUFFIX: Final = ".spool"
+PAGE_BYTES: Final = 4 << 20
+"""About so much of a spool is in memory at once."""
+UNPLACED: Final = -1
+"""The partition of a task that gets its own when it is forwarded."""
+SCHEMA: Final = """
+CREATE TABLE spool (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    version INTEGER NOT NULL,
+    queue TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    id TEXT NOT NULL,
+    base INTEGER NOT NULL
+);
+CREATE TABLE entries (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    content BLOB NOT NULL,
+    payload BLOB NOT NULL,
+    kind TEXT,
+    reason TEXT
+);
+CREATE TABLE refused (
+    number INTEGER PRIMARY KEY,
+    content BLOB NOT NULL,
+    payload BLOB NOT NULL,
+    kind TEXT NOT NULL,
+    reason TEXT NOT NULL
+);
+"""
+_SETTINGS: Final = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+_IS_MADE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'spool'"
+_ADD: Final = "INSERT INTO entries (content, payload) VALUES (?, ?)"
+_FIRST: Final = "SELECT number, content, payload, kind, reason FROM entries ORDER BY number LIMIT ?"
+_NEXT: Final = (
+    "SELECT number, content, payload, kind, reason FROM entries WHERE number > ? ORDER BY number LIMIT ?"
+)
+_REFUSED: Final = (
+    "SELECT number, content, payload, kind, reason FROM refused WHERE number > ? ORDER BY number LIMIT ?"
+)
+_FORWARDED: Final = "DELETE FROM entries WHERE number BETWEEN ? AND ?"
+_REFUSE: Final = "UPDATE entries SET kind = ?, reason = ? WHERE number = ?"
+_KEEP: Final = (
+    "INSERT INTO refused (number, content, payload, kind, reason) "
+    "SELECT number, content, payload, kind, reason FROM entries WHERE number = ?"
+)
+_RENEW: Final = "UPDATE spool SET id = ?, base = ?"
+_NO_EFFECT_AT_COMMIT: Final = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+)
+_PRIMARY: Final = 0xFF
+_PAGE: Final = 500
+
+Row: TypeAlias = tuple[int, bytes, bytes, str | None, str | None]
+
+
+class Content(BaseModel):
+    """All of an entry but its payload."""
+
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+    head: Head
+    state: State
+    waits_for_unknown: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the engine does not take an entry for good: the name of the error, and its message."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A task in the spool. One with a ``refusal`` is to be skipped."""
+
+    number: int
+    enqueue: Enqueue
+    refusal: Refusal | None
+
+    @property
+    def head(self) -> Head:
+        """The task's."""
+        return self.enqueue.task.head
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolName:
+    """Whose spool it is: a queue's at an engine, both as people know them; ``key`` names the file."""
+
+    queue: str
+    engine: str
+    key: str
+
+    @classmethod
+    def of(cls, queue: str, engine: str) -> Self:
+        """The name for these."""
+        digest = hashlib.blake2b(f"{queue}\n{engine}".encode(), digest_size=8).hexdigest()
+        readable = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in queue[:40])
+        return cls(queue, engine, f"{readable}-{digest}")
+
+    def file_in(self, folder: Path) -> Path:
+        """Where it is."""
+        return folder / f"{self.key}{SUFFIX}"
+
+
+class Spool:
+    """One connection to a spool's file, which many processes of the host may have open. For any thread.
+
+    ``timeout_s`` is how long to wait for others that write it.
+
+    Raises:
+        UnusableFolder: the file can't be made or written: no right, no space, no database.
+        UnusableStore: it is of a newer version.
+        RegistryUnavailable: others kept it locked.
+    """
+
+    def __init__(self, path: Path, name: SpoolName | None, timeout_s: float) -> None:
+        """Without a ``name`` the spool must be there."""
+        self.path = path
+        self._lock = threading.Lock()
+        with self._failures():
+            mode = "rw" if name is None else "rwc"
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=timeout_s,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        try:
+            Retrying(
+                retry=retry_if_exception_type(RegistryUnavailable),
+                wait=wait_random_exponential(multiplier=0.005, max=0.1),
+                stop=stop_after_delay(timeout_s),
+                reraise=True,
+            )(self._prepare, name)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def add(self, tasks: Sequence[Enqueue]) -> range:
+        """Spool tasks, all or none; their numbers. They are synced to the disk once this returns (SK-4).
+
+        Raises:
+            UnusableFolder: they can't be written; none was spooled.
+            OutcomeUnknown: the disk failed while they were synced.
+        """
+        rows = [(_dump(each), each.task.payload) for each in tasks]
+        with self._writing() as cursor:
+            for row in rows:
+                cursor.execute(_ADD, row)
+            last = cursor.lastrowid or 0
+        return range(last - len(rows) + 1, last + 1)
+
+    def first(self, limit: int) -> list[Entry]:
+        """The entries that are to be forwarded next, in their order."""
+        return self._entries(_FIRST, limit)
+
+    def identity(self) -> tuple[str, int]:
+        """The outbox's id, and the number that is taken off those of its entries."""
+        with self._reading() as cursor:
+            (found,) = cursor.execute("SELECT id, base FROM spool").fetchall()
+        return str(found[0]), int(found[1])
+
+    def name(self) -> SpoolName:
+        """Whose spool it is."""
+        with self._reading() as cursor:
+            ((queue, engine),) = cursor.execute("SELECT queue, engine FROM spool").fetchall()
+        return SpoolName(queue, engine, self.path.name.removesuffix(SUFFIX))
+
+    def waiting(self) -> Iterator[Entry]:
+        """All entries that wait, read page by page."""
+        return self._all(_NEXT)
+
+    def refused(self) -> Iterator[Entry]:
+        """All entries that were refused for good, read page by page."""
+        return self._all(_REFUSED)
+
+    def left(self, first: int, last: int) -> set[int]:
+        """Which entries of these numbers are still to be forwarded."""
+        with self._reading() as cursor:
+            found = cursor.execute("SELECT number FROM entries WHERE number BETWEEN ? AND ?", (first, last))
+            return {number for (number,) in found}
+
+    def refusal(self, number: int) -> Refusal | None:
+        """Why an entry was refused for good, if it was."""
+        with self._reading() as cursor:
+            row = cursor.execute("SELECT kind, reason FROM refused WHERE number = ?", (number,)).fetchone()
+        return None if row is None else Refusal(*row)
+
+    def counts(self) -> tuple[int, int]:
+        """How many entries wait, and how many were refused."""
+        with self._reading() as cursor:
+            ((waiting, refused),) = cursor.execute(
+                "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM refused)"
+            ).fetchall()
+        return int(waiting), int(refused)
+
+    def forward(self, first: int, last: int) -> None:
+        """These are in the engine: delete them."""
+        with self._writing() as cursor:
+            cursor.execute(_FORWARDED, (first, last))
+
+    def refuse(self, number: int, refusal: Refusal) -> None:
+        """Note that an entry can never be taken, before it is skipped."""
+        with self._writing() as cursor:
+            cursor.execute(_REFUSE, (refusal.kind, refusal.reason, number))
+
+    def keep(self, number: int) -> None:
+        """A refused entry was skipped, and nobody was there to be told: keep it for an operator."""
+        with self._writing() as cursor:
+            cursor.execute(_KEEP, (number,))
+            cursor.execute(_FORWARDED, (number, number))
+
+    def forget(self, number: int) -> None:
+        """Somebody has seen to a refused entry."""
+        with self._writing() as cursor:
+            cursor.execute("DELETE FROM refused WHERE number = ?", (number,))
+
+    def renew(self, first: int) -> None:
+        """Begin a new outbox, whose first entry is the one of this number: the engine has lost its tally."""
+        with self._writing() as cursor:
+            cursor.execute(_RENEW, (uuid.uuid4().hex, first - 1))
+
+    def close(self) -> None:
+        """Let go of the file. Closing twice does nothing."""
+        with self._lock:
+            self._connection.close()
+
+    def _all(self, statement: str) -> Iterator[Entry]:
+        last = 0
+        while page := self._entries(statement, last, _PAGE):
+            yield from page
+            last = page[-1].number
+
+    def _entries(self, statement: str, *values: int) -> list[Entry]:
+        """Some entries, fewer where they are large, but one at least where there is one."""
+        entries: list[Entry] = []
+        size = 0
+        with self._reading() as cursor:
+            for row in cursor.execute(statement, values):
+                entries.append(_entry(row))
+                size += len(row[1]) + len(row[2])
+                if size > PAGE_BYTES:
+                    break
+        return entries
+
+    def _prepare(self, name: SpoolName | None) -> None:
+        with self._reading() as cursor:
+            for setting in _SETTINGS:
+                cursor.execute(setting)
+        if name is not None:
+            self._make(name)
+        with self._reading() as cursor:
+            if cursor.execute(_IS_MADE).fetchone() is None:
+                raise UnusableFolder(f"{self.path} is no spool of an outbox; move it away")
+            (version,) = cursor.execute("SELECT version FROM spool").fetchone()
+        if version != VERSION:
+            raise UnusableStore(
+                f"{self.path} is of version {version} and this rebalanser knows {VERSION}: upgrade it"
+            )
+
+    def _make(self, name: SpoolName) -> None:
+        with self._writing() as cursor:
+            if cursor.execute("SELECT 1 FROM sqlite_master").fetchone() is not None:
+                return
+            for statement in SCHEMA.split(";"):
+                cursor.execute(statement)
+            row = (VERSION, name.queue, name.engine, uuid.uuid4().hex)
+            cursor.execute("INSERT INTO spool VALUES (1, ?, ?, ?, ?, 0)", row)
+        sync_folder(self.path.parent)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Cursor]:
+        with self._lock, self._failures(), closing(self._connection.cursor()) as cursor:
+            yield cursor
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Cursor]:
+        """A transaction: all of it is on the disk at the end, or none."""
+        with self._reading() as cursor:
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                yield cursor
+            except BaseException:
+                self._roll_back()
+                raise
+            self._commit(cursor)
+
+    def _commit(self, cursor: sqlite3.Cursor) -> None:
+        try:
+            cursor.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            code = _code_of(error)
+            if code in _NO_EFFECT_AT_COMMIT or code & _PRIMARY in _NO_EFFECT_AT_COMMIT:
+                raise
+            raise OutcomeUnknown(
+                f"the disk failed while {self.path} was synced ({error}): look with rebalanser tasks outbox"
+            ) from error
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _failure(error, self.path) from error
+
+
+def _code_of(error: sqlite3.Error) -> int:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code if isinstance(code, int) else 0
+
+
+def _failure(error: sqlite3.Error, path: Path) -> RebalanserError:
+    if _code_of(error) & _PRIMARY in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        return RegistryUnavailable(f"{path} stayed locked by another process; nothing was spooled, try again")
+    return UnusableFolder(
+        f"the outbox {path} can't be used ({error}): see to the space, the disk and the permissions there"
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def forwarded(entry: Entry, identity: tuple[str, int]) -> Forwarded:
+    """How the engine counts an entry of the outbox with this identity."""
+    outbox, base = identity
+    return Forwarded(outbox, entry.number - base)
+
+
+def _dump(enqueue: Enqueue) -> bytes:
+    content = Content(
+        head=enqueue.task.head, state=enqueue.state, waits_for_unknown=enqueue.waits_for_unknown
+    )
+    return content.model_dump_json().encode()
+
+
+def _entry(row: Row) -> Entry:
+    number, text, payload, kind, reason = row
+    content = Content.model_validate_json(text)
+    enqueue = Enqueue(Task(content.head, payload), UNPLACED, content.state, content.waits_for_unknown)
+    return Entry(number, enqueue, None if kind is None else Refusal(kind, reason or ""))
+
+
+def placed(entry: Entry, partition: int, identity: tuple[str, int]) -> Enqueue:
+    """What to ask of the engine for an entry."""
+    return replace(entry.enqueue, partition=partition, forwarded=forwarded(entry, identity))

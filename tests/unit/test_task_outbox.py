@@ -1,0 +1,598 @@
+"""The outbox: what is spooled is forwarded once and in order, and what is refused is told to somebody."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import pickle
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from rebalanser_sqlite.tasks import SqliteEngine
+
+from rebalanser.cli import main
+from rebalanser.errors import (
+    InvalidState,
+    InvalidTask,
+    OutcomeUnknown,
+    RegistryUnavailable,
+    RequestTooLarge,
+    TaskExists,
+    UnknownQueue,
+    UnknownTask,
+    UnusableFolder,
+    UnusableStore,
+)
+from rebalanser.registry.urls import parse_url
+from rebalanser.tasks import Claim, Queue, TaskFunction
+from rebalanser.tasks.cycles import refuse_cycle
+from rebalanser.tasks.engine import Answer, Collect, Enqueue, Forwarded, Move, Skip, Write
+from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
+from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.model import ClaimState, Head, State, Status, Task, TaskId, Term
+from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.outbox import engine_name
+from rebalanser.tasks.outbox_spool import Refusal, Spool, SpoolName
+
+PATIENCE_S = 30.0
+QUEUE = "mail"
+ABSENT = f"{9:040x}"
+
+
+def task_id(number: int) -> TaskId:
+    return f"{number:040x}"
+
+
+def made(number: int, **fields: object) -> Enqueue:
+    return Enqueue(Task(Head(task_id(number), QUEUE, "send", **fields), bytes([number])), 0)  # type: ignore[arg-type]
+
+
+Ask: TypeAlias = Callable[[Sequence[Write], float], Sequence[Answer]]
+
+
+class Network:
+    """What lies between a producer and its engine: it can be cut, before or behind what is asked."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self.loses_answers = 0
+        self.asked: list[Write] = []
+        self.limit_bytes = 1 << 20
+        self.changed = threading.Condition()
+
+    def pass_on(self, ask: Ask, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        with self.changed:
+            if self.is_cut:
+                raise RegistryUnavailable("the engine is away")
+            tasks = [each.task for each in writes if isinstance(each, Enqueue)]
+            if any(len(task.payload) > self.limit_bytes for task in tasks):
+                raise RequestTooLarge("a payload is over the limit")
+            self.asked += writes
+            answers = ask(writes, timeout_s)
+            if self.loses_answers:
+                self.loses_answers -= 1
+                raise OutcomeUnknown("no answer came")
+            return answers
+
+
+class Stage:
+    """A queue with an outbox on a file, and a network between them."""
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        self.folder = folder
+        self.network = network
+        self.file = folder / "mail.db"
+        self.outbox = folder / "outbox"
+
+    def open(self, **named: object) -> tuple[Queue, TaskFunction[[str]]]:
+        queue = Queue(
+            QUEUE,
+            f"sqlite:///{self.file}",
+            partitions=4,
+            outbox=self.outbox,
+            state_folder=self.folder / "state",
+            **named,  # type: ignore[arg-type]
+        )
+
+        @queue.task()
+        def send(claim: Claim, to: str) -> None:
+            """Never called."""
+
+        return queue, send
+
+    def spool(self) -> Spool:
+        name = SpoolName.of(QUEUE, engine_name(parse_url(f"sqlite:///{self.file}")))
+        return Spool(name.file_in(self.outbox), None, PATIENCE_S)
+
+    def counts(self) -> tuple[int, int]:
+        with closing(self.spool()) as spool:
+            return spool.counts()
+
+    def drained(self) -> None:
+        """Wait until nothing is left to forward."""
+        with self.network.changed:
+            done = self.network.changed.wait_for(lambda: self.counts()[0] == 0, PATIENCE_S)
+        assert done, f"left in the spool: {self.counts()}"
+
+    def tasks(self) -> list[TaskId]:
+        with closing(SqliteEngine(self.file)) as engine:
+            return [item.head.id for item in engine.page(QUEUE, PATIENCE_S).items]
+
+    def complete_and_collect(self) -> list[TaskId]:
+        """Have all tasks done and deleted; which they were."""
+        with closing(SqliteEngine(self.file)) as engine:
+            claim = ClaimState(0, "holder", "worker", Term(30.0, "", 0.0))
+            items = engine.page(QUEUE, PATIENCE_S).items
+            moves = [
+                Move(each.head.id, QUEUE, each.partition, each.revision, State(Status.COMPLETED, claim))
+                for each in items
+            ]
+            engine.apply(moves, PATIENCE_S)
+            done = engine.page(QUEUE, PATIENCE_S).items
+            engine.apply(
+                [Collect(QUEUE, {each.head.id: (each.partition, each.revision) for each in done})], PATIENCE_S
+            )
+            return [each.head.id for each in done]
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    network = Network()
+    apply, define = SqliteEngine.apply, SqliteEngine.define
+
+    def cut_apply(self: SqliteEngine, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        if not any(isinstance(each, Move | Collect) for each in writes):
+            return network.pass_on(lambda *asked: apply(self, *asked), writes, timeout_s)
+        return apply(self, writes, timeout_s)
+
+    def cut_define(self: SqliteEngine, queue: str, partitions: int, timeout_s: float) -> int:
+        if network.is_cut:
+            raise RegistryUnavailable("the engine is away")
+        return define(self, queue, partitions, timeout_s)
+
+    def told(name: str) -> None:
+        change = getattr(Spool, name)
+
+        def changed(self: Spool, *numbers: int) -> None:
+            change(self, *numbers)
+            with network.changed:
+                network.changed.notify_all()
+
+        monkeypatch.setattr(Spool, name, changed)
+
+    told("forward")
+    told("keep")
+    monkeypatch.setattr(SqliteEngine, "apply", cut_apply)
+    monkeypatch.setattr(SqliteEngine, "define", cut_define)
+    return network
+
+
+@pytest.fixture
+def stage(tmp_path: Path, network: Network) -> Stage:
+    return Stage(tmp_path, network)
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    with closing(Spool(tmp_path / "mail.spool", SpoolName(QUEUE, "memory://x", "mail"), PATIENCE_S)) as spool:
+        yield spool
+
+
+# -- the spool
+
+
+@pytest.mark.rule("SK-4")
+def test_entries_are_numbered_without_a_gap_and_no_number_is_used_twice(spool: Spool) -> None:
+    assert spool.add([made(1), made(2)]) == range(1, 3)
+    nothing = replace(made(4), task=replace(made(4).task, payload=None))  # type: ignore[arg-type]
+    with pytest.raises(UnusableFolder):
+        spool.add([made(3), nothing])
+    assert spool.add([made(3)]) == range(3, 4), "what was rolled back takes no number"
+    spool.forward(1, 3)
+    assert spool.add([made(4)]) == range(4, 5), "what was deleted gives none back"
+    assert [(each.number, each.enqueue) for each in spool.waiting()] == [(4, Enqueue(made(4).task, -1))]
+
+
+@pytest.mark.rule("SK-4")
+def test_an_entry_is_kept_as_it_was_enqueued(spool: Spool) -> None:
+    task = Task(Head(task_id(1), QUEUE, "größe", 5, (task_id(2),), 7, 0.25), bytes(range(256)))
+    written = Enqueue(task, -1, State(due=1.7e9 + 0.125), waits_for_unknown=True)
+    spool.add([written])
+    (entry,) = spool.first(10)
+    assert entry.enqueue == written
+    assert entry.refusal is None
+
+
+def test_of_large_entries_few_are_read_at_once(spool: Spool) -> None:
+    large = replace(made(1), task=replace(made(1).task, payload=bytes(3 << 20)))
+    spool.add([large] * 5)
+    assert [each.number for each in spool.first(60)] == [1, 2]
+    assert [each.number for each in spool.waiting()] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.rule("SK-4")
+def test_every_commit_of_a_spool_is_synced(spool: Spool) -> None:
+    assert spool._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert spool._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.rule("SK-4")
+def test_a_refused_entry_is_kept_for_an_operator(spool: Spool) -> None:
+    spool.add([made(1), made(2)])
+    spool.refuse(1, Refusal("TaskExists", "it is taken"))
+    assert spool.first(1)[0].refusal == Refusal("TaskExists", "it is taken")
+    assert spool.counts() == (2, 0)
+    spool.keep(1)
+    assert spool.counts() == (1, 1)
+    (refused,) = spool.refused()
+    assert (refused.head.id, refused.refusal) == (task_id(1), Refusal("TaskExists", "it is taken"))
+    spool.forget(1)
+    assert spool.counts() == (1, 0)
+
+
+def test_a_spool_of_a_newer_version_and_no_spool_are_refused(tmp_path: Path, spool: Spool) -> None:
+    spool._connection.execute("UPDATE spool SET version = 2")
+    with pytest.raises(UnusableStore, match=r"version 2 .* knows 1"):
+        Spool(spool.path, None, 1.0)
+    with pytest.raises(UnusableFolder):
+        Spool(tmp_path / "absent.spool", None, 1.0)
+    with closing(sqlite3.connect(tmp_path / "theirs.spool")) as other:
+        other.execute("CREATE TABLE theirs (x)")
+    with pytest.raises(UnusableFolder, match="no spool"):
+        Spool(tmp_path / "theirs.spool", SpoolName(QUEUE, "", ""), 1.0)
+    (tmp_path / "text.spool").write_text("no database at all, but text that is long enough to be none")
+    with pytest.raises(UnusableFolder, match="not a database"):
+        Spool(tmp_path / "text.spool", None, 1.0)
+
+
+def test_a_locked_spool_is_waited_for_and_then_refused(tmp_path: Path, spool: Spool) -> None:
+    locked = pytest.raises(RegistryUnavailable, match="locked")
+    with closing(Spool(spool.path, None, 0.05)) as hurried, spool._writing(), locked:
+        hurried.add([made(1)])
+    assert spool.counts() == (0, 0)
+
+
+def test_engines_are_told_apart_by_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert engine_name(parse_url("sqlite:///mail.db")) == f"sqlite:///{tmp_path.resolve()}/mail.db"
+    assert (
+        engine_name(parse_url(f"sqlite:///{tmp_path}/mail.db")) == f"sqlite:///{tmp_path.resolve()}/mail.db"
+    )
+    assert engine_name(parse_url("memory://x")) == "memory://x"
+    first = engine_name(parse_url("etcd://me:secret@b:1,a:2/root"))
+    assert first == engine_name(parse_url("etcd://you:other@a:2,b:1/root/")) == "etcd://a:2,b:1/root"
+    assert SpoolName.of("a/b", first).key != SpoolName.of("a-b", first).key
+
+
+def test_an_id_that_says_where_its_task_is_is_an_id() -> None:
+    spooled = Enqueued(task_id(1), EnqueueAnswer.SPOOLED)
+    assert spooled == task_id(1)
+    assert json.dumps([spooled, spooled.answer]) == json.dumps([task_id(1), "spooled"])
+    again = pickle.loads(pickle.dumps(spooled))
+    assert (again, again.answer) == (spooled, EnqueueAnswer.SPOOLED)
+    assert Enqueued(task_id(2)).answer is EnqueueAnswer.COMMITTED
+
+
+def test_a_cycle_within_what_comes_together_is_seen() -> None:
+    coming = {task_id(1): Head(task_id(1), QUEUE, "send", after=(task_id(2),))}
+    refuse_cycle(Head(task_id(3), QUEUE, "send", after=(task_id(1),)), lambda _ids: {}, coming)
+    with pytest.raises(InvalidTask):
+        refuse_cycle(Head(task_id(2), QUEUE, "send", after=(task_id(1),)), lambda _ids: {}, coming)
+
+
+# -- forwarding
+
+
+@pytest.mark.rule("SK-4")
+def test_while_the_engine_answers_tasks_are_committed(stage: Stage) -> None:
+    queue, send = stage.open()
+    with queue:
+        tasks = [send.enqueue("a"), *send.enqueue_many([(("b",), {}), (("c",), {"delay_s": 5})])]
+        assert {each.answer for each in tasks} == {EnqueueAnswer.COMMITTED}
+        assert stage.tasks() == sorted(tasks)
+        assert queue.get(tasks[2]).state.due > 0
+        assert [queue.get(each).partition for each in tasks] == [partition_of(each, 4) for each in tasks]
+    stage.drained()
+
+
+@pytest.mark.rule("SK-4")
+def test_without_an_outbox_the_answer_is_always_committed(tmp_path: Path) -> None:
+    with Queue(QUEUE, "memory://no-outbox", partitions=1, state_folder=tmp_path) as queue:
+        (task,) = queue.commit([queue.made_raw("send", b"{}", EnqueueOptions())])
+        assert task.answer is EnqueueAnswer.COMMITTED
+
+
+@pytest.mark.rule("SK-4")
+def test_what_is_spooled_while_the_engine_is_away_is_forwarded_in_order(stage: Stage) -> None:
+    queue, send = stage.open()
+    with queue:
+        first = send.enqueue("before")
+        stage.network.is_cut = True
+        spooled = [send.enqueue("a")]
+        spooled += [send.enqueue(str(number), after=[spooled[-1]]) for number in range(5)]
+        spooled += send.enqueue_many([(("x",), {})] * 100)
+        assert {each.answer for each in spooled} == {EnqueueAnswer.SPOOLED}
+        assert stage.tasks() == [first]
+        assert stage.counts() == (106, 0)
+        stage.network.is_cut = False
+        stage.drained()
+        assert stage.tasks() == sorted([first, *spooled])
+        sent = [each.task.head.id for each in stage.network.asked if isinstance(each, Enqueue)]
+        assert sent == [first, *spooled]
+        assert send.enqueue("after").answer is EnqueueAnswer.COMMITTED
+
+
+@pytest.mark.rule("SK-4")
+def test_a_queue_is_made_and_enqueued_to_while_the_engine_is_away(stage: Stage) -> None:
+    stage.network.is_cut = True
+    queue, send = stage.open()
+    with queue:
+        with pytest.raises(InvalidTask):
+            send.enqueue(to=["no text"])
+        task = send.enqueue("a")
+        assert task.answer is EnqueueAnswer.SPOOLED
+        with pytest.raises(RegistryUnavailable):
+            queue.count()
+    assert stage.counts() == (1, 0)
+    again, send = stage.open()
+    with again:
+        second = send.enqueue("b")
+        stage.network.is_cut = False
+        stage.drained()
+        assert stage.tasks() == [task, second]
+        assert again.get(task).partition == partition_of(task, 4)
+    assert stage.counts() == (0, 0)
+
+
+def test_what_a_person_has_to_mend_is_not_put_off(stage: Stage) -> None:
+    with pytest.raises(UnknownQueue):
+        stage.open(create=False)
+    assert not stage.outbox.exists()
+    stage.outbox.write_text("a file")
+    with pytest.raises(UnusableFolder, match="can't be made"):
+        stage.open()
+
+
+@pytest.mark.rule("SK-4")
+def test_a_lost_answer_makes_no_task_twice(stage: Stage) -> None:
+    queue, send = stage.open()
+    with queue:
+        stage.network.loses_answers = 3
+        task = send.enqueue("a")
+        stage.drained()
+        assert stage.tasks() == [task]
+        assert sum(isinstance(each, Enqueue) for each in stage.network.asked) == 4
+
+
+@pytest.mark.rule("SK-4")
+def test_a_task_collected_before_its_producer_could_note_it_is_not_made_again(stage: Stage) -> None:
+    queue, send = stage.open()
+    with queue:
+        tasks = [send.enqueue("a"), send.enqueue("b")]
+    with closing(stage.spool()) as spool:
+        identity = spool.identity()
+        spool._connection.execute("INSERT INTO entries VALUES (2, ?, ?, NULL, NULL)", _row(queue, tasks[1]))
+    assert stage.complete_and_collect() == tasks
+    again, send = stage.open()
+    with again:
+        third = send.enqueue("c")
+        stage.drained()
+        assert third.answer is EnqueueAnswer.COMMITTED
+        assert stage.tasks() == [third]
+    with closing(stage.spool()) as spool:
+        assert spool.identity() == identity
+
+
+def _row(queue: Queue, task: TaskId) -> tuple[str, bytes]:
+    content = {
+        "head": {"id": task, "queue": queue.name, "name": "send"},
+        "state": {},
+        "waits_for_unknown": False,
+    }
+    return json.dumps(content), b'{"to": "b"}'
+
+
+@pytest.mark.rule("SK-4")
+def test_who_enqueues_is_told_what_the_engine_refuses(stage: Stage) -> None:
+    queue, send = stage.open()
+    with queue:
+        task = send.enqueue("a")
+        stage.network.limit_bytes = 1000
+        with pytest.raises(TaskExists):
+            send.enqueue("other", task_id=str(task))
+        with pytest.raises(UnknownTask):
+            send.enqueue("a", after=[ABSENT])
+        with pytest.raises(RequestTooLarge):
+            send.enqueue("x" * 2000)
+        assert send.enqueue("a", task_id=str(task)).answer is EnqueueAnswer.COMMITTED
+        waits = send.enqueue("a", after=[ABSENT], waits_for_unknown=True)
+        with pytest.raises(InvalidTask, match="wait for itself"):
+            send.enqueue("a", task_id=ABSENT, after=[waits])
+        last = send.enqueue("last")
+        assert stage.tasks() == [task, waits, last]
+    assert stage.counts() == (0, 0), "who was told need not be told again"
+
+
+@pytest.mark.rule("SK-4")
+def test_what_is_refused_later_is_kept_told_and_does_not_stop_the_others(
+    stage: Stage, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue, send = stage.open()
+    with queue, caplog.at_level(logging.INFO, "rebalanser"):
+        task = send.enqueue("a")
+        stage.network.is_cut = True
+        stage.network.limit_bytes = 1000
+        spooled = [
+            send.enqueue("first"),
+            send.enqueue("other", task_id=str(task)),
+            send.enqueue("a", after=[ABSENT]),
+            send.enqueue("x" * 2000),
+            send.enqueue("a", task_id=str(task)),
+            send.enqueue("last"),
+        ]
+        stage.network.is_cut = False
+        stage.drained()
+        assert stage.tasks() == sorted([task, spooled[0], spooled[5]])
+    assert [each.action for each in caplog.records if each.levelno == logging.WARNING] == [  # type: ignore[attr-defined]
+        "outbox_waits", "task_refused", "task_refused", "task_refused",
+    ]  # fmt: skip
+    capsys.readouterr()
+    assert main(["tasks", "outbox", str(stage.outbox), "--json"]) == 0
+    documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["id"], each["kind"]) for each in documents[:-1]] == [
+        (spooled[1], "TaskExists"), (spooled[2], "UnknownTask"), (spooled[3], "RequestTooLarge"),
+    ]  # fmt: skip
+    assert documents[0]["payload"] == {"value": {"to": "other"}, "base64": None}
+    assert documents[-1]["refused"] == 3
+    assert main(["tasks", "outbox", str(stage.outbox), "--forget-refused"]) == 0
+    assert "UnknownTask: task" in capsys.readouterr().out
+    assert stage.counts() == (0, 0)
+
+
+@pytest.mark.rule("SK-4")
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_refusal_is_not_lost_when_the_producer_dies_in_its_middle(stage: Stage, is_counted: bool) -> None:
+    queue, send = stage.open()
+    with queue:
+        task = send.enqueue("a")
+    with closing(stage.spool()) as spool:
+        (number,) = spool.add([made(7)])
+        spool.refuse(number, Refusal("TaskExists", "it is taken"))
+        outbox, _ = spool.identity()
+    if is_counted:
+        with closing(SqliteEngine(stage.file)) as engine:
+            engine.apply([Skip(QUEUE, Forwarded(outbox, 2))], PATIENCE_S)
+    again, send = stage.open()
+    with again:
+        last = send.enqueue("b")
+        assert last.answer is EnqueueAnswer.COMMITTED
+    assert stage.tasks() == [task, last]
+    assert stage.counts() == (0, 1)
+
+
+@pytest.mark.rule("SK-4")
+def test_an_engine_that_has_lost_what_it_had_taken_takes_the_rest(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, send = stage.open()
+    with queue:
+        send.enqueue_many([(("a",), {})] * 3)
+    for path in stage.folder.glob("mail.db*"):
+        path.unlink()
+    again, send = stage.open()
+    with again, caplog.at_level(logging.WARNING, "rebalanser"):
+        tasks = [send.enqueue("b"), send.enqueue("c")]
+        assert stage.tasks() == tasks
+    assert [each.action for each in caplog.records] == ["outbox_renewed"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.rule("SK-4")
+def test_two_processes_forward_one_spool_one_at_a_time(stage: Stage) -> None:
+    one, send_one = stage.open()
+    two, send_two = stage.open()
+    with one, two:
+        threads = [
+            threading.Thread(target=lambda send=send: [send.enqueue("a") for _ in range(20)])
+            for send in (send_one, send_two, send_one)
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        stage.drained()
+        assert len(stage.tasks()) == 60
+        asked = [each.forwarded for each in stage.network.asked if isinstance(each, Enqueue)]
+        numbers = [entry.number for entry in asked if entry is not None]
+        assert numbers == list(range(1, 61)), "in their order, and none of them twice"
+
+
+@pytest.mark.rule("SK-4")
+def test_while_another_process_forwards_nobody_waits_for_ever(stage: Stage) -> None:
+    queue, send = stage.open()
+    with queue:
+        first = send.enqueue("a")
+    (path,) = stage.outbox.glob("*.lock")
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        queue, send = stage.open(timeout_s=0.2)
+        task = send.enqueue("a")
+        assert task.answer is EnqueueAnswer.SPOOLED
+        assert stage.counts() == (1, 0)
+        fcntl.flock(held, fcntl.LOCK_UN)
+    with queue:
+        stage.drained()
+        assert stage.tasks() == [first, task]
+
+
+@pytest.mark.rule("SK-4")
+def test_who_waits_for_another_process_hears_what_that_one_found(stage: Stage) -> None:
+    queue, _ = stage.open()
+    with queue:
+        outbox = queue._outbox
+        assert outbox is not None
+        waiting = outbox._waiting
+        with closing(stage.spool()) as spool:
+            numbers = spool.add([made(1), made(2), made(3)])
+            spool.refuse(numbers[1], Refusal("UnknownTask", "it is not there"))
+            spool.keep(numbers[1])
+            spool.forward(numbers[0], numbers[0])
+            futures = waiting.enter(numbers)
+            waiting.look()
+            assert futures[0].result(0) is EnqueueAnswer.COMMITTED
+            assert isinstance(futures[1].exception(0), UnknownTask)
+            assert spool.counts()[1] == 0
+    assert futures[2].result(0) in EnqueueAnswer
+
+
+def test_a_closed_queue_takes_nothing(stage: Stage) -> None:
+    queue, send = stage.open()
+    queue.close()
+    queue.close()
+    with pytest.raises(InvalidState):
+        send.enqueue("a")
+    assert stage.counts() == (0, 0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for the superuser")
+def test_a_folder_that_cannot_be_written_is_said(stage: Stage) -> None:
+    stage.outbox.mkdir(mode=0o500)
+    with pytest.raises(UnusableFolder):
+        stage.open()
+
+
+# -- the command line
+
+
+@pytest.mark.rule("SK-4")
+def test_the_command_enqueues_by_way_of_an_outbox(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(stage.folder / "state"))
+    place = ["--registry", f"sqlite:///{stage.file}", "--outbox", str(stage.outbox)]
+    assert main(["tasks", "outbox", str(stage.outbox)]) != 0
+    assert main(["tasks", "enqueue", QUEUE, "send", "{}", "--create", *place, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["answer"] == "committed"
+    stage.network.is_cut = True
+    assert main(["tasks", "enqueue", QUEUE, "send", "{}", "--create", *place]) == 0
+    second, answer = capsys.readouterr().out.split()
+    assert answer == "spooled"
+    assert main(["tasks", "outbox", str(stage.outbox)]) == 0
+    told = capsys.readouterr().out
+    assert f"{second} send: spooled" in told
+    assert "1 task waits, 0 were refused" in told
+    stage.network.is_cut = False
+    assert main(["tasks", "enqueue", QUEUE, "send", "{}", *place]) == 0
+    third, answer = capsys.readouterr().out.split()
+    assert answer == "committed"
+    assert stage.tasks() == [first["id"], second, third]
+    assert main(["tasks", "check", QUEUE, "--registry", f"sqlite:///{stage.file}"]) == 0
+    assert "3 tasks: 0 findings" in capsys.readouterr().out
