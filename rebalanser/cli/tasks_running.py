@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import sys
@@ -13,9 +14,10 @@ from pydantic import ValidationError
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
 from rebalanser.cli.kafka_options import VerboseOption
-from rebalanser.cli.tasks_options import CreateOption, QueueArgument, opened
+from rebalanser.cli.tasks_options import CreateOption, OutboxOption, QueueArgument, opened
 from rebalanser.errors import InvalidHandlers, InvalidSettings, MissingExtra
 from rebalanser.runtime.logs import configure_cli_logging
+from rebalanser.tasks.async_queue import AsyncQueue
 from rebalanser.tasks.queue import Queue
 
 if TYPE_CHECKING:
@@ -28,12 +30,19 @@ def worker(
         typer.Argument(
             metavar="MODULE:QUEUE",
             show_default=False,
-            help="The module, imported from the working directory too, and the name of the Queue in it.",
+            help="The module, imported from the working directory too, and the name of the queue in it.",
         ),
     ],
     concurrency: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many tasks to run at a time.")
     ] = 1,
+    processes: Annotated[
+        bool,
+        typer.Option(
+            "--processes",
+            help="Run each body in a process of its own, which is killed when its time is up.",
+        ),
+    ] = False,
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -43,8 +52,18 @@ def worker(
     """
     configure_cli_logging(json, verbose)
     queue = _queue_of(place)
+    if isinstance(queue, AsyncQueue):
+        if processes:
+            raise typer.BadParameter(f"{place} is an AsyncQueue, whose bodies run in its event loop")
+        asyncio.run(_run(queue, concurrency))
+        return
     with queue:
-        queue.run(concurrency)
+        queue.run(concurrency, bodies="processes" if processes else "threads")
+
+
+async def _run(queue: AsyncQueue, concurrency: int) -> None:
+    async with queue:
+        await queue.run(concurrency)
 
 
 def serve(
@@ -69,6 +88,7 @@ def serve(
         str, typer.Option(metavar="N/TIME", help="How many requests an address may send, as 1000/second.")
     ] = "1000/second",
     create: CreateOption = False,
+    outbox: OutboxOption = None,
     registry: RegistryOption = None,
     verbose: VerboseOption = 0,
     json: JsonOption = False,
@@ -94,11 +114,11 @@ def serve(
         face.answer(document, f"serving the queue {queue} at {url}; Ctrl-C stops it")
         sys.stdout.flush()
 
-    with opened(face, queue, create=create, claim_ttl_s=claim_ttl) as tasks:
+    with opened(face, queue, create=create, claim_ttl_s=claim_ttl, outbox=outbox) as tasks:
         serving.serve(tasks, options, started)
 
 
-def _queue_of(place: str) -> Queue:
+def _queue_of(place: str) -> Queue | AsyncQueue:
     """The queue that a place names.
 
     Raises:
@@ -109,9 +129,9 @@ def _queue_of(place: str) -> Queue:
         raise typer.BadParameter(f"{place!r} is not MODULE:QUEUE")
     module = _module(module_name)
     found = getattr(module, attribute, None)
-    if isinstance(found, Queue):
+    if isinstance(found, Queue | AsyncQueue):
         return found
-    queues = sorted(name for name, value in vars(module).items() if isinstance(value, Queue))
+    queues = sorted(name for name, value in vars(module).items() if isinstance(value, Queue | AsyncQueue))
     there = f"it has: {', '.join(queues)}" if queues else "it has no Queue at all"
     raise InvalidHandlers(f"{attribute!r} in {module_name} is no rebalanser.tasks.Queue; {there}")
 

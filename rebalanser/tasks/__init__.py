@@ -25,6 +25,9 @@ makes them safe.
    refuses what the old one writes.
 5. *Progress.* Updates are numbered from 0 within a claim and written with the state that counts them, so
    that a log has no gap (SK-9). Complete is a state that no rule leads out of (SK-10).
+6. *Outbox* (:mod:`~rebalanser.tasks.outbox`). A producer may have what it enqueues kept on its own disk
+   until the engine has it (SK-4). The entries of an outbox are numbered, and the engine counts each by the
+   very write that makes its task: sent again, it is known, even if its task was completed and collected.
 
 **Unknown outcomes.** A write whose answer was lost is read back: a claim names its *holder*, unique to each
 attempt, so that whoever finds his own name there has it, and every other rule is idempotent for its claim.
@@ -37,21 +40,42 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from rebalanser.tasks.bodies import GiveUp, Retry
+    from rebalanser.tasks.async_claim import AsyncClaim
+    from rebalanser.tasks.async_queue import AsyncQueue, AsyncTaskFunction
     from rebalanser.tasks.claim import Claim
+    from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
     from rebalanser.tasks.middleware import Middleware
     from rebalanser.tasks.model import Status
+    from rebalanser.tasks.outcomes import GiveUp, Retry
     from rebalanser.tasks.queue import Queue, TaskFunction
 
-__all__ = ["Claim", "GiveUp", "Middleware", "Queue", "Retry", "Status", "TaskFunction"]
+__all__ = [
+    "AsyncClaim",
+    "AsyncQueue",
+    "AsyncTaskFunction",
+    "Claim",
+    "EnqueueAnswer",
+    "Enqueued",
+    "GiveUp",
+    "Middleware",
+    "Queue",
+    "Retry",
+    "Status",
+    "TaskFunction",
+]
 
 _HOMES: Final = MappingProxyType(
     {
+        "AsyncClaim": "async_claim",
+        "AsyncQueue": "async_queue",
+        "AsyncTaskFunction": "async_queue",
         "Claim": "claim",
-        "GiveUp": "bodies",
+        "EnqueueAnswer": "enqueued",
+        "Enqueued": "enqueued",
+        "GiveUp": "outcomes",
         "Middleware": "middleware",
         "Queue": "queue",
-        "Retry": "bodies",
+        "Retry": "outcomes",
         "Status": "model",
         "TaskFunction": "queue",
     }

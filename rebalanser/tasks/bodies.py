@@ -4,48 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import random
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
-
-from pydantic_core import PydanticSerializationError, to_json
 
 from rebalanser.errors import Fenced, InvalidTask
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
-from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.calling import Caller, Job
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, Status, Stored
 from rebalanser.tasks.options import TaskOptions
+from rebalanser.tasks.outcomes import Cut, GiveUp, Raised, Retry, Returned, raised
 from rebalanser.tasks.rules import Decision, Reason, Refused
+from rebalanser.tasks.worker_claim import WorkerClaim
 
-MAX_ERROR: Final = 4000
-"""The most characters of an error that are kept with a task."""
 JITTER: Final = 0.25
 _log = get_logger()
-
-
-class Retry(Exception):
-    """Raised by a body: this try failed, and the next one is not to come before ``delay_s`` seconds."""
-
-    def __init__(self, message: str = "the task asks to be tried again", *, delay_s: float) -> None:
-        super().__init__(message)
-        self.delay_s = delay_s
-
-
-class GiveUp(Exception):
-    """Raised by a body: no further try can help. The task is dead, for an operator to look at."""
 
 
 class Bodies:
     """The functions of a queue, and how each try of one ends. May be used from any thread.
 
-    ``clock`` tells when a failed task is due again.
+    ``clock`` tells when a failed task is due again, ``caller`` calls the functions.
     """
 
     def __init__(
@@ -53,53 +38,74 @@ class Bodies:
         functions: Mapping[str, TaskBody],
         middleware: Sequence[Middleware],
         clock: Clock,
+        caller: Caller,
     ) -> None:
         self._functions = functions
         self._middleware = middleware
         self._clock = clock
+        self._caller = caller
 
     def names(self) -> Sequence[str]:
         """The functions that there are."""
         return tuple(self._functions)
 
-    def work(self, claim: Claim, head: Head, payload: bytes) -> None:
+    def can_end(self, name: str) -> bool:
+        """Whether :meth:`work` ends the bodies of a function when their time is up or their claim is lost."""
+        return self._caller.can_end(self._functions[name])
+
+    def cut_off(self) -> None:
+        """End all bodies that can be ended; what they worked on goes back. Returns at once."""
+        self._caller.cut_off()
+
+    def work(self, claim: WorkerClaim, head: Head, payload: bytes) -> None:
         """One try, from its arguments to the end of its claim. Raises nothing."""
         body = self._functions[claim.name]
         try:
             arguments = body.arguments(payload)
         except InvalidTask as error:
-            self._fail(claim, head, error, due=None)
+            self._fail(claim, head, raised(error), due=None)
             return
         for each in self._middleware:
             self._told(each.before, claim)
-        try:
-            result = _as_json(body.call(claim, arguments))
-        except Fenced:
-            self._told_of_end(claim, None)
-        except Retry as error:
-            self._told_of_end(claim, error)
-            self._fail(claim, head, error, due=self._clock.wall() + error.delay_s)
-        except (GiveUp, InvalidTask) as error:
-            self._told_of_end(claim, error)
-            self._fail(claim, head, error, due=None)
-        except Exception as error:
-            self._told_of_end(claim, error)
-            self._fail(claim, head, error, due=self._clock.wall() + backoff_s(body.options, claim.failures))
-        else:
-            self._told_of_end(claim, None)
-            self._end(claim, lambda stored: rules.complete(stored.state, claim.held, result))
+        match self._caller.call(Job(body, claim, head, payload, arguments)):
+            case Returned(result=result):
+                self._told_of_end(claim, None)
+                self._end(claim, lambda stored: rules.complete(stored.state, claim.held, result))
+            case Raised() as outcome:
+                self._raised(claim, head, outcome)
+            case Cut.TIMED_OUT:
+                self._told_of_end(claim, _out_of_time(head))
+                self.time_out(claim, head)
+            case Cut.LOST | Cut.STOPPED:
+                self._told_of_end(claim, None)
+                self.give_back(claim)
 
-    def time_out(self, claim: Claim, head: Head) -> None:
+    def time_out(self, claim: WorkerClaim, head: Head) -> None:
         """The try has taken too long: its claim fails now, whatever the body still does."""
-        limit_s = head.timeout_s or 0.0
-        due = self._clock.wall() + backoff_s(self._functions[claim.name].options, claim.failures)
-        self._fail(claim, head, TimeoutError(f"the body took longer than timeout_s {limit_s:g}"), due)
+        self._fail(claim, head, raised(_out_of_time(head)), self._backed_off(claim))
 
-    def give_back(self, claim: Claim) -> None:
+    def give_back(self, claim: WorkerClaim) -> None:
         """The worker stops: the task goes back as if it had not been tried."""
         self._end(claim, lambda stored: rules.release(stored.state, claim.held))
 
-    def _fail(self, claim: Claim, head: Head, error: BaseException, due: float | None) -> None:
+    def _raised(self, claim: WorkerClaim, head: Head, outcome: Raised) -> None:
+        match outcome.error:
+            case Fenced():
+                self._told_of_end(claim, None)
+                return
+            case Retry(delay_s=delay_s):
+                due: float | None = self._clock.wall() + delay_s
+            case GiveUp() | InvalidTask():
+                due = None
+            case _:
+                due = self._backed_off(claim)
+        self._told_of_end(claim, outcome.error)
+        self._fail(claim, head, outcome, due)
+
+    def _backed_off(self, claim: WorkerClaim) -> float:
+        return self._clock.wall() + backoff_s(self._functions[claim.name].options, claim.failures)
+
+    def _fail(self, claim: WorkerClaim, head: Head, outcome: Raised, due: float | None) -> None:
         _log.warning(
             "a task's try failed",
             action="task_failed",
@@ -107,17 +113,16 @@ class Bodies:
             task=claim.task_id,
             name=claim.name,
             claim=claim.number,
-            error=repr(error),
+            error=repr(outcome.error),
         )
-        told = "".join(traceback.format_exception(error)).strip()[-MAX_ERROR:]
-        self._end(claim, lambda stored: rules.fail(head, stored.state, claim.held, told, due))
+        self._end(claim, lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due))
 
-    def _end(self, claim: Claim, rule: Callable[[Stored], Decision]) -> None:
+    def _end(self, claim: WorkerClaim, rule: Callable[[Stored], Decision]) -> None:
         if claim.is_over:
             return
         claim.settle(rule).add_done_callback(partial(self._ended, claim))
 
-    def _ended(self, claim: Claim, outcome: Future[Stored | Refused]) -> None:
+    def _ended(self, claim: WorkerClaim, outcome: Future[Stored | Refused]) -> None:
         error = outcome.exception()
         if error is not None:
             _log.error(
@@ -143,7 +148,7 @@ class Bodies:
                 reason=settled.reason.value,
             )
 
-    def _told_of_end(self, claim: Claim, error: BaseException | None) -> None:
+    def _told_of_end(self, claim: WorkerClaim, error: BaseException | None) -> None:
         for each in reversed(self._middleware):
             self._told(each.after, claim, error)
 
@@ -158,10 +163,5 @@ def backoff_s(options: TaskOptions, failures: int) -> float:
     return wait_s * (1 + random.uniform(0, JITTER))  # noqa: S311 - spreads load, hides nothing
 
 
-def _as_json(result: object) -> bytes | None:
-    if result is None:
-        return None
-    try:
-        return to_json(result)
-    except PydanticSerializationError as error:
-        raise GiveUp(f"the result is no JSON: {error}") from error
+def _out_of_time(head: Head) -> TimeoutError:
+    return TimeoutError(f"the body took longer than timeout_s {head.timeout_s or 0.0:g}")

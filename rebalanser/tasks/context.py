@@ -74,16 +74,20 @@ class Context:
         engine = self.engine
         if not isinstance(engine, MovesInTransactions):
             raise InvalidState("complete_in needs a queue on SQLite, whose transactions it can join")
-        decision = rules.complete(stored.state, held, result)
-        if isinstance(decision, Refused):
-            return decision
-        head = stored.head
-        answer = engine.move_in(
-            connection, Move(head.id, head.queue, stored.partition, stored.revision, decision, head=head)
-        )
-        if isinstance(answer, Conflict):
-            return Refused(Reason.SUPERSEDED)
-        return decision
+        while True:
+            decision = rules.complete(stored.state, held, result)
+            if isinstance(decision, Refused):
+                return decision
+            head = stored.head
+            move = Move(head.id, head.queue, stored.partition, stored.revision, decision, head=head)
+            if not isinstance(engine.move_in(connection, move), Conflict):
+                return decision
+            # A renewal or an update of this very claim, whose answer is on its way, is no other claim. From
+            # here on the transaction holds the write lock: what is read next stays so.
+            found = self.read([head.id]).get(head.id)
+            if found is None or found.revision == stored.revision:
+                return Refused(Reason.GONE if found is None else Reason.SUPERSEDED)
+            stored = found
 
     def close(self) -> None:
         """Write what waits, then let go of the store."""

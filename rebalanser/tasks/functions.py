@@ -20,21 +20,27 @@ _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 class TaskBody:
     """A function registered under a name, and how its arguments become a payload and back.
 
-    Its first parameter is the :class:`~rebalanser.tasks.claim.Claim`; the others, which need type hints that
-    pydantic knows, are the task's arguments.
+    Its first parameter is the claim, a :class:`~rebalanser.tasks.claim.Claim` unless ``claim`` says another
+    type; the others, which need type hints that pydantic knows, are the task's arguments.
 
     Raises:
         InvalidHandlers: the function can't be called so, or a parameter has the name of an option of enqueue.
         InvalidName: its name can't be stored.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, options: TaskOptions) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: TaskOptions,
+        claim: type[object] = Claim,
+    ) -> None:
         self.function = function
         self.name = check_name(name, "task")
         self.options = options
-        self.is_coroutine = inspect.iscoroutinefunction(function)
+        self.is_coroutine = is_coroutine_function(function)
         self._signature = _without_claim(function, self.name)
-        self._arguments = _model_of(function, self._signature, self.name)
+        self._arguments = _model_of(function, self._signature, self.name, claim)
 
     def payload(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
         """The arguments of a call as JSON (UTF-8).
@@ -75,6 +81,13 @@ class TaskBody:
         return {name: getattr(values, name) for name in type(values).model_fields}
 
 
+def is_coroutine_function(function: object) -> bool:
+    """Whether calling it gives a coroutine; an object may be called like a coroutine function."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - whose own method it is that matters
+    )
+
+
 def _without_claim(function: Callable[..., Any], name: str) -> inspect.Signature:
     """The signature of the arguments alone."""
     parameters = list(inspect.signature(function).parameters.values())
@@ -91,14 +104,18 @@ def _without_claim(function: Callable[..., Any], name: str) -> inspect.Signature
     return inspect.Signature(arguments)
 
 
-def _model_of(function: Callable[..., Any], signature: inspect.Signature, name: str) -> type[BaseModel]:
+def _model_of(
+    function: Callable[..., Any], signature: inspect.Signature, name: str, claim: type[object]
+) -> type[BaseModel]:
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
         raise InvalidHandlers(f"task {name!r}: a type hint can't be read: {error}") from error
     first = next(iter(inspect.signature(function).parameters))
-    if hints.get(first, Claim) is not Claim:
-        raise InvalidHandlers(f"task {name!r}: the first parameter is the claim, not {hints[first]!r}")
+    if hints.get(first, claim) is not claim:
+        raise InvalidHandlers(
+            f"task {name!r}: the first parameter is the claim, of type {claim.__name__}, not {hints[first]!r}"
+        )
     fields: dict[str, Any] = {
         each.name: (hints.get(each.name, Any), ... if each.default is each.empty else each.default)
         for each in signature.parameters.values()

@@ -6,21 +6,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, ParamSpec, Self
+from typing import Any, Final, Generic, Literal, ParamSpec, Self, TypeAlias
 
 from pydantic import ValidationError
 
 from rebalanser import folders
 from rebalanser.admin import Admin
 from rebalanser.errors import (
-    DependencyCycle,
-    InternalError,
     InvalidHandlers,
     InvalidState,
     InvalidTask,
-    NotSettled,
-    TaskExists,
-    TaskFailed,
+    RebalanserError,
+    RetryLater,
     UnknownQueue,
     UnknownTask,
 )
@@ -30,20 +27,27 @@ from rebalanser.registry.keys import check_name
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.settings import Settings
-from rebalanser.tasks import rules
+from rebalanser.tasks import rules, waiting
+from rebalanser.tasks.answers import check_answer
 from rebalanser.tasks.asks import EnqueueAsk, MoveAsk
 from rebalanser.tasks.bodies import Bodies
+from rebalanser.tasks.calling import Caller, ThreadCaller
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.collection import Archive, Collected, collect
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Answer, Applied, Enqueue, Exists, Lost, Unknown
-from rebalanser.tasks.engines import open_engine
+from rebalanser.tasks.cycles import refuse_cycle
+from rebalanser.tasks.engine import Enqueue
+from rebalanser.tasks.engines import load_engine
+from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
 from rebalanser.tasks.flakes import partition_of
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.history import TaskHistory
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
+from rebalanser.tasks.opening import Opened, Opening
 from rebalanser.tasks.options import EnqueueOptions, TaskOptions
+from rebalanser.tasks.outbox import Outbox
+from rebalanser.tasks.outbox_spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Schedule, Ticker
 from rebalanser.tasks.rules import Decision, Refused
@@ -55,10 +59,9 @@ BUFFER_RATIO: Final = 0.1
 GRACE_S: Final = 30.0
 RETRIES: Final = int(TaskOptions().retries)
 """How often a task whose function is not known here is tried again, unless it is said."""
-MAX_ANCESTORS: Final = 10_000
-"""How many tasks are looked at to see that a new one does not wait for itself."""
-_CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
 
+BodyPlace: TypeAlias = Literal["threads", "processes"]
+"""Where bodies run: in threads of the worker, or in processes of their own, which can be ended."""
 P = ParamSpec("P")
 
 
@@ -67,16 +70,19 @@ class TaskFunction(Generic[P]):
 
     def __init__(self, queue: Queue, body: TaskBody) -> None:
         self._queue = queue
-        self._body = body
+        self.body = body
+        """The function itself, and how its arguments are stored."""
         self.name = body.name
         """The name under which its tasks are stored."""
 
     def __call__(self, claim: Claim, *arguments: Any, **named: Any) -> Any:
         """Call the function, as in a test."""
-        return self._body.function(claim, *arguments, **named)
+        return self.body.function(claim, *arguments, **named)
 
-    def enqueue(self, *arguments: Any, **named: Any) -> TaskId:
+    def enqueue(self, *arguments: Any, **named: Any) -> Enqueued:
         """Enqueue a call with these arguments; the task's id, once the engine has it for good (SK-3).
+
+        With an outbox it may be on this host's disk only: ``answer`` of what is returned says so (SK-4).
 
         The fields of :class:`~rebalanser.tasks.options.EnqueueOptions` are taken by name: ``delay_s``,
         ``after``, ``priority``, ``task_id``, ``waits_for_unknown``.
@@ -89,15 +95,16 @@ class TaskFunction(Generic[P]):
             RequestTooLarge: the arguments are over the engine's limit.
             RegistryUnavailable: the engine is away; nothing was enqueued.
             OutcomeUnknown: nobody knows whether it was; enqueue the same ``task_id`` again.
+            UnusableFolder: the outbox can't be written; nothing was enqueued.
         """
         return self.enqueue_many([(arguments, named)])[0]
 
-    def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[TaskId]:
+    def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Enqueued]:
         """Enqueue many calls, each as positional arguments and a mapping of named ones, in few transactions.
 
         Raises what :meth:`enqueue` does, for the first that failed; others may have been enqueued.
         """
-        tasks = [self._queue.made(self._body, tuple(arguments), named) for arguments, named in calls]
+        tasks = [self._queue.made(self.body, tuple(arguments), named) for arguments, named in calls]
         return self._queue.commit(tasks)
 
 
@@ -109,12 +116,15 @@ class Queue:
     two clocks can drift apart in that time (a tenth of it where None). ``partitions`` counts only for a new
     queue. The workers of the queue form a group (``settings``), ``node`` is a label of this one.
     ``state_folder`` is where the ids' marks are kept (SK-1). Without ``create`` the queue must exist.
+    ``outbox`` is a folder on this host's disk by way of which everything is enqueued, so that it can be while
+    the engine is away, also when the queue is made (SK-4); see :mod:`rebalanser.tasks.outbox`.
 
     Raises:
         InvalidName: the queue's name can't be stored.
         UnknownQueue: there is none of this name, and none is to be made; the message names those there are.
         FixConfiguration: the URL or the engine has to be changed by a person.
-        RegistryUnavailable: the engine did not answer within ``timeout_s``.
+        RegistryUnavailable: the engine did not answer within ``timeout_s``, and there is no outbox.
+        UnusableFolder: the outbox can't be written.
     """
 
     def __init__(
@@ -131,6 +141,7 @@ class Queue:
         timeout_s: float = 10.0,
         state_folder: Path | None = None,
         create: bool = True,
+        outbox: Path | None = None,
     ) -> None:
         self.name = check_name(name, "queue")
         self._url = url
@@ -146,25 +157,62 @@ class Queue:
         self._ticker: Ticker | None = None
         self._group: Group | None = None
         self._worker: Worker | None = None
+        self._caller: Caller | None = None
         self._partitions: Partitions | None = None
         self._stopped = threading.Event()
-        engine = open_engine(url, timeout_s)
+        self._clock = SystemClock()
+        self.bell = waiting.Bell(lambda: self._context)
+        """Tells who waits for a task."""
+        parsed, opener = load_engine(url)
+
+        def opened() -> Opened:
+            engine = opener(parsed, timeout_s)
+            try:
+                if not create:
+                    _refuse_unknown(name, engine.queues(timeout_s))
+                number = engine.define(name, partitions, timeout_s)
+                context = Context(
+                    engine,
+                    name,
+                    clock=self._clock,
+                    clock_name=boot() or "",
+                    ttl_s=claim_ttl_s,
+                    timeout_s=timeout_s,
+                    history=TaskHistory.opened(name, self._label, self._settings, self._clock),
+                )
+            except BaseException:
+                engine.close()
+                raise
+            return Opened(context, number)
+
+        self._opening = Opening(opened)
+        is_away = self._opens_later(may_be_away=outbox is not None)
+        self._outbox: Outbox | None = None
+        if outbox is not None:
+            try:
+                self._outbox = Outbox(outbox, name, parsed, self._opening, timeout_s)
+            except BaseException:
+                self._opening.close()
+                raise
+            self._outbox.start(is_away=is_away)
+
+    def _opens_later(self, *, may_be_away: bool) -> bool:
+        """Open the engine; whether it is away, where it may be."""
         try:
-            if not create:
-                _refuse_unknown(name, engine.queues(timeout_s))
-            self._partition_count = engine.define(name, partitions, timeout_s)
-        except BaseException:
-            engine.close()
-            raise
-        self._context = Context(
-            engine,
-            name,
-            clock=SystemClock(),
-            clock_name=boot() or "",
-            ttl_s=claim_ttl_s,
-            timeout_s=timeout_s,
-            history=TaskHistory.opened(name, self._label, self._settings, SystemClock()),
-        )
+            self._opening.opened()
+        except RetryLater:
+            if not may_be_away:
+                raise
+            return True
+        return False
+
+    @property
+    def _context(self) -> Context:
+        return self._opening.opened().context
+
+    @property
+    def _partition_count(self) -> int:
+        return self._opening.opened().partitions
 
     def __enter__(self) -> Self:
         return self
@@ -221,6 +269,11 @@ class Queue:
 
         return schedule
 
+    def adopt(self, functions: dict[str, TaskBody], schedules: list[Schedule]) -> None:
+        """Work with functions and schedules that are registered elsewhere, also later, instead of its own."""
+        self.functions = functions
+        self._schedules = schedules
+
     def made(self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Enqueue:
         """A task of a function, from a call; raises InvalidTask where it can't be one."""
         options = {key: value for key, value in named.items() if key in EnqueueOptions.model_fields}
@@ -269,37 +322,38 @@ class Queue:
         return self._placed(head, payload, options)
 
     def _placed(self, head: Head, payload: bytes, options: EnqueueOptions) -> Enqueue:
-        due = self._context.clock.wall() + options.delay_s if options.delay_s else 0.0
-        partition = partition_of(head.id, self._partition_count)
+        due = self._clock.wall() + options.delay_s if options.delay_s else 0.0
+        partition = UNPLACED if self._outbox else partition_of(head.id, self._partition_count)
         return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
 
     def new_id(self) -> TaskId:
         """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
         return self._flakes.next()
 
-    def commit(self, tasks: Sequence[Enqueue]) -> list[TaskId]:
+    def commit(self, tasks: Sequence[Enqueue]) -> list[Enqueued]:
         """Enqueue tasks that were made; their ids. Raises what :meth:`TaskFunction.enqueue` does."""
+        enqueued: list[Enqueued] = []
+        for each, answer in zip(tasks, self._answers(tasks), strict=True):
+            enqueued.append(Enqueued(each.task.head.id, answer))
+            for hook in self._middleware:
+                hook.enqueued(each.task.head)
+        return enqueued
+
+    def _answers(self, tasks: Sequence[Enqueue]) -> Iterator[EnqueueAnswer]:
+        """Where each task is, once all are enqueued; raises at the first that is not."""
+        if self._outbox is not None:
+            for outcome in self._outbox.enqueue(tasks):
+                if isinstance(outcome, RebalanserError):
+                    raise outcome
+                yield outcome
+            return
         for each in tasks:
-            if each.task.head.after:
-                self._refuse_cycle(each.task.head)
+            refuse_cycle(each.task.head, self._context.read)
         asks = [EnqueueAsk(each) for each in tasks]
         self._context.ledger.submit_all(asks)
         for each, ask in zip(tasks, asks, strict=True):
-            _check(each, ask.future.result())
-            for hook in self._middleware:
-                hook.enqueued(each.task.head)
-        return [each.task.head.id for each in tasks]
-
-    def _refuse_cycle(self, head: Head) -> None:
-        """See that none of the tasks it waits for waits for it; only unknown ids make that possible."""
-        seen: set[TaskId] = set()
-        ahead = list(head.after)
-        while ahead and len(seen) < MAX_ANCESTORS:
-            if head.id in ahead:
-                raise DependencyCycle(f"task {head.id} would wait for itself")
-            seen.update(ahead)
-            found = self._context.read(ahead)
-            ahead = [each for stored in found.values() for each in stored.head.after if each not in seen]
+            check_answer(each, ask.future.result())
+            yield EnqueueAnswer.COMMITTED
 
     @property
     def context(self) -> Context:
@@ -402,42 +456,52 @@ class Queue:
             UnknownTask: there is none of this id.
         """
         changed = threading.Event()
-
-        def told(news: Sequence[Stored] | Lost) -> None:
-            if isinstance(news, Lost) or any(each.head.id == task for each in news):
-                changed.set()
-
         deadline = self._context.clock.now() + timeout_s
-        watch = self._context.engine.watch(self.name, self.get(task).revision, told)
+        self.bell.listen(task, changed.set)
         try:
-            while (stored := self.get(task)).state.status not in _CLOSED:
+            while (stored := self.get(task)).state.status not in waiting.CLOSED:
                 if not changed.wait(max(0.0, deadline - self._context.clock.now())):
-                    raise NotSettled(f"task {task} is {stored.state.status} after {timeout_s:g} s")
+                    raise waiting.not_settled(stored, timeout_s)
                 changed.clear()
         finally:
-            watch.close()
-        if stored.state.status is Status.COMPLETED:
-            return stored.state.result
-        raise TaskFailed(f"task {task} is {stored.state.status}: {stored.state.error or 'no try has failed'}")
+            self.bell.leave(task, changed.set)
+        return waiting.result_of(stored)
 
-    def run(self, concurrency: int = 1) -> None:
+    def run(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
         """Work on tasks until SIGINT or SIGTERM, then stop gracefully; see :meth:`start`.
 
         Raises:
             InvalidState: not called in the main thread.
         """
-        run_until_stopped(_Running(self, concurrency))
+        run_until_stopped(_Running(self, concurrency, bodies))
 
-    def start(self, concurrency: int = 1) -> None:
+    def start(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
         """Join the queue's workers and begin to run tasks, ``concurrency`` at a time, in threads.
+
+        With ``bodies="processes"`` each body runs in a child process, which is killed once the body is out of
+        time, or its claim is lost; its functions must be importable (SK-15).
 
         Raises:
             InvalidState: it runs already.
+            InvalidHandlers: a function can't be imported by a child process; the message names it.
             RegistryUnavailable: the engine did not answer in time.
         """
+        self.start_with(_caller(bodies, self.functions), concurrency)
+
+    def start_with(self, caller: Caller, concurrency: int) -> None:
+        """:meth:`start`, with somebody else who calls the bodies."""
         self._refuse_second_start()
+        caller.open()
+        try:
+            self._start(caller, concurrency)
+        except BaseException:
+            caller.close()
+            raise
+        self._caller = caller
+
+    def _start(self, caller: Caller, concurrency: int) -> None:
         woken = threading.Event()
-        bodies = Bodies(self.functions, self._middleware, self._context.clock)
+        bodies = Bodies(self.functions, self._middleware, self._context.clock, caller)
         partitions, group = self._joined(woken.set)
         worker = Worker(self._context, partitions, bodies, concurrency, woken)
         worker.start()
@@ -505,13 +569,17 @@ class Queue:
             self._ticker.stop()
         if self._worker is not None:
             self._worker.stop(GRACE_S if grace_s is None else grace_s)
+        if self._caller is not None:
+            self._caller.close()
         group.stop()
         self._partitions.close()
 
     def close(self) -> None:
         """Stop, write what waits, and let go of the engine. Closing twice does nothing."""
         self.stop()
-        self._context.close()
+        if self._outbox is not None:
+            self._outbox.close()
+        self._opening.close()
         self._flakes.close()
 
     def _enqueue_tick(self, name: str, task: TaskId) -> None:
@@ -528,12 +596,13 @@ class Queue:
 class _Running:
     """A queue that is worked on, for :func:`~rebalanser.runtime.running.run_until_stopped`."""
 
-    def __init__(self, queue: Queue, concurrency: int) -> None:
+    def __init__(self, queue: Queue, concurrency: int, bodies: BodyPlace) -> None:
         self._queue = queue
         self._concurrency = concurrency
+        self._bodies = bodies
 
     def start(self) -> None:
-        self._queue.start(self._concurrency)
+        self._queue.start(self._concurrency, bodies=self._bodies)
 
     def request_stop(self) -> None:
         self._queue.request_stop()
@@ -543,6 +612,14 @@ class _Running:
 
     def stop(self, timeout_s: float | None = None) -> None:
         self._queue.stop(timeout_s)
+
+
+def _caller(place: BodyPlace, functions: Mapping[str, TaskBody]) -> Caller:
+    if place == "threads":
+        return ThreadCaller()
+    from rebalanser.tasks.processes import ProcessCaller  # noqa: PLC0415 - most workers have no children
+
+    return ProcessCaller(functions)
 
 
 def _refuse_unknown(name: str, queues: Iterable[str]) -> None:
@@ -558,18 +635,3 @@ def _refuse_unknown(name: str, queues: Iterable[str]) -> None:
 def group_name(queue: str) -> str:
     """The group that the workers of a queue form; its resources are the queue's partitions, by number."""
     return f"tasks-{queue}"
-
-
-def _check(enqueue: Enqueue, answer: Answer) -> None:
-    """Raise what an answer means that is not good."""
-    head = enqueue.task.head
-    match answer:
-        case Applied():
-            return
-        case Exists(stored=stored, payload=payload):
-            if stored.head != head or payload != enqueue.task.payload:
-                raise TaskExists(f"task {head.id} exists with other content; an id names one task for ever")
-        case Unknown(ids=ids):
-            raise UnknownTask(f"task {head.id} is to come after {', '.join(ids)}, which does not exist")
-        case _:
-            raise InternalError(f"an enqueue was answered {answer!r}")

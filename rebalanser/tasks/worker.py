@@ -1,6 +1,7 @@
 """Works on tasks: claims as many as it can run, runs them in threads, and renews what runs (SK-7, SK-8).
 
-Three kinds of threads: one claims, one renews and times out, the others run bodies. A body that is quick
+Three kinds of threads: one claims, one renews and times out, the others run bodies, or wait for one that runs
+elsewhere and that they can end (:mod:`~rebalanser.tasks.calling`). A body that is quick
 leaves its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many
 as are run in :data:`AHEAD_S` seconds, so that none of them waits for long.
 """
@@ -19,14 +20,16 @@ from rebalanser.errors import RetryLater
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.bodies import Bodies
-from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.model import Head
 from rebalanser.tasks.partitions import MAX_CLAIMS, Claimed, Partitions
+from rebalanser.tasks.worker_claim import WorkerClaim
 
 AHEAD_S: Final = 0.05
 RENEWALS: Final = 3
 """A claim is renewed so often in its time."""
+CUT_OFF_S: Final = 10.0
+"""How long bodies that can be ended may take to end, after the grace."""
 PAUSE_S: Final = 0.5
 """How long claiming pauses while the engine is away."""
 _SMOOTHING: Final = 0.05
@@ -37,11 +40,14 @@ _log = get_logger()
 class _Try:
     """A claim that this worker holds."""
 
-    claim: Claim
+    claim: WorkerClaim
     head: Head
     renew_at: float
     ends_at: float | None = None
-    """When the body is out of time, in seconds of ``time.monotonic()``; None before it began, or for ever."""
+    """When the claim fails, in seconds of ``time.monotonic()``.
+
+    None before the body began, or for ever, or where the body is ended instead.
+    """
 
 
 class Worker:
@@ -66,7 +72,7 @@ class Worker:
         self._tries: dict[str, _Try] = {}
         self._lock = threading.Lock()
         self._woken = woken
-        self._emptied = threading.Condition(self._lock)
+        self._fewer = threading.Condition(self._lock)
         self._sooner = threading.Condition(self._lock)
         self._next_look = math.inf
         self._body_s: float | None = None
@@ -95,9 +101,12 @@ class Worker:
         self._claims.join(grace_s)  # what it is claiming now is handed out before the threads are told to end
         for _ in range(self._concurrency):
             self._ready.put(None)
+        self._wait_until(lambda: not self._tries, deadline - time.monotonic())
+        self._bodies.cut_off()
+        self._wait_until(lambda: not any(self._can_end(each) for each in self._tries.values()), CUT_OFF_S)
         with self._lock:
-            ended = self._emptied.wait_for(lambda: not self._tries, max(0.0, deadline - time.monotonic()))
             remaining = list(self._tries.values())
+            ended = not remaining
             self._tries.clear()
             self._ended = True
             self._sooner.notify()
@@ -106,6 +115,14 @@ class Worker:
         for thread in self._threads if ended else ():
             thread.join()
         return ended
+
+    def _wait_until(self, reached: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until it is so of the claims that are held, which only become fewer."""
+        with self._lock:
+            self._fewer.wait_for(reached, max(0.0, timeout_s))
+
+    def _can_end(self, each: _Try) -> bool:
+        return self._bodies.can_end(each.claim.name)
 
     def _claim(self) -> None:
         while True:
@@ -127,6 +144,7 @@ class Worker:
                 self._woken.wait(PAUSE_S)
                 continue
             if not claimed:
+                self._partitions.report_strange(self._bodies.names())
                 self._woken.wait(self._pause_s(room))
 
     def _room(self) -> int:
@@ -139,7 +157,7 @@ class Worker:
         """How long there is nothing to claim, if nobody wakes; None for ever."""
         if room <= 0:
             return None
-        at = self._partitions.next_wakeup()
+        at = self._partitions.next_wakeup(self._bodies.names())
         return None if at is None else max(0.001, at - self._context.clock.now())
 
     def _hand_out(self, claimed: list[Claimed]) -> None:
@@ -172,7 +190,7 @@ class Worker:
 
     def _try(self, claimed: Claimed) -> _Try:
         stored = claimed.stored
-        claim = Claim(stored, claimed.held, claimed.sent_at + self._context.ttl_s, self._context)
+        claim = WorkerClaim(stored, claimed.held, claimed.sent_at + self._context.ttl_s, self._context)
         claim.tell(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
         return _Try(claim, stored.head, time.monotonic() + self._context.ttl_s / RENEWALS)
 
@@ -183,7 +201,7 @@ class Worker:
                 self._bodies.give_back(held.claim)
             else:
                 began = time.monotonic()
-                if held.head.timeout_s is not None:
+                if held.head.timeout_s is not None and not self._can_end(held):
                     with self._lock:
                         held.ends_at = began + held.head.timeout_s
                         self._look_at(held.ends_at)
@@ -192,8 +210,8 @@ class Worker:
             held.claim.tell(SkuldKind.CLAIM_ENDED)
             with self._lock:
                 self._tries.pop(held.claim.held.holder, None)
-                if self._stopping and not self._tries:
-                    self._emptied.notify()
+                if self._stopping:
+                    self._fewer.notify()
                     self._sooner.notify()
             self._woken.set()
 

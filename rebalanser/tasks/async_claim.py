@@ -1,0 +1,84 @@
+"""The asyncio twin of :class:`~rebalanser.tasks.claim.Claim`: the same names, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rebalanser.tasks.async_threads import Threads
+from rebalanser.tasks.model import Update
+from rebalanser.tasks.worker_claim import WorkerClaim
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+class AsyncClaim:
+    """A :class:`~rebalanser.tasks.claim.Claim` for a body in an event loop, which it never blocks.
+
+    ``token`` is for the outside, as that of a claim is (SK-6).
+    """
+
+    def __init__(self, claim: WorkerClaim, threads: Threads) -> None:
+        self.task_id = claim.task_id
+        """The task's id."""
+        self.queue = claim.queue
+        self.name = claim.name
+        """The name of the task's function."""
+        self.number = claim.number
+        """How many claims of the task there were before this one."""
+        self.failures = claim.failures
+        """How many tries have failed so far."""
+        self.token = claim.token
+        """The fencing token: the revision of the store at which this claim was made."""
+        self.stop_requested = claim.stop_requested
+        """Set once the body should end early, and about to be cancelled; to be looked at, not waited for."""
+        self._claim = claim
+        self._threads = threads
+
+    def __repr__(self) -> str:
+        return f"Async{self._claim!r}"
+
+    @property
+    def deadline(self) -> float:
+        """Until when the claim lasts; see :attr:`Claim.deadline`. Seconds of ``time.monotonic()``."""
+        return self._claim.deadline
+
+    def still_mine(self) -> bool:
+        """Whether the claim lasts, as far as this process knows; see :meth:`Claim.still_mine`."""
+        return self._claim.still_mine()
+
+    async def until_stop_requested(self) -> None:
+        """Wait until the body should end; where it does not wait for this, it is cancelled."""
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(stopping.set)
+
+        self._claim.stop_requested.listen(tell)
+        await stopping.wait()
+
+    async def update(self, content: bytes) -> int:
+        """Add to the claim's log, durably; raises what :meth:`Claim.update` does (SK-9).
+
+        Where the body is cancelled meanwhile, it may stand in the log, now or later.
+        """
+        return await self._threads.run(self._claim.update, content)
+
+    async def log(self, claim: int | None = None) -> Sequence[Update]:
+        """What was written so far; see :meth:`Claim.log`."""
+        return await self._threads.run(self._claim.log, claim)
+
+    async def complete_in(self, connection: sqlite3.Connection, result: bytes | None = None) -> None:
+        """Complete the task in a transaction; raises what :meth:`Claim.complete_in` does.
+
+        The connection is used in another thread: it must be opened with ``check_same_thread=False``.
+        """
+        await self._threads.run(self._claim.complete_in, connection, result)
+
+    async def renew(self) -> bool:
+        """Let it last for its whole time from now; see :meth:`Claim.renew`. The worker does so by itself."""
+        return await self._threads.run(self._claim.renew)

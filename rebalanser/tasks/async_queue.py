@@ -1,0 +1,371 @@
+"""The asyncio twin of :class:`~rebalanser.tasks.queue.Queue`: the same names, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pydantic import ValidationError
+
+from rebalanser.errors import InvalidHandlers, InvalidState, InvalidTask
+from rebalanser.registry.keys import check_name
+from rebalanser.runtime.running import run_in_loop_until_stopped
+from rebalanser.settings import Settings
+from rebalanser.tasks import waiting
+from rebalanser.tasks.async_claim import AsyncClaim
+from rebalanser.tasks.async_threads import Threads
+from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.collection import Collected
+from rebalanser.tasks.enqueued import Enqueued
+from rebalanser.tasks.functions import TaskBody, is_coroutine_function
+from rebalanser.tasks.loop_caller import LoopCaller
+from rebalanser.tasks.middleware import Middleware
+from rebalanser.tasks.model import Status, Stored, TaskId, Update
+from rebalanser.tasks.options import TaskOptions
+from rebalanser.tasks.periodic import Schedule
+from rebalanser.tasks.queue import PARTITIONS, Queue
+
+PAGE = 1000
+T = TypeVar("T")
+
+
+class AsyncTaskFunction:
+    """A function whose calls can be enqueued; calling it calls the function itself, with a claim."""
+
+    def __init__(self, queue: AsyncQueue, body: TaskBody) -> None:
+        self._queue = queue
+        self.body = body
+        """The function itself, and how its arguments are stored."""
+        self.name = body.name
+        """The name under which its tasks are stored."""
+
+    def __call__(self, claim: AsyncClaim | Claim, *arguments: Any, **named: Any) -> Any:
+        """Call the function, as in a test: a coroutine function gives a coroutine."""
+        return self.body.function(claim, *arguments, **named)
+
+    async def enqueue(self, *arguments: Any, **named: Any) -> Enqueued:
+        """Enqueue a call with these arguments; as :meth:`TaskFunction.enqueue`, and raises what that does.
+
+        Where it is cancelled meanwhile, the task may have been enqueued.
+        """
+        return (await self.enqueue_many([(arguments, named)]))[0]
+
+    async def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Enqueued]:
+        """Enqueue many calls in few transactions; as :meth:`TaskFunction.enqueue_many`."""
+        return await self._queue.enqueue_calls(self.body, calls)
+
+
+class AsyncQueue:
+    """A :class:`~rebalanser.tasks.queue.Queue` whose calls are awaited, and whose bodies may run in the loop.
+
+    It takes what :class:`~rebalanser.tasks.queue.Queue` takes. The engine is opened by the first call that
+    needs it, by :meth:`open`, or by ``async with``; these raise what :class:`~rebalanser.tasks.queue.Queue`
+    does. Nothing blocks the loop, and a loop that is blocked loses no claim.
+
+    Raises:
+        InvalidName: the queue's name can't be stored.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        claim_ttl_s: float = 30.0,
+        buffer_s: float | None = None,
+        partitions: int = PARTITIONS,
+        settings: Settings | None = None,
+        node: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        timeout_s: float = 10.0,
+        state_folder: Path | None = None,
+        create: bool = True,
+        outbox: Path | None = None,
+    ) -> None:
+        self.name = check_name(name, "queue")
+        self.functions: dict[str, TaskBody] = {}
+        """The functions that are registered, by name."""
+        self._url = url
+        self._make = partial(
+            Queue,
+            name,
+            url,
+            claim_ttl_s=claim_ttl_s,
+            buffer_s=buffer_s,
+            partitions=partitions,
+            settings=settings,
+            node=node,
+            middleware=middleware,
+            timeout_s=timeout_s,
+            state_folder=state_folder,
+            create=create,
+            outbox=outbox,
+        )
+        self._schedules: list[Schedule] = []
+        self._threads = Threads(name)
+        self._opening = threading.Lock()
+        self._queue: Queue | None = None
+        self._caller: LoopCaller | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncQueue({self.name!r}, {self._url!r})"
+
+    def task(
+        self, name: str | None = None, **options: Any
+    ) -> Callable[[Callable[..., Any]], AsyncTaskFunction]:
+        """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
+
+        A coroutine function is called in the event loop with an :class:`AsyncClaim`, and cancelled once it is
+        out of time, or its claim is lost. Any other is called in a thread with a
+        :class:`~rebalanser.tasks.claim.Claim`.
+
+        Raises:
+            InvalidHandlers: the function can't be called with stored arguments, or the name is taken.
+            InvalidTask: an option is unknown or out of range.
+        """
+        try:
+            chosen = TaskOptions(**options)
+        except ValidationError as error:
+            raise InvalidTask(str(error)) from error
+
+        def register(function: Callable[..., Any]) -> AsyncTaskFunction:
+            claim = AsyncClaim if is_coroutine_function(function) else Claim
+            body = TaskBody(function, name or function.__name__, chosen, claim)
+            if body.name in self.functions:
+                raise InvalidHandlers(f"task {body.name!r} is registered already")
+            self.functions[body.name] = body
+            return AsyncTaskFunction(self, body)
+
+        return register
+
+    def periodic(
+        self, expression: str, name: str | None = None, **options: Any
+    ) -> Callable[[Callable[..., Any]], AsyncTaskFunction]:
+        """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
+        register = self.task(name, **options)
+
+        def schedule(function: Callable[..., Any]) -> AsyncTaskFunction:
+            registered = register(function)
+            self._schedules.append(Schedule(self.name, registered.name, expression))
+            return registered
+
+        return schedule
+
+    async def open(self) -> None:
+        """Open the engine, unless it is open. Raises what :class:`~rebalanser.tasks.queue.Queue` does."""
+        await self._opened()
+
+    async def new_id(self) -> TaskId:
+        """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
+        queue = await self._opened()
+        return await self._threads.run(queue.new_id)
+
+    async def enqueue_calls(
+        self, body: TaskBody, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+    ) -> list[Enqueued]:
+        """Enqueue calls of a function, as :meth:`AsyncTaskFunction.enqueue_many`."""
+        queue = await self._opened()
+
+        def enqueue() -> list[Enqueued]:
+            return queue.commit([queue.made(body, tuple(arguments), named) for arguments, named in calls])
+
+        return await self._threads.run(enqueue)
+
+    async def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
+        """A task as it is now; as :meth:`Queue.get` (SK-11)."""
+        queue = await self._opened()
+        return await self._threads.run(queue.get, task, at_least=at_least)
+
+    async def payload(self, task: TaskId) -> bytes:
+        """A task's payload as it was enqueued; as :meth:`Queue.payload`."""
+        queue = await self._opened()
+        return await self._threads.run(queue.payload, task)
+
+    async def log(self, task: TaskId) -> AsyncIterator[Update]:
+        """What the claims of a task wrote, the earliest first; as :meth:`Queue.log` (SK-9)."""
+        queue = await self._opened()
+        async for each in self._each(queue.log(task), PAGE):
+            yield each
+
+    async def tasks(
+        self,
+        statuses: frozenset[Status] | None = None,
+        *,
+        page: int = PAGE,
+        after: TaskId | None = None,
+        at_least: int = 0,
+    ) -> AsyncIterator[Stored]:
+        """All tasks in the order of their ids, read page by page; as :meth:`Queue.tasks` (SK-12)."""
+        queue = await self._opened()
+        found = queue.tasks(statuses, page=page, after=after, at_least=at_least)
+        async for each in self._each(found, page):
+            yield each
+
+    async def count(self) -> Mapping[Status, int]:
+        """How many tasks there are in each status (SK-12)."""
+        queue = await self._opened()
+        return await self._threads.run(queue.count)
+
+    async def cancel(self, task: TaskId) -> Status:
+        """Want a task no more; what it is then: a completed one stays so."""
+        queue = await self._opened()
+        return await self._threads.run(queue.cancel, task)
+
+    async def requeue(self, task: TaskId) -> Status:
+        """Try a dead or cancelled task again, with all its tries (SK-15); what it is then."""
+        queue = await self._opened()
+        return await self._threads.run(queue.requeue, task)
+
+    async def collect(self, older_than_s: float = 86_400.0, archive: Path | None = None) -> Collected:
+        """Delete complete tasks that were enqueued longer ago; as :meth:`Queue.collect` (SK-14)."""
+        queue = await self._opened()
+        return await self._threads.run(queue.collect, older_than_s, archive)
+
+    async def wait(self, task: TaskId, timeout_s: float = 60.0) -> bytes | None:
+        """Wait until a task is complete; its result as JSON, None where it has none.
+
+        It takes no thread while it waits. Raises what :meth:`Queue.wait` does.
+        """
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        deadline = loop.time() + timeout_s
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(changed.set)
+
+        async with self._watching(task, tell):
+            while (stored := await self.get(task)).state.status not in waiting.CLOSED:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await changed.wait()
+                except TimeoutError:
+                    raise waiting.not_settled(stored, timeout_s) from None
+                changed.clear()
+        return waiting.result_of(stored)
+
+    async def run(self, concurrency: int = 1) -> None:
+        """Work on tasks until SIGINT or SIGTERM, or until :meth:`request_stop`; then stop gracefully.
+
+        A second signal has its usual effect.
+
+        Raises:
+            InvalidState: not called in the main thread.
+        """
+        queue = await self._opened()
+        await run_in_loop_until_stopped(_Running(self, concurrency), queue.wait_stopped)
+
+    async def start(self, concurrency: int = 1) -> None:
+        """Join the queue's workers and begin to run tasks, ``concurrency`` at a time; as :meth:`Queue.start`.
+
+        Coroutine functions run in the loop that awaits this, others in threads.
+        """
+        queue = await self._opened()
+        caller = LoopCaller(asyncio.get_running_loop(), self._threads)
+        starting = self._threads.submit(queue.start_with, caller, concurrency)
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread can't be cancelled: what it starts has to be stopped.
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await self._threads.run(queue.stop, 0.0)
+            raise
+        self._caller = caller
+
+    def request_stop(self) -> None:
+        """Begin to stop, and return at once."""
+        if self._queue is not None:
+            self._queue.request_stop()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Claim no more, let the bodies that run end within ``grace_s`` seconds (30 where None), and leave.
+
+        Coroutines that have not ended by then are cancelled and given back. Twice is fine.
+
+        Raises:
+            InvalidState: called by a body, which it would wait for.
+        """
+        self._refuse_body("stop()")
+        if self._queue is not None:
+            await self._threads.run(self._queue.stop, grace_s)
+
+    async def close(self) -> None:
+        """Stop, write what waits, and let go of the engine. Closing twice does nothing.
+
+        Raises:
+            InvalidState: called by a body, which it would wait for.
+        """
+        self._refuse_body("close()")
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            await self._threads.run(queue.close)
+        self._threads.close()
+
+    def _refuse_body(self, call: str) -> None:
+        if self._caller is not None and self._caller.includes(asyncio.current_task()):
+            raise InvalidState(f"{call} was called by a body; call request_stop() there")
+
+    async def _opened(self) -> Queue:
+        queue = self._queue
+        return await self._threads.run(self._open) if queue is None else queue
+
+    def _open(self) -> Queue:
+        with self._opening:
+            queue = self._queue
+            if queue is None:
+                queue = self._make()
+                queue.adopt(self.functions, self._schedules)
+                self._queue = queue
+            return queue
+
+    async def _each(self, items: Iterator[T], page: int) -> AsyncIterator[T]:
+        """What an iterator gives that reads by the page."""
+        while batch := await self._threads.run(lambda: list(islice(items, page))):
+            for each in batch:
+                yield each
+
+    @contextlib.asynccontextmanager
+    async def _watching(self, task: TaskId, changed: Callable[[], None]) -> AsyncIterator[None]:
+        queue = await self._opened()
+
+        listening = self._threads.submit(queue.bell.listen, task, changed)
+        try:
+            await asyncio.shield(listening)
+            yield
+        finally:
+            await asyncio.wait([listening])
+            if listening.exception() is None:
+                await self._threads.run(queue.bell.leave, task, changed)
+
+
+class _Running:
+    """A queue that is worked on, for :func:`~rebalanser.runtime.running.run_in_loop_until_stopped`."""
+
+    def __init__(self, queue: AsyncQueue, concurrency: int) -> None:
+        self._queue = queue
+        self._concurrency = concurrency
+
+    async def start(self) -> None:
+        await self._queue.start(self._concurrency)
+
+    def request_stop(self) -> None:
+        self._queue.request_stop()
+
+    async def stop(self, timeout_s: float | None = None) -> None:
+        await self._queue.stop(timeout_s)

@@ -1,0 +1,159 @@
+"""The process of a body, as it looks from within: calls what its worker says, one after the other.
+
+The body is called in the main thread. A second one reads what the worker answers, so that a body may use
+threads, and ends the process once the worker is gone; so does the kernel, even if the body does not let that
+thread run. SIGTERM, which the worker sends before it kills, raises ``SystemExit`` in the body.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing.spawn
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+from rebalanser.errors import InvalidState
+from rebalanser.tasks.child_claim import ChildClaim
+from rebalanser.tasks.child_messages import Answered, Begin, ChildAsk, Done, Failed, Question, Ready, Work
+from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.outcomes import Raised, Returned, raised, returned
+from rebalanser.tasks.references import body_at
+
+_PR_SET_PDEATHSIG: Final = 1
+_TERMINATED: Final = 128 + signal.SIGTERM
+_pipes: list[Connection[Any, Any]] = []
+"""The pipe to the worker, if this is a child. Held to the very end, as its end tells that of the process."""
+
+
+def refuse_in_child() -> None:
+    """See that a child starts no children of its own, as its module would that runs a queue when imported.
+
+    Raises:
+        InvalidState: this process is one that runs bodies.
+    """
+    if _pipes:
+        raise InvalidState(
+            "the process of a body was about to work on the queue itself, as the module does that when it is "
+            "imported; put it under if __name__ == '__main__'"
+        )
+
+
+def main(file: int, worker: int) -> None:
+    """Serve the worker, a process, over the pipe ``file`` until it closes that or is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != worker:
+        os._exit(1)
+    pipe: Connection[Any, Any] = Connection(file)
+    _pipes.append(pipe)
+    try:
+        bodies = _bodies(pipe)
+    except EOFError:
+        return
+    except BaseException as error:  # whatever a module does when it is imported
+        pipe.send(Ready(f"{type(error).__name__}: {error}"))
+        return
+    child = _Child(pipe, bodies)
+    pipe.send(Ready())
+    child.serve()
+
+
+def _bodies(pipe: Connection[Any, Any]) -> dict[str, TaskBody]:
+    begin: Begin = pipe.recv()
+    multiprocessing.spawn.prepare(dict(begin.preparation))
+    return {name: body_at(reference, name) for name, reference in begin.references.items()}
+
+
+class _Child:
+    """What calls the bodies."""
+
+    def __init__(self, pipe: Connection[Any, Any], bodies: Mapping[str, TaskBody]) -> None:
+        self._pipe = pipe
+        self._bodies = bodies
+        self._work: queue.Queue[Work | None] = queue.Queue(maxsize=1)
+        self._lock = threading.Lock()
+        self._questions: dict[int, Future[Any]] = {}
+        self._asked = 0
+        self._claim: ChildClaim | None = None
+        self._terminated = False
+
+    def serve(self) -> None:
+        """Call what the worker sends until there is nothing more to come."""
+        signal.signal(signal.SIGTERM, self._terminate)
+        threading.Thread(target=self._read, name="rebalanser-tasks-child", daemon=True).start()
+        while (work := self._work.get()) is not None:
+            done = Done(self._called(work))
+            if self._terminated:
+                sys.exit(_TERMINATED)
+            self._send(done)
+
+    def _called(self, work: Work) -> Returned | Failed:
+        claim = ChildClaim(work.facts, work.deadline, self._ask)
+        body = self._bodies[claim.name]
+        self._claim = claim
+        try:
+            outcome = returned(body.call(claim, body.arguments(work.payload)))
+        except BaseException as error:  # the body's own wish to exit is a failure too
+            outcome = raised(error)
+        finally:
+            self._claim = None
+        return _failed(outcome) if isinstance(outcome, Raised) else outcome
+
+    def _terminate(self, _number: int, _frame: FrameType | None) -> NoReturn:
+        self._terminated = True
+        if self._claim is not None:
+            # A thread of its own: this very one may have been interrupted with the lock of the event.
+            threading.Thread(target=self._claim.stop_requested.set, daemon=True).start()
+        sys.exit(_TERMINATED)
+
+    def _ask(self, ask: ChildAsk, timeout_s: float | None = None) -> Any:
+        answer: Future[Any] = Future()
+        with self._lock:
+            self._asked += 1
+            self._questions[self._asked] = answer
+            self._pipe.send(Question(self._asked, ask))
+        return answer.result(timeout_s)
+
+    def _send(self, message: Done) -> None:
+        with self._lock:
+            self._pipe.send(message)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                match self._pipe.recv():
+                    case Work() as work:
+                        self._work.put(work)
+                    case Answered() as answered:
+                        self._answer(answered)
+                    case None:
+                        self._work.put(None)
+                        return
+        except (EOFError, OSError):
+            if self._claim is not None:
+                os._exit(1)
+            self._work.put(None)
+
+    def _answer(self, answered: Answered) -> None:
+        question = self._questions.pop(answered.number)
+        if answered.error is None:
+            question.set_result(answered.value)
+        else:
+            question.set_exception(answered.error)
+
+
+def _failed(outcome: Raised) -> Failed:
+    """What can be sent of an error: it itself where it can be pickled, and always its text."""
+    try:
+        pickled = pickle.dumps(outcome.error)
+    except Exception:  # whatever its class does when it is pickled
+        return Failed(outcome.told, repr(outcome.error), None)
+    return Failed(outcome.told, repr(outcome.error), pickled)

@@ -1,0 +1,240 @@
+"""The process of a body, as the worker holds it: started, given work, answered, and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.spawn
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import connection
+from typing import Any, Final
+
+from rebalanser.errors import InternalError, InvalidHandlers, RebalanserError
+from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.child_messages import (
+    Answered,
+    AskDeadline,
+    AskLog,
+    AskRenewal,
+    AskUpdate,
+    Begin,
+    ChildAsk,
+    Done,
+    Failed,
+    Question,
+    Ready,
+    Work,
+)
+from rebalanser.tasks.outcomes import BodyLost, Outcome, Raised, raised
+from rebalanser.tasks.worker_claim import WorkerClaim
+
+KILL_GRACE_S: Final = 2.0
+"""How long a body may take to end after SIGTERM, before SIGKILL."""
+REAP_S: Final = 5.0
+"""How long the kernel may take to end a process after SIGKILL, before nobody waits for it any longer."""
+LOOK_S: Final = 1.0
+"""How often to look whether the process lives whose pipe somebody else may hold open."""
+_log = get_logger()
+
+
+class ChildProcess:
+    """A process that runs one body at a time. To be made in a thread that outlives it.
+
+    The kernel kills it when that thread ends, and so with the worker, whatever ends that (SK-17). It leads a
+    process group of its own, which is killed as a whole, and which no signal of the terminal reaches.
+
+    Raises:
+        OSError: it can't be started.
+    """
+
+    def __init__(self, references: Mapping[str, str]) -> None:
+        self._pipe, theirs = connection.Pipe()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from rebalanser.tasks.child import main; main({theirs.fileno()}, {os.getpid()})"
+        )
+        with theirs:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - this very interpreter
+                    [multiprocessing.spawn.get_executable(), "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except BaseException:
+                self._pipe.close()
+                raise
+        self.ready: Future[None] = Future()
+        """Done once the functions are imported; raises InvalidHandlers if they can't be."""
+        self._gone = threading.Event()
+        self._lock = threading.Lock()
+        self._is_reaped = False
+        self._claim: WorkerClaim | None = None
+        self._outcome: Future[Outcome] = Future()
+        # A process that is paused reads nothing; nobody but this thread is to wait for that.
+        self._sends = ThreadPoolExecutor(1, thread_name_prefix="rebalanser-tasks-sends")
+        self._send(Begin(_preparation(references), references))
+        threading.Thread(target=self._serve, name="rebalanser-tasks-child", daemon=True).start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be given work, as far as is known."""
+        return not self._gone.is_set()
+
+    def call(self, claim: WorkerClaim, payload: bytes) -> Future[Outcome]:
+        """Have it call a body. The future is done when that has ended, also by the end of the process."""
+        outcome: Future[Outcome] = Future()
+        with self._lock:
+            self._claim, self._outcome = claim, outcome
+        if self._gone.is_set():
+            self._tell_lost()
+        self._send(Work(claim.facts, claim.deadline, payload))
+        return outcome
+
+    def kill(self, grace_s: float = KILL_GRACE_S) -> None:
+        """SIGTERM, then SIGKILL ``grace_s`` seconds later, for it and its group; wait until it has ended."""
+        if grace_s > 0:
+            self._signal(signal.SIGTERM)
+        if not self._gone.wait(grace_s):
+            self._signal(signal.SIGKILL)
+            if not self._gone.wait(REAP_S):
+                _log.error(
+                    "the kernel holds on to the process of a body that was killed",
+                    action="task_process_stuck",
+                    pid=self._process.pid,
+                )
+
+    def dismiss(self) -> None:
+        """Have it end, as it is idle; returns at once."""
+        self._send(None)
+
+    def close(self) -> None:
+        """Wait until it has ended that was dismissed; it is killed if that takes too long."""
+        if not self._gone.wait(KILL_GRACE_S):
+            self.kill(0.0)
+
+    def _send(self, message: Begin | Work | Answered | None) -> None:
+        """Send it when it is read; where the process has ended, the thread that serves it tells."""
+        with contextlib.suppress(RuntimeError):
+            self._sends.submit(self._pipe.send, message)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send it to the group, whose number is not another's before the process is reaped."""
+        with self._lock:
+            if not self._is_reaped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+
+    def _serve(self) -> None:
+        try:
+            while self._can_read():
+                self._take(self._pipe.recv())
+        except Exception as error:  # what a process says that is killed need not make sense
+            _log.debug("the process of a body has ended", action="task_process_ended", error=repr(error))
+        self._bury()
+
+    def _can_read(self) -> bool:
+        """Wait for something to read, which the end of the process is too; False if that has no end to read.
+
+        A process that the body forked may hold the pipe open.
+        """
+        while not connection.wait([self._pipe], LOOK_S):
+            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return False
+        return True
+
+    def _take(self, message: Ready | Question | Done) -> None:
+        match message:
+            case Ready(problem=None):
+                self.ready.set_result(None)
+            case Ready(problem=problem):
+                self.ready.set_exception(
+                    InvalidHandlers(f"a process for bodies can't import their functions: {problem}")
+                )
+            case Question(number=number, ask=ask):
+                self._send(self._answer(number, ask))
+            case Done(outcome=outcome):
+                with self._lock:
+                    self._claim = None
+                self._outcome.set_result(_raised(outcome) if isinstance(outcome, Failed) else outcome)
+
+    def _answer(self, number: int, ask: ChildAsk) -> Answered:
+        claim = self._claim
+        if claim is None:
+            return Answered(number, error=InternalError("a process asks for a claim while it runs no body"))
+        try:
+            return Answered(number, _asked(claim, ask))
+        except RebalanserError as error:
+            return Answered(number, error=error)
+        except Exception as error:  # whoever waits must be told, whatever it is
+            return Answered(number, error=InternalError(repr(error)))
+
+    def _bury(self) -> None:
+        """End what is left of the group, wait for the process, and tell who waits for it."""
+        self._signal(signal.SIGKILL)
+        # Looked at before it is reaped, so that until then its number can't be another's.
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            self._process.wait()
+            self._is_reaped = True
+        self._sends.shutdown(wait=False, cancel_futures=True)
+        self._pipe.close()
+        self._gone.set()
+        if not self.ready.done():
+            self.ready.set_exception(InvalidHandlers(f"a process for bodies {self._end()} as it began"))
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        with self._lock:
+            if self._claim is None:
+                return
+            self._claim = None
+        self._outcome.set_result(raised(BodyLost(f"the process of the body {self._end()}")))
+
+    def _end(self) -> str:
+        code = self._process.returncode
+        if code >= 0:
+            return f"ended with code {code}"
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+
+
+def _preparation(references: Mapping[str, str]) -> dict[str, Any]:
+    """What a process needs to import functions; this one's script only where a function is in it."""
+    preparation: dict[str, Any] = {"sys_argv": sys.argv}
+    if any(reference.startswith("__main__:") for reference in references.values()):
+        script = sys.modules["__main__"]
+        if script.__spec__ is not None:
+            preparation["init_main_from_name"] = script.__spec__.name
+        elif script.__file__ is not None:
+            preparation["init_main_from_path"] = script.__file__
+    return preparation
+
+
+def _asked(claim: WorkerClaim, ask: ChildAsk) -> object:
+    match ask:
+        case AskUpdate(content=content):
+            return claim.update(content)
+        case AskLog(claim=number):
+            return claim.log(number)
+        case AskRenewal():
+            return claim.renew()
+        case AskDeadline():
+            return claim.deadline
+
+
+def _raised(failed: Failed) -> Raised:
+    """The error as the body raised it, where it can be had; its text in any case."""
+    error: BaseException | None = None
+    if failed.error is not None:
+        with contextlib.suppress(Exception):  # whatever its class does when it is read
+            error = pickle.loads(failed.error)  # noqa: S301 - from a process that this one started
+    return Raised(error if isinstance(error, BaseException) else BodyLost(failed.summary), failed.told)

@@ -1,0 +1,80 @@
+"""How the body of a task can end, and what a body raises to say so."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+from pydantic_core import PydanticSerializationError, to_json
+
+MAX_ERROR: Final = 4000
+"""The most characters of an error that are kept with a task."""
+
+
+class Retry(Exception):
+    """Raised by a body: this try failed, and the next one is not to come before ``delay_s`` seconds."""
+
+    def __init__(self, message: str = "the task asks to be tried again", *, delay_s: float) -> None:
+        super().__init__(message)
+        self.delay_s = delay_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _retry, (str(self), self.delay_s)
+
+
+def _retry(message: str, delay_s: float) -> Retry:
+    return Retry(message, delay_s=delay_s)
+
+
+class GiveUp(Exception):
+    """Raised by a body: no further try can help. The task is dead, for an operator to look at."""
+
+
+class BodyLost(Exception):
+    """The process of a body ended, or could not go on, before the body had returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The body has returned this, as JSON; None for nothing."""
+
+    result: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The body has raised ``error``; ``told`` is what is kept of it, with its traceback."""
+
+    error: BaseException
+    told: str
+
+
+class Cut(StrEnum):
+    """Why a body was ended by its worker, or was not begun."""
+
+    TIMED_OUT = "timed_out"
+    """The try took longer than its function's ``timeout_s`` (SK-15)."""
+    LOST = "lost"
+    """The claim has ended, or its time was up before it was renewed (SK-8)."""
+    STOPPED = "stopped"
+    """The worker stops, or could not begin: the try is not counted."""
+
+
+Outcome: TypeAlias = Returned | Raised | Cut
+
+
+def raised(error: BaseException) -> Raised:
+    """The outcome of a body that raised this."""
+    return Raised(error, "".join(traceback.format_exception(error)).strip()[-MAX_ERROR:])
+
+
+def returned(value: object) -> Returned | Raised:
+    """The outcome of a body that returned this; one that is no JSON can't be stored, ever."""
+    if value is None:
+        return Returned(None)
+    try:
+        return Returned(to_json(value))
+    except PydanticSerializationError as error:
+        return raised(GiveUp(f"the result is no JSON: {error}"))

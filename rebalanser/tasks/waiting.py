@@ -1,0 +1,87 @@
+"""Waiting for a task to come to its end: what wakes those who wait, and what to tell them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rebalanser.errors import NotSettled, TaskFailed
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.engine import Lost, Watch
+from rebalanser.tasks.model import Status, Stored, TaskId
+
+CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
+"""What a task is that nothing more happens to by itself."""
+
+
+class Bell:
+    """Tells all of a process who wait for tasks of a queue, by one watch that lasts as long as anybody waits.
+
+    ``context`` gives the queue's context, or raises RegistryUnavailable. May be used from any thread.
+    """
+
+    def __init__(self, context: Callable[[], Context]) -> None:
+        self._context = context
+        self._watch: Watch | None = None
+        self._watching = threading.Lock()
+        # Another one than that for the watch, whose end waits for who is being told.
+        self._lock = threading.Lock()
+        self._listeners: dict[TaskId, list[Callable[[], None]]] = {}
+
+    def listen(self, task: TaskId, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called, in any thread, whenever a task may be another than it was after this.
+
+        Raises:
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        context = self._context()
+        with self._watching:
+            with self._lock:
+                self._listeners.setdefault(task, []).append(changed)
+            if self._watch is not None:
+                return
+            try:
+                revision = context.engine.page(context.queue, context.timeout_s, limit=1).revision
+                self._watch = context.engine.watch(context.queue, revision, self._told)
+            except BaseException:
+                self._forget(task, changed)
+                raise
+
+    def leave(self, task: TaskId, changed: Callable[[], None]) -> None:
+        """Call it no more."""
+        with self._watching:
+            self._forget(task, changed)
+            if not self._listeners and self._watch is not None:
+                self._watch.close()
+                self._watch = None
+
+    def _forget(self, task: TaskId, changed: Callable[[], None]) -> None:
+        with self._lock:
+            self._listeners[task].remove(changed)
+            if not self._listeners[task]:
+                del self._listeners[task]
+
+    def _told(self, news: Sequence[Stored] | Lost) -> None:
+        with self._lock:
+            tasks = list(self._listeners) if isinstance(news, Lost) else [each.head.id for each in news]
+            listeners = [listener for task in tasks for listener in self._listeners.get(task, ())]
+        for listener in listeners:
+            listener()
+
+
+def not_settled(stored: Stored, timeout_s: float) -> NotSettled:
+    """What to raise of a task that is not closed after ``timeout_s`` seconds."""
+    return NotSettled(f"task {stored.head.id} is {stored.state.status} after {timeout_s:g} s")
+
+
+def result_of(stored: Stored) -> bytes | None:
+    """The result of a task that is closed, as JSON; None where it has none.
+
+    Raises:
+        TaskFailed: it is dead or cancelled; the message says how its last try ended.
+    """
+    state = stored.state
+    if state.status is Status.COMPLETED:
+        return state.result
+    raise TaskFailed(f"task {stored.head.id} is {state.status}: {state.error or 'no try has failed'}")

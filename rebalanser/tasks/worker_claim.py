@@ -1,0 +1,181 @@
+"""A claim as the worker that made it holds it: written by its engine, renewed and ended by the worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rebalanser.errors import Fenced, InternalError
+from rebalanser.history import SkuldKind
+from rebalanser.tasks import rules
+from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.claim import Claim, Facts
+from rebalanser.tasks.model import Stored, Update
+from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from rebalanser.tasks.context import Context
+
+_GONE: dict[Reason, str] = {
+    Reason.SUPERSEDED: "another worker has claimed it since",
+    Reason.ENDED: "the claim has ended: it failed, was given back, or the task was cancelled",
+    Reason.FINISHED: "the task is complete",
+    Reason.GONE: "the task was collected",
+}
+
+
+@dataclass(slots=True)
+class _Life:
+    """Until when the claim lasts, in seconds of the clock that leases are counted on; why it has ended."""
+
+    deadline: float
+    ended: Reason | None = None
+
+
+class StopRequest(threading.Event):
+    """An event that tells those who wait for it among other things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listeners: list[Callable[[], None]] = []
+
+    def set(self) -> None:
+        """Set it, and call who listens."""
+        super().set()
+        for listener in list(self._listeners):
+            listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call this, which must be quick, each time it is set; at once if it is set already."""
+        self._listeners.append(listener)
+        if self.is_set():
+            listener()
+
+
+class WorkerClaim(Claim):
+    """A claim that this process made. May be used from any thread."""
+
+    stop_requested: StopRequest
+
+    def __init__(self, stored: Stored, held: Held, deadline: float, context: Context) -> None:
+        head, state = stored.head, stored.state
+        super().__init__(
+            Facts(head.id, head.queue, head.name, held.number, state.failures, stored.revision), StopRequest()
+        )
+        self._held = held
+        self._context = context
+        self._life = _Life(deadline)
+        self._stored = stored
+        self._lock = threading.Lock()
+
+    @property
+    def deadline(self) -> float:
+        """See :attr:`Claim.deadline`; 0 once the claim has ended."""
+        if self._life.ended is not None:
+            return 0.0
+        return time.monotonic() + self._life.deadline - self._context.clock.now()
+
+    def still_mine(self) -> bool:
+        """See :meth:`Claim.still_mine`."""
+        return self._life.ended is None and self._context.clock.now() < self._life.deadline
+
+    def update(self, content: bytes) -> int:
+        """See :meth:`Claim.update`."""
+        with self._lock:
+            while True:
+                sequence = self._sequence()
+                rule = partial(self._updated, sequence=sequence, content=content)
+                settled = self._ask(rule, Update(self.number, sequence, content))
+                if not isinstance(settled, Refused):
+                    self.tell(SkuldKind.UPDATED, settled.revision, sequence)
+                    return sequence
+                # An update whose outcome was never known took the number: the next one is free.
+                self._stored = self._context.read([self.task_id])[self.task_id]
+
+    def _sequence(self) -> int:
+        claim = self._stored.state.claim
+        if claim is None:
+            raise InternalError(f"the task {self.task_id} is held without a claim")
+        return claim.updates
+
+    def _updated(self, stored: Stored, sequence: int, content: bytes) -> Decision:
+        claim = stored.state.claim
+        is_written = claim is not None and claim.number == self.number and claim.updates > sequence
+        written = self._context.updated_as(self.task_id, self._held, sequence) if is_written else None
+        return rules.update(stored.state, self._held, sequence, content, written)
+
+    def log(self, claim: int | None = None) -> Sequence[Update]:
+        """See :meth:`Claim.log`."""
+        return self._context.updates(self.task_id, claim)
+
+    def complete_in(self, connection: sqlite3.Connection, result: bytes | None = None) -> None:
+        """See :meth:`Claim.complete_in`."""
+        # Without the lock: a renewal may hold it that waits for the very transaction that is to be committed.
+        decision = self._context.complete_in(connection, self._stored, self._held, result)
+        if isinstance(decision, Refused):
+            self.end(decision.reason)
+            raise Fenced(self._message(decision.reason))
+
+    def renew(self) -> bool:
+        """See :meth:`Claim.renew`."""
+        sent = self._context.clock.now()
+        term = self._context.term()
+        with self._lock:
+            if self._life.ended is not None:
+                return False
+            try:
+                self._ask(lambda stored: rules.renew(stored.state, self._held, term))
+            except Fenced:
+                return False
+        self._life.deadline = sent + term.ttl_s
+        self.tell(SkuldKind.CLAIM_RENEWED)
+        return True
+
+    def settle(self, rule: Callable[[Stored], Decision]) -> Future[Stored | Refused]:
+        """End it by a rule. It is not this worker's any more from now on, whatever the outcome."""
+        with self._lock:
+            self.end(Reason.ENDED)
+            return self._context.submit(MoveAsk(self._stored, rule))
+
+    def end(self, reason: Reason) -> None:
+        """It lasts no longer, for whatever reason; the first one stays."""
+        if self._life.ended is None:
+            self._life.ended = reason
+        self.stop_requested.set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the claim has ended, as far as this process knows."""
+        return self._life.ended is not None
+
+    @property
+    def held(self) -> Held:
+        """The name by which the claim asks."""
+        return self._held
+
+    def _ask(self, rule: Callable[[Stored], Decision], update: Update | None = None) -> Stored | Refused:
+        """Write what the rule gives; refused only where another update has the number."""
+        if self._life.ended is not None:
+            raise Fenced(self._message(self._life.ended))
+        settled = self._context.submit(MoveAsk(self._stored, rule, update=update)).result()
+        if not isinstance(settled, Refused):
+            self._stored = settled
+        elif settled.reason is not Reason.OTHER_CONTENT:
+            self.end(settled.reason)
+            self.tell(SkuldKind.FENCED)
+            raise Fenced(self._message(settled.reason))
+        return settled
+
+    def tell(self, kind: SkuldKind, revision: int | None = None, value: int | None = None) -> None:
+        """Write down what became of it. Called by the worker."""
+        self._context.history.write(kind, self.task_id, self.token, revision=revision, value=value)
+
+    def _message(self, reason: Reason) -> str:
+        return f"claim {self.number} of task {self.task_id} ({self.name}): {_GONE.get(reason, reason.value)}"

@@ -1,0 +1,226 @@
+"""How bodies are called, found by another process, and told to end."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from rebalanser.errors import Fenced, InvalidHandlers, InvalidState
+from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry, child
+from rebalanser.tasks.calling import Job, ThreadCaller, Watch
+from rebalanser.tasks.child_claim import ChildClaim
+from rebalanser.tasks.child_messages import AskDeadline, AskLog, AskRenewal, AskUpdate, ChildAsk
+from rebalanser.tasks.claim import Facts
+from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.model import Head, Update
+from rebalanser.tasks.options import TaskOptions
+from rebalanser.tasks.outcomes import MAX_ERROR, Cut, Raised, Returned, raised, returned
+from rebalanser.tasks.processes import ProcessCaller
+from rebalanser.tasks.references import body_at, reference_of
+from rebalanser.tasks.worker_claim import StopRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FACTS = Facts("0" * 40, "mail", "send", 3, 2, 77)
+FOREVER_S = 3600.0
+
+
+def send(claim: Claim, to: str = "a") -> str:
+    """What stands at the top of a module."""
+    return to
+
+
+def leave(claim: Claim) -> None:
+    raise SystemExit(3)
+
+
+class Home:
+    @staticmethod
+    def post(claim: Claim) -> None: ...
+
+    def write(self, claim: Claim) -> None: ...
+
+
+def body_of(function: Any, name: str = "send") -> TaskBody:
+    return TaskBody(function, name, TaskOptions())
+
+
+class FakeClaim:
+    """What a caller looks at."""
+
+    def __init__(self, lasts_s: float = FOREVER_S) -> None:
+        self.stop_requested = StopRequest()
+        self.deadline = time.monotonic() + lasts_s
+
+
+def job_of(function: Any = send, claim: FakeClaim | None = None) -> Job:
+    return Job(
+        body_of(function), cast("Any", claim or FakeClaim()), Head("0" * 40, "mail", "send"), b"{}", {}
+    )
+
+
+@pytest.mark.parametrize("function", [send, Home.post])
+def test_a_function_at_the_top_is_found_at_its_place(function: Any) -> None:
+    place = reference_of(body_of(function))
+    assert place == f"{__name__}:{function.__qualname__}"
+    assert body_at(place, "send").function is function
+
+
+def test_a_function_that_was_decorated_is_found_as_it_was_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
+
+        def decorated(claim: Claim) -> None: ...
+
+        decorated.__qualname__ = "decorated"
+        registered = queue.task()(decorated)
+        monkeypatch.setitem(globals(), "decorated", registered)
+        place = reference_of(registered.body)
+        assert body_at(place, "decorated") is registered.body
+
+
+def test_what_no_other_process_can_import_is_refused_by_its_name() -> None:
+    def nested(claim: Claim) -> None: ...
+
+    for function in (nested, lambda claim: None, Home().write):
+        with pytest.raises(InvalidHandlers, match="task 'odd': no other process can import"):
+            reference_of(body_of(function, "odd"))
+    caller = ProcessCaller({"odd": body_of(nested, "odd")})
+    with pytest.raises(InvalidHandlers, match="task 'odd': no other process can import"):
+        caller.open()
+
+
+@pytest.mark.parametrize("place", [f"{__name__}:absent", f"{__name__}:FOREVER_S"])
+def test_a_place_without_a_function_is_refused(place: str) -> None:
+    with pytest.raises(InvalidHandlers, match=f"there is no function {place}"):
+        body_at(place, "send")
+
+
+def test_a_child_works_on_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    child.refuse_in_child()
+    monkeypatch.setattr(child, "_pipes", [object()])
+    with pytest.raises(InvalidState, match="__main__"):
+        child.refuse_in_child()
+
+
+@pytest.mark.rule("SK-15")
+def test_a_body_that_wants_to_exit_has_failed() -> None:
+    assert ThreadCaller().call(job_of()) == Returned(b'"a"')
+    outcome = ThreadCaller().call(job_of(leave))
+    assert isinstance(outcome, Raised)
+    assert isinstance(outcome.error, SystemExit)
+    assert outcome.told.endswith("SystemExit: 3")
+
+
+def test_what_is_returned_is_json_or_nothing() -> None:
+    assert returned(None) == Returned(None)
+    assert returned({"a": 1}) == Returned(b'{"a":1}')
+    outcome = returned(object())
+    assert isinstance(outcome, Raised)
+    assert isinstance(outcome.error, GiveUp)
+
+
+def test_the_end_of_a_long_error_is_kept() -> None:
+    outcome = raised(ValueError("x" * MAX_ERROR + "end"))
+    assert len(outcome.told) == MAX_ERROR
+    assert outcome.told.endswith("end")
+
+
+def test_a_wish_to_be_tried_again_can_be_sent() -> None:
+    sent = pickle.loads(pickle.dumps(Retry("later", delay_s=3.0)))
+    assert (str(sent), sent.delay_s) == ("later", 3.0)
+
+
+@pytest.mark.rule("SK-8", "SK-15")
+def test_a_body_is_ended_for_the_first_reason_that_is_there() -> None:
+    ended: Future[None] = Future()
+    watch = Watch()
+    assert watch.until(job_of(), ended, 0.0) is Cut.TIMED_OUT
+    assert watch.until(job_of(claim=FakeClaim(lasts_s=-1.0)), ended, 0.0) is Cut.LOST
+    lost = FakeClaim()
+    lost.stop_requested.set()
+    assert watch.until(job_of(claim=lost), ended) is Cut.LOST
+    watch.stop()
+    assert watch.until(job_of(), ended) is Cut.STOPPED
+    ended.set_result(None)
+    assert watch.until(job_of(claim=lost), ended) is None
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("reason", [None, Cut.LOST, Cut.STOPPED])
+def test_who_waits_for_a_body_is_woken(reason: Cut | None) -> None:
+    ended: Future[None] = Future()
+    claim, watch = FakeClaim(), Watch()
+    told: Future[Cut | None] = Future()
+    waiting = threading.Thread(
+        target=lambda: told.set_result(watch.until(job_of(claim=claim), ended, FOREVER_S))
+    )
+    waiting.start()
+    match reason:
+        case Cut.LOST:
+            claim.stop_requested.set()
+        case Cut.STOPPED:
+            watch.stop()
+        case _:
+            ended.set_result(None)
+    assert told.result(60.0) is reason
+    waiting.join()
+
+
+@pytest.mark.rule("SK-6")
+def test_the_claim_of_a_child_asks_its_worker() -> None:
+    asked: list[ChildAsk] = []
+    later = time.monotonic() + FOREVER_S
+    answers = {AskUpdate: 4, AskLog: (Update(3, 0, b"a"),), AskRenewal: False, AskDeadline: later}
+
+    def ask(ask: ChildAsk, timeout_s: float | None = None) -> Any:
+        asked.append(ask)
+        return answers[type(ask)]
+
+    claim = ChildClaim(FACTS, 0.0, ask)
+    assert (claim.task_id, claim.queue, claim.name) == ("0" * 40, "mail", "send")
+    assert (claim.number, claim.failures, claim.token) == (3, 2, 77)
+    assert claim.update(b"a") == 4
+    assert claim.log(1) == [Update(3, 0, b"a")]
+    assert claim.renew() is False
+    assert claim.still_mine(), "the worker knows of a later deadline"
+    assert claim.still_mine(), "and is not asked again before that"
+    assert asked == [AskUpdate(b"a"), AskLog(1), AskRenewal(), AskDeadline()]
+    with pytest.raises(InvalidState, match="complete_in needs a body that runs in a thread"):
+        claim.complete_in(cast("Any", None))
+    claim.stop_requested.set()
+    assert not claim.still_mine()
+
+
+@pytest.mark.rule("SK-8")
+def test_the_claim_of_a_child_is_over_where_its_worker_says_nothing_or_that() -> None:
+    def silent(ask: ChildAsk, timeout_s: float | None = None) -> Any:
+        assert timeout_s is not None
+        raise TimeoutError
+
+    def fencing(ask: ChildAsk, timeout_s: float | None = None) -> Any:
+        if isinstance(ask, AskDeadline):
+            return 0.0
+        raise Fenced("another worker has claimed it since")
+
+    assert not ChildClaim(FACTS, 0.0, silent).still_mine()
+    assert ChildClaim(FACTS, 5.0, silent).deadline == 5.0
+    fenced = ChildClaim(FACTS, 0.0, fencing)
+    assert not fenced.still_mine()
+    with pytest.raises(Fenced, match="another worker"):
+        fenced.update(b"late")
+
+
+def test_the_type_of_a_claim_is_that_of_the_function() -> None:
+    async def twin(claim: AsyncClaim) -> None: ...
+
+    assert TaskBody(twin, "twin", TaskOptions(), AsyncClaim).is_coroutine
+    with pytest.raises(InvalidHandlers, match="of type Claim"):
+        TaskBody(twin, "twin", TaskOptions())
