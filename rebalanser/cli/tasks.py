@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from rebalanser.cli import tasks_running
+from rebalanser.cli import tasks_collecting, tasks_outbox, tasks_running
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
 from rebalanser.cli.table import counted
 from rebalanser.cli.tasks_lines import shown, task_line, update_line
 from rebalanser.cli.tasks_options import (
     CreateOption,
     LimitOption,
+    OutboxOption,
     QueueArgument,
     StatusOption,
     TaskArgument,
@@ -35,6 +36,8 @@ app = typer.Typer(
 )
 app.command()(tasks_running.worker)
 app.command()(tasks_running.serve)
+app.command()(tasks_outbox.outbox)
+app.command()(tasks_collecting.collect)
 
 
 @app.command()
@@ -75,10 +78,15 @@ def enqueue(
         ),
     ] = None,
     create: CreateOption = False,
+    outbox: OutboxOption = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Enqueue a task, and show its id once it is stored for good."""
+    """Enqueue a task, and show its id once it is stored for good.
+
+    With --outbox also whether it is `committed` to the engine or so far `spooled` to the folder, from where
+    it is forwarded by whoever has the queue open with this outbox next.
+    """
     payload = _payload(arguments)
     try:
         options = EnqueueOptions(delay_s=delay, after=tuple(after or ()), priority=priority, task_id=task_id)
@@ -86,10 +94,11 @@ def enqueue(
     except ValidationError as error:
         raise InvalidTask(_told(error)) from error
     face = Face.of(registry, json)
-    with opened(face, queue, create=create) as tasks:
+    with opened(face, queue, create=create, outbox=outbox) as tasks:
         made = tasks.made_raw(name, payload, options, retries=tried.retries, timeout_s=tried.timeout_s)
-        (stored,) = tasks.commit([made])
-    face.answer({"queue": queue, "id": stored}, stored)
+        (enqueued,) = tasks.commit([made])
+    lines = (enqueued,) if outbox is None else (enqueued, enqueued.answer)
+    face.answer({"queue": queue, "id": enqueued, "answer": enqueued.answer}, *lines)
 
 
 @app.command("list")

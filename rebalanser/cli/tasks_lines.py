@@ -16,12 +16,12 @@ def task_line(task: TaskDocument) -> str:
     if task.priority:
         parts.append(f"priority {task.priority}")
     if task.claim is not None:
-        parts.append(f"claim {task.claim.number} of {_printable(task.claim.worker)}")
+        parts.append(f"claim {task.claim.number} of {printable(task.claim.worker)}")
     if task.failures:
         parts.append(f"failed {task.failures} of {task.retries + 1} tries")
     if task.after:
         parts.append(f"after {len(task.after)}")
-    return f"{task.id} {_printable(task.name)}: {', '.join(parts)}"
+    return f"{task.id} {printable(task.name)}: {', '.join(parts)}"
 
 
 def shown(task: FullTaskDocument) -> Iterator[str]:
@@ -41,7 +41,7 @@ def shown(task: FullTaskDocument) -> Iterator[str]:
     if task.result is not None:
         yield f"result: {_text(task.result)}"
     for number, line in enumerate(task.error.splitlines()):
-        yield f"{'  ' if number else 'last error: '}{_printable(line)}"
+        yield f"{'  ' if number else 'last error: '}{printable(line)}"
 
 
 def update_line(update: UpdateDocument) -> str:
@@ -55,7 +55,7 @@ def _text(content: Content) -> str:
     return json.dumps(content.value, ensure_ascii=True)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What somebody stored may be any text; none may give orders to the terminal."""
     return text if text.isprintable() else repr(text)
 

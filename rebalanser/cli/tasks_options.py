@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,8 +29,26 @@ LimitOption = Annotated[
 CreateOption = Annotated[bool, typer.Option("--create", help="Make the queue if there is none of this name.")]
 
 
+OutboxOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--outbox",
+        metavar="FOLDER",
+        show_default=False,
+        help="A folder on this host's disk that takes tasks while the engine is away.",
+    ),
+]
+
+
 @contextmanager
-def opened(face: Face, name: str, *, create: bool = False, claim_ttl_s: float = 30.0) -> Iterator[Queue]:
+def opened(
+    face: Face,
+    name: str,
+    *,
+    create: bool = False,
+    claim_ttl_s: float = 30.0,
+    outbox: Path | None = None,
+) -> Iterator[Queue]:
     """A queue that exists, unless it is to be made. The engine is waited for ``connect_timeout_s``."""
     settings = Settings()
     with face.patience(settings):
@@ -40,6 +59,7 @@ def opened(face: Face, name: str, *, create: bool = False, claim_ttl_s: float = 
             settings=settings,
             timeout_s=settings.connect_timeout_s,
             create=create,
+            outbox=outbox,
         )
     with queue:
         yield queue

@@ -93,7 +93,8 @@ class Archive:
         """
         found = context.read(ids)
         payloads = context.engine.payloads(context.queue, ids, context.timeout_s)
-        lines = [json.dumps(_document(context, found[task], payloads[task])) for task in ids if task in found]
+        present = [task for task in ids if task in found and task in payloads]
+        lines = [json.dumps(_document(context, found[task], payloads[task])) for task in present]
         try:
             with self._path.open("a") as file:
                 file.writelines(line + "\n" for line in lines)

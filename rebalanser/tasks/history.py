@@ -48,6 +48,11 @@ class TaskHistory:
         )
         return cls(queue, label, sink, clock, fenced=settings.fenced)
 
+    @property
+    def is_written(self) -> bool:
+        """Whether there is a place for it."""
+        return self._journal is not None
+
     def write(
         self,
         kind: SkuldKind,

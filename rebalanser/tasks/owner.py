@@ -24,11 +24,12 @@ than when its holder began to count. In both cases the stated buffer comes on to
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from rebalanser.tasks.dependencies import Dependencies
 from rebalanser.tasks.model import OPEN, ClaimState, Status, Stored, TaskId
-from rebalanser.tasks.ready import Ready
+from rebalanser.tasks.shelves import Shelves
 from rebalanser.tasks.timers import Timers
 
 REMEMBERED: Final = 65_536
@@ -51,7 +52,7 @@ class Owner:
         self._open: dict[TaskId, Stored] = {}
         self._closed: dict[TaskId, int] = {}
         self._over_at: dict[TaskId, float] = {}
-        self._ready = Ready()
+        self._ready = Shelves()
         self._offered: dict[TaskId, None] = {}
         self._scheduled = Timers()
         self._running = Timers()
@@ -112,19 +113,25 @@ class Owner:
         """Changes may have been missed: ask again about everything that is waited for."""
         self._blocked.doubt()
 
-    def candidates(self, limit: int, now: float, wall: float) -> list[tuple[TaskId, bool]]:
+    def candidates(
+        self, limit: int, now: float, wall: float, names: Collection[str] | None = None
+    ) -> list[tuple[TaskId, bool]]:
         """The tasks to claim next, best first, with whether a claim of theirs is over (SK-5, SK-8).
 
-        Those that are not :meth:`taken` are offered again. The cost grows with ``limit``, and with the
-        logarithm of the number of tasks.
+        Those of these functions, None being all. Those that are not :meth:`taken` are offered again. The cost
+        grows with ``limit`` and the number of names, and with the logarithm of the number of tasks.
         """
         self._wake(now, wall)
         for task in self._offered:
-            self._ready.add(task, self._open[task].head.priority)
+            self._ready.add(self._open[task].head)
         self._offered.clear()
-        while len(self._offered) < limit and (best := self._ready.pop()) is not None:
+        while len(self._offered) < limit and (best := self._ready.pop(names)) is not None:
             self._offered[best] = None
         return [(task, self._open[task].state.status is Status.CLAIMED) for task in self._offered]
+
+    def names(self) -> set[str]:
+        """The functions of which there are tasks that may be claimed."""
+        return {*self._ready.names(), *(self._open[task].head.name for task in self._offered)}
 
     def taken(self, task: TaskId) -> None:
         """A claim of the task is being written: it is not offered until it is known what became of that."""
@@ -159,9 +166,13 @@ class Owner:
         """Tasks that the driver must read and :meth:`learn`, or :meth:`forget`."""
         return list(self._doubtful)
 
-    def next_wakeup(self, now: float, wall: float) -> float | None:
-        """When there is something to offer, in seconds of ``now``'s clock; None if only news can bring it."""
-        if self._ready or self._offered:
+    def next_wakeup(self, now: float, wall: float, names: Collection[str] | None = None) -> float | None:
+        """When there may be something of these functions to offer, in seconds of ``now``'s clock.
+
+        None if only news can bring it.
+        """
+        offered = (names is None or self._open[task].head.name in names for task in self._offered)
+        if self._ready.has(names) or any(offered):
             return now
         due, over = self._scheduled.next(), self._running.next()
         times = ([] if due is None else [now + max(due - wall, 0.0)]) + ([] if over is None else [over])
@@ -171,7 +182,7 @@ class Owner:
         for task in self._scheduled.pop_due(wall):
             self._unblock(task)
         for task in self._running.pop_due(now):
-            self._ready.add(task, self._open[task].head.priority)
+            self._ready.add(self._open[task].head)
 
     def _keep(self, stored: Stored, before: Stored | None, now: float) -> None:
         task = stored.head.id
@@ -200,7 +211,7 @@ class Owner:
             if self._over_at[task] > now:
                 self._running.set(task, self._over_at[task])
             else:
-                self._ready.add(task, stored.head.priority)
+                self._ready.add(stored.head)
         elif stored.state.due > 0:
             self._scheduled.set(task, stored.state.due)
         else:
@@ -211,10 +222,12 @@ class Owner:
         stored = self._open[task]
         is_claimed_before = stored.state.claim is not None
         if is_claimed_before or not self._blocked.add(task, stored.head.after):
-            self._ready.add(task, stored.head.priority)
+            self._ready.add(stored.head)
 
     def _leave(self, task: TaskId) -> None:
-        self._ready.drop(task)
+        stored = self._open.get(task)
+        if stored is not None:
+            self._ready.drop(stored.head)
         self._offered.pop(task, None)
         self._scheduled.drop(task)
         self._running.drop(task)
@@ -237,7 +250,7 @@ class Owner:
 
     def _free(self, completed: TaskId) -> None:
         for freed in self._blocked.learn(completed, complete=True):
-            self._ready.add(freed, self._open[freed].head.priority)
+            self._ready.add(self._open[freed].head)
 
 
 def _running_claim(stored: Stored) -> ClaimState | None:

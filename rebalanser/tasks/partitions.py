@@ -17,6 +17,7 @@ from rebalanser.tasks.asks import TakeOverAsk
 from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Epoch, Lost, TakeOver, Watch
+from rebalanser.tasks.far_clocks import LIMIT_S, FarClock, FarClocks
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Held
@@ -55,6 +56,7 @@ class Partitions:
         self._lock = threading.Lock()
         self._owners: dict[int, Claiming] = {}
         self._strange: set[str] = set()
+        self._far_clocks = FarClocks()
         self._lost = False
         self._watch: Watch | None = None
 
@@ -95,8 +97,8 @@ class Partitions:
     def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
         """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
 
-        Of any function where ``names`` is None. ``worker`` is the label of who claims, where it is not this
-        process.
+        Of any function where ``names`` is None; the others stay for who asks for them. ``worker`` is the
+        label of who claims, where it is not this process.
 
         Raises:
             RetryLater: the engine was away, and nothing is known to be claimed; what was is over in time.
@@ -118,13 +120,30 @@ class Partitions:
             raise away
         return claimed
 
-    def next_wakeup(self) -> float | None:
-        """When there is something to claim, in seconds of the clock; None if only news can bring it."""
+    def report_strange(self, names: Collection[str]) -> None:
+        """Log once, for each function that is not one of these, that its tasks wait for another worker."""
+        with self._lock:
+            waiting = {name for each in self._owners.values() for name in each.owner.names()}
+            strange = waiting.difference(names, self._strange)
+            self._strange |= strange
+        for name in sorted(strange):
+            _log.error(
+                "no function of this name is registered here: its tasks are kept, for a worker that has it",
+                action="task_unknown",
+                queue=self._context.queue,
+                name=name,
+            )
+
+    def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
+        """When there may be something of these functions to claim, None being all, in seconds of the clock.
+
+        None if only news can bring it.
+        """
         now, wall = self._context.clock.now(), self._context.clock.wall()
         with self._lock:
             if self._lost:
                 return now
-            wakeups = [each.owner.next_wakeup(now, wall) for each in self._owners.values()]
+            wakeups = [each.owner.next_wakeup(now, wall, names) for each in self._owners.values()]
         return min((at for at in wakeups if at is not None), default=None)
 
     def _follow(self) -> None:
@@ -136,13 +155,16 @@ class Partitions:
 
     def _told(self, news: Sequence[Stored] | Lost) -> None:
         now = self._context.clock.now()
+        far: list[FarClock] = []
         with self._lock:
             if isinstance(news, Lost):
                 self._lost = True
             else:
                 for stored in news:
                     self._learn(stored, now)
+                far = self._look_at_clocks([each for each in news if _is_new(each)], are_new=True)
         self._wake()
+        self._warn(far)
 
     def _learn(self, stored: Stored, now: float) -> None:
         """Tell the owner of its partition; that a task is complete may matter to every owner."""
@@ -167,6 +189,8 @@ class Partitions:
             with self._lock:
                 for stored in page.items:
                     self._learn(stored, now)
+                far = self._look_at_clocks(page.items, are_new=False)
+            self._warn(far)
             after = page.next
             if after is None:
                 return
@@ -209,20 +233,15 @@ class Partitions:
     def _asks(
         self, limit: int, names: Collection[str] | None, worker: str
     ) -> list[tuple[Claiming, ClaimAsk]]:
-        """Claims of the best candidates of all partitions; those of unknown functions are put aside."""
+        """Claims of the best candidates of all partitions."""
         now, wall = self._context.clock.now(), self._context.clock.wall()
         with self._lock:
             offers = []
             for claiming in self._owners.values():
-                for task, over in claiming.owner.candidates(limit, now, wall):
+                for task, over in claiming.owner.candidates(limit, now, wall, names):
                     stored = claiming.owner.get(task)
-                    if stored is None:
-                        continue
-                    if names is None or stored.head.name in names:
+                    if stored is not None:
                         offers.append((-stored.head.priority, task, claiming, stored, over))
-                    else:
-                        claiming.owner.taken(task)
-                        self._report(stored)
             best = heapq.nsmallest(limit, offers, key=lambda offer: offer[:2])
             for _, task, claiming, _, _ in best:
                 claiming.owner.taken(task)
@@ -235,15 +254,26 @@ class Partitions:
         asker = Asker(secrets.token_hex(8), worker, self._context.term())
         return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over)
 
-    def _report(self, stored: Stored) -> None:
-        if stored.head.name not in self._strange:
-            self._strange.add(stored.head.name)
-            _log.error(
-                "no function of this name is registered here: its tasks are kept, for a worker that has it",
-                action="task_unknown",
+    def _look_at_clocks(self, tasks: Sequence[Stored], *, are_new: bool) -> list[FarClock]:
+        """The hosts to warn of, by the ids of tasks in partitions of this process."""
+        now, wall = self._context.clock.now(), self._context.clock.wall()
+        mine = (each for each in tasks if each.partition in self._owners)
+        seen = (self._far_clocks.saw(each.head.id, now, wall, is_new=are_new) for each in mine)
+        return [each for each in seen if each is not None]
+
+    def _warn(self, far: Sequence[FarClock]) -> None:
+        for each in far:
+            _log.warning(
+                "the clock of a host that makes tasks is far from this one's, and one of them is wrong: "
+                "delays and periodic tasks come early or late by the difference; claims are as safe as ever",
+                action="clock_far_off",
                 queue=self._context.queue,
-                task=stored.head.id,
-                name=stored.head.name,
+                task=each.task,
+                host=each.host,
+                process=each.process,
+                ahead_s=round(each.ahead_s, 3),
+                limit_s=LIMIT_S,
+                seen_by=self._worker,
             )
 
     def _settled(self, claiming: Claiming, ask: ClaimAsk, sent_at: float) -> Claimed | None:
@@ -257,3 +287,9 @@ class Partitions:
         if stored is None or stored.state.claim is None:
             return None
         return Claimed(stored, Held(stored.state.claim.number, ask.asker.holder), sent_at)
+
+
+def _is_new(stored: Stored) -> bool:
+    """Whether nothing has become of a task yet."""
+    state = stored.state
+    return state.status is Status.WAITING and state.claim is None and not state.failures

@@ -2,15 +2,16 @@
 
 The id of a tick's task follows from the queue, the function and the tick alone, and enqueueing an id twice
 makes one task (SK-3). So the owner of the partition in which it lies enqueues it, and where that owner
-changes, the next one enqueues the last tick once more, in case it is not there.
+changes, the next one enqueues the ticks of the last minute once more, in case they are not there.
 """
 
 from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,10 +47,21 @@ class Schedule:
 
     def last_tick(self, wall: float) -> int:
         """The last tick at ``wall`` or before, in seconds since 1970."""
+        return next(self._ticks_before(wall))
+
+    def ticks(self, wall: float) -> list[int]:
+        """The ticks that are due at ``wall`` and not left out by then, the earliest first."""
+        due = itertools.takewhile(lambda tick: wall - tick <= CATCH_UP_S, self._ticks_before(wall))
+        return list(due)[::-1]
+
+    def _ticks_before(self, wall: float) -> Iterator[int]:
+        """Back from ``wall`` on."""
         # A tick at this very second counts, and croniter gives the one before.
         after = datetime.datetime.fromtimestamp(int(wall) + 1, datetime.UTC)
         try:
-            return int(croniter(self.expression, after).get_prev(float))
+            ticks = croniter(self.expression, after)
+            while True:
+                yield int(ticks.get_prev(float))
         except (CroniterBadCronError, CroniterBadDateError) as error:
             raise InvalidTask(f"{self.name}: {self.expression!r} is no cron expression: {error}") from error
 
@@ -76,7 +88,7 @@ class Ticker:
         self._clock = clock
         self._is_mine = is_mine
         self._enqueue = enqueue
-        self._done: dict[str, int] = {}
+        self._done: set[TaskId] = set()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-ticks", daemon=True)
 
@@ -96,14 +108,12 @@ class Ticker:
             RetryLater: the engine is away; the next look tries again.
         """
         wall = self._clock.wall()
-        for schedule in self._schedules:
-            tick = schedule.last_tick(wall)
-            task_id = schedule.task_id(tick)
-            if self._done.get(schedule.name) == tick or wall - tick > CATCH_UP_S:
-                continue
-            if self._is_mine(task_id):
-                self._enqueue(schedule.name, task_id)
-                self._done[schedule.name] = tick
+        due = {each.task_id(tick): each.name for each in self._schedules for tick in each.ticks(wall)}
+        self._done &= due.keys()
+        for task_id, name in due.items():
+            if task_id not in self._done and self._is_mine(task_id):
+                self._enqueue(name, task_id)
+                self._done.add(task_id)
 
     def _run(self) -> None:
         while not self._ending.wait(self._pause_s()):

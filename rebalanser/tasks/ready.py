@@ -44,19 +44,30 @@ class Ready:
         if self._tasks.pop(task, None) is not None:
             self._clean()
 
-    def pop(self) -> TaskId | None:
-        """Take the best task out; None where there is none."""
+    def best(self) -> tuple[TaskId, int] | None:
+        """The best task and its priority; None where there is none."""
         while self._priorities:
             priority = -self._priorities[0]
             heap = self._heaps[priority]
             while heap:
-                task = heapq.heappop(heap)
+                if heap[0] in self._tasks:
+                    return heap[0], priority
+                heapq.heappop(heap)
                 self._entries -= 1
-                if self._tasks.pop(task, None) is not None:
-                    return task
             heapq.heappop(self._priorities)
             del self._heaps[priority]
         return None
+
+    def pop(self) -> TaskId | None:
+        """Take the best task out; None where there is none."""
+        best = self.best()
+        if best is None:
+            return None
+        task, priority = best
+        heapq.heappop(self._heaps[priority])
+        self._entries -= 1
+        del self._tasks[task]
+        return task
 
     def _push(self, task: TaskId, priority: int) -> None:
         heap = self._heaps.get(priority)

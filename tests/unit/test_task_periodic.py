@@ -85,6 +85,19 @@ def test_a_tick_that_was_missed_for_long_is_left_out() -> None:
     assert stand.look(NOON + 86_400 + CATCH_UP_S) == 1
 
 
+@pytest.mark.rule("SK-15")
+def test_who_becomes_responsible_enqueues_all_ticks_of_the_last_minute_in_their_order() -> None:
+    stand = Stand("* * * * * */10")
+    stand.mine = False
+    assert stand.look(NOON + 95) == 0
+    stand.mine = True
+    assert stand.look(NOON + 96) == 6
+    ticks = [int(NOON) + second for second in range(40, 100, 10)]
+    assert [task for _, task in stand.enqueued] == [stand.schedule.task_id(tick) for tick in ticks]
+    assert stand.look(NOON + 97) == 6
+    assert stand.look(NOON + 100) == 7
+
+
 @pytest.mark.rule("SK-1")
 def test_ids_are_flakes_in_the_order_of_their_ticks() -> None:
     schedule = Schedule("mail", "sweep", "* * * * *")
