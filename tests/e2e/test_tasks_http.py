@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -81,8 +82,8 @@ class Client:
         task: str = reply.json["id"]
         return task
 
-    def claim(self, wait_s: float = 20.0, limit: int = 1) -> list[dict[str, Any]]:
-        reply = self.post("/claims", {"worker": "a worker in C", "wait_s": wait_s, "limit": limit})
+    def claim(self, wait_s: float = 20.0, limit: int = 1, **more: Any) -> list[dict[str, Any]]:
+        reply = self.post("/claims", {"worker": "a worker in C", "wait_s": wait_s, "limit": limit, **more})
         assert reply.status == 200, reply
         claims: list[dict[str, Any]] = reply.json["claims"]
         return claims
@@ -303,6 +304,53 @@ def test_a_claim_for_somebody_who_hung_up_is_not_made(stage: Stage) -> None:
     assert stored.state.claim.worker == "a worker in C"
 
 
+@pytest.mark.rule("SK-5", "SK-16")
+def test_who_knows_some_functions_only_is_given_only_their_tasks(stage: Stage) -> None:
+    client = Client(stage.serve().url)
+    strange = [client.enqueue(name="strange", priority=9) for _ in range(5)]
+    mine = client.enqueue(name="mine")
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(client.claim(wait_s=50, names=["nobody's"])))
+    waiting.start()
+    (claim,) = client.claim(limit=3, names=["mine", "other"])
+    assert claim["task"] == mine, "who waits for what there is not holds up nobody"
+    assert client.claim(wait_s=0, names=["mine"]) == []
+    assert [each["task"] for each in client.claim(limit=9)] == strange, "they were put aside for nobody"
+    late = client.enqueue(name="nobody's")
+    waiting.join(PATIENCE_S)
+    assert [each["task"] for each in answers[0]] == [late]
+    is_problem(client.post("/claims", {"worker": "x", "names": []}), 422, "invalid")
+
+
+@pytest.mark.rule("AU-4", "SK-16")
+def test_claims_over_http_stand_in_the_history(stage: Stage, tmp_path: Path) -> None:
+    stage.environment["REBALANSER_HISTORY_DIR"] = str(tmp_path / "history")
+    served = stage.serve()
+    client = Client(served.url)
+    task = client.enqueue(retries=5)
+    (lost,) = client.claim()
+    (claim,) = client.claim(wait_s=30)
+    is_problem(client.ask(lost, "renew"), 409, "fenced")
+    assert client.ask(claim, "update", sequence=0, content={"value": 1}).status == 200
+    assert client.ask(claim, "complete").status == 200
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(PATIENCE_S) == 0
+    files = sorted((tmp_path / "history").glob("*.jsonl"))
+    records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    told = [
+        (each["kind"], each["token"], each.get("value")) for each in records if each.get("resource") == task
+    ]
+    assert told == [
+        ("claimed", lost["token"], 0),
+        ("claim_ended", lost["token"], None),
+        ("claimed", claim["token"], 1),
+        ("fenced", lost["token"], None),
+        ("updated", claim["token"], 0),
+        ("completed", claim["token"], None),
+        ("claim_ended", claim["token"], None),
+    ]
+
+
 @pytest.mark.rule("SK-16")
 def test_what_is_refused_is_a_problem_document(stage: Stage) -> None:
     served = stage.serve()
@@ -354,6 +402,28 @@ def test_who_asks_too_often_has_to_wait(stage: Stage) -> None:
     assert [each.status for each in replies[:5]] == [200] * 5
     is_problem(replies[5], 429, "too-many")
     assert 0 < int(replies[5].headers["Retry-After"]) <= 60
+
+
+@pytest.mark.rule("SK-4", "SK-16")
+def test_a_server_with_an_outbox_takes_tasks_while_the_store_is_away(stage: Stage, tmp_path: Path) -> None:
+    stage.environment["REBALANSER_CONNECT_TIMEOUT_S"] = "1"
+    outbox = tmp_path / "outbox"
+    client = Client(stage.serve("--outbox", str(outbox)).url)
+    task = {"name": "send", "payload": {"value": 1}}
+    reply = client.post("/tasks", task)
+    assert (reply.status, reply.json["answer"]) == (201, "committed")
+    with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        spooled = client.post("/tasks", task)
+        batch = client.post("/batches", {"tasks": [task, task]})
+        other.execute("ROLLBACK")
+    assert (spooled.status, spooled.json["answer"]) == (202, "spooled")
+    assert (batch.status, batch.json["answers"]) == (202, ["spooled", "spooled"])
+    wait_until(lambda: stage.queue.count().get(Status.WAITING) == 4)
+    ids = [each.head.id for each in stage.queue.tasks()]
+    assert ids == [reply.json["id"], spooled.json["id"], *batch.json["ids"]]
+    refused = client.post("/tasks", {**task, "id": ids[0], "priority": 7})
+    is_problem(refused, 409, "exists")
 
 
 @pytest.mark.rule("SK-16")

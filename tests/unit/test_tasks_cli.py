@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from rebalanser.cli import main
 from rebalanser.tasks import Queue, rules
 from rebalanser.tasks.checking import Check, Fault
 from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
-from rebalanser.tasks.model import Head, State, Status, Stored, Task, Term, Update
+from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.rules import Held
 
@@ -158,8 +160,8 @@ def test_what_is_wrong_is_said_in_one_line(
 @pytest.mark.parametrize(
     "command",
     [
-        ("list",), ("count",), ("check",), ("show", UNKNOWN), ("log", UNKNOWN), ("cancel", UNKNOWN),
-        ("requeue", "--all-dead"), ("enqueue", "send"), ("serve", "--port", "0"),
+        ("list",), ("count",), ("check",), ("collect",), ("show", UNKNOWN), ("log", UNKNOWN),
+        ("cancel", UNKNOWN), ("requeue", "--all-dead"), ("enqueue", "send"), ("serve", "--port", "0"),
     ],
 )  # fmt: skip
 def test_a_mistyped_queue_is_not_made(stage: Stage, command: tuple[str, ...]) -> None:
@@ -230,6 +232,37 @@ def test_dead_letters_are_requeued_and_tasks_cancelled(stage: Stage) -> None:
     assert stage.cli("requeue", "work", waiting, "--all-dead").code == 2
 
 
+@pytest.mark.rule("SK-14")
+def test_what_is_complete_and_old_is_collected_into_a_file(stage: Stage, tmp_path: Path) -> None:
+    done, needed = stage.enqueue(), stage.enqueue()
+    depends = stage.enqueue(needed)
+    for task in (done, needed):
+        stage.complete(task, b"1")
+    archive = tmp_path / "done.jsonl"
+    assert stage.cli("collect", "work").out == "collected 0 tasks\n", "all of it is younger than a day"
+    assert stage.cli("collect", "work", "--older-than", "1w").out == "collected 0 tasks\n"
+    answer = stage.cli("collect", "work", "--older-than", "0s", "--archive", str(archive))
+    assert answer.out == "collected 1 task\n", "what another task depends on stays"
+    (line,) = archive.read_text().splitlines()
+    assert json.loads(line)["head"]["id"] == done
+    stage.complete(depends)
+    (document,) = stage.cli("collect", "work", "--older-than", "0s", "--json").documents
+    assert document == {"queue": "work", "collected": 2, "changed": 0}
+    assert list(stage.queue.tasks()) == []
+
+
+@pytest.mark.rule("SK-14")
+def test_nothing_is_collected_that_could_not_be_written_first(stage: Stage, tmp_path: Path) -> None:
+    task = stage.enqueue()
+    stage.complete(task)
+    answer = stage.cli("collect", "work", "--older-than", "0s", "--archive", str(tmp_path / "no" / "file"))
+    refused(answer, 3, "collected tasks can't be written to")
+    assert stage.queue.get(task).state.status is Status.COMPLETED
+    answer = stage.cli("collect", "work", "--older-than", "yesterday")
+    assert (answer.code, answer.out) == (2, "")
+    assert "'yesterday' is no span of time; write one such as 90s" in answer.err
+
+
 def test_what_a_task_says_gives_no_orders_to_the_terminal(stage: Stage) -> None:
     task = stage.enqueue()
     held = stage.claim(task)
@@ -291,6 +324,10 @@ def test_a_log_that_its_state_does_not_count_is_found(stage: Stage) -> None:
         State(Status.DEAD),
         State(result=b"1"),
         State(failures=3),
+        State(failures=-1),
+        State(Status.CLAIMED, ClaimState(0, "holder", "me", TERM), due=5.0),
+        State(Status.CLAIMED, ClaimState(0, "", "me", TERM)),
+        State(Status.CANCELLED, ClaimState(-1, "holder", "me", TERM)),
     ],
 )
 def test_a_state_that_contradicts_itself_is_found(stage: Stage, state: State) -> None:
@@ -334,6 +371,26 @@ def test_a_count_that_is_wrong_is_found(stage: Stage, monkeypatch: pytest.Monkey
     assert finding.message == "the store counts 2 as waiting, there are 1"
 
 
+@pytest.mark.rule("SK-12")
+def test_a_count_that_was_changed_in_the_file_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tasks.db"
+    url = f"sqlite:///{path}"
+    with Queue("work", url, partitions=4, state_folder=tmp_path) as queue:
+        queue.commit([queue.made_raw("send", b"{}", EnqueueOptions())])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        assert connection.execute("UPDATE skuld_counts SET tasks = tasks + 1").rowcount >= 1
+    assert main(["tasks", "check", "work", "--registry", url]) == 1
+    assert "the store counts 2 as waiting, there are 1" in capsys.readouterr().out
+
+
+def test_each_fault_is_planted_by_a_test_here() -> None:
+    source = Path(__file__).read_text()
+    missing = [each for each in Fault if f'"{each}"' not in source and f"Fault.{each.name}" not in source]
+    assert missing == []
+
+
 def test_a_task_that_changes_while_it_is_looked_at_is_looked_at_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +421,20 @@ def test_a_worker_says_what_is_wrong_with_its_module(
     monkeypatch.setattr(sys, "path", list(sys.path))
     refused(stage.cli("worker", place), code, fragment)
     sys.modules.pop("empty_module", None)
+
+
+def test_bodies_of_an_asyncio_queue_run_in_no_processes(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "async_module.py").write_text(
+        "from rebalanser.tasks import AsyncQueue\ntasks = AsyncQueue('work', 'memory://unused')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    place = "async_module:tasks"
+    refused(stage.cli("worker", place, "--processes"), 2, f"{place} is an AsyncQueue")
+    refused(stage.cli("worker", "async_module:other"), 3, "it has: tasks")
+    sys.modules.pop("async_module", None)
 
 
 @pytest.mark.rule("SK-16")

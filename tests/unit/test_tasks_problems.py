@@ -30,6 +30,7 @@ from rebalanser.tasks.http.dispenser import Dispenser
         (errors.RequestTooLarge("x"), 413, "too-large"),
         (errors.QuotaExceeded("x"), 507, "full"),
         (errors.UnusableStore("x"), 503, "unusable-store"),
+        (errors.UnusableFolder("x"), 503, "unusable-store"),
         (errors.AccessDenied("x"), 503, "unusable-store"),
         (errors.OutcomeUnknown("x"), 504, "outcome-unknown"),
         (errors.RegistryUnavailable("x"), 503, "engine-away"),
@@ -58,7 +59,7 @@ class Partitions:
             raise self.answer
         return []
 
-    def next_wakeup(self) -> None:
+    def next_wakeup(self, names: Any) -> None:
         return None
 
     def owns(self, number: int) -> bool:

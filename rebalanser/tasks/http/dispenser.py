@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +13,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.context import Context
+from rebalanser.tasks.http.telling import Telling
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.partitions import Claimed, Partitions
 
@@ -31,12 +32,16 @@ class Lent:
 
 @dataclass(slots=True, eq=False)
 class Asker:
-    """Somebody who asks for claims and waits until ``deadline``, seconds of the context's clock."""
+    """Somebody who asks for claims and waits until ``deadline``, seconds of the context's clock.
+
+    ``names`` are the functions that he knows, None for any.
+    """
 
     worker: str
     limit: int
     asked_at: float
     deadline: float
+    names: Collection[str] | None
     future: Future[list[Lent]] = field(default_factory=Future)
 
 
@@ -45,6 +50,8 @@ class Dispenser:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.telling = Telling(context)
+        """What writes the history of the claims handed out."""
         self._partitions: Partitions | None = None
         self._woken = threading.Event()
         self._lock = threading.Lock()
@@ -78,8 +85,8 @@ class Dispenser:
         for each in askers:
             each.future.set_result([])
 
-    def ask(self, worker: str, limit: int, wait_s: float) -> Asker:
-        """Ask for at most ``limit`` claims, waiting for at most ``wait_s`` seconds.
+    def ask(self, worker: str, limit: int, wait_s: float, names: Collection[str] | None = None) -> Asker:
+        """Ask for at most ``limit`` claims of these functions, waiting for at most ``wait_s`` seconds.
 
         The asker's future gets them, or the error of an engine that is away.
 
@@ -87,7 +94,7 @@ class Dispenser:
             RetryLater: the server stops.
         """
         now = self._context.clock.now()
-        asker = Asker(worker, limit, now, now + wait_s)
+        asker = Asker(worker, limit, now, now + wait_s, names)
         with self._lock:
             if self._stopping:
                 raise RetryLater("the server stops; ask another")
@@ -108,10 +115,12 @@ class Dispenser:
         while not self._stopping:
             self._woken.clear()
             self._serve_all()
-            self._woken.wait(self._pause_s())
+            self._answer_late()
+            self._woken.wait(self._pause_s(self.telling.end_over()))
 
     def _serve_all(self) -> None:
-        """Serve who waits, the first first, as long as there is something to claim."""
+        """Serve who waits, the first first, as long as there is something to claim for him."""
+        unserved: list[Asker] = []
         while (asker := self._first()) is not None:
             try:
                 lent = self._claim(asker)
@@ -119,12 +128,14 @@ class Dispenser:
                 self._log_away(error)
                 asker.future.set_exception(error)
                 continue
-            if not lent:
-                with self._lock:
-                    self._askers.insert(0, asker)
+            if lent:
+                asker.future.set_result(lent)
+                continue
+            unserved.append(asker)
+            if asker.names is None:
                 break
-            asker.future.set_result(lent)
-        self._answer_late()
+        with self._lock:
+            self._askers[:0] = unserved
 
     def _first(self) -> Asker | None:
         """Take the first who waits out of the line, so that he can't be forgotten while he is served."""
@@ -143,9 +154,11 @@ class Dispenser:
     def _claim(self, asker: Asker) -> list[Lent]:
         if self._partitions is None:
             return []
-        claimed = self._partitions.claim(asker.limit, None, asker.worker)
+        claimed = self._partitions.claim(asker.limit, asker.names, asker.worker)
         if not claimed:
             return []
+        for each in claimed:
+            self.telling.claimed(each)
         try:
             payloads = self._context.engine.payloads(
                 self._context.queue, [each.stored.head.id for each in claimed], self._context.timeout_s
@@ -159,17 +172,16 @@ class Dispenser:
             for each in claimed
         ]
 
-    def _pause_s(self) -> float | None:
-        """How long nobody can be served, if nobody wakes; None for ever."""
+    def _pause_s(self, end_at: float | None) -> float | None:
+        """How long nobody can be served and no claim ends, if nobody wakes; None for ever."""
         with self._lock:
             deadlines = [each.deadline for each in self._askers]
-        if not deadlines or self._partitions is None:
-            return None
-        at = min(deadlines)
-        wakeup = self._partitions.next_wakeup()
-        if wakeup is not None:
-            at = min(at, wakeup)
-        return max(SHORTEST_PAUSE_S, at - self._context.clock.now())
+            asked = [each.names for each in self._askers]
+        times = [*deadlines, *([] if end_at is None else [end_at])]
+        if deadlines and self._partitions is not None:
+            wakeup = self._partitions.next_wakeup(_all_of(asked))
+            times += [] if wakeup is None else [wakeup]
+        return max(SHORTEST_PAUSE_S, min(times) - self._context.clock.now()) if times else None
 
     def _give_back_all(self, future: Future[list[Lent]]) -> None:
         lent: Sequence[Lent] = [] if future.exception() is not None else future.result()
@@ -179,6 +191,7 @@ class Dispenser:
     def _give_back(self, claimed: Claimed) -> None:
         """Release a claim that nobody has: its try is not counted."""
         task: TaskId = claimed.stored.head.id
+        self.telling.ended(task, claimed.held)
         ask = MoveAsk(claimed.stored, lambda stored: rules.release(stored.state, claimed.held))
         _log.info("a claim was given back: who asked is gone", action="task_given_back", task=task)
         self._context.submit(ask)
@@ -190,3 +203,9 @@ class Dispenser:
             queue=self._context.queue,
             error=repr(error),
         )
+
+
+def _all_of(asked: Sequence[Collection[str] | None]) -> set[str] | None:
+    """The functions that somebody asks for; None where somebody takes any."""
+    named = [names for names in asked if names is not None]
+    return None if len(named) < len(asked) else {name for names in named for name in names}

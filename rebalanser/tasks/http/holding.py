@@ -9,9 +9,10 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.asks import Decide, MoveAsk
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, Refusal
+from rebalanser.tasks.http.telling import Telling, parsed
 from rebalanser.tasks.model import Stored, TaskId, Update
 from rebalanser.tasks.queue import Queue
-from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.rules import Decision, Reason, Refused
 
 _REFUSALS = {
     Reason.GAP: UPDATE_CONFLICT,
@@ -23,27 +24,34 @@ _REFUSALS = {
 class Holding:
     """One claim of a task, as its holder names it. Every method answers the task as it is then.
 
+    ``telling`` writes down what becomes of it.
+
     Every method raises :class:`~rebalanser.errors.UnknownTask` where there is no such task,
     :class:`~rebalanser.tasks.http.problems.Refusal` where a rule refuses it,
     :class:`~rebalanser.errors.RegistryUnavailable` where nothing was done, and
     :class:`~rebalanser.errors.OutcomeUnknown` where nobody knows.
     """
 
-    def __init__(self, queue: Queue, task: TaskId, held: Held) -> None:
+    def __init__(self, queue: Queue, telling: Telling, task: TaskId, number: int, holder: str) -> None:
         self._queue = queue
         self._context: Context = queue.context
+        self._telling = telling
         self._task = task
-        self._held = held
+        self._held, self._token = parsed(number, holder)
 
     def renew(self) -> Stored:
         """Let the claim last for its whole time from now (SK-7)."""
         term = self._context.term()
-        return self._settled(lambda stored: rules.renew(stored.state, self._held, term))
+        stored = self._settled(lambda stored: rules.renew(stored.state, self._held, term))
+        self._telling.renewed(self._task, self._held, self._token, term.ends_at_s)
+        return stored
 
     def update(self, sequence: int, content: bytes) -> Stored:
         """Add to the claim's log (SK-9)."""
         rule = partial(self._updated, sequence=sequence, content=content)
-        return self._settled(rule, Update(self._held.number, sequence, content))
+        stored = self._settled(rule, Update(self._held.number, sequence, content))
+        self._telling.updated(stored, self._held, self._token, sequence)
+        return stored
 
     def _updated(self, stored: Stored, sequence: int, content: bytes) -> Decision:
         claim = stored.state.claim
@@ -53,16 +61,23 @@ class Holding:
 
     def complete(self, result: bytes | None) -> Stored:
         """Complete the task for good (SK-10)."""
-        return self._settled(lambda stored: rules.complete(stored.state, self._held, result))
+        stored = self._settled(lambda stored: rules.complete(stored.state, self._held, result))
+        self._telling.completed(stored, self._held, self._token)
+        return stored
 
     def fail(self, error: str, delay_s: float | None) -> Stored:
         """The try has failed: the next one waits ``delay_s`` seconds, None for no further try (SK-15)."""
         due = None if delay_s is None else self._context.clock.wall() + delay_s
-        return self._settled(lambda stored: rules.fail(stored.head, stored.state, self._held, error, due))
+        return self._ended(lambda stored: rules.fail(stored.head, stored.state, self._held, error, due))
 
     def release(self) -> Stored:
         """Give the claim back unworked."""
-        return self._settled(lambda stored: rules.release(stored.state, self._held))
+        return self._ended(lambda stored: rules.release(stored.state, self._held))
+
+    def _ended(self, rule: Decide) -> Stored:
+        # Told before: once it is written another claim may begin at any moment.
+        self._telling.ended(self._task, self._held)
+        return self._settled(rule)
 
     def _settled(self, rule: Decide, update: Update | None = None) -> Stored:
         stored = self._queue.get(self._task)
@@ -72,5 +87,6 @@ class Holding:
         told = f"claim {self._held.number} of task {self._task}: {settled.reason.value}"
         kind = _REFUSALS.get(settled.reason, FENCED)
         if kind is FENCED:
+            self._telling.fenced(self._task, self._held, self._token)
             raise Fenced(told)
         raise Refusal(kind, told)

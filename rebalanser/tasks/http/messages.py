@@ -8,12 +8,14 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
 
 from rebalanser.tasks.documents import Content
+from rebalanser.tasks.enqueued import EnqueueAnswer
 from rebalanser.tasks.model import Status
 from rebalanser.tasks.options import Id, PositiveSeconds, Priority, Seconds
 
 MAX_BATCH: Final = 1000
 MAX_WAIT_S: Final = 60.0
 MAX_CLAIMED: Final = 256
+MAX_NAMES: Final = 256
 _MAX_LABEL: Final = 512
 
 Label = Annotated[str, Field(min_length=1, max_length=_MAX_LABEL)]
@@ -80,15 +82,17 @@ class NewTasks(Asked):
 
 
 class Enqueued(BaseModel):
-    """A task is stored for good."""
+    """A task is stored for good, or in the server's outbox (SK-4)."""
 
     id: Id
+    answer: EnqueueAnswer = Field(description="Whether the store has it, or so far the server's disk only.")
 
 
 class EnqueuedMany(BaseModel):
-    """Tasks are stored for good; their ids, in the order in which they were given."""
+    """Tasks are stored for good, or in the server's outbox (SK-4), in the order in which they were given."""
 
     ids: tuple[Id, ...]
+    answers: tuple[EnqueueAnswer, ...] = Field(description="Of each, whether the store has it yet.")
 
 
 class NewIds(BaseModel):
@@ -102,6 +106,9 @@ class ClaimRequest(Asked):
 
     worker: Label = Field(description="Who asks, a label for people.")
     limit: Annotated[int, Field(ge=1, le=MAX_CLAIMED)] = Field(default=1, description="At most so many.")
+    names: Annotated[tuple[Label, ...], Field(min_length=1, max_length=MAX_NAMES)] | None = Field(
+        default=None, description="Those of these functions only; null for any. The others stay as they are."
+    )
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = Field(
         default=0.0, description="For how many seconds to wait for a task where there is none."
     )

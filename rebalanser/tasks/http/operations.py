@@ -8,14 +8,15 @@ from pydantic import BaseModel
 
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.engine import Enqueue
+from rebalanser.tasks.enqueued import Enqueued
 from rebalanser.tasks.http.messages import NewTask
 from rebalanser.tasks.model import Status, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.queue import Queue
 
 
-def enqueue(queue: Queue, tasks: Sequence[NewTask]) -> list[TaskId]:
-    """Store tasks for good; their ids.
+def enqueue(queue: Queue, tasks: Sequence[NewTask]) -> list[Enqueued]:
+    """Store tasks for good, or in the outbox of the queue; their ids.
 
     Raises:
         InvalidName, TaskExists, UnknownTask, DependencyCycle, RequestTooLarge: as Queue.commit does.

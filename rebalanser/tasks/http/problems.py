@@ -72,7 +72,9 @@ OUTCOME_UNKNOWN: Final = Kind(
     HTTPStatus.GATEWAY_TIMEOUT,
     "Nobody knows whether it was done, or will be. The same request again finds out.",
 )
-UNUSABLE: Final = Kind("unusable-store", HTTPStatus.SERVICE_UNAVAILABLE, "The store can't be used.")
+UNUSABLE: Final = Kind(
+    "unusable-store", HTTPStatus.SERVICE_UNAVAILABLE, "The store, or the outbox, can't be used."
+)
 INTERNAL: Final = Kind("internal", HTTPStatus.INTERNAL_SERVER_ERROR, "A fault of the server's own.")
 OTHER: Final = "other"
 KINDS: Final[Mapping[str, Kind]] = {
@@ -92,6 +94,7 @@ _OF_ERRORS: Final[tuple[tuple[type[errors.RebalanserError], Kind], ...]] = (
     (errors.RequestTooLarge, TOO_LARGE),
     (errors.QuotaExceeded, FULL),
     (errors.RegistryRefused, UNUSABLE),
+    (errors.UnusableFolder, UNUSABLE),
     (errors.OutcomeUnknown, OUTCOME_UNKNOWN),
     (errors.RetryLater, AWAY),
 )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.http import operations, problems
+from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
+from rebalanser.tasks.http import messages, operations, problems
 from rebalanser.tasks.http.dispenser import Asker, Dispenser, Lent
 from rebalanser.tasks.http.holding import Holding
 from rebalanser.tasks.http.messages import (
@@ -24,8 +26,6 @@ from rebalanser.tasks.http.messages import (
     ClaimRequest,
     Completion,
     Counts,
-    Enqueued,
-    EnqueuedMany,
     Failure,
     Health,
     HolderNamed,
@@ -37,10 +37,10 @@ from rebalanser.tasks.http.messages import (
     Settled,
 )
 from rebalanser.tasks.http.problems import Problem
+from rebalanser.tasks.http.telling import named
 from rebalanser.tasks.model import Status, Stored
 from rebalanser.tasks.options import Id
 from rebalanser.tasks.queue import Queue
-from rebalanser.tasks.rules import Held
 
 PREFIX: Final = "/v1/queues/{queue}"
 NDJSON: Final = "application/x-ndjson"
@@ -84,16 +84,21 @@ class Server:
             """Get ids for tasks to come: enqueueing a task with one more than once is harmless (SK-3)."""
             return NewIds(ids=tuple(queue.new_id() for _ in range(count)))
 
-        @router.post("/tasks", status_code=HTTPStatus.CREATED, responses=exists)
-        def enqueue(task: NewTask) -> Enqueued:
-            """Enqueue a task; it is stored for good once this is answered (SK-4)."""
-            (task_id,) = operations.enqueue(queue, [task])
-            return Enqueued(id=task_id)
+        @router.post("/tasks", status_code=HTTPStatus.CREATED, responses=exists | _spooled(messages.Enqueued))
+        def enqueue(task: NewTask, response: Response) -> messages.Enqueued:
+            """Enqueue a task; it is then stored for good, or in the server's outbox (SK-4)."""
+            (enqueued,) = operations.enqueue(queue, [task])
+            _say_spooled(response, [enqueued])
+            return messages.Enqueued(id=enqueued, answer=enqueued.answer)
 
-        @router.post("/batches", status_code=HTTPStatus.CREATED, responses=exists)
-        def enqueue_batch(batch: NewTasks) -> EnqueuedMany:
+        @router.post(
+            "/batches", status_code=HTTPStatus.CREATED, responses=exists | _spooled(messages.EnqueuedMany)
+        )
+        def enqueue_batch(batch: NewTasks, response: Response) -> messages.EnqueuedMany:
             """Enqueue many tasks in few transactions: each for itself, not all or none."""
-            return EnqueuedMany(ids=tuple(operations.enqueue(queue, batch.tasks)))
+            enqueued = operations.enqueue(queue, batch.tasks)
+            _say_spooled(response, enqueued)
+            return messages.EnqueuedMany(ids=tuple(enqueued), answers=tuple(each.answer for each in enqueued))
 
         @router.get("/tasks", response_class=StreamingResponse, responses=_stream_of(TaskDocument))
         def list_tasks(
@@ -143,43 +148,44 @@ class Server:
         queue = self.queue
         router = self._router("claims")
         of_claim = "/tasks/{task}/claims/{number}"
+        held = partial(Holding, queue, self.dispenser.telling)
         fenced = _described(problems.FENCED)
 
         @router.post("/claims")
         async def claim(asked: ClaimRequest, request: Request) -> ClaimedTasks:
             """Claim the best tasks of this server's partitions (SK-5), waiting where there is none."""
-            asker = self.dispenser.ask(asked.worker, asked.limit, asked.wait_s)
+            asker = self.dispenser.ask(asked.worker, asked.limit, asked.wait_s, asked.names)
             lent = await self._waited(asker, request)
             return ClaimedTasks(claims=tuple(_claimed(each, queue.context.ttl_s) for each in lent))
 
         @router.post(f"{of_claim}/renew", responses=fenced)
         def renew(task: TaskPath, number: NumberPath, asked: HolderNamed) -> Renewed:
             """Let a claim last for its whole time from now (SK-7)."""
-            stored = Holding(queue, task, Held(number, asked.holder)).renew()
+            stored = held(task, number, asked.holder).renew()
             return Renewed(**dict(_settled(stored)), ttl_s=queue.context.ttl_s)
 
         @router.post(f"{of_claim}/update", responses=fenced)
         def update(task: TaskPath, number: NumberPath, asked: NewUpdate) -> Settled:
             """Add to a claim's log (SK-9); sending it again is harmless."""
-            holding = Holding(queue, task, Held(number, asked.holder))
+            holding = held(task, number, asked.holder)
             return _settled(holding.update(asked.sequence, asked.content.content()))
 
         @router.post(f"{of_claim}/complete", responses=fenced)
         def complete(task: TaskPath, number: NumberPath, asked: Completion) -> Settled:
             """Complete a task for good (SK-10); sending it again is harmless."""
             result = None if asked.result is None else asked.result.content()
-            return _settled(Holding(queue, task, Held(number, asked.holder)).complete(result))
+            return _settled(held(task, number, asked.holder).complete(result))
 
         @router.post(f"{of_claim}/fail", responses=fenced)
         def fail(task: TaskPath, number: NumberPath, asked: Failure) -> Settled:
             """End a try that failed (SK-15). Sent again it is refused, as the claim has ended by then."""
             delay_s = None if asked.give_up else asked.delay_s
-            return _settled(Holding(queue, task, Held(number, asked.holder)).fail(asked.error, delay_s))
+            return _settled(held(task, number, asked.holder).fail(asked.error, delay_s))
 
         @router.post(f"{of_claim}/release", responses=fenced)
         def release(task: TaskPath, number: NumberPath, asked: HolderNamed) -> Settled:
             """Give a claim back unworked; its try is not counted."""
-            return _settled(Holding(queue, task, Held(number, asked.holder)).release())
+            return _settled(held(task, number, asked.holder).release())
 
         return router
 
@@ -209,13 +215,13 @@ def _settled(stored: Stored) -> Settled:
 
 
 def _claimed(lent: Lent, ttl_s: float) -> ClaimedTask:
-    stored, held = lent.claimed.stored, lent.claimed.held
+    stored = lent.claimed.stored
     return ClaimedTask(
         task=stored.head.id,
         name=stored.head.name,
         payload=Content.of(lent.payload),
-        number=held.number,
-        holder=held.holder,
+        number=lent.claimed.held.number,
+        holder=named(lent.claimed),
         token=stored.revision,
         ttl_s=ttl_s,
         waited_s=lent.waited_s,
@@ -223,6 +229,17 @@ def _claimed(lent: Lent, ttl_s: float) -> ClaimedTask:
         retries=stored.head.retries,
         timeout_s=stored.head.timeout_s,
     )
+
+
+def _say_spooled(response: Response, enqueued: Sequence[Enqueued]) -> None:
+    """Answer 202 where the store does not have all of it yet."""
+    if any(each.answer is EnqueueAnswer.SPOOLED for each in enqueued):
+        response.status_code = HTTPStatus.ACCEPTED
+
+
+def _spooled(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    description = "In the server's outbox, or some of it; the store gets it when it is back."
+    return {int(HTTPStatus.ACCEPTED): {"model": model, "description": description}}
 
 
 def _described(*kinds: problems.Kind) -> dict[int | str, dict[str, Any]]:
