@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from rebalanser.errors import DependencyCycle, InternalError, InvalidTask, RebalanserError, RequestTooLarge
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.answers import check_answer
-from rebalanser.tasks.cycles import refuse_cycle
+from rebalanser.tasks.cycles import Ancestry
 from rebalanser.tasks.engine import Answer, Applied, Conflict, Enqueue, Skip, Taken
 from rebalanser.tasks.flakes import partition_of
 from rebalanser.tasks.model import Head, TaskId
@@ -35,6 +35,7 @@ class Forwarding:
     def __init__(self, spool: Spool, opened: Opened, told: Told) -> None:
         self._spool = spool
         self._context = opened.context
+        self._ancestry = Ancestry(opened.context.read)
         self._partitions = opened.partitions
         self._told = told
 
@@ -66,7 +67,7 @@ class Forwarding:
             if entry.refusal is not None:
                 break
             try:
-                refuse_cycle(entry.head, self._context.read, coming)
+                self._ancestry.refuse_cycle(entry.head, coming)
             except DependencyCycle:
                 break
             ready.append(entry)

@@ -35,7 +35,7 @@ from rebalanser.tasks.calling import Caller, ThreadCaller
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.collection import Archive, Collected, collect
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.cycles import refuse_cycle
+from rebalanser.tasks.cycles import Ancestry
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.engines import load_engine
 from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
@@ -163,6 +163,7 @@ class Queue:
         self._clock = SystemClock()
         self.bell = waiting.Bell(lambda: self._context)
         """Tells who waits for a task."""
+        self._ancestry = Ancestry(self._read)
         parsed, opener = load_engine(url)
 
         def opened() -> Opened:
@@ -326,6 +327,9 @@ class Queue:
         partition = UNPLACED if self._outbox else partition_of(head.id, self._partition_count)
         return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
 
+    def _read(self, tasks: Sequence[TaskId]) -> Mapping[TaskId, Stored]:
+        return self._context.read(tasks)
+
     def new_id(self) -> TaskId:
         """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
         return self._flakes.next()
@@ -347,8 +351,10 @@ class Queue:
                     raise outcome
                 yield outcome
             return
+        coming: dict[TaskId, Head] = {}
         for each in tasks:
-            refuse_cycle(each.task.head, self._context.read)
+            self._ancestry.refuse_cycle(each.task.head, coming)
+            coming[each.task.head.id] = each.task.head
         asks = [EnqueueAsk(each) for each in tasks]
         self._context.ledger.submit_all(asks)
         for each, ask in zip(tasks, asks, strict=True):

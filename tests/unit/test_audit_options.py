@@ -180,7 +180,9 @@ class TestBadInput:
     def test_a_registry_for_the_weights_that_is_none(
         self, capsys: pytest.CaptureFixture[str], history: str
     ) -> None:
-        refused(capsys, [history, "--apply", "--registry", "nowhere://host:1"], 3, "no backend for nowhere://")
+        refused(
+            capsys, [history, "--apply", "--registry", "nowhere://host:1"], 3, "no backend for nowhere://"
+        )
 
     def test_a_kafka_url_without_a_topic(self, capsys: pytest.CaptureFixture[str]) -> None:
         refused(capsys, ["kafka://127.0.0.1:9092"], 3, "names no topic")

@@ -1,0 +1,98 @@
+"""Tasks that would wait for themselves are refused, without looking at what was looked at before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from rebalanser.errors import DependencyCycle
+from rebalanser.tasks import cycles
+from rebalanser.tasks.cycles import Ancestry
+from rebalanser.tasks.model import Head, State, Stored, TaskId
+
+
+class Store:
+    """Tasks that exist, and how many were read."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[TaskId, Stored] = {}
+        self.reads = 0
+
+    def read(self, ids: Sequence[TaskId]) -> Mapping[TaskId, Stored]:
+        self.reads += len(ids)
+        return {task: self.tasks[task] for task in ids if task in self.tasks}
+
+    def add(self, head: Head) -> None:
+        self.tasks[head.id] = Stored(head, 0, State(), 1)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def ancestry(store: Store) -> Ancestry:
+    return Ancestry(store.read)
+
+
+def task(name: str, *after: str) -> Head:
+    return Head(id=name, queue="q", name="f", after=after)
+
+
+@pytest.mark.rule("SK-5")
+def test_a_task_that_waits_for_itself_is_refused(ancestry: Ancestry) -> None:
+    with pytest.raises(DependencyCycle, match="task a would wait for itself"):
+        ancestry.refuse_cycle(task("a", "a"))
+
+
+@pytest.mark.rule("SK-5")
+def test_a_cycle_through_tasks_that_waited_for_unknown_ones_is_refused(
+    store: Store, ancestry: Ancestry
+) -> None:
+    store.add(task("c", "a"))
+    ancestry.refuse_cycle(task("b", "c"))
+    store.add(task("b", "c"))
+    with pytest.raises(DependencyCycle):
+        ancestry.refuse_cycle(task("a", "b"))
+    ancestry.refuse_cycle(task("other", "b"))
+
+
+@pytest.mark.rule("SK-5")
+def test_a_cycle_among_tasks_that_come_together_is_refused(store: Store, ancestry: Ancestry) -> None:
+    coming = {"a": task("a", "b")}
+    with pytest.raises(DependencyCycle):
+        ancestry.refuse_cycle(task("b", "a"), coming)
+    ancestry.refuse_cycle(task("c", "a"), coming)
+    assert store.reads == 1, "b alone, which does not exist"
+
+
+def test_what_is_settled_is_not_read_again(store: Store, ancestry: Ancestry) -> None:
+    store.add(task("0"))
+    for number in range(1, 1_000):
+        link = task(str(number), str(number - 1))
+        ancestry.refuse_cycle(link)
+        store.add(link)
+    assert store.reads == 999
+
+
+def test_a_task_of_which_an_ancestor_is_unknown_is_never_settled(store: Store, ancestry: Ancestry) -> None:
+    store.add(task("b", "unknown"))
+    for _ in range(2):
+        ancestry.refuse_cycle(task("c", "b"))
+    assert store.reads == 4
+    with pytest.raises(DependencyCycle):
+        ancestry.refuse_cycle(task("unknown", "b"))
+
+
+def test_what_was_not_looked_at_to_the_end_is_not_settled(
+    store: Store, ancestry: Ancestry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycles, "MAX_ANCESTORS", 2)
+    for number in range(1, 5):
+        store.add(task(str(number), str(number - 1)))
+    ancestry.refuse_cycle(task("new", "4"))
+    monkeypatch.setattr(cycles, "MAX_ANCESTORS", 100)
+    with pytest.raises(DependencyCycle):
+        ancestry.refuse_cycle(task("0", "4"))
