@@ -9,9 +9,11 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
+QUEUES := $(VENV)/queues
 REGISTRY ?= sqlite
 SEEDS ?= 10000
 SIZES ?= 1,5,20
+WAITING ?= 10,1000
 
 .PHONY: help
 help: ## Show the targets
@@ -98,9 +100,23 @@ bench-kafka: kafka
 bench-audit: $(INSTALLED) ## How fast the audit is: SIZES=1,5,20 millions of records (kept in the user's cache)
 	@$(PYTHON) benchmarks/audit.py --sizes $(SIZES)
 
+.PHONY: queues
+queues: $(QUEUES)/installed
+
+# Other task queues, for comparison: their requirements are not those of the project, so they live apart.
+$(QUEUES)/installed: pyproject.toml | $(INSTALLED)
+	@$(PYTHON) -m venv $(QUEUES)
+	@$(QUEUES)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(QUEUES)/bin/python -m pip install --quiet --disable-pip-version-check --group queues
+	@touch $@
+
 .PHONY: bench-tasks
-bench-tasks: etcd ## How many tasks are enqueued and drained in a second, and how soon one starts
-	@$(PYTHON) benchmarks/tasks.py
+bench-tasks: etcd queues ## Tasks beside other queues, deep queues, dependencies: WAITING=10,1000,1000000
+	@QUEUES_PYTHON=$(QUEUES)/bin/python $(PYTHON) benchmarks/tasks.py --waiting $(WAITING)
+
+.PHONY: bench-crash
+bench-crash: etcd queues ## What Skuld and other queues make of workers that are killed or paused
+	@QUEUES_PYTHON=$(QUEUES)/bin/python $(PYTHON) benchmarks/crash_matrix.py
 
 .PHONY: docs
 docs: $(INSTALLED) ## Write the generated parts of the documentation

@@ -1,214 +1,134 @@
-"""Tasks: how many are enqueued and drained in a second, and how soon one starts on an idle queue.
+"""Tasks: how many are enqueued and run in a second, how soon one starts, and other queues beside it.
 
-``python benchmarks/tasks.py [--tasks N] [--waiting N,N] [--engines sqlite,etcd,huey]`` prints a table. Every
-transition is durable: fsynced on SQLite, synced by the member of etcd; huey runs on SQLite with its ``fsync``
-setting, and is said to have drained once its last task was taken. Two worker processes drain tasks that do
-nothing. Nothing is asserted here.
+``python benchmarks/tasks.py [--tasks N] [--waiting N,N] [--queues NAME,NAME]`` prints tables. Nothing is
+asserted here.
+
+All queues do the same: every transition is durable (fsynced on SQLite; synced by the one member of etcd;
+``appendfsync always`` on Redis; the defaults of PostgreSQL). Tasks are enqueued one by one by one thread and,
+where the queue can, 100 at a time; two workers drain tasks that do nothing but count, four at a time each; on
+an idle queue with one worker it is measured how long it is from the call of enqueue to the start of the body.
+A rate is measured for 15 s at most.
+
+Of Skuld alone it is measured what a deep queue costs, with ``--waiting`` tasks that may all be claimed (a
+million take minutes to enqueue), and what dependencies do: a chain of 1,000 tasks, each after the one before,
+and a fan: 10,000 tasks after one, and one after all of these.
+
+The packages of the other queues may be in an environment of their own, whose interpreter is
+``QUEUES_PYTHON``; ``make bench-tasks`` sees to that. Redis and PostgreSQL are started where they are
+installed. What can't be started is left out, and said to be.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from uuid import uuid4
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from queues.catalogue import PEERS, Peer
+from queues.runs import missing, run
 from rich.console import Console
 from rich.table import Table
 
-from rebalanser import Settings
-from rebalanser.tasks import Claim, Queue, Status
-from rebalanser.testing.etcd_server import EtcdCluster
-
-WORKERS = 2
-CONCURRENCY = 4
-BATCH = 1000
-STARTS = 200
-QUIET_S = 0.02
-"""How long the queue is idle before each task whose start is measured."""
+DEEP_S = 1800.0
+"""How long a deep queue, or tasks that depend on each other, may take to be enqueued and run."""
 console = Console()
 
 
-def opened(url: str, folder: Path) -> Queue:
-    """The queue as every process of the benchmark opens it."""
-    return Queue(
-        "bench", url, claim_ttl_s=30, settings=Settings(lease_ttl_s=10), state_folder=folder / "state"
-    )
+def milliseconds(seconds: list[float]) -> str:
+    """The median and the 99th percentile."""
+    if not seconds:
+        return "never"
+    ordered = sorted(seconds)
+    p99 = ordered[int(len(ordered) * 0.99)]
+    return f"{statistics.median(ordered) * 1000:.1f}, {p99 * 1000:.1f} ms"
 
 
-def nothing(_claim: Claim) -> None:
-    """The body of every task that is drained."""
-
-
-def stamp(_claim: Claim, path: str) -> None:
-    """Say when it was started."""
-    with Path(path).open("a") as file:
-        file.write(f"{time.monotonic()}\n")
-
-
-def work(url: str, folder: Path) -> None:
-    """A worker, until it is told to stop."""
-    with opened(url, folder) as queue:
-        queue.task()(nothing)
-        queue.task()(stamp)
-        queue.run(CONCURRENCY)
-
-
-@contextmanager
-def workers(url: str, folder: Path, count: int) -> Iterator[None]:
-    """So many workers, in processes of their own."""
-    command = [sys.executable, __file__, "--work", url, "--folder", str(folder)]
-    started = [subprocess.Popen(command) for _ in range(count)]
+def told(peer: Peer, action: str, count: int = 0, longest_s: float = 400.0) -> dict[str, Any] | None:
+    """What an action tells; None, and a line for people, where it failed."""
     try:
-        yield
-    finally:
-        for each in started:
-            each.terminate()
-        for each in started:
-            each.wait()
+        return run(peer, action, count, longest_s)
+    except Exception as error:
+        console.print(f"{peer.name}, {action}: {error}", markup=False)
+        return None
 
 
-def await_count(queue: Queue, status: Status, count: int) -> None:
-    while queue.count().get(status, 0) < count:
-        time.sleep(0.02)
+def per_second(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.0f}"
 
 
-def drained(url: str, folder: Path, tasks: int, waiting: int) -> tuple[float, float]:
-    """Enqueued and drained tasks in a second, beside ``waiting`` that are not due."""
-    with opened(url, folder) as queue:
-        task = queue.task()(nothing)
-        for first in range(0, waiting, BATCH):
-            calls = [((), {"delay_s": 86_400.0})] * min(BATCH, waiting - first)
-            task.enqueue_many(calls)
-        began = time.monotonic()
-        for first in range(0, tasks, BATCH):
-            task.enqueue_many([((), {})] * min(BATCH, tasks - first))
-        enqueued_s = time.monotonic() - began
-        with workers(url, folder, WORKERS):
-            await_count(queue, Status.COMPLETED, tasks // 10)
-            began, before = time.monotonic(), queue.count()[Status.COMPLETED]
-            await_count(queue, Status.COMPLETED, tasks)
-            drained_s = time.monotonic() - began
-    return tasks / enqueued_s, (tasks - before) / drained_s
+def side_by_side(peers: list[Peer], tasks: int) -> Table:
+    """The same of all queues."""
+    table = Table(
+        "queue", "enqueue/s", "100 at a time", "drain/s", "start p50, p99",
+        title=f"{tasks:,} tasks, two workers",
+    )  # fmt: skip
+    for peer in peers:
+        rates, starts = told(peer, "throughput", tasks) or {}, told(peer, "starts") or {}
+        table.add_row(
+            peer.name, per_second(rates.get("enqueue")),
+            per_second(rates.get("enqueue in batches")), per_second(rates.get("drain")),
+            milliseconds(starts.get("seconds", [])),
+        )  # fmt: skip
+    return table
 
 
-def starts(url: str, folder: Path) -> list[float]:
-    """From the call of enqueue to the start of the body, in seconds, on an idle queue."""
-    told = folder / "starts"
-    told.touch()
-    with opened(url, folder) as queue:
-        task = queue.task()(stamp)
-        queue.task()(nothing)
-        with workers(url, folder, 1):
-            queue.wait(task.enqueue(str(told)))
-            seconds = []
-            for _ in range(STARTS):
-                time.sleep(QUIET_S)
-                known = told.stat().st_size
-                began = time.monotonic()
-                task.enqueue(str(told))
-                while told.stat().st_size == known:
-                    time.sleep(0.0002)
-                seconds.append(float(told.read_text().split()[-1]) - began)
-    return seconds
+def deep(peers: Iterable[Peer], depths: list[int]) -> Table:
+    """What it costs that many tasks wait."""
+    table = Table(
+        "queue", "waiting", "held after", "owner's memory", "claims/s", "claim to start p50, p99",
+        title="Tasks waiting, one worker",
+    )  # fmt: skip
+    for peer in peers:
+        for depth in depths:
+            if (found := told(peer, "waiting", depth, DEEP_S)) is not None:
+                table.add_row(
+                    peer.name, f"{depth:,}", f"{found['held after s']:.1f} s", f"{found['owner MB']:,.0f} MB",
+                    per_second(found["claims"]), milliseconds(found["seconds"]),
+                )  # fmt: skip
+    return table
 
 
-HUEY = """
-import json, sys, time
-from huey import SqliteHuey
-huey = SqliteHuey("bench", filename=sys.argv[1], fsync=True, results=False)
-
-@huey.task()
-def nothing():
-    pass
-
-if __name__ == "__main__":
-    tasks = int(sys.argv[2])
-    began = time.monotonic()
-    for _ in range(tasks):
-        nothing()
-    enqueued_s = time.monotonic() - began
-    from huey.consumer import Consumer
-    import threading
-    consumer = huey.create_consumer(workers=8, worker_type="thread", initial_delay=0.001, max_delay=0.01)
-    began = time.monotonic()
-    consumer.start()
-    while huey.pending_count():
-        time.sleep(0.01)
-    print(json.dumps([tasks / enqueued_s, tasks / (time.monotonic() - began)]))
-    consumer.stop(graceful=True)
-"""
+def dependent(peers: Iterable[Peer]) -> Table:
+    """What dependencies cost."""
+    table = Table("queue", "shape", "enqueue/s", "run/s", title="Dependencies, two workers")
+    for peer in peers:
+        for shape, words in (("chain", "chain of 1,000"), ("fan", "fan of 10,000")):
+            if (found := told(peer, shape, 0, DEEP_S)) is not None:
+                table.add_row(peer.name, words, per_second(found["enqueue"]), per_second(found["run"]))
+    return table
 
 
-def huey(folder: Path, tasks: int) -> tuple[float, float]:
-    """The same with huey: one process of eight threads, as its consumer is."""
-    program = folder / "huey_bench.py"
-    program.write_text(HUEY)
-    done = subprocess.run(
-        [sys.executable, str(program), str(folder / "huey.db"), str(tasks)],
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    enqueued, drained_per_s = json.loads(done.stdout.strip().splitlines()[-1])
-    return enqueued, drained_per_s
-
-
-@contextmanager
-def engines(names: list[str]) -> Iterator[dict[str, Callable[[Path], str]]]:
-    """How to name a new store of each engine."""
-    urls: dict[str, Callable[[Path], str]] = {}
-    if "sqlite" in names:
-        urls["SQLite"] = lambda folder: f"sqlite:///{folder / 'tasks.db'}"
-    if "etcd" not in names:
-        yield urls
-        return
-    with tempfile.TemporaryDirectory() as data, EtcdCluster(1, data_folder=Path(data)) as cluster:
-        urls["etcd, 1 member"] = lambda _folder: cluster.url(f"bench/{uuid4().hex}")
-        yield urls
+def chosen(names: str) -> Iterator[Peer]:
+    """The queues to measure; those that can't be started are told of."""
+    for peer in PEERS:
+        if peer.is_default or not any(peer.name.startswith(name) for name in names.split(",")):
+            continue
+        if lack := missing(peer):
+            console.print(f"{peer.name} is left out: {lack}", markup=False)
+        else:
+            yield peer
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--tasks", type=int, default=20_000)
-    options.add_argument("--waiting", default="10,1000")
-    options.add_argument("--engines", default="sqlite,etcd,huey")
-    options.add_argument("--work", metavar="URL", help="be a worker")
-    options.add_argument("--folder", type=Path)
+    options.add_argument("--waiting", default="10,1000", help="numbers of waiting tasks, as 10,1000,1000000")
+    options.add_argument("--queues", default="skuld,huey,rq,celery,dramatiq,procrastinate")
+    options.add_argument("--parts", default="side-by-side,deep,dependent")
     given = options.parse_args()
-    if given.work:
-        work(given.work, given.folder)
-        return
-    names = given.engines.split(",")
-    table = Table(
-        "queue", "waiting", "enqueue/s", "drain/s", "start p50, p99", title=f"{given.tasks:,} tasks"
-    )
-    with engines(names) as urls:
-        for name, url in urls.items():
-            for waiting in map(int, given.waiting.split(",")):
-                with tempfile.TemporaryDirectory() as folder:
-                    enqueued, per_s = drained(url(Path(folder)), Path(folder), given.tasks, waiting)
-                with tempfile.TemporaryDirectory() as folder:
-                    seconds = sorted(starts(url(Path(folder)), Path(folder)))
-                p50, p99 = statistics.median(seconds), seconds[int(len(seconds) * 0.99)]
-                table.add_row(
-                    name, f"{waiting:,}", f"{enqueued:,.0f}", f"{per_s:,.0f}",
-                    f"{p50 * 1000:.1f}, {p99 * 1000:.1f} ms",
-                )  # fmt: skip
-    if "huey" in names and importlib.util.find_spec("huey"):
-        with tempfile.TemporaryDirectory() as folder:
-            enqueued, per_s = huey(Path(folder), given.tasks)
-        table.add_row("huey on SQLite, fsync", "0", f"{enqueued:,.0f}", f"{per_s:,.0f}", "")
-    console.print(table)
+    peers = list(chosen(given.queues))
+    own = [each for each in peers if each.module == "on_skuld"]
+    parts = given.parts.split(",")
+    if "side-by-side" in parts:
+        console.print(side_by_side(peers, given.tasks))
+        for peer in peers:
+            console.print(f"{peer.name}: {peer.settings}", markup=False)
+    if "deep" in parts:
+        console.print(deep(own, [int(each) for each in given.waiting.split(",")]))
+    if "dependent" in parts:
+        console.print(dependent(own))
     console.print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
 
 

@@ -1,0 +1,80 @@
+"""What is measured of Skuld alone: a deep queue, and tasks that depend on each other."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from queues import bodies
+from queues.place import folder
+from queues.workers import await_that, workers
+
+BATCH = 1000
+CLAIMS = 5_000
+CONCURRENCY = 4
+WORKERS = 2
+CHAIN = 1_000
+FAN = 10_000
+LONGEST_S = 600.0
+
+
+def waiting(app: Any, count: int) -> dict[str, Any]:
+    """One worker takes over so many waiting tasks and some more, holds them all, and then claims those.
+
+    How long it takes to hold them, its memory then, tasks begun in a second, and for each how long it was
+    from asking for its claim to its beginning.
+    """
+    left = count + CLAIMS
+    while left > 0:
+        app.enqueue_many("asked", min(BATCH, left))
+        left -= BATCH
+    began = time.monotonic()
+    with workers(app, CONCURRENCY) as owner:
+        held_at = owner.await_idle(LONGEST_S)
+        owner_mb = owner.resident_mb
+        (folder() / "gate").touch()
+        await_that(lambda: bodies.ticks() >= CLAIMS // 10, LONGEST_S)
+        first, first_at = bodies.ticks(), time.monotonic()
+        await_that(lambda: bodies.ticks() >= CLAIMS, LONGEST_S)
+        last, last_at = bodies.ticks(), time.monotonic()
+        await_that(lambda: len(bodies.asked()) >= CLAIMS // 2, LONGEST_S)
+    return {
+        "held after s": held_at - began,
+        "owner MB": owner_mb,
+        "claims": (last - first) / (last_at - first_at),
+        "seconds": bodies.asked(),
+    }
+
+
+def chain(app: Any, _count: int) -> dict[str, float]:
+    """Each task after the one before: how many a second are enqueued and run."""
+    began = time.monotonic()
+    task = app.enqueue("nothing")
+    for _ in range(CHAIN - 1):
+        task = app.nothing.enqueue(after=[task])
+    return {"enqueue": CHAIN / (time.monotonic() - began)} | _run(app, CHAIN)
+
+
+def fan(app: Any, _count: int) -> dict[str, float]:
+    """Many tasks after one, and one after all of them: how many a second are enqueued and run."""
+    began = time.monotonic()
+    root = app.enqueue("nothing")
+    tasks = []
+    for _ in range(0, FAN, BATCH):
+        tasks += app.nothing.enqueue_many([((), {"after": [root]})] * BATCH)
+    app.nothing.enqueue(after=tasks)
+    return {"enqueue": FAN / (time.monotonic() - began)} | _run(app, FAN + 2)
+
+
+def _run(app: Any, tasks: int) -> dict[str, float]:
+    with ExitStack() as stack:
+        for _ in range(WORKERS):
+            stack.enter_context(workers(app, CONCURRENCY))
+        await_that(lambda: bodies.ticks() > 0, LONGEST_S)
+        began = time.monotonic()
+        await_that(lambda: bodies.ticks() >= tasks, LONGEST_S)
+        return {"run": tasks / (time.monotonic() - began)}
+
+
+ACTIONS = {"waiting": waiting, "chain": chain, "fan": fan}
