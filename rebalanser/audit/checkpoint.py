@@ -139,11 +139,15 @@ class Checkpoint:
         state = State.model_validate_json((found[-1] / _ABOUT).read_text())
         return state, spark.read.schema(CARRIED).parquet(str(found[-1] / "records"))
 
-    def save(self, name: str, state: State, records: DataFrame) -> None:
-        """Write a state, which counts once this returns."""
+    def carry(self, name: str, records: DataFrame) -> None:
+        """Write the records of a state, in place of what an attempt at it left."""
         path = self._states / name
         shutil.rmtree(path, ignore_errors=True)
         records.select(*CARRIED.names).write.parquet(str(path / "records"))
+
+    def save(self, name: str, state: State) -> None:
+        """Write the rest of a state whose records are written; it counts once this returns."""
+        path = self._states / name
         (path / _ABOUT).write_text(state.model_dump_json())
         (path / _WHOLE).touch()
 

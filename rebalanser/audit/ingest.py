@@ -24,7 +24,7 @@ from typing import Final
 from annotated_types import Ge
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import AtomicType, StringType, StructField, StructType
 
@@ -76,6 +76,8 @@ class Ingested:
     """With the columns of :data:`~rebalanser.audit.schema.RECORDS`."""
     quarantine: DataFrame
     """With the columns of :data:`~rebalanser.audit.tables.QUARANTINE`."""
+    totals: Row | None = None
+    """What was asked of all rows beside, where all of them are records."""
 
 
 def read(spark: SparkSession, sources: Iterable[str | os.PathLike[str]]) -> DataFrame:
@@ -105,17 +107,19 @@ def parse(raw: DataFrame) -> Ingested:
     return Ingested(records.select(*RECORDS.names), _quarantined(upgraded.where(~good)))
 
 
-def parse_once(raw: DataFrame) -> Ingested:
+def parse_once(raw: DataFrame, **asked: Column) -> Ingested:
     """The same as :func:`parse`, found out at once: of rows that are all records nothing is asked again.
 
     Whatever reads the records later then reads only the columns that it needs. ``raw`` is read several times.
+    ``asked`` are aggregates of the records, found out beside.
     """
     present = F.coalesce((F.col("schema_version") == SCHEMA_VERSION) & _is_record(), F.lit(False))
-    (others,) = raw.agg(F.count_if(~present).alias("others")).collect()
-    if others["others"]:
+    also = (column.alias(name) for name, column in asked.items())
+    (row,) = raw.agg(F.count_if(~present).alias("others"), *also).collect()
+    if row["others"]:
         return parse(raw)
     records = raw.withColumn("step", step_of(F.col("protocol"), F.col("kind"))).select(*RECORDS.names)
-    return Ingested(records, raw.sparkSession.createDataFrame([], QUARANTINE))
+    return Ingested(records, raw.sparkSession.createDataFrame([], QUARANTINE), row)
 
 
 def parse_lines(lines: DataFrame) -> DataFrame:

@@ -16,7 +16,7 @@ A source that falls silent would leave its last records waiting for ever. So aft
 any the watermark moves up to the newest record, as a step of its own (``N-idle``).
 
 **Time.** Of a micro-batch most is planning, not data. So one aggregation finds out what there is at all, what
-can't be found in that is not planned, and intervals are written beside the judging.
+can't be found in that is not planned, and intervals and what is carried over are written beside the judging.
 """
 
 from __future__ import annotations
@@ -106,6 +106,20 @@ class Told:
     took_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _New:
+    """What came in a micro-batch."""
+
+    records: DataFrame | None = None
+    count: int = 0
+    newest: float | None = None
+    """The newest wall time of a record, by clocks that aren't ahead."""
+    bad: int = 0
+    """How many rows were no records."""
+    quarantine: DataFrame | None = None
+    """Those rows, if there are any."""
+
+
 class Stream:
     """An audit that goes on while the history grows.
 
@@ -148,7 +162,7 @@ class Stream:
         self._ending = threading.Event()
         self._failure: BaseException | None = None
         self._query: StreamingQuery | None = None
-        self._beside = ThreadPoolExecutor(1, "rebalanser-audit-writing")
+        self._beside = ThreadPoolExecutor(2, "rebalanser-audit-writing")
 
     def start(self) -> None:
         """Begin, or go on where the checkpoint stands.
@@ -290,32 +304,37 @@ class Stream:
         self._on_batch(Told(name, came, state.totals, state.watermark, time.monotonic() - began))
 
     def _step(self, name: str, raw: DataFrame | None, before: State, carried_over: DataFrame) -> State:
-        ingested = None if raw is None else parse_once(raw)
-        fresh = None if ingested is None else cut_off(ingested.records)
-        records, newest = (0, None) if fresh is None else self._came(fresh)
-        bad = 0 if raw is None else raw.count() - records
+        new = _New() if raw is None else self._ingested(raw)
         limit = None if raw is None else oldest_unread(self._checkpoint.spark, int(name), self._paths)
-        state = self._reached(before, newest, limit, 0.0 if raw is None else self._delay_s)
-        everything = cut_off(self._standing(fresh, carried_over, before, state.watermark))
+        state = self._reached(before, new.newest, limit, 0.0 if raw is None else self._delay_s)
+        everything = cut_off(self._standing(new.records, carried_over, before, state.watermark))
         there = _look(everything)
         judged = everything.where(F.col(_STANDING).isin(_SETTLED, _DUE))
         settled = judged.select(*RECORDS.names)
         whole = cut_off(accesses(settled, processes(settled)))
         owned = in_turns(whole, settled, lambda _words, frame: cut_off(frame))
+        carried_on = _carried_over(everything, settled, whole, state.watermark)
+        carrying = self._beside.submit(self._checkpoint.carry, name, carried_on)
         writing = self._beside.submit(self._write, "intervals", name, _over(owned, judged))
         told, missing = dict(before.told), 0
         if there["irregular"]:
             missing, told["gaps"] = self._gaps(name, judged, told.get("gaps", ()))
         counts = self._judge(name, settled, owned, there, told)
-        if ingested is not None and (bad or there["late"]):
+        if new.bad or there["late"]:
             lately = _late(everything.where(F.col(_STANDING) == _OVERTAKEN))
-            self._write("quarantine", name, ingested.quarantine.unionByName(lately))
+            unread = () if new.quarantine is None else (new.quarantine,)
+            self._write("quarantine", name, reduce(DataFrame.unionByName, unread, lately))
         writing.result()
+        carrying.result()
         came = Totals(
-            records=records - there["late"], late=there["late"], quarantined=bad, missing=missing, **counts
+            records=new.count - there["late"],
+            late=there["late"],
+            quarantined=new.bad,
+            missing=missing,
+            **counts,
         )
         state = state.model_copy(update={"told": told, "totals": before.totals + came})
-        self._checkpoint.save(name, state, _carried_over(everything, settled, whole, state.watermark))
+        self._checkpoint.save(name, state)
         return state
 
     def _judge(
@@ -341,12 +360,18 @@ class Stream:
             told["clocks"] = self._clocks(name, judged.clocks, proven, told.get("clocks", ()))
         return counts
 
-    def _came(self, fresh: DataFrame) -> tuple[int, float | None]:
-        """How many records came, and their newest wall time by clocks that aren't ahead."""
-        in_time = F.when(~self._is_ahead(), F.col("wall_time"))
-        row = fresh.agg(F.count(F.lit(1)), F.max(in_time)).first()
+    def _ingested(self, raw: DataFrame) -> _New:
+        """Tell what came."""
+        newest = F.max(F.when(~self._is_ahead(), F.col("wall_time")))
+        asked = {"records": F.count(F.lit(1)), "newest": newest}
+        ingested = parse_once(raw, **asked)
+        if ingested.totals is not None:
+            return _New(ingested.records, ingested.totals["records"], ingested.totals["newest"])
+        records = cut_off(ingested.records)
+        row = records.agg(*(each.alias(name) for name, each in asked.items())).first()
         assert row is not None
-        return row[0], row[1]
+        bad = raw.count() - row["records"]
+        return _New(records, row["records"], row["newest"], bad, ingested.quarantine)
 
     def _is_ahead(self) -> Column:
         """Whether a record is from the future, so that its clock tells nothing of how far all others are."""
