@@ -75,15 +75,14 @@ class Claiming:
         """
         made: list[ClaimAsk] = []
         waiting = deque(askers)
-        while waiting and (offers := self.owner.candidates(len(waiting), now, wall)):
-            for task, over in offers:
-                offered = self.owner.get(task)
-                assert offered is not None
-                ask = ClaimAsk(offered, waiting[0], Epoch(self.owner.partition, self.owner.token), over=over)
-                self.owner.taken(task)
-                made.append(ask)
-                if not ask.buries:
-                    waiting.popleft()
+        epoch = Epoch(self.owner.partition, self.owner.token)
+        while waiting and (best := self.owner.best(now, wall)) is not None:
+            _, task = best
+            offered, over = self.owner.taken(task)
+            ask = ClaimAsk(offered, waiting[0], epoch, over=over)
+            made.append(ask)
+            if not ask.buries:
+                waiting.popleft()
         return made
 
     def settled(self, ask: ClaimAsk, now: float) -> Stored | None:

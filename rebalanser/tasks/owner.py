@@ -29,7 +29,7 @@ from typing import Final
 
 from rebalanser.tasks.dependencies import Dependencies
 from rebalanser.tasks.model import OPEN, ClaimState, Status, Stored, TaskId
-from rebalanser.tasks.shelves import Shelves
+from rebalanser.tasks.shelves import Rank, Shelves
 from rebalanser.tasks.timers import Timers
 
 REMEMBERED: Final = 65_536
@@ -53,7 +53,6 @@ class Owner:
         self._closed: dict[TaskId, int] = {}
         self._over_at: dict[TaskId, float] = {}
         self._ready = Shelves()
-        self._offered: dict[TaskId, None] = {}
         self._scheduled = Timers()
         self._running = Timers()
         self._blocked = Dependencies()
@@ -113,30 +112,28 @@ class Owner:
         """Changes may have been missed: ask again about everything that is waited for."""
         self._blocked.doubt()
 
-    def candidates(
-        self, limit: int, now: float, wall: float, names: Collection[str] | None = None
-    ) -> list[tuple[TaskId, bool]]:
-        """The tasks to claim next, best first, with whether a claim of theirs is over (SK-5, SK-8).
+    def best(self, now: float, wall: float, names: Collection[str] | None = None) -> Rank | None:
+        """The task to claim next (SK-5, SK-8), of these functions, None being all; None where there is none.
 
-        Those of these functions, None being all. Those that are not :meth:`taken` are offered again. The cost
-        grows with ``limit`` and the number of names, and with the logarithm of the number of tasks.
+        The same until it is :meth:`taken` or more is known. The cost grows with the number of names, and with
+        the logarithm of the number of tasks.
         """
         self._wake(now, wall)
-        for task in self._offered:
-            self._ready.add(self._open[task].head)
-        self._offered.clear()
-        while len(self._offered) < limit and (best := self._ready.pop(names)) is not None:
-            self._offered[best] = None
-        return [(task, self._open[task].state.status is Status.CLAIMED) for task in self._offered]
+        return self._ready.best(names)
 
     def names(self) -> set[str]:
         """The functions of which there are tasks that may be claimed."""
-        return {*self._ready.names(), *(self._open[task].head.name for task in self._offered)}
+        return set(self._ready.names())
 
-    def taken(self, task: TaskId) -> None:
-        """A claim of the task is being written: it is not offered until it is known what became of that."""
+    def taken(self, task: TaskId) -> tuple[Stored, bool]:
+        """A claim of the task is being written: it is not offered until it is known what became of that.
+
+        The task, and whether a claim of it was made before that is over.
+        """
+        stored = self._open[task]
         self._leave(task)
-        self._taken[task] = self._open[task].revision
+        self._taken[task] = stored.revision
+        return stored, stored.state.status is Status.CLAIMED
 
     def settled(self, stored: Stored, now: float) -> None:
         """The write was carried out not later than ``now``: this is the task since then."""
@@ -171,8 +168,7 @@ class Owner:
 
         None if only news can bring it.
         """
-        offered = (names is None or self._open[task].head.name in names for task in self._offered)
-        if self._ready.has(names) or any(offered):
+        if self._ready.has(names):
             return now
         due, over = self._scheduled.next(), self._running.next()
         times = ([] if due is None else [now + max(due - wall, 0.0)]) + ([] if over is None else [over])
@@ -228,7 +224,6 @@ class Owner:
         stored = self._open.get(task)
         if stored is not None:
             self._ready.drop(stored.head)
-        self._offered.pop(task, None)
         self._scheduled.drop(task)
         self._running.drop(task)
         self._blocked.drop(task)

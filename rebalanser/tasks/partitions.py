@@ -236,21 +236,24 @@ class Partitions:
         """Claims of the best candidates of all partitions."""
         now, wall = self._context.clock.now(), self._context.clock.wall()
         with self._lock:
-            offers = []
-            for claiming in self._owners.values():
-                for task, over in claiming.owner.candidates(limit, now, wall, names):
-                    stored = claiming.owner.get(task)
-                    if stored is not None:
-                        offers.append((-stored.head.priority, task, claiming, stored, over))
-            best = heapq.nsmallest(limit, offers, key=lambda offer: offer[:2])
-            for _, task, claiming, _, _ in best:
-                claiming.owner.taken(task)
-        return [
-            (claiming, self._ask(claiming.owner, stored, over, worker))
-            for _, _, claiming, stored, over in best
-        ]
+            offers = [
+                (best, number, claiming)
+                for number, claiming in self._owners.items()
+                if (best := claiming.owner.best(now, wall, names)) is not None
+            ]
+            heapq.heapify(offers)
+            asks: list[tuple[Claiming, ClaimAsk]] = []
+            while offers and len(asks) < limit:
+                (_, task), number, claiming = offers[0]
+                asks.append((claiming, self._ask(claiming.owner, task, worker)))
+                if (best := claiming.owner.best(now, wall, names)) is not None:
+                    heapq.heapreplace(offers, (best, number, claiming))
+                else:
+                    heapq.heappop(offers)
+        return asks
 
-    def _ask(self, owner: Owner, stored: Stored, over: bool, worker: str) -> ClaimAsk:
+    def _ask(self, owner: Owner, task: TaskId, worker: str) -> ClaimAsk:
+        stored, over = owner.taken(task)
         asker = Asker(secrets.token_hex(8), worker, self._context.term())
         return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over)
 

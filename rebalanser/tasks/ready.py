@@ -28,9 +28,6 @@ class Ready:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def __contains__(self, task: TaskId) -> bool:
-        return task in self._tasks
-
     def add(self, task: TaskId, priority: int) -> None:
         """A task is ready; adding it again does nothing."""
         if task in self._tasks:
@@ -57,17 +54,6 @@ class Ready:
             heapq.heappop(self._priorities)
             del self._heaps[priority]
         return None
-
-    def pop(self) -> TaskId | None:
-        """Take the best task out; None where there is none."""
-        best = self.best()
-        if best is None:
-            return None
-        task, priority = best
-        heapq.heappop(self._heaps[priority])
-        self._entries -= 1
-        del self._tasks[task]
-        return task
 
     def _push(self, task: TaskId, priority: int) -> None:
         heap = self._heaps.get(priority)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TypeAlias
 
 from rebalanser.tasks.model import Head, TaskId
 from rebalanser.tasks.ready import Ready
+
+Rank: TypeAlias = tuple[int, TaskId]
+"""What orders tasks, the smallest first: the priority with its sign changed, and the id."""
 
 
 class Shelves:
@@ -42,19 +46,12 @@ class Shelves:
             if not shelf:
                 del self._shelves[head.name]
 
-    def pop(self, names: Collection[str] | None = None) -> TaskId | None:
-        """Take the best task of these names out, None being all; None where there is none."""
-        best: tuple[int, TaskId, str] | None = None
+    def best(self, names: Collection[str] | None = None) -> Rank | None:
+        """The best task of these names, None being all; None where there is none."""
+        best: Rank | None = None
         for name in self._shelves if names is None else names:
             shelf = self._shelves.get(name)
             found = None if shelf is None else shelf.best()
-            if found is not None and (best is None or (-found[1], found[0]) < best[:2]):
-                best = (-found[1], found[0], name)
-        if best is None:
-            return None
-        _, task, name = best
-        shelf = self._shelves[name]
-        shelf.pop()
-        if not shelf:
-            del self._shelves[name]
-        return task
+            if found is not None and (best is None or (-found[1], found[0]) < best):
+                best = (-found[1], found[0])
+        return best

@@ -37,6 +37,8 @@ class _Life:
 
     deadline: float
     ended: Reason | None = None
+    is_completed: bool = False
+    """Whether it is known, and written down, that the claim has completed the task."""
 
 
 class StopRequest(threading.Event):
@@ -169,12 +171,17 @@ class WorkerClaim(Claim):
             self._stored = settled
         elif settled.reason is not Reason.OTHER_CONTENT:
             self.end(settled.reason)
-            self.tell(SkuldKind.FENCED)
+            # It is this claim that has finished it, in a transaction of the body's that nobody here saw end.
+            self.tell(SkuldKind.COMPLETED if settled.reason is Reason.FINISHED else SkuldKind.FENCED)
             raise Fenced(self._message(settled.reason))
         return settled
 
     def tell(self, kind: SkuldKind, revision: int | None = None, value: int | None = None) -> None:
-        """Write down what became of it. Called by the worker."""
+        """Write down what became of it; of its completion once. Called by the worker."""
+        if kind is SkuldKind.COMPLETED:
+            if self._life.is_completed:
+                return
+            self._life.is_completed = True
         self._context.history.write(kind, self.task_id, self.token, revision=revision, value=value)
 
     def _message(self, reason: Reason) -> str:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser import Settings
 from rebalanser.errors import Fenced
+from rebalanser.history import Record, SkuldKind, read_records
 from rebalanser.tasks import Claim, Queue, Status
 from tests.faults.queue_stage import PATIENCE_S, wait_until
 from tests.faults.transaction_worker import OUTPUTS, Host
@@ -143,7 +145,11 @@ def test_a_renewal_that_waits_for_the_transaction_does_not_hold_it_up(tmp_path: 
     url = f"sqlite:///{path}"
     renewals = ThreadPoolExecutor(1)
     took: list[bool] = []
-    with renewals, Queue("work", url, timeout_s=20.0, partitions=1, state_folder=tmp_path) as queue:
+    settings = Settings(history_dir=tmp_path / "history")
+    with (
+        renewals,
+        Queue("work", url, timeout_s=20.0, partitions=1, state_folder=tmp_path, settings=settings) as queue,
+    ):
 
         @queue.task()
         def send(claim: Claim) -> None:
@@ -160,3 +166,6 @@ def test_a_renewal_that_waits_for_the_transaction_does_not_hold_it_up(tmp_path: 
         wait_until(lambda: queue.get(task).state.status is Status.COMPLETED)
     assert took == [False], "the completion did not wait for the renewal"
     assert outputs(path) == [task]
+    told = [each.kind for each in read_records(tmp_path / "history") if isinstance(each, Record)]
+    wanted = {SkuldKind.CLAIMED: 1, SkuldKind.COMPLETED: 1, SkuldKind.FENCED: 0}
+    assert {kind: told.count(kind) for kind in wanted} == wanted

@@ -57,7 +57,18 @@ def make(*known: Stored, now: float = 0.0) -> Owner:
 
 
 def offered(owner: Owner, now: float = 0.0, wall: float = 0.0, limit: int = 100) -> list[int]:
-    return [int(each, 16) for each, _ in owner.candidates(limit, now, wall)]
+    return [int(each, 16) for each, _ in candidates(owner, limit, now, wall)]
+
+
+def candidates(owner: Owner, limit: int, now: float, wall: float) -> list[tuple[TaskId, bool]]:
+    """What is offered one after the other, and whether a claim of it is over; all of it is put back."""
+    found: list[tuple[TaskId, bool]] = []
+    while len(found) < limit and (best := owner.best(now, wall)) is not None:
+        _, over = owner.taken(best[1])
+        found.append((best[1], over))
+    for each, _ in found:
+        owner.put_back(each, now)
+    return found
 
 
 @pytest.mark.rule("SK-5")
@@ -123,9 +134,9 @@ def test_what_was_claimed_before_has_all_it_depends_on() -> None:
 def test_a_claim_is_over_after_its_time_and_the_buffer_counted_from_when_it_was_learnt() -> None:
     far_ahead = held(ends_at_s=1e9)
     owner = make(stored(1, Status.CLAIMED, claim=far_ahead), now=50.0)
-    assert owner.candidates(9, 50.0 + TTL_S + BUFFER_S - 0.001, 0.0) == []
+    assert candidates(owner, 9, 50.0 + TTL_S + BUFFER_S - 0.001, 0.0) == []
     assert owner.next_wakeup(51.0, 0.0) == 50.0 + TTL_S + BUFFER_S
-    assert owner.candidates(9, 50.0 + TTL_S + BUFFER_S, 0.0) == [(task(1), True)]
+    assert candidates(owner, 9, 50.0 + TTL_S + BUFFER_S, 0.0) == [(task(1), True)]
 
 
 @pytest.mark.rule("SK-8")
@@ -148,7 +159,7 @@ def test_a_renewal_counts_anew_and_an_update_does_not() -> None:
     renewed = replace(first, term=replace(first.term, ends_at_s=6.0))
     owner.learn(stored(1, Status.CLAIMED, revision=3, claim=renewed), 56.0)
     assert owner.next_wakeup(56.0, 0.0) == 56.0 + TTL_S + BUFFER_S
-    owner.candidates(9, 67.0, 0.0)
+    candidates(owner, 9, 67.0, 0.0)
     owner.learn(stored(1, Status.CLAIMED, revision=4, claim=held(ends_at_s=9.0)), 67.5)
     assert offered(owner, 68.0) == [], "renewed after its time, before anybody took it"
 
@@ -212,7 +223,7 @@ def test_the_next_wakeup_is_when_something_can_be_offered() -> None:
     assert owner.next_wakeup(7.0, 190.0) == 7.0
     owner.learn(stored(2), 0.0)
     assert owner.next_wakeup(7.0, 90.0) == 7.0
-    owner.candidates(1, 7.0, 90.0)
+    candidates(owner, 1, 7.0, 90.0)
     assert owner.next_wakeup(7.0, 90.0) == 7.0
     owner.taken(task(2))
     assert owner.next_wakeup(7.0, 90.0) == 17.0
@@ -364,7 +375,7 @@ class OwnerAsAList:
             self.owner.learn_dependency(needed, complete=int(needed, 16) in self.complete)
 
     def take(self, limit: int) -> None:
-        for each, _ in self.owner.candidates(limit, self.now, self.wall):
+        for each, _ in candidates(self.owner, limit, self.now, self.wall):
             self.owner.taken(each)
             self.known[int(each, 16)].is_taken = True
 
@@ -406,11 +417,11 @@ class OwnerAsAList:
 
     def the_same_is_offered(self) -> None:
         self.ask_about_dependencies()
-        self.owner.candidates(0, self.now, self.wall)
+        self.owner.best(self.now, self.wall)
         self.ask_about_dependencies()
         expected = self._claimable()
         wakeup = self.owner.next_wakeup(self.now, self.wall)
-        assert self.owner.candidates(99, self.now, self.wall) == expected
+        assert candidates(self.owner, 99, self.now, self.wall) == expected
         assert (wakeup == self.now) == bool(expected)
         assert len(self.owner) == sum(known.newest.state.status in OPEN for known in self.known.values())
 

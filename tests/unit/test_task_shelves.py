@@ -25,7 +25,8 @@ def test_the_best_of_some_names_is_that_of_a_list_that_is_searched(seed: int) ->
     for step in range(500):
         match random.randrange(3):
             case 0:
-                fresh = head(random.randrange(50), NAMES[step % 3], step % 2)
+                number = random.randrange(50)
+                fresh = head(number, NAMES[step % 3], number % 2)
                 fresh = known.setdefault(fresh.id, fresh)
                 shelves.add(fresh)
             case 1:
@@ -37,7 +38,9 @@ def test_the_best_of_some_names_is_that_of_a_list_that_is_searched(seed: int) ->
                 fitting = [each for each in known.values() if names is None or each.name in names]
                 best = min(fitting, key=lambda each: (-each.priority, each.id), default=None)
                 assert shelves.has(names) == (best is not None)
-                assert shelves.pop(names) == (None if best is None else known.pop(best.id).id)
+                assert shelves.best(names) == (None if best is None else (-best.priority, best.id))
+                if best is not None:
+                    shelves.drop(known.pop(best.id))
         assert set(shelves.names()) == {each.name for each in known.values()}
 
 
@@ -46,11 +49,13 @@ def test_tasks_that_nobody_asks_for_are_in_nobodys_way_and_are_kept() -> None:
     owner = Owner(0, 1)
     for number in range(1000):
         owner.learn(Stored(head(number, "strange"), State(), 1, 0), 0.0)
-    assert owner.candidates(5, 0.0, 0.0, ("mine",)) == []
+    assert owner.best(0.0, 0.0, ("mine",)) is None
     assert owner.next_wakeup(0.0, 0.0, ("mine",)) is None, "only news can bring one"
     owner.learn(Stored(head(5000, "mine"), State(), 2, 0), 0.0)
     assert owner.next_wakeup(0.0, 0.0, ("mine",)) == 0.0
-    assert [task for task, _ in owner.candidates(5, 0.0, 0.0, ("mine",))] == [f"{5000:040x}"]
+    assert owner.best(0.0, 0.0, ("mine",)) == (0, f"{5000:040x}")
     assert owner.next_wakeup(0.0, 0.0, ("other",)) is None
     assert owner.names() == {"mine", "strange"}
-    assert [task for task, _ in owner.candidates(2, 0.0, 0.0)] == [f"{number:040x}" for number in (0, 1)]
+    for number in (0, 1):
+        assert owner.best(0.0, 0.0) == (0, f"{number:040x}")
+        owner.taken(f"{number:040x}")
