@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclOperation,
@@ -25,9 +26,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader, LogWriter
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
+from rebalanser_kafka.shiva.worker import KafkaWorker
 from rebalanser_kafka.topics import describe
 
 from rebalanser.applications import open_cluster
+from rebalanser.applications.archives import pack
 from rebalanser.errors import (
     AccessDenied,
     InvalidName,
@@ -38,6 +41,7 @@ from rebalanser.errors import (
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import StartCommand
 from rebalanser.shiva.types import ApplicationId, ApplicationState, Archive, Mode
+from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.shiva_cluster import PATIENCE_S, ShivaCluster, wait_until
 
@@ -62,17 +66,31 @@ def make_topic(shiva: ShivaCluster, kind: str, settings: Mapping[str, str], part
         made.result(PATIENCE_S)
 
 
-def publish(shiva: ShivaCluster, name: str, archive: bytes) -> None:
-    """Publish parts and a start command as a client would that checks nothing."""
+def publish(shiva: ShivaCluster, name: str, archive: bytes) -> tuple[str, int]:
+    """Publish a part and a start command as a client would that checks nothing.
+
+    The part's key, and the offset of the command.
+    """
     application = ApplicationId.parse(name)
     sha256 = hashlib.sha256(archive).hexdigest()
     start = StartCommand(application, uuid.uuid4().hex, Archive(sha256, len(archive), 1), Mode.AVAILABLE)
+    part = str(PartKey(application, sha256, 0))
+    append(shiva, part, archive)
+    return part, append(shiva, key_of(start), encode(start))
+
+
+def append(shiva: ShivaCluster, key: str, value: bytes) -> int:
+    """Append a record to COMMAND; its offset."""
     with LogWriter(connection_of(shiva)) as writer:
-        for key, value in (
-            (str(PartKey(application, sha256, 0)), archive),
-            (key_of(start), encode(start)),
-        ):
-            writer.append_and_wait(f"{shiva.name}-command", key.encode(), value, timeout_s=PATIENCE_S)
+        return writer.append_and_wait(f"{shiva.name}-command", key.encode(), value, timeout_s=PATIENCE_S)
+
+
+def delete_before(shiva: ShivaCluster, offset: int) -> None:
+    """Have the broker forget what COMMAND holds before an offset."""
+    admin = AdminClient({"bootstrap.servers": shiva.kafka})
+    places = [TopicPartition(f"{shiva.name}-command", 0, offset)]
+    for deleted in admin.delete_records(places).values():
+        deleted.result(PATIENCE_S)
 
 
 def topic_end(shiva: ShivaCluster) -> int:
@@ -121,6 +139,30 @@ class TestRetention:
             shiva.running(name, worker="worker-2")
         wait_until(lambda: shiva.starts("worker-2") == 3, "all run on the late worker")
         assert shiva.starts("worker-1") == 3
+
+    @pytest.mark.rule("SH-1", "SH-15")
+    def test_a_part_that_is_cleaned_away_while_a_worker_begins_is_found_further_on(
+        self, shiva: ShivaCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The leader has written it once more behind where the log ended when the worker looked."""
+        shiva.leader().says("took over")
+        archive = pack(shiva.application("late")).archive
+        part, start = publish(shiva, "t/c/late", archive)
+        shiva.until(lambda document: document.consumed >= start, "it is known")
+        begin = KafkaWorker.begin
+
+        def begin_late(worker: KafkaWorker) -> None:
+            append(shiva, part, archive)
+            delete_before(shiva, start)
+            begin(worker)
+
+        monkeypatch.setattr(KafkaWorker, "begin", begin_late)
+        worker = shiva.cluster.run_worker("worker-1", shiva.data("worker-1"), WorkerOptions())
+        try:
+            shiva.running("t/c/late", worker="worker-1")
+        finally:
+            worker.stop()
+            worker.wait(PATIENCE_S)
 
     @pytest.mark.rule("SH-15", "SH-16")
     def test_an_archive_beyond_the_budget_is_refused_with_the_numbers_before_anything_is_sent(

@@ -12,6 +12,10 @@ from rebalanser.shiva.types import ApplicationId, Archive
 from rebalanser_kafka.shiva.wire import PartKey
 
 
+class PartsMissing(InvalidArchive):
+    """Parts of an archive are not there, or not yet."""
+
+
 class PartStore:
     """Files named by archive and number. One thread adds and drops, another may put together."""
 
@@ -33,13 +37,14 @@ class PartStore:
         """The whole archive.
 
         Raises:
-            InvalidArchive: a part is missing, or the parts do not give the archive's sha256.
+            PartsMissing: a part is missing.
+            InvalidArchive: the parts do not give the archive's sha256.
         """
         folder = self._folder_of(application, archive.sha256)
         files = [folder / str(number) for number in range(archive.parts)]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
-            raise InvalidArchive(
+            raise PartsMissing(
                 f"{len(missing)} of the archive's {archive.parts} parts are missing, first part {missing[0]}"
             )
         sizes = [file.stat().st_size for file in files]

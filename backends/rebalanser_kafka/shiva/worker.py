@@ -11,6 +11,7 @@ import queue
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias, assert_never
 
@@ -18,7 +19,13 @@ from rebalanser.applications.cluster import TopicNames
 from rebalanser.applications.data_folder import DataFolder
 from rebalanser.applications.manifest import Manifest
 from rebalanser.applications.processes import ApplicationProcesses
-from rebalanser.errors import InternalError, InvalidArchive, InvalidManifest, RebalanserError
+from rebalanser.errors import (
+    InternalError,
+    InvalidArchive,
+    InvalidManifest,
+    RebalanserError,
+    RegistryUnavailable,
+)
 from rebalanser.history import HistorySink
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import get_logger
@@ -58,19 +65,34 @@ from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
 from rebalanser_kafka.shiva.facts import FactTeller
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.outage import Outage
-from rebalanser_kafka.shiva.parts import PartStore
+from rebalanser_kafka.shiva.parts import PartsMissing, PartStore
 from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import command_event, control_record
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 
 LOOK_AT_CLOCK_S: Final = 0.5
+LOOK_S: Final = 2.0
+"""How long the broker may take to say where a topic ends."""
 LAST_PONG_S: Final = 2.0
 """How long a worker that stops waits for its last pong to be acknowledged."""
 PONG_TIMEOUT_S: Final = 30.0
 
 _log = get_logger("rebalanser.shiva")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lacking:
+    """Parts of an archive were not there when its start command was read.
+
+    Where cleaning took them, as the leader had written them once more, those lie before ``end``.
+    """
+
+    store: StoreFiles
+    end: int
+
+
 _Told: TypeAlias = FilesStored | FilesRefused | ProcessStarted | ProcessExited | Stop
-_Item: TypeAlias = Batch | Lost | _Told
+_Item: TypeAlias = Batch | Lost | _Lacking | _Told
 
 
 class KafkaWorker:
@@ -110,6 +132,8 @@ class KafkaWorker:
         self._parts = PartStore(self._data.archives)
         self._files = ThreadPoolExecutor(1, f"rebalanser-files-{worker}")
         self._mentioned: set[ApplicationId] = set()
+        self._position = 0
+        self._lacking: list[_Lacking] = []
         self._manifests: dict[tuple[ApplicationId, CommandId], tuple[str, Manifest]] = {}
         self._writer = LogWriter(connection, delivery_timeout_s=PONG_TIMEOUT_S)
         self._pongs = Outage("pong_not_written", {"cluster": connection.cluster, "worker": worker})
@@ -183,6 +207,9 @@ class KafkaWorker:
                 self._take(item)
             case Lost(error=error):
                 raise error
+            case _Lacking():
+                self._lacking.append(item)
+                self._store_lacking()
             case None:
                 pass
             case _:
@@ -200,8 +227,19 @@ class KafkaWorker:
         for record in batch.records:
             self._take_command(record)
         self._note_position(batch.position)
+        self._position = batch.position
+        self._store_lacking()
         # Behind the batch's parts: what has been read and not written yet stays within a batch.
         self._files.submit(batch.taken.set)
+
+    def _store_lacking(self) -> None:
+        """Put together what was lacking parts, once all is read that they may stand in."""
+        lacking, self._lacking = self._lacking, []
+        for each in lacking:
+            if each.end <= self._position:
+                self._files.submit(self._store, each.store, last_try=True)
+            else:
+                self._lacking.append(each)
 
     def _take_control(self, record: LogRecord) -> None:
         match control_record(record):
@@ -308,7 +346,7 @@ class KafkaWorker:
             start.deadline,
         )
 
-    def _store(self, store: StoreFiles) -> None:
+    def _store(self, store: StoreFiles, *, last_try: bool = False) -> None:
         """In the thread for files: the files that are there from before are as good as new ones."""
         application, command, sha256 = store.application, store.command, store.archive.sha256
         try:
@@ -318,6 +356,11 @@ class KafkaWorker:
                     application, self._parts.assembled(application, store.archive), sha256
                 )
             self._parts.drop(application, sha256)
+        except PartsMissing as error:
+            end = None if last_try else self._end_of_command()
+            lacking = FilesRefused(application, command, str(error)) if end is None else _Lacking(store, end)
+            self._items.put(lacking)
+            return
         except (InvalidArchive, InvalidManifest, OSError) as error:
             self._items.put(FilesRefused(application, command, str(error)))
             return
@@ -329,6 +372,14 @@ class KafkaWorker:
             return
         self._manifests[application, command] = sha256, manifest
         self._items.put(FilesStored(application, command, manifest.as_policy()))
+
+    def _end_of_command(self) -> int | None:
+        """Where COMMAND ends now; None if the broker does not say."""
+        try:
+            with LogReader(self._connection, self._topics.command, "earliest") as reader:
+                return reader.end_offset(LOOK_S)
+        except RegistryUnavailable:
+            return None
 
     def _drop(self, application: ApplicationId, command: CommandId) -> None:
         sha256, _ = self._manifests.pop((application, command), ("", None))
