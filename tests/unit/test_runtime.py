@@ -472,6 +472,8 @@ def test_a_hook_that_blocks_holds_nobody_up() -> None:
     may_go.set()
     story.wait_for(FactKind.ISOLATED)
     observer.close()
+    observer._thread.join(PATIENCE_S)
+    assert not observer._thread.is_alive(), "what it still logged would be in other tests' logs"
 
 
 def test_a_log_and_a_hook_that_raise_harm_nobody() -> None:
