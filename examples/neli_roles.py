@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sqlite3
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -44,6 +45,12 @@ class Sink:
             return connection.execute(FENCED_WRITE, (str(role), token)).rowcount == 1
 
 
+def say(line: str) -> None:
+    """Print a line in one piece: handlers of several roles run at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Lead roles until Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -66,18 +73,18 @@ def main() -> None:
 
     @neli.on_induced
     def induced(role: Role, token: int) -> None:
-        print(f"leads {role} token={token}", flush=True)
+        say(f"leads {role} token={token}")
         working[role] = threading.Thread(target=work, args=(role, token))
         working[role].start()
 
     @neli.on_lapsed
     def lapsed(role: Role, _token: int) -> None:
         working[role].join()  # the next leader waits until this returns
-        print(f"handed over {role}", flush=True)
+        say(f"handed over {role}")
 
     @neli.on_fenced
     def fenced(role: Role, _token: int) -> None:
-        print(f"lost {role}", flush=True)
+        say(f"lost {role}")
 
     neli.run()
 
