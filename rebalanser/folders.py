@@ -1,4 +1,4 @@
-"""Where a user's state is kept: ``$XDG_STATE_HOME/rebalanser``, else ``~/.local/state/rebalanser``."""
+"""Folders: where a user's state is kept, and names in them that last."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rebalanser.errors import UnusableFolder
 
 
 def state_folder() -> Path:
-    """The folder, made if it is missing.
+    """``$XDG_STATE_HOME/rebalanser``, else ``~/.local/state/rebalanser``, made if it is missing.
 
     Raises:
         UnusableFolder: it can't be made.
@@ -23,3 +23,12 @@ def state_folder() -> Path:
     except OSError as error:
         raise UnusableFolder(f"the state folder {folder} can't be made ({error.strerror})") from error
     return folder
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,7 +8,6 @@ number back. The number under which the engine counts an entry is its number les
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 import threading
 import uuid
@@ -28,6 +27,7 @@ from rebalanser.errors import (
     UnusableFolder,
     UnusableStore,
 )
+from rebalanser.folders import sync_folder
 from rebalanser.tasks.engine import Enqueue, Forwarded
 from rebalanser.tasks.model import Head, State, Task
 
@@ -358,15 +358,6 @@ def _failure(error: sqlite3.Error, path: Path) -> RebalanserError:
     return UnusableFolder(
         f"the outbox {path} can't be used ({error}): see to the space, the disk and the permissions there"
     )
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def forwarded(entry: Entry, identity: tuple[str, int]) -> Forwarded:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from rebalanser.errors import UnusableFolder
+from rebalanser.folders import sync_folder
 from rebalanser.tasks.flakes import MAX_PROCESS, Generator
 from rebalanser.tasks.model import TaskId
 
@@ -174,7 +175,7 @@ def take_slot(folder: Path) -> Slot:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_new:
-                _sync(folder)
+                sync_folder(folder)
             return Slot(number, descriptor)
         except BlockingIOError:
             os.close(descriptor)
@@ -209,14 +210,5 @@ def _salt(folder: Path) -> bytes:
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(fresh)
         fresh.unlink()
-        _sync(folder)
+        sync_folder(folder)
     return path.read_bytes()
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
