@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rebalanser.tasks.context import Context
+from rebalanser.tasks.cycles import Ancestry
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class Opened:
 
     context: Context
     partitions: int
+    ancestry: Ancestry
+    """What is known of what its tasks wait for."""
 
 
 class Opening:

@@ -14,7 +14,6 @@ from typing import Final, TypeAlias
 from rebalanser.errors import DependencyCycle, InternalError, InvalidTask, RebalanserError, RequestTooLarge
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.answers import check_answer
-from rebalanser.tasks.cycles import Ancestry
 from rebalanser.tasks.engine import Answer, Applied, Conflict, Enqueue, Skip, Taken
 from rebalanser.tasks.flakes import partition_of
 from rebalanser.tasks.model import Head, TaskId
@@ -35,7 +34,7 @@ class Forwarding:
     def __init__(self, spool: Spool, opened: Opened, told: Told) -> None:
         self._spool = spool
         self._context = opened.context
-        self._ancestry = Ancestry(opened.context.read)
+        self._ancestry = opened.ancestry
         self._partitions = opened.partitions
         self._told = told
 

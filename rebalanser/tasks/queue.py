@@ -163,7 +163,6 @@ class Queue:
         self._clock = SystemClock()
         self.bell = waiting.Bell(lambda: self._context)
         """Tells who waits for a task."""
-        self._ancestry = Ancestry(self._read)
         parsed, opener = load_engine(url)
 
         def opened() -> Opened:
@@ -184,7 +183,7 @@ class Queue:
             except BaseException:
                 engine.close()
                 raise
-            return Opened(context, number)
+            return Opened(context, number, Ancestry(context.read))
 
         self._opening = Opening(opened)
         is_away = self._opens_later(may_be_away=outbox is not None)
@@ -327,9 +326,6 @@ class Queue:
         partition = UNPLACED if self._outbox else partition_of(head.id, self._partition_count)
         return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
 
-    def _read(self, tasks: Sequence[TaskId]) -> Mapping[TaskId, Stored]:
-        return self._context.read(tasks)
-
     def new_id(self) -> TaskId:
         """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
         return self._flakes.next()
@@ -351,9 +347,10 @@ class Queue:
                     raise outcome
                 yield outcome
             return
+        ancestry = self._opening.opened().ancestry
         coming: dict[TaskId, Head] = {}
         for each in tasks:
-            self._ancestry.refuse_cycle(each.task.head, coming)
+            ancestry.refuse_cycle(each.task.head, coming)
             coming[each.task.head.id] = each.task.head
         asks = [EnqueueAsk(each) for each in tasks]
         self._context.ledger.submit_all(asks)
