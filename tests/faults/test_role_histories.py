@@ -112,11 +112,11 @@ def test_a_cluster_whose_worker_is_killed(shiva: ShivaCluster) -> None:
         assert steps[0] is Step.START_ENTERED
         assert set(steps[1:-2]) <= {Step.START_RETURNED}
         assert steps[-2:] == [Step.STOP_ENTERED, Step.STOP_RETURNED]
-    tokens = [
-        next(token for resource, token in accesses(by_label[name]) if resource == "t/c/web")
+    last = [  # a worker that missed rounds before the kill may have had earlier ones
+        max(token for resource, token in accesses(by_label[name]) if resource == "t/c/web")
         for name in (killed, heir)
     ]
-    assert tokens[0] < tokens[1]
+    assert last[0] < last[1]
     starts = [record for record in by_label[heir] if step(record) is Step.START_ENTERED]
     limits = {record.resource: record.overlap_limit_s for record in starts}
     assert limits["t/c/web"] == UNLIMITED_S
