@@ -6,22 +6,23 @@ order of the records and is not changed by duplicates.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from rebalanser.audit.plans import observed
 from rebalanser.audit.tables import ACCESSES, EndedBy
 from rebalanser.history import Protocol, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from pyspark.sql import Column
 
-    from pyspark.sql import Column, DataFrame
-
-    from rebalanser.audit.judgement import Keep
+    from rebalanser.audit.plans import Keep
 
 _ACCESS: Final = ("protocol", "group", "resource", "process", "node", "token")
 _INCARNATION: Final = ("protocol", "group", "process", "node")
@@ -65,15 +66,38 @@ def accesses(records: DataFrame, processes: DataFrame) -> DataFrame:
     return _ended(known, F.when(_failed(), EndedBy.FAILURE).otherwise(EndedBy.SILENCE), last)
 
 
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """The accesses of a history, kept."""
+
+    whole: DataFrame
+    """As :func:`accesses` gives them."""
+    in_turns: DataFrame
+    """With a row for each turn: the same, if nothing was started again with the same token."""
+    are_any: Mapping[str, bool]
+    """Whether there may be such as were asked for."""
+
+
+def put_together(records: DataFrame, processes: DataFrame, keep: Keep, **asked: Column) -> Accesses:
+    """The table ``ACCESSES``, kept, and whether there are such that the conditions ``asked`` hold of them."""
+    whole, seen = observed(
+        keep,
+        "putting accesses together",
+        accesses(records, processes),
+        several=F.count_if(F.col(_TURN).isNull()),
+        **{name: F.count_if(condition) for name, condition in asked.items()},
+    )
+    several = seen["several"] > 0
+    apart = in_turns(whole, records, keep) if several else whole
+    return Accesses(whole, apart, {name: several or seen[name] > 0 for name in asked})
+
+
 def in_turns(accesses: DataFrame, records: DataFrame, keep: Keep) -> DataFrame:
     """The same with a row for each turn, where a node started again with the same token what it had stopped.
 
-    ``accesses`` are made of ``records`` and are looked at at once, so they should be persisted; ``keep`` may
-    persist the result. They are given back as they are if nothing was started again, which is the rule.
+    ``accesses`` are made of ``records`` and should be persisted.
     """
     several = accesses.where(F.col(_TURN).isNull())
-    if several.isEmpty():
-        return accesses
     whole = F.broadcast(several.select(*_ACCESS, F.struct(*several.columns).alias(_WHOLE)).alias("a"))
     same = reduce(and_, (F.col(f"r.{name}").eqNullSafe(F.col(f"a.{name}")) for name in _ACCESS))
     steps = _steps(records).alias("r").join(whole, same).select("r.*", _WHOLE)

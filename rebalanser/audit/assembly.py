@@ -8,22 +8,23 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self, TypeAlias
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
-from rebalanser.audit.accesses import accesses, in_turns
+from rebalanser.audit.accesses import put_together
 from rebalanser.audit.evidence import with_evidence
 from rebalanser.audit.ingest import RAW, Ingested, parse_once, read
-from rebalanser.audit.judgement import Keep, judgement
+from rebalanser.audit.judgement import There, judgement, of_accesses
 from rebalanser.audit.metrics import measure
 from rebalanser.audit.options import Options
 from rebalanser.audit.outputs import OutputFolder, write_file
-from rebalanser.audit.plans import cut_off
+from rebalanser.audit.plans import KEPT, Keep, computed, count, cut_off, observed
 from rebalanser.audit.report import ReportInput, build
-from rebalanser.audit.seldom import seldom_of, there_is
-from rebalanser.audit.sequences import gaps_of, processes_of, tallies
+from rebalanser.audit.seldom import looked_at
+from rebalanser.audit.sequences import gaps_of, tallies
 from rebalanser.audit.sources import LINES, NoHistory
+from rebalanser.audit.tables import CLOCKS, FINDINGS, GAPS
 from rebalanser.audit.verdict import Verdict, conclude, severity
 from rebalanser.audit.weights import loads
 from rebalanser.history import GAP
@@ -54,10 +55,6 @@ Source: TypeAlias = str | Path
 """A file or folder of JSONL or Parquet, or ``kafka://HOST:PORT/TOPIC``."""
 
 
-def _as_it_is(_words: str | None, frame: DataFrame) -> DataFrame:
-    return frame
-
-
 def _untold(_words: str) -> None:
     """Nobody wants to know."""
 
@@ -85,34 +82,28 @@ class Tables:
         return {"findings": tables.pop("findings"), "intervals": tables.pop("accesses"), **tables}
 
 
-def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: Keep = _as_it_is) -> Tables:
+def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: Keep = computed) -> Tables:
     """All tables of a history, which are computed as they are asked for (AU-4, AU-6, AU-7).
 
     ``records`` has the columns of :data:`~rebalanser.audit.schema.RECORDS`, in any order, some of them twice;
-    ``quarantine`` what was read beside them. ``keep`` may persist what is used several times. A function of
-    its arguments only: the same for a whole history and for a part of a stream.
+    ``quarantine`` what was read beside them. ``keep`` may persist what is used several times.
     """
     if options.until is not None:
         records = records.where(f.col("wall_time") <= options.until)
     counted = keep("counting the records of each process", tallies(records))
-    of_processes = keep("counting the records of each process", processes_of(counted))
-    seldom = keep("looking for leaders", seldom_of(records))
+    of_processes, seldom, of_records = looked_at(records, counted, keep)
     missing = gaps_of(counted, seldom.where(f.col("kind") == GAP), records, keep)
-    owned = keep("putting accesses together", accesses(records, of_processes))
-    owned = in_turns(owned, records, keep)
-    there = there_is(of_processes, seldom, counted)
+    together = put_together(records, of_processes, keep, **of_accesses())
+    owned, there = together.in_turns, There(**of_records, **together.are_any)
     asked = records if there.tasks or there.twice else seldom
     judged = judgement(asked, owned, options, keep, there=there)
-    found = judged.found
-    if options.since is not None:
-        found = found.where(f.coalesce(f.col("ends") >= options.since, f.lit(True)))
-    suspected = keep("looking for findings", found)
+    findings = _findings(judged.found, records, missing, options, keep)
     metrics = measure(records, owned, of_processes, options, seldom)
     return Tables(
-        findings=keep("collecting evidence", with_evidence(suspected, records, missing)),
+        findings=findings,
         accesses=owned,
-        gaps=missing,
-        clocks=judged.clocks,
+        gaps=_or_empty(missing, records, GAPS),
+        clocks=_or_empty(judged.clocks, records, CLOCKS),
         quarantine=keep(None, quarantine),
         processes=of_processes,
         rebalances=keep(None, metrics.rebalances),
@@ -122,6 +113,23 @@ def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: 
         leaders=keep(None, metrics.leaders),
         loads=keep(None, loads(records, options)),
     )
+
+
+def _findings(
+    found: DataFrame | None, records: DataFrame, gaps: DataFrame | None, options: Options, keep: Keep
+) -> DataFrame:
+    """What was found since ``options.since``, with its evidence."""
+    if found is not None and options.since is not None:
+        found = found.where(f.coalesce(f.col("ends") >= options.since, f.lit(True)))
+    if found is not None:
+        found, seen = observed(keep, "looking for findings", found, rows=count())
+        if seen["rows"]:
+            found = keep("collecting evidence", with_evidence(found, records, gaps))
+    return _or_empty(found, records, FINDINGS)
+
+
+def _or_empty(found: DataFrame | None, records: DataFrame, table: StructType) -> DataFrame:
+    return records.sparkSession.createDataFrame([], table) if found is None else found
 
 
 class Audit:
@@ -213,7 +221,7 @@ def audit(
     kept: list[DataFrame] = []
 
     def persist(frame: DataFrame) -> DataFrame:
-        kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        kept.append(frame.persist(KEPT))
         return frame
 
     def keep(words: str | None, frame: DataFrame) -> DataFrame:

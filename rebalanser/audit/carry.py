@@ -40,24 +40,26 @@ KEEP_TERMS_S: Final = 7 * 86_400.0
 
 _ACCESS: Final = (*SERIES, "process", "node", "token")
 _NODE: Final = (*NUMBERED, "node")
+_WATERMARK: Final = "watermark"
 _KEPT: Final = "kept_access"
 _NODE_LAST: Final = "last_of_node"
 _LAST: Final = "last_of_process"
 
 
-def carried(settled: DataFrame, accesses: DataFrame, watermark: float) -> DataFrame:
+def carried(settled: DataFrame, processes: DataFrame, accesses: DataFrame, reached: DataFrame) -> DataFrame:
     """The records of ``settled`` that later ones may have to be judged with, and which of them are tips.
 
-    ``accesses`` are those made of ``settled``; ``watermark`` is in seconds since 1970.
+    ``processes`` and ``accesses`` are those made of ``settled``; ``reached`` is one row with
+    the ``watermark``, in seconds since 1970.
     """
     kept = (
-        _kept_accesses(accesses, watermark)
+        _kept_accesses(accesses.crossJoin(reached))
         .select(*_ACCESS)
         .distinct()
         .withColumn(_KEPT, F.lit(True))
         .alias("a")
     )
-    last = F.broadcast(_lasts(settled)).alias("l")
+    last = F.broadcast(_lasts(processes)).alias("l")
     records = settled.alias("r")
     same_access = reduce(and_, (F.col(f"r.{name}").eqNullSafe(F.col(f"a.{name}")) for name in _ACCESS))
     same_node = reduce(and_, (F.col(f"r.{name}") == F.col(f"l.{name}") for name in _NODE))
@@ -65,34 +67,39 @@ def carried(settled: DataFrame, accesses: DataFrame, watermark: float) -> DataFr
         records.join(last, same_node, "left")
         .join(F.broadcast(kept), same_access, "left")
         .select("r.*", _NODE_LAST, _LAST, _KEPT)
+        .crossJoin(reached)
     )
     number = F.col("sequence")
     reasons = (
         F.col(_KEPT),
-        _is_kept(watermark),
-        (number == F.col(_NODE_LAST)) & (F.col("wall_time") > watermark - KEEP_TERMS_S),
+        _is_kept(),
+        (number == F.col(_NODE_LAST)) & _since(KEEP_TERMS_S),
         number == F.col(_LAST),
     )
     is_kept = reduce(or_, (F.coalesce(reason, F.lit(False)) for reason in reasons))
     return known.where(is_kept).select(*settled.columns, (number == F.col(_LAST)).alias(TIP))
 
 
-def _lasts(settled: DataFrame) -> DataFrame:
+def _lasts(processes: DataFrame) -> DataFrame:
     """The last number of each process and of each incarnation, whose access without an end lasts so long."""
-    of_nodes = settled.groupBy(*_NODE).agg(F.max("sequence").alias(_NODE_LAST))
+    of_nodes = processes.groupBy(*_NODE).agg(F.max("last_sequence").alias(_NODE_LAST))
     return of_nodes.withColumn(_LAST, F.max(_NODE_LAST).over(Window.partitionBy(*NUMBERED)))
 
 
-def _is_kept(watermark: float) -> Column:
+def _since(ago_s: float) -> Column:
+    return F.col("wall_time") > F.col(_WATERMARK) - ago_s
+
+
+def _is_kept() -> Column:
     """Elections, and what clocks are compared by."""
-    step, wall = F.col("step"), F.col("wall_time")
-    elections = (step == Step.ELECTED) & (wall > watermark - KEEP_TERMS_S)
-    published = step.isin(Step.GROUP_READ, Step.PUBLISHED) & (wall > watermark - KEEP_PUBLISHED_S)
-    adopted = (step == Step.ADOPTED) & (wall > watermark - KEEP_ADOPTED_S)
+    step = F.col("step")
+    elections = (step == Step.ELECTED) & _since(KEEP_TERMS_S)
+    published = step.isin(Step.GROUP_READ, Step.PUBLISHED) & _since(KEEP_PUBLISHED_S)
+    adopted = (step == Step.ADOPTED) & _since(KEEP_ADOPTED_S)
     return elections | published | adopted
 
 
-def _kept_accesses(accesses: DataFrame, watermark: float) -> DataFrame:
+def _kept_accesses(accesses: DataFrame) -> DataFrame:
     """Those that are not over or among the last of their resource, and those that hold a maximum of it."""
     last_seen = F.greatest("end_wall", "barrier_removed_wall", "barrier_added_wall", "start_entered_wall")
     of_series = Window.partitionBy(*SERIES)
@@ -101,8 +108,8 @@ def _kept_accesses(accesses: DataFrame, watermark: float) -> DataFrame:
     open_still = held | (F.col("ended_by") != EndedBy.STOP)
     maxima = ("token", "removed_revision", "end_wall", "start_entered_wall")
     reasons = (
-        (last_seen > watermark - KEEP_S) & (F.row_number().over(latest_first) <= KEEP_LAST),
-        open_still & (last_seen > watermark - KEEP_SILENT_S),
+        (last_seen > F.col(_WATERMARK) - KEEP_S) & (F.row_number().over(latest_first) <= KEEP_LAST),
+        open_still & (last_seen > F.col(_WATERMARK) - KEEP_SILENT_S),
         *(F.col(name) == F.max(name).over(of_series) for name in maxima),
     )
     is_kept = reduce(or_, (F.coalesce(reason, F.lit(False)) for reason in reasons))

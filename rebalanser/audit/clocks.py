@@ -61,14 +61,17 @@ def host_errors(clocks: DataFrame) -> DataFrame:
 
 
 def with_uncertainty(
-    pairs: DataFrame, errors: DataFrame, one: str, other: str, options: Options
+    pairs: DataFrame, errors: DataFrame | None, one: str, other: str, options: Options
 ) -> DataFrame:
     """``pairs`` with ``uncertainty_s``: how far the two owners' wall clocks may be apart, in seconds (AU-5).
 
     ``one`` and ``other`` are columns with the struct of an access each; ``errors`` is what
-    :func:`host_errors` found. The uncertainty is the stated clock error and what either host is proven to
-    be off.
+    :func:`host_errors` found, None for nothing. The uncertainty is the stated clock error and what either
+    host is proven to be off.
     """
+    stated_s = F.lit(options.clock_error_s)
+    if errors is None:
+        return pairs.withColumn("uncertainty_s", stated_s)
     entry = F.struct(F.struct("group", "host"), "error_s")
     proven = errors.agg(F.map_from_entries(F.collect_list(entry)).alias(_PROVEN))
 
@@ -76,7 +79,7 @@ def with_uncertainty(
         key = F.struct("group", clock_of(F.col(owner)).alias("host"))
         return F.coalesce(F.try_element_at(_PROVEN, key), F.lit(0.0))
 
-    uncertainty_s = F.lit(options.clock_error_s) + off_s(one) + off_s(other)
+    uncertainty_s = stated_s + off_s(one) + off_s(other)
     return pairs.crossJoin(F.broadcast(proven)).withColumn("uncertainty_s", uncertainty_s).drop(_PROVEN)
 
 

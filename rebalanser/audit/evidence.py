@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.ingest import parse, parse_lines
-from rebalanser.audit.plans import cut_off
+from rebalanser.audit.plans import computed, observed
 from rebalanser.audit.sequences import NUMBERED, content
 from rebalanser.audit.sources import escaped, spark_path
 from rebalanser.audit.tables import FINDINGS, WITNESS, Certainty, FindingKind
@@ -29,16 +29,15 @@ _WHERE: Final = ("source", "position")
 _BETWEEN: Final = (FindingKind.STEP_ORDER, FindingKind.UPDATE_GAP)
 
 
-def with_evidence(found: DataFrame, records: DataFrame, gaps: DataFrame) -> DataFrame:
+def with_evidence(found: DataFrame, records: DataFrame, gaps: DataFrame | None) -> DataFrame:
     """Findings with all there is to say of their witnesses, and with the gaps that make them doubtful.
 
     ``found`` is what the invariants give, whose witnesses have ``process`` and ``sequence`` and as ``kind``
-    the step. Where a gap could change a verdict it is named and the finding is ``possible`` (AU-2).
+    the step; it is used several times, and should be cut off from its plan. Where one of ``gaps`` could
+    change a verdict it is named and the finding is ``possible`` (AU-2); without ``gaps`` there are none.
     """
-    fixed = cut_off(found)
-    if fixed.isEmpty():
-        return fixed
-    return _with_witnesses(_with_gap(fixed, gaps), records).select(*FINDINGS.names)
+    doubted = found if gaps is None else _with_gap(found, gaps)
+    return _with_witnesses(doubted, records).select(*FINDINGS.names)
 
 
 def numbered_lines(records: DataFrame) -> DataFrame:
@@ -114,17 +113,17 @@ def _with_witnesses(found: DataFrame, records: DataFrame) -> DataFrame:
         F.col("witness.kind").alias("step"),
     )
     wanted = named.select(*_NAME).distinct()
-    copies = cut_off(
+    copies, met = observed(
+        computed,
+        "collecting evidence",
         records.join(F.broadcast(wanted), list(_NAME), "left_semi")
         .withColumn("content", content())
         .groupBy(*_NAME, "content")
         .agg(F.min(F.struct(*_WHERE, "kind", "wall_time", "revision")).alias("first"))
-        .select(*_NAME, "content", "first.*")
+        .select(*_NAME, "content", "first.*"),
+        without_line=F.count_if(F.col("position").isNull()),
     )
-    lines = numbered_lines(copies).groupBy(*_NAME, "content", "source").agg(F.min("position").alias("line"))
-    seen = copies.join(lines, [*_NAME, "content", "source"], "left").withColumn(
-        "position", F.coalesce("position", "line")
-    )
+    seen = _with_lines(copies) if met["without_line"] else copies
     kind = F.coalesce("kind", "step").alias("kind")
     witness = F.struct(*(kind if name == "kind" else F.col(name) for name in WITNESS.names)).cast(WITNESS)
     evidence = (
@@ -137,6 +136,13 @@ def _with_witnesses(found: DataFrame, records: DataFrame) -> DataFrame:
         found.drop("evidence")
         .join(evidence, "id", "left")
         .withColumn("evidence", F.coalesce("evidence", F.array().cast(FINDINGS["evidence"].dataType)))
+    )
+
+
+def _with_lines(copies: DataFrame) -> DataFrame:
+    lines = numbered_lines(copies).groupBy(*_NAME, "content", "source").agg(F.min("position").alias("line"))
+    return copies.join(lines, [*_NAME, "content", "source"], "left").withColumn(
+        "position", F.coalesce("position", "line")
     )
 
 

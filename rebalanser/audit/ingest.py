@@ -24,10 +24,11 @@ from typing import Final
 from annotated_types import Ge
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import AtomicType, StringType, StructField, StructType
 
+from rebalanser.audit.plans import computed, count, observed
 from rebalanser.audit.schema import RECORD, RECORDS, step_of
 from rebalanser.audit.session import KAFKA_PACKAGE, KafkaConnectorMissing
 from rebalanser.audit.sources import LINES, ROWS, InvalidTopic, NoHistory, Places, Topic, places
@@ -76,8 +77,6 @@ class Ingested:
     """With the columns of :data:`~rebalanser.audit.schema.RECORDS`."""
     quarantine: DataFrame
     """With the columns of :data:`~rebalanser.audit.tables.QUARANTINE`."""
-    totals: Row | None = None
-    """What was asked of all rows beside, where all of them are records."""
 
 
 def read(spark: SparkSession, sources: Iterable[str | os.PathLike[str]]) -> DataFrame:
@@ -107,19 +106,28 @@ def parse(raw: DataFrame) -> Ingested:
     return Ingested(records.select(*RECORDS.names), _quarantined(upgraded.where(~good)))
 
 
-def parse_once(raw: DataFrame, **asked: Column) -> Ingested:
+def parse_once(raw: DataFrame) -> Ingested:
     """The same as :func:`parse`, found out at once: of rows that are all records nothing is asked again.
 
     Whatever reads the records later then reads only the columns that it needs. ``raw`` is read several times.
-    ``asked`` are aggregates of the records, found out beside.
     """
-    present = F.coalesce((F.col("schema_version") == SCHEMA_VERSION) & _is_record(), F.lit(False))
-    also = (column.alias(name) for name, column in asked.items())
-    (row,) = raw.agg(F.count_if(~present).alias("others"), *also).collect()
-    if row["others"]:
-        return parse(raw)
-    records = raw.withColumn("step", step_of(F.col("protocol"), F.col("kind"))).select(*RECORDS.names)
-    return Ingested(records, raw.sparkSession.createDataFrame([], QUARANTINE), row)
+    (row,) = raw.agg(F.count_if(~is_current()).alias("others")).collect()
+    if not row["others"]:
+        return Ingested(with_step(raw), raw.sparkSession.createDataFrame([], QUARANTINE))
+    others = parse(raw.where(~is_current()))
+    older, seen = observed(computed, "reading older records", others.records, rows=count())
+    records = with_step(raw.where(is_current()))
+    return Ingested(records.unionByName(older) if seen["rows"] else records, others.quarantine)
+
+
+def with_step(current: DataFrame) -> DataFrame:
+    """The records that rows are of which :func:`is_current` holds."""
+    return current.withColumn("step", step_of(F.col("protocol"), F.col("kind"))).select(*RECORDS.names)
+
+
+def is_current() -> Column:
+    """Whether a row is a record of this schema version; never null. All others are for :func:`parse`."""
+    return F.coalesce((F.col("schema_version") == SCHEMA_VERSION) & _is_record(), F.lit(False))
 
 
 def parse_lines(lines: DataFrame) -> DataFrame:
@@ -129,8 +137,11 @@ def parse_lines(lines: DataFrame) -> DataFrame:
     """
     # A generator, unlike a projection, is not evaluated again for every later condition on its columns.
     parsed = F.inline(F.array(F.from_json("value", PARSED, JSON_OPTIONS)))
-    blank = F.trim("value", F.lit(" \t\r\n")).eqNullSafe("")
-    return lines.where(~blank).select(parsed, *SOURCE_COLUMNS.names).select(*RAW.names)
+    # To trim a line takes as long as to look at all of it: most are spared that.
+    value = F.col("value")
+    blank = ~value.startswith("{") & (F.trim(value, F.lit(" \t\r\n")) == "")
+    filled = lines.where(~F.coalesce(blank, F.lit(False)))
+    return filled.select(parsed, *SOURCE_COLUMNS.names).select(*RAW.names)
 
 
 def _raws(spark: SparkSession, found: Places) -> Iterator[DataFrame]:

@@ -7,67 +7,67 @@ already what there is (:class:`There`) is spared those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.clocks import clocks
+from rebalanser.audit.clocks import clocks, host_errors
 from rebalanser.audit.invariants import (
     ALL,
+    Case,
     barrier_overlap,
     claim_twice,
-    judged,
     overlap,
     stale_write,
+    start_without_barrier,
+    step_order,
     token_order,
     two_leaders,
     unowned,
     update_gap,
 )
+from rebalanser.audit.invariants.steps import first_wrong_step, is_unguarded
+from rebalanser.audit.plans import count, observed
 from rebalanser.audit.sequences import conflicts
-from rebalanser.audit.successions import suspects
-from rebalanser.audit.tables import CLOCKS
+from rebalanser.audit.successions import doubts, suspects
 
 if TYPE_CHECKING:
-    from rebalanser.audit.invariants import Case
     from rebalanser.audit.options import Options
-
-Keep: TypeAlias = Callable[[str | None, DataFrame], DataFrame]
-"""``keep(words, frame)``: the frame, kept by whoever calls because it is used several times.
-
-With words for what is being done it may be computed at once; without, only when it is asked for.
-"""
-
-_OF_SUSPECTS: Final = (overlap, barrier_overlap, unowned, token_order)
-_OF_TASKS: Final = (claim_twice, update_gap, stale_write)
+    from rebalanser.audit.plans import Keep
 
 
 @dataclass(frozen=True, slots=True)
 class There:
     """Whether there are records that some findings are made of; if not, there are no such findings."""
 
-    suspects: bool = True
-    """:func:`~rebalanser.audit.successions.suspects` gives a row."""
     allocations: bool = True
     elections: bool = True
     tasks: bool = True
     twice: bool = True
     """A number of a process comes twice."""
+    starts: bool = True
+    """Accesses of which :func:`~rebalanser.audit.invariants.steps.is_unguarded` holds."""
+    steps: bool = True
+    """Accesses of which there is a :func:`~rebalanser.audit.invariants.steps.first_wrong_step`."""
+
+
+def of_accesses() -> dict[str, Column]:
+    """What is to be asked of accesses, as they are put together, for :class:`There`."""
+    return {"starts": is_unguarded(), "steps": first_wrong_step().isNotNull()}
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What the invariants say of a history."""
 
-    found: DataFrame
-    """Rows of ``FINDINGS`` whose witnesses have a name only."""
-    clocks: DataFrame
-    """The table ``CLOCKS``, and what was proven before."""
-    compared: bool
-    """Whether there was something to compare clocks by."""
+    found: DataFrame | None
+    """Rows of ``FINDINGS`` whose witnesses have a name only; None if there is nothing to find."""
+    clocks: DataFrame | None
+    """The table ``CLOCKS``; None if these records prove nothing of clocks."""
 
 
 def judgement(
@@ -81,44 +81,44 @@ def judgement(
 ) -> Judgement:
     """All that is found of ``records``, the accesses made of them being ``accesses``.
 
-    ``there`` is what has been looked for in the records; then whether there are suspects is found out here.
+    ``there`` is what has been looked for in the records; what there is of suspects is found out here.
     ``proven`` are rows of ``CLOCKS`` that other records have proven.
     """
-    contradicting = keep("comparing owners", suspects(accesses, options))
-    there = There() if there is None else replace(there, suspects=not contradicting.isEmpty())
-    apart = _apart(records, contradicting, options, keep, there, proven)
-    asked = judged(records, accesses, contradicting, options, apart)
-    if there.suspects:
-        asked = replace(asked, errors=keep("comparing clocks", asked.errors))
-    found = [invariant(asked) for invariant in _asked(there)]
+    asked = {name: F.count_if(doubt) for name, doubt in doubts(options).items()}
+    contradicting, seen = observed(keep, "comparing owners", suspects(accesses, options), **asked)
+    doubted = {name: found > 0 for name, found in seen.items()}
+    there = there or There()
+    apart = None
+    if doubted["causes"] or there.allocations:
+        apart = _apart(clocks(records, contradicting, options), keep)
+    known = [frame for frame in (apart, proven) if frame is not None]
+    errors = None
+    if known and any(doubted.values()):
+        errors = keep("comparing clocks", host_errors(reduce(DataFrame.unionByName, known)))
+    case = Case(records, accesses, contradicting, errors, options)
+    found = [invariant(case) for invariant in _asked(there, doubted)]
     if there.twice:
         found.append(conflicts(records))
-    return Judgement(reduce(DataFrame.unionByName, found), apart, there.suspects or there.allocations)
+    return Judgement(reduce(DataFrame.unionByName, found) if found else None, apart)
 
 
-def _apart(
-    records: DataFrame,
-    contradicting: DataFrame,
-    options: Options,
-    keep: Keep,
-    there: There,
-    proven: DataFrame | None,
-) -> DataFrame:
-    """The table ``CLOCKS`` with what was proven before."""
-    if not there.suspects and not there.allocations:
-        return records.sparkSession.createDataFrame([], CLOCKS) if proven is None else proven
-    apart = keep("comparing clocks", clocks(records, contradicting, options))
-    return apart if proven is None else apart.unionByName(proven)
+def _apart(clocks: DataFrame, keep: Keep) -> DataFrame | None:
+    apart, seen = observed(keep, "comparing clocks", clocks, rows=count())
+    return apart if seen["rows"] else None
 
 
-def _asked(there: There) -> Iterator[Callable[[Case], DataFrame]]:
+def _asked(there: There, doubted: Mapping[str, bool]) -> Iterator[Callable[[Case], DataFrame]]:
     """The invariants of which something can be found."""
-    for invariant in ALL:
-        needs_suspects, needs_tasks = invariant in _OF_SUSPECTS, invariant in _OF_TASKS
-        idle = (
-            (needs_suspects and not there.suspects)
-            or (needs_tasks and not there.tasks)
-            or (invariant is two_leaders and not there.elections)
-        )
-        if not idle:
-            yield invariant
+    needed: dict[Callable[[Case], DataFrame], bool] = {
+        overlap: doubted["overlaps"],
+        barrier_overlap: doubted["barriers"],
+        unowned: doubted["unowned"],
+        token_order: doubted["tokens"],
+        start_without_barrier: there.starts,
+        step_order: there.steps,
+        two_leaders: there.elections,
+        claim_twice: there.tasks,
+        update_gap: there.tasks,
+        stale_write: there.tasks,
+    }
+    return (invariant for invariant in ALL if needed[invariant])

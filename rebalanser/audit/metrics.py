@@ -222,7 +222,7 @@ def _forwards(begin: Column, end: Column) -> Column:
     return f.when(end >= begin, end - begin)
 
 
-def unavailability(accesses: DataFrame, crowded: int) -> DataFrame:
+def unavailability(accesses: DataFrame, crowded: int | None) -> DataFrame:
     """``UNAVAILABILITY``: how long each resource was unowned between its first and its last owner.
 
     In the order of their tokens, a resource is unowned from the latest end of all accesses before until the

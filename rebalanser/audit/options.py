@@ -28,8 +28,8 @@ class Options(BaseModel):
     """Seconds since 1970: records of later times are not looked at."""
     load_half_life_s: Annotated[float, Field(gt=0)] = 3600.0
     """After how long a reported load counts half (AU-7)."""
-    crowded: Annotated[int, Field(ge=2)] = 50_000
-    """From how many accesses on the accesses of one resource are spread over several tasks."""
+    crowded: Annotated[int, Field(ge=2)] | None = 50_000
+    """From how many accesses on the accesses of one resource are spread over several tasks, None for any."""
 
     @model_validator(mode="after")
     def _since_is_before_until(self) -> Self:

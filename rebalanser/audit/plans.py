@@ -1,14 +1,26 @@
-"""Keeps Spark's plans short."""
+"""Keeps Spark's plans short, and its jobs few."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, SparkSession
+
+KEPT: Final = StorageLevel.MEMORY_AND_DISK_DESER
+"""How rows are kept: as they are. To serialise them and read them back takes longer than most questions."""
+
+Keep: TypeAlias = Callable[[str | None, DataFrame], DataFrame]
+"""``keep(words, frame)``: the frame, kept by whoever calls because it is used several times.
+
+With words for what is being done it is computed at once, as :func:`cut_off` does; without, when it is asked
+for.
+"""
 
 
 def cut_off(frame: DataFrame) -> DataFrame:
@@ -18,5 +30,37 @@ def cut_off(frame: DataFrame) -> DataFrame:
     as the audit's takes longer than the work. The columns are new ones, so that the result can be joined with
     what it was made of. Spark lets go of the rows once nobody has the result any more.
     """
-    rows = frame.localCheckpoint(storageLevel=StorageLevel.MEMORY_AND_DISK)
+    rows = frame.localCheckpoint(storageLevel=KEPT)
     return rows.select(*(F.col(f"`{name}`").alias(name) for name in rows.columns))
+
+
+def computed(words: str | None, frame: DataFrame) -> DataFrame:
+    """A :data:`Keep` that only does what has to be done at once."""
+    return frame if words is None else cut_off(frame)
+
+
+def observed(keep: Keep, words: str, frame: DataFrame, **asked: Column) -> tuple[DataFrame, dict[str, Any]]:
+    """What ``keep(words, frame)`` gives, and aggregates of its rows, found out as these are computed.
+
+    A job that asks afterwards would take longer to plan than to run.
+    """
+    observation = Observation()
+    columns = (column.alias(name) for name, column in asked.items())
+    kept = keep(words, frame.observe(observation, *columns))
+    return kept, observation.get
+
+
+def limits(spark: SparkSession, **values: float | None) -> DataFrame:
+    """One row with these columns, to be joined with others, for numbers that each micro-batch has anew.
+
+    A literal is part of the code that Spark makes of a question: with another one, all is compiled again.
+    """
+    columns = ", ".join(f"cast(:{name} as double)" for name in values)
+    named = ", ".join(values)
+    query = f"select * from values ({columns}) as limits({named})"  # noqa: S608 - names of columns of ours
+    return F.broadcast(spark.sql(query, args=values))
+
+
+def count() -> Column:
+    """How many rows there are, to be asked of :func:`observed`."""
+    return F.count(F.lit(1))

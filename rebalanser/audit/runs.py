@@ -27,13 +27,17 @@ _BEFORE: Final = (Window.unboundedPreceding, Window.currentRow - 1)
 _GRID: Final = [part / MOST_BUCKETS for part in range(1, MOST_BUCKETS)]
 
 
-def bucketed(frame: DataFrame, series: Sequence[str], order: str, crowded: int) -> DataFrame:
+def bucketed(frame: DataFrame, series: Sequence[str], order: str, crowded: int | None) -> DataFrame:
     """``frame`` with the column :data:`BUCKET` if a series of it has more than ``crowded`` rows, else itself.
+
+    Without ``crowded`` it is always itself.
 
     Along the whole number ``order`` the bucket of a crowded series grows; each holds about ``crowded`` rows
     at most, those of equal ``order`` in one. The bucket of other series is null. Counting takes a job, at
     once, so ``frame`` should be persisted or cheap to make. The columns of ``series`` are never null.
     """
+    if crowded is None:
+        return frame
     crowds = frame.groupBy(*series).agg(F.count(F.lit(1)).alias(_COUNT)).where(F.col(_COUNT) > crowded)
     if crowds.isEmpty():
         return frame

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.judgement import There
-from rebalanser.audit.sequences import has_duplicates
+from rebalanser.audit.plans import observed
+from rebalanser.audit.sequences import has_duplicates, processes_of
 from rebalanser.history import GAP, Protocol, Step
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from rebalanser.audit.plans import Keep
 
 STEPS: Final = (Step.GROUP_READ, Step.PUBLISHED, Step.COMPLETED, Step.ELECTED, Step.ADOPTED)
 """Those that a process takes a few times in a rebalance, whatever the number of resources."""
@@ -27,18 +29,26 @@ def seldom_of(records: DataFrame) -> DataFrame:
     return records.where(is_seldom)
 
 
-def there_is(processes: DataFrame, seldom: DataFrame, counted: DataFrame) -> There:
-    """What there is, of ``PROCESSES``, :func:`seldom_of` and :func:`~rebalanser.audit.sequences.tallies`.
+def looked_at(
+    records: DataFrame, counted: DataFrame, keep: Keep
+) -> tuple[DataFrame, DataFrame, dict[str, bool]]:
+    """``PROCESSES``, :func:`seldom_of`, both kept, and what there is in them.
 
-    It is looked for at once, so all three should be persisted.
+    That is for :class:`~rebalanser.audit.judgement.There`. ``counted`` is what
+    :func:`~rebalanser.audit.sequences.tallies` gives, and should be persisted.
     """
-    (of_steps,) = seldom.agg(
-        F.count_if(F.col("step") == Step.ELECTED).alias("elections"),
-        F.count_if(F.col("step") == Step.ADOPTED).alias("allocations"),
-    ).collect()
-    return There(
-        allocations=of_steps["allocations"] > 0,
-        elections=of_steps["elections"] > 0,
-        tasks=not processes.where(F.col("protocol") == str(Protocol.SKULD)).isEmpty(),
-        twice=has_duplicates(counted),
+    processes, of_processes = observed(
+        keep,
+        "counting the records of each process",
+        processes_of(counted),
+        tasks=F.count_if(F.col("protocol") == str(Protocol.SKULD)),
     )
+    seldom, of_steps = observed(
+        keep,
+        "looking for leaders",
+        seldom_of(records),
+        elections=F.count_if(F.col("step") == Step.ELECTED),
+        allocations=F.count_if(F.col("step") == Step.ADOPTED),
+    )
+    there = {name: found > 0 for name, found in (of_steps | of_processes).items()}
+    return processes, seldom, there | {"twice": has_duplicates(counted)}

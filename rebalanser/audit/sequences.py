@@ -13,12 +13,13 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import DataType, StructType
 
+from rebalanser.audit.plans import count, observed
 from rebalanser.audit.schema import RECORD
 from rebalanser.audit.tables import FINDINGS, GAPS, PROCESSES, WITNESS, Certainty, FindingKind
 from rebalanser.history import GAP
 
 if TYPE_CHECKING:
-    from rebalanser.audit.judgement import Keep
+    from rebalanser.audit.plans import Keep
 
 NUMBERED: Final = ("protocol", "group", "process")
 """What counts its records from 0 on."""
@@ -31,26 +32,27 @@ _WORD: Final = 64
 _CONTENT: Final = tuple(name for name in RECORD.names if name not in {"detail", *NUMBERED, "sequence"})
 
 
-def tallies(records: DataFrame) -> DataFrame:
+def tallies(records: DataFrame, **also: Column) -> DataFrame:
     """One row for each 64 numbers of an incarnation: all that is asked of every record, in one pass.
 
     ``taken`` are the bits of all numbers, ``bits`` of those of records that are no ``gap``, null where none
-    is; ``count`` is how many records there are.
+    is; ``count`` is how many records there are. ``also`` are further aggregates.
     """
     return records.groupBy(*INCARNATION, _word().alias("word")).agg(
-        F.bit_or(_bit()).alias("taken"),
-        F.bit_or(F.when(F.col("kind") != GAP, _bit())).alias("bits"),
-        F.count(F.lit(1)).alias("count"),
+        F.bit_or(bit()).alias("taken"),
+        F.bit_or(F.when(F.col("kind") != GAP, bit())).alias("bits"),
+        count().alias("count"),
         F.min("sequence").alias("first_sequence"),
         F.max("sequence").alias("last_sequence"),
         F.min("wall_time").alias("first_wall"),
         F.max("wall_time").alias("last_wall"),
         F.max("monotonic_time").alias("last_monotonic"),
+        *(column.alias(name) for name, column in also.items()),
     )
 
 
-def processes_of(counted: DataFrame) -> DataFrame:
-    """The table ``PROCESSES``, of :func:`tallies`."""
+def processes_of(counted: DataFrame, **also: Column) -> DataFrame:
+    """The table ``PROCESSES``, of :func:`tallies`, and further aggregates of it."""
     extremes = {"first_sequence": F.min, "first_wall": F.min}
     again = F.sum(F.col("count") - F.bit_count("taken")).alias("duplicates")
     return (
@@ -61,8 +63,9 @@ def processes_of(counted: DataFrame) -> DataFrame:
                 for name in ("first_sequence", "last_sequence", "first_wall", "last_wall", "last_monotonic")
             ),
             again,
+            *(column.alias(name) for name, column in also.items()),
         )
-        .select(*PROCESSES.names)
+        .select(*PROCESSES.names, *also)
     )
 
 
@@ -80,7 +83,7 @@ def words(records: DataFrame, *also: str) -> DataFrame:
     ``also`` are columns that are the same in all records of a process, to be carried along.
     """
     return records.groupBy(*NUMBERED, *also, _word().alias("word")).agg(
-        F.bit_or(_bit()).alias("bits"), F.count(F.lit(1)).alias("count")
+        F.bit_or(bit()).alias("bits"), count().alias("count")
     )
 
 
@@ -88,24 +91,9 @@ def _word() -> Column:
     return F.shiftright("sequence", 6)
 
 
-def _bit() -> Column:
+def bit() -> Column:
+    """The bit of a record's number in its word."""
     return F.expr("shiftleft(1L, cast(sequence & 63 as int))")
-
-
-def processes(records: DataFrame) -> DataFrame:
-    """The table ``PROCESSES`` without the duplicates, which are not counted."""
-    return (
-        records.groupBy(*INCARNATION)
-        .agg(
-            F.min("sequence").alias("first_sequence"),
-            F.max("sequence").alias("last_sequence"),
-            F.min("wall_time").alias("first_wall"),
-            F.max("wall_time").alias("last_wall"),
-            F.max("monotonic_time").alias("last_monotonic"),
-            F.lit(None).cast("long").alias("duplicates"),
-        )
-        .select(*PROCESSES.names)
-    )
 
 
 def gaps(records: DataFrame) -> DataFrame:
@@ -120,15 +108,16 @@ def gaps(records: DataFrame) -> DataFrame:
     return _with_walls(_between(seen.unionByName(told)), records.where(~is_gap)).select(*GAPS.names)
 
 
-def gaps_of(counted: DataFrame, told: DataFrame, records: DataFrame, keep: Keep) -> DataFrame:
-    """The same of :func:`tallies` and of the ``gap`` records ``told``.
+def gaps_of(counted: DataFrame, told: DataFrame, records: DataFrame, keep: Keep) -> DataFrame | None:
+    """The same of :func:`tallies` and of the ``gap`` records ``told``; None where there is no gap.
 
-    ``records`` are looked at only where there is a gap; ``keep`` may persist what was found on the way.
+    ``records`` are looked at only where there is one.
     """
     seen = _runs(counted.where(F.col("bits").isNotNull()))
-    found = keep("looking for gaps", _between(seen.unionByName(_told(told))))
-    if found.isEmpty():
-        return records.sparkSession.createDataFrame([], GAPS)
+    between = _between(seen.unionByName(_told(told)))
+    found, met = observed(keep, "looking for gaps", between, rows=count())
+    if not met["rows"]:
+        return None
     walls = _with_walls(found, records.where(F.col("kind") != GAP)).select(*GAPS.names)
     return keep("looking for gaps", walls)
 

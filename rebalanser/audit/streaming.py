@@ -15,8 +15,10 @@ and is not repeated. A finding that another batch has told is left out.
 A source that falls silent would leave its last records waiting for ever. So after ``delay_s`` seconds without
 any the watermark moves up to the newest record, as a step of its own (``N-idle``).
 
-**Time.** Of a micro-batch most is planning, not data. So one aggregation finds out what there is at all, what
-can't be found in that is not planned, and intervals and what is carried over are written beside the judging.
+**Time.** Of a small micro-batch most is planning, not data. So what there is at all is found out as rows are
+computed (:func:`~rebalanser.audit.plans.observed`), what can't be found in that is not planned, numbers that
+are others each time come as rows (:func:`~rebalanser.audit.plans.limits`), and intervals and what is carried
+over are written beside the judging.
 """
 
 from __future__ import annotations
@@ -33,42 +35,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyarrow.parquet import ParquetFile, read_metadata
-from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from rebalanser.audit.accesses import accesses, in_turns
-from rebalanser.audit.carry import carried
-from rebalanser.audit.checkpoint import (
-    CARRIED,
-    SETTLED,
-    TIP,
-    Checkpoint,
-    State,
-    Totals,
-    UnusableCheckpoint,
-    claim_output,
-)
+from rebalanser.audit.accesses import put_together
+from rebalanser.audit.checkpoint import TIP, Checkpoint, State, Totals, UnusableCheckpoint, claim_output
 from rebalanser.audit.evidence import with_evidence
-from rebalanser.audit.ingest import MAX_RAW, kafka_options, parse_lines, parse_messages, parse_once, read
-from rebalanser.audit.judgement import There, judgement
+from rebalanser.audit.ingest import kafka_options, parse_lines, parse_messages, read
+from rebalanser.audit.judgement import There, judgement, of_accesses
+from rebalanser.audit.micro_batch import LATE, Came, Placed, counted_on, place, read_once
 from rebalanser.audit.options import Options
-from rebalanser.audit.plans import cut_off
+from rebalanser.audit.plans import computed, count, observed
 from rebalanser.audit.schema import RECORDS
-from rebalanser.audit.sequences import NUMBERED, ROTATED, gaps, processes
+from rebalanser.audit.sequences import ROTATED, gaps
 from rebalanser.audit.sources import NoHistory, Topic
-from rebalanser.audit.tables import ACCESSES, CLOCKS, FINDINGS, GAPS, QUARANTINE, Certainty, EndedBy
+from rebalanser.audit.tables import ACCESSES, CLOCKS, FINDINGS, GAPS, QUARANTINE, Certainty
 from rebalanser.audit.tailing import NAME, HistoryFiles, oldest_unread, planned
-from rebalanser.history import GAP, Protocol, Step
 
 __all__ = ["DELAY_S", "LATE", "TABLES", "Stream", "Told", "Totals", "UnusableCheckpoint"]
 
 DELAY_S: Final = 2.0
 """For how long records that belong before others are waited for."""
-LATE: Final = "late"
-"""The reason in quarantine of a record that came after the watermark had passed it."""
 TABLES: Final = {
     "findings": FINDINGS,
     "gaps": GAPS,
@@ -84,11 +73,6 @@ _MOST_FOLDERS: Final = 32
 """From how many folders on what was told is brought together in one."""
 _GROWN_S: Final = 0.1
 """By how much two clocks must have been proven further apart to be told again."""
-_STANDING: Final = "standing"
-_SETTLED, _DUE, _WAITING, _OVERTAKEN = "settled", "due", "waiting", "late"
-_LINKED: Final = "linked"
-"""Whether a record takes part in counting on: the last number that was judged of a process, and new ones."""
-_TIP_SEQUENCE: Final = "tip_sequence"
 _GAP: Final = ("process", "first", "last")
 
 
@@ -104,20 +88,6 @@ class Told:
     watermark: float | None
     """Up to which wall time all is judged, in seconds since 1970."""
     took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _New:
-    """What came in a micro-batch."""
-
-    records: DataFrame | None = None
-    count: int = 0
-    newest: float | None = None
-    """The newest wall time of a record, by clocks that aren't ahead."""
-    bad: int = 0
-    """How many rows were no records."""
-    quarantine: DataFrame | None = None
-    """Those rows, if there are any."""
 
 
 class Stream:
@@ -153,7 +123,8 @@ class Stream:
             checkpoint, [*self._paths, *(str(Topic.from_url(url)) for url in self._topics)]
         )
         claim_output(out, self._checkpoint)
-        self._options = options or Options()
+        # What one micro-batch reads has its bounds, and nobody needs to be asked whether it is crowded.
+        self._options = (options or Options()).model_copy(update={"crowded": None})
         self._delay_s = delay_s
         self._on_batch = on_batch
         self._turn = threading.Lock()
@@ -288,13 +259,7 @@ class Stream:
         """One step: with what came in a micro-batch, or with nothing and all that waits."""
         began = time.monotonic()
         before, carried_over = self._checkpoint.load(self._spark, below=below)
-        if raw is not None:
-            raw.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            state = self._step(name, raw, before, carried_over)
-        finally:
-            if raw is not None:
-                raw.unpersist()
+        state = self._step(name, raw, before, carried_over)
         came = Totals(
             **{
                 field: getattr(state.totals, field) - getattr(before.totals, field)
@@ -304,78 +269,49 @@ class Stream:
         self._on_batch(Told(name, came, state.totals, state.watermark, time.monotonic() - began))
 
     def _step(self, name: str, raw: DataFrame | None, before: State, carried_over: DataFrame) -> State:
-        new = _New() if raw is None else self._ingested(raw)
+        ahead = time.time() + self._options.clock_error_s
+        came = Came() if raw is None else read_once(raw, ahead)
         limit = None if raw is None else oldest_unread(self._checkpoint.spark, int(name), self._paths)
-        state = self._reached(before, new.newest, limit, 0.0 if raw is None else self._delay_s)
-        everything = cut_off(self._standing(new.records, carried_over, before, state.watermark))
-        there = _look(everything)
-        judged = everything.where(F.col(_STANDING).isin(_SETTLED, _DUE))
-        settled = judged.select(*RECORDS.names)
-        whole = cut_off(accesses(settled, processes(settled)))
-        owned = in_turns(whole, settled, lambda _words, frame: cut_off(frame))
-        carried_on = _carried_over(everything, settled, whole, state.watermark)
+        state = self._reached(before, came.newest, limit, 0.0 if raw is None else self._delay_s)
+        placed = place(came.records, carried_over, before, state, ahead)
+        processes, is_missing, twice = counted_on(placed.judged)
+        settled = placed.judged.select(*RECORDS.names)
+        together = put_together(settled, F.broadcast(processes), computed, **of_accesses())
+        owned = together.in_turns
+        carried_on = placed.carried_on(settled, processes, together.whole)
         carrying = self._beside.submit(self._checkpoint.carry, name, carried_on)
-        writing = self._beside.submit(self._write, "intervals", name, _over(owned, judged))
+        writing = self._beside.submit(self._write, "intervals", name, placed.ended(owned))
         told, missing = dict(before.told), 0
-        if there["irregular"]:
-            missing, told["gaps"] = self._gaps(name, judged, told.get("gaps", ()))
+        if is_missing or placed.has_gaps:
+            missing = self._gaps(name, placed, told)
+        there = There(**placed.there, twice=twice, **together.are_any)
         counts = self._judge(name, settled, owned, there, told)
-        if new.bad or there["late"]:
-            lately = _late(everything.where(F.col(_STANDING) == _OVERTAKEN))
-            unread = () if new.quarantine is None else (new.quarantine,)
-            self._write("quarantine", name, reduce(DataFrame.unionByName, unread, lately))
+        if came.bad or placed.late:
+            unread = () if came.quarantine is None else (came.quarantine,)
+            self._write("quarantine", name, reduce(DataFrame.unionByName, unread, placed.too_late()))
         writing.result()
         carrying.result()
-        came = Totals(
-            records=new.count - there["late"],
-            late=there["late"],
-            quarantined=new.bad,
+        added = Totals(
+            records=came.count - placed.late,
+            late=placed.late,
+            quarantined=came.bad,
             missing=missing,
             **counts,
         )
-        state = state.model_copy(update={"told": told, "totals": before.totals + came})
+        state = state.model_copy(update={"told": told, "totals": before.totals + added})
         self._checkpoint.save(name, state)
         return state
 
     def _judge(
-        self, name: str, settled: DataFrame, owned: DataFrame, there: Row, told: dict[str, tuple[str, ...]]
+        self, name: str, settled: DataFrame, owned: DataFrame, there: There, told: dict[str, tuple[str, ...]]
     ) -> dict[str, int]:
         """Write what is found; how much of each certainty. Adds to ``told`` where it wrote."""
         proven = self._known("clocks", told.get("clocks", ()))
-        judged = judgement(
-            settled,
-            owned,
-            self._options,
-            _kept,
-            there=There(
-                allocations=there["allocations"],
-                elections=there["elections"],
-                tasks=there["tasks"],
-                twice=there["twice"],
-            ),
-            proven=proven,
-        )
-        counts, told["findings"] = self._findings(name, judged.found, settled, told)
-        if judged.compared:
-            told["clocks"] = self._clocks(name, judged.clocks, proven, told.get("clocks", ()))
+        judged = judgement(settled, owned, self._options, computed, there=there, proven=proven)
+        counts = {} if judged.found is None else self._findings(name, judged.found, settled, told)
+        if judged.clocks is not None:
+            self._clocks(name, judged.clocks, proven, told)
         return counts
-
-    def _ingested(self, raw: DataFrame) -> _New:
-        """Tell what came."""
-        newest = F.max(F.when(~self._is_ahead(), F.col("wall_time")))
-        asked = {"records": F.count(F.lit(1)), "newest": newest}
-        ingested = parse_once(raw, **asked)
-        if ingested.totals is not None:
-            return _New(ingested.records, ingested.totals["records"], ingested.totals["newest"])
-        records = cut_off(ingested.records)
-        row = records.agg(*(each.alias(name) for name, each in asked.items())).first()
-        assert row is not None
-        bad = raw.count() - row["records"]
-        return _New(records, row["records"], row["newest"], bad, ingested.quarantine)
-
-    def _is_ahead(self) -> Column:
-        """Whether a record is from the future, so that its clock tells nothing of how far all others are."""
-        return F.col("wall_time") > F.lit(time.time() + self._options.clock_error_s)
 
     def _reached(self, before: State, newest: float | None, limit: float | None, delay_s: float) -> State:
         """The state with its clocks set by the newest record; all before ``limit`` only has been read."""
@@ -386,72 +322,71 @@ class Stream:
         watermark = max(min(walls), min(walls) if before.watermark is None else before.watermark)
         return before.model_copy(update={"watermark": watermark, "newest": seen})
 
-    def _standing(
-        self, records: DataFrame | None, carried_over: DataFrame, before: State, watermark: float | None
-    ) -> DataFrame:
-        """All records there are, with what is to become of each; without ``records`` nothing waits longer."""
-        tips = carried_over.where(TIP).groupBy(*NUMBERED).agg(F.max("sequence").alias(_TIP_SEQUENCE))
-        everything = carried_over
-        if records is not None:
-            fresh = records.withColumns({SETTLED: F.lit(False), TIP: F.lit(False)})
-            everything = everything.unionByName(fresh)
-        wall, is_onward = F.col("wall_time"), F.col("sequence") > F.col(_TIP_SEQUENCE)
-        overtaken = (
-            (wall < F.lit(before.watermark)) & ~is_onward & (F.col("sequence") != F.col(_TIP_SEQUENCE))
+    def _gaps(self, name: str, placed: Placed, told: dict[str, tuple[str, ...]]) -> int:
+        """Write the gaps before the numbers that are new; how many numbers are missing."""
+        found = gaps(placed.linked.select(*RECORDS.names))
+        known = placed.judged.where(TIP).select("process").distinct()
+        others = found.where("first = 0").join(known, "process", "left_semi").select(*_GAP)
+        before = self._known("gaps", told.get("gaps", ()))
+        if before is not None:
+            others = others.unionByName(before.select(*_GAP))
+        new, seen = observed(
+            computed,
+            "looking for gaps",
+            found.join(others, list(_GAP), "left_anti"),
+            missing=F.sum(F.when(F.col("reason") != ROTATED, F.col("missing"))),
         )
-        due = F.lit(True) if records is None else (wall <= F.lit(watermark)) | self._is_ahead()
-        standing = (
-            F.when(F.col(SETTLED), _SETTLED).when(overtaken, _OVERTAKEN).when(due, _DUE).otherwise(_WAITING)
-        )
-        linked = F.col(TIP) | ((standing == _DUE) & F.coalesce(is_onward, F.lit(True)))
-        return everything.join(F.broadcast(tips), list(NUMBERED), "left").select(
-            *CARRIED.names, standing.alias(_STANDING), linked.alias(_LINKED)
-        )
-
-    def _gaps(self, name: str, judged: DataFrame, told: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
-        """Write the gaps before the numbers that are new; how many numbers are missing, and what is told."""
-        found = gaps(judged.where(_LINKED).select(*RECORDS.names))
-        known = judged.where(TIP).select("process").distinct()
-        begun = found.where("first = 0").join(known, "process", "left_semi").select(*_GAP)
-        others = begun.unionByName(self._known("gaps", told).select(*_GAP))
-        written = self._write("gaps", name, cut_off(found.join(others, list(_GAP), "left_anti")))
-        if written is None:
-            return 0, told
-        rows = self._read(GAPS, [written]).where(F.col("reason") != ROTATED).agg(F.sum("missing")).first()
-        assert rows is not None
-        return rows[0] or 0, self._gathered("gaps", name, (*told, written))
+        self._tell("gaps", name, new, told)
+        return seen["missing"] or 0
 
     def _findings(
         self, name: str, found: DataFrame, settled: DataFrame, told: dict[str, tuple[str, ...]]
-    ) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Write what was found and not told before; how much of each certainty, and what is told."""
-        before = told.get("findings", ())
-        fixed = cut_off(found)
-        if fixed.isEmpty():
-            return {}, before
-        new = cut_off(fixed.join(self._known("findings", before).select("id"), "id", "left_anti"))
-        missing = self._known("gaps", told.get("gaps", ()))
-        written = self._write("findings", name, with_evidence(new.select(*FINDINGS.names), settled, missing))
-        if written is None:
-            return {}, before
+    ) -> dict[str, int]:
+        """Write what was found and not told before; how much of each certainty."""
+        before = self._known("findings", told.get("findings", ()))
+        new = found if before is None else found.join(before.select("id"), "id", "left_anti")
+        new, seen = observed(computed, "looking for findings", new.select(*FINDINGS.names), rows=count())
+        if not seen["rows"]:
+            return {}
+
+        def write(_words: str | None, findings: DataFrame) -> DataFrame:
+            self._tell("findings", name, findings, told)
+            return findings
+
+        gaps_told = self._known("gaps", told.get("gaps", ()))
+        whole = F.col("certainty") == Certainty.CERTAIN
         fenced = F.coalesce("fenced", F.lit(False))
-        kinds = F.when(F.col("certainty") != Certainty.CERTAIN, "possible").when(fenced, "fenced")
-        rows = self._read(FINDINGS, [written]).groupBy(kinds.otherwise("certain").alias("class")).count()
-        counts = {row["class"]: row["count"] for row in rows.collect()}
-        return counts, self._gathered("findings", name, (*before, written))
+        _, counts = observed(
+            write,
+            "collecting evidence",
+            with_evidence(new, settled, gaps_told),
+            possible=F.count_if(~whole),
+            fenced=F.count_if(whole & fenced),
+            certain=F.count_if(whole & ~fenced),
+        )
+        return dict(counts)
 
     def _clocks(
-        self, name: str, apart: DataFrame, proven: DataFrame, told: tuple[str, ...]
-    ) -> tuple[str, ...]:
-        """Write the clocks that are proven to be further apart than was told before; what is told."""
-        pair = ["group", "host", "behind_host", "cause"]
-        known = proven.groupBy(*pair).agg(F.max("behind_s").alias("known_s"))
-        grown = F.col("known_s").isNull() | (F.col("behind_s") > F.col("known_s") + _GROWN_S)
-        written = self._write("clocks", name, apart.join(known, pair, "left").where(grown))
-        return told if written is None else self._gathered("clocks", name, (*told, written))
+        self, name: str, apart: DataFrame, proven: DataFrame | None, told: dict[str, tuple[str, ...]]
+    ) -> None:
+        """Write the clocks that are proven to be further apart than was told before."""
+        if proven is not None:
+            pair = ["group", "host", "behind_host", "cause"]
+            known = proven.groupBy(*pair).agg(F.max("behind_s").alias("known_s"))
+            grown = F.col("known_s").isNull() | (F.col("behind_s") > F.col("known_s") + _GROWN_S)
+            apart = apart.join(known, pair, "left").where(grown)
+        self._tell("clocks", name, apart, told)
 
-    def _known(self, table: str, folders: Sequence[str]) -> DataFrame:
-        """What earlier micro-batches told, of findings the id only."""
+    def _tell(self, table: str, name: str, rows: DataFrame, told: dict[str, tuple[str, ...]]) -> None:
+        """Write rows that are looked up later, and add to ``told`` where they are."""
+        written = self._write(table, name, rows)
+        if written is not None:
+            told[table] = self._gathered(table, name, (*told.get(table, ()), written))
+
+    def _known(self, table: str, folders: Sequence[str]) -> DataFrame | None:
+        """What earlier micro-batches told, of findings the id only; None if that is nothing."""
+        if not folders:
+            return None
         return self._read(StructType([FINDINGS["id"]]) if table == "findings" else TABLES[table], folders)
 
     def _gathered(self, table: str, name: str, folders: tuple[str, ...]) -> tuple[str, ...]:
@@ -460,7 +395,9 @@ class Stream:
             return folders
         one = self._checkpoint.known(table, name)
         shutil.rmtree(one, ignore_errors=True)
-        self._known(table, folders).coalesce(1).write.parquet(str(one))
+        known = self._known(table, folders)
+        assert known is not None
+        known.coalesce(1).write.parquet(str(one))
         return (str(one),)
 
     def _read(self, schema: StructType, folders: Sequence[str]) -> DataFrame:
@@ -541,78 +478,3 @@ def _has_read_all(query: StreamingQuery) -> bool:
     """Whether the query has looked at its sources, found nothing new, and waits to look again."""
     status = query.status
     return not status["isDataAvailable"] and status["message"].startswith("Waiting for")
-
-
-def _kept(_words: str | None, frame: DataFrame) -> DataFrame:
-    return cut_off(frame)
-
-
-def _look(everything: DataFrame) -> Row:
-    """What there is among the records, found out in one go: one row."""
-    standing, linked = F.col(_STANDING), F.col(_LINKED)
-    is_due = standing == _DUE
-    counted = is_due | (standing == _SETTLED)
-    bit = F.expr("shiftleft(1L, cast(sequence & 63 as int))")
-    of_allocations = F.col("step").isin(Step.PUBLISHED, Step.ADOPTED)
-    of_words = everything.groupBy(*NUMBERED, F.shiftright("sequence", 6).alias("word")).agg(
-        F.bit_or(F.when(linked, bit)).alias("linked_bits"),
-        F.bit_or(F.when(counted, bit)).alias("bits"),
-        F.count_if(counted).alias("counted"),
-        F.min(F.when(linked, F.col("sequence"))).alias("first"),
-        F.max(F.when(linked, F.col("sequence"))).alias("last"),
-        F.bool_or(TIP).alias("known"),
-        F.count_if(standing == _OVERTAKEN).alias("late"),
-        F.bool_or(is_due & (F.col("kind") == GAP)).alias("gap"),
-        F.bool_or(is_due & of_allocations).alias("allocations"),
-        F.bool_or(is_due & (F.col("step") == Step.ELECTED)).alias("elections"),
-        F.bool_or(counted & (F.col("protocol") == Protocol.SKULD)).alias("tasks"),
-    )
-    flags = ("gap", "allocations", "elections", "tasks")
-    of_processes = of_words.groupBy(*NUMBERED).agg(
-        F.sum(F.bit_count("linked_bits")).alias("seen"),
-        F.min("first").alias("first"),
-        F.max("last").alias("last"),
-        F.bool_or("known").alias("known"),
-        (F.sum("counted") > F.sum(F.bit_count("bits"))).alias("twice"),
-        F.sum("late").alias("late"),
-        *(F.bool_or(flag).alias(flag) for flag in flags),
-    )
-    has_gap = (F.col("seen") <= F.col("last") - F.col("first")) | (~F.col("known") & (F.col("first") > 0))
-    yes = {"irregular": has_gap | F.col("gap"), "twice": F.col("twice")} | {
-        flag: F.col(flag) for flag in flags
-    }
-    row = of_processes.agg(
-        F.coalesce(F.sum("late"), F.lit(0)).alias("late"),
-        *(F.coalesce(F.bool_or(flag), F.lit(False)).alias(name) for name, flag in yes.items()),
-    ).first()
-    assert row is not None
-    return row
-
-
-def _carried_over(
-    everything: DataFrame, settled: DataFrame, owned: DataFrame, watermark: float | None
-) -> DataFrame:
-    """What the next micro-batch needs: what may have to be judged with later records, and what waits."""
-    kept = carried(settled, owned, watermark or 0.0).withColumn(SETTLED, F.lit(True))
-    waiting = everything.where(F.col(_STANDING) == _WAITING).withColumn(TIP, F.lit(False))
-    return kept.unionByName(waiting.select(*RECORDS.names, TIP, SETTLED))
-
-
-def _late(records: DataFrame) -> DataFrame:
-    """Records that came too late, as rows of quarantine."""
-    return records.select(
-        "source",
-        "position",
-        F.lit(LATE).alias("reason"),
-        F.format_string("of %.3f, which is before the watermark", "wall_time").alias("detail"),
-        F.left(F.to_json(F.struct(*RECORDS.names)), F.lit(MAX_RAW)).alias("raw"),
-    )
-
-
-def _over(owned: DataFrame, judged: DataFrame) -> DataFrame:
-    """The accesses that new records have brought to their end."""
-    ended = owned.where(F.col("ended_by") == EndedBy.STOP)
-    stops = judged.where((F.col(_STANDING) == _DUE) & (F.col("step") == Step.STOP_RETURNED)).select(
-        "process", F.col("sequence").alias("stop_returned_sequence")
-    )
-    return ended.join(stops, ["process", "stop_returned_sequence"], "left_semi")

@@ -7,6 +7,8 @@ removed last. Only those that may contradict are kept, of a sound history next t
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
@@ -64,7 +66,7 @@ def suspects(accesses: DataFrame, options: Options) -> DataFrame:
     cut = spread(bucketed(ordered, SERIES, "token", options.crowded), SERIES)
     exact = running_max(cut, (*SERIES, CLOCK), _ORDER, _exact_maxima())
     both = running_max(exact, SERIES, _ORDER, _maxima())
-    return both.where(_may_contradict(options)).drop(*_ORDER, CLOCK, BUCKET)
+    return both.where(_is_any(*doubts(options).values())).drop(*_ORDER, CLOCK, BUCKET)
 
 
 def _derived() -> list[Column]:
@@ -153,24 +155,39 @@ def _exact_maxima() -> Mapping[str, Column]:
     }
 
 
-def _may_contradict(options: Options) -> Column:
+def doubts(options: Options) -> Mapping[str, Column]:
+    """What a suspect may contradict, each a condition of its row. Where none has one, nothing is found of it.
+
+    ``overlaps``: access while an earlier owner had it; ``barriers``: the barrier's revisions; ``unowned``:
+    how long there may be no owner; ``tokens``: their order; ``causes``: the clocks of both hosts.
+    """
     owner = F.col(OWNER)
     wall, monotonic = owner["start_entered_wall"], owner["start_entered_monotonic"]
     removed_later = F.col("removal.key") > owner["token"]
-    doubts = (
+    lasted = (
         F.col("longest.key") > wall,
         F.col("again.key") > wall,
         F.col("unsure.key") > wall,
         F.col("longest_exact.key") > monotonic,
         F.col("again_exact.key") > monotonic,
         removed_later,
+    )
+    order = (
         F.col("latest.key") > wall,
         F.col("latest_exact.key") > monotonic,
-        wall - F.col("last.key") > options.unowned_limit_s,
         F.col("previous.key") == owner["token"],
-        contradicts_cause(options),
     )
-    return F.exists(F.array(*doubts), lambda doubt: F.coalesce(doubt, F.lit(False)))
+    return {
+        "overlaps": _is_any(*lasted),
+        "barriers": removed_later,
+        "unowned": wall - F.col("last.key") > options.unowned_limit_s,
+        "tokens": _is_any(*order),
+        "causes": contradicts_cause(options),
+    }
+
+
+def _is_any(*conditions: Column) -> Column:
+    return reduce(or_, (F.coalesce(condition, F.lit(False)) for condition in conditions))
 
 
 def _entered(owner: Column) -> Column:

@@ -116,6 +116,15 @@ def test_lines_of_a_stream_are_judged_like_those_of_files(spark: SparkSession, t
 
 
 @pytest.mark.rule("AU-1")
+def test_a_message_without_a_value_is_quarantined_and_a_blank_one_is_nothing(spark: SparkSession) -> None:
+    rows = [(None, "t/0", 0), (" \r", "t/0", 1), ("", "t/0", 2), (f" {GOOD[0]} ", "t/0", 3)]
+    messages = spark.createDataFrame(rows, "value string, source string, position long")
+    parsed = parse(parse_lines(messages))
+    assert [row["position"] for row in parsed.records.collect()] == [3]
+    assert [(row["position"], row["reason"]) for row in parsed.quarantine.collect()] == [(0, "not_a_record")]
+
+
+@pytest.mark.rule("AU-1")
 def test_nested_folders_compressed_files_and_parquet_are_read_together(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rebalanser.audit import invariants
 from rebalanser.audit.accesses import accesses, in_turns
-from rebalanser.audit.clocks import clocks
-from rebalanser.audit.invariants import ALL, judged
+from rebalanser.audit.clocks import clocks, host_errors
+from rebalanser.audit.invariants import ALL
 from rebalanser.audit.options import Options
 from rebalanser.audit.successions import suspects
 from rebalanser.audit.tables import FINDINGS
@@ -251,7 +252,7 @@ def found(spark: SparkSession, new_histories: Any) -> dict[str, list[Row]]:
     owned = in_turns(owned, records, lambda _words, frame: frame.persist())
     doubtful = suspects(owned, OPTIONS).persist()
     apart = clocks(records, doubtful, OPTIONS).persist()
-    judged_case = judged(records, owned, doubtful, OPTIONS, apart)
+    judged_case = invariants.Case(records, owned, doubtful, host_errors(apart), OPTIONS)
     by_case = defaultdict(list)
     for rows in (invariant(judged_case) for invariant in ALL):
         assert rows.schema.fieldNames() == FINDINGS.fieldNames()

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rebalanser.audit.plans import computed
 from rebalanser.audit.schema import RECORDS
 from rebalanser.audit.sequences import (
     conflicts,
     gaps,
     gaps_of,
     has_duplicates,
-    processes,
     processes_of,
     tallies,
 )
@@ -165,7 +165,7 @@ def test_different_records_of_one_name_are_found_and_equal_ones_are_not(
 
 
 def test_processes_have_their_numbers_and_times(records: Any, histories: list[History]) -> None:
-    found = processes(records)
+    found = processes_of(tallies(records))
     assert found.schema.names == PROCESSES.names
     rows = {row["process"]: (row["first_sequence"], row["last_sequence"]) for row in found.collect()}
     expected = {
@@ -179,16 +179,10 @@ def test_processes_have_their_numbers_and_times(records: Any, histories: list[Hi
 @pytest.mark.rule("AU-2")
 def test_one_pass_over_all_records_tells_the_same(records: Any) -> None:
     counted = tallies(records)
-    of_processes, missing = (
-        processes_of(counted),
-        gaps_of(counted, records.where("kind = 'gap'"), records, lambda _words, frame: frame),
-    )
+    missing = gaps_of(counted, records.where("kind = 'gap'"), records, computed)
+    assert missing is not None
     assert missing.schema.names == GAPS.names
     assert sorted(missing.collect(), key=repr) == sorted(gaps(records).collect(), key=repr)
-    uncounted = of_processes.drop("duplicates")
-    assert sorted(uncounted.collect(), key=repr) == sorted(
-        processes(records).drop("duplicates").collect(), key=repr
-    )
     assert has_duplicates(counted)
     assert not has_duplicates(tallies(records.dropDuplicates(["process", "sequence"])))
 
@@ -199,6 +193,4 @@ def test_where_no_number_is_missing_the_records_are_not_looked_at_again(spark: S
         [tuple(a_record("p", number).values()) for number in range(130)], RECORDS
     ).persist()
     unreadable = whole.where("raise_error('looked at') is null")
-    found = gaps_of(tallies(whole), whole.where("kind = 'gap'"), unreadable, lambda _words, frame: frame)
-    assert found.collect() == []
-    assert found.schema.names == GAPS.names
+    assert gaps_of(tallies(whole), whole.where("kind = 'gap'"), unreadable, computed) is None

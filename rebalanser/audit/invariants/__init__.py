@@ -1,14 +1,14 @@
 """What must hold of every history, one function each (AU-4): a case in, findings out.
 
-Each takes the :class:`Case` that :func:`case` makes of a history and gives rows of the table ``FINDINGS``,
-whose witnesses have a name only: :mod:`rebalanser.audit.evidence` fills in the rest, and the gaps.
+Each takes a :class:`Case` and gives rows of the table ``FINDINGS``, whose witnesses have a name only:
+:mod:`rebalanser.audit.evidence` fills in the rest, and the gaps.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rebalanser.audit.invariants.cases import Case, case, judged
+from rebalanser.audit.invariants.cases import Case
 from rebalanser.audit.invariants.leaders import two_leaders
 from rebalanser.audit.invariants.ownership import barrier_overlap, overlap, token_order, unowned
 from rebalanser.audit.invariants.steps import start_without_barrier, step_order
@@ -37,9 +37,7 @@ __all__ = [
     "ALL",
     "Case",
     "barrier_overlap",
-    "case",
     "claim_twice",
-    "judged",
     "overlap",
     "stale_write",
     "start_without_barrier",

@@ -19,19 +19,27 @@ if TYPE_CHECKING:
 _ENTERED = "start_entered_sequence"
 
 
-def start_without_barrier(case: Case) -> DataFrame:
-    """OnStart entered without a token, without a barrier that was added, or before it was (RB-12)."""
-    unguarded = F.col("token").isNull() | F.col("barrier_added_sequence").isNull()
+def is_unguarded() -> Column:
+    """Whether OnStart was entered without a token, without a barrier that was added, or before it was."""
     early = F.col("barrier_added_sequence") > F.col(_ENTERED)
-    broken = case.accesses.where(
+    return (
         has_barriers(F.col("protocol"))
         & F.col(_ENTERED).isNotNull()
         & (F.col("turn") == 0)
-        & (unguarded | early)
+        & (_has_no_barrier() | early)
     )
+
+
+def _has_no_barrier() -> Column:
+    return F.col("token").isNull() | F.col("barrier_added_sequence").isNull()
+
+
+def start_without_barrier(case: Case) -> DataFrame:
+    """OnStart entered without a token, without a barrier that was added, or before it was (RB-12)."""
+    broken = case.accesses.where(is_unguarded())
     how = (
         F.when(F.col("token").isNull(), F.lit("without a token"))
-        .when(unguarded, F.lit("without having added its barrier"))
+        .when(_has_no_barrier(), F.lit("without having added its barrier"))
         .otherwise(F.lit("before it had added its barrier"))
     )
     return findings(
@@ -49,16 +57,11 @@ def start_without_barrier(case: Case) -> DataFrame:
     )
 
 
-def step_order(case: Case) -> DataFrame:
-    """Steps of one access in another order than RB-11 says; without barriers these are start and stop only.
-
-    The removal of a barrier is asked for after the last OnStop has returned. Nothing returns before it was
-    entered, and there is nothing to stop before the start. Where a node started again with the same token
-    each start is judged with the stop that followed, and the barrier once.
-    """
+def first_wrong_step() -> Column:
+    """What is wrong with the order of an access's steps, in words; null if nothing is."""
     entered, removed = F.col(_ENTERED), F.col("barrier_removed_sequence")
     stop, start_returned = F.col("stop_returned_sequence"), F.col("start_returned_sequence")
-    first_wrong = (
+    return (
         F.when(start_returned < entered, F.lit("OnStart returned before it was entered"))
         .when(stop < entered, F.lit("OnStop returned before OnStart was entered"))
         .when(
@@ -80,7 +83,16 @@ def step_order(case: Case) -> DataFrame:
             F.lit("the barrier was removed although OnStop had raised"),
         )
     )
-    broken = case.accesses.withColumn("wrong", first_wrong).where(F.col("wrong").isNotNull())
+
+
+def step_order(case: Case) -> DataFrame:
+    """Steps of one access in another order than RB-11 says; without barriers these are start and stop only.
+
+    The removal of a barrier is asked for after the last OnStop has returned. Nothing returns before it was
+    entered, and there is nothing to stop before the start. Where a node started again with the same token
+    each start is judged with the stop that followed, and the barrier once.
+    """
+    broken = case.accesses.withColumn("wrong", first_wrong_step()).where(F.col("wrong").isNotNull())
     return findings(
         broken,
         FindingKind.STEP_ORDER,

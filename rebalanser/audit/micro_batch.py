@@ -1,0 +1,217 @@
+"""The records of one micro-batch, with those carried over, and what is to become of each (AU-9).
+
+Nothing here is written or remembered: frames in, frames out. What there is among the records is found out as
+they are read, since each further question to Spark takes longer to plan than to answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from rebalanser.audit.carry import carried
+from rebalanser.audit.checkpoint import CARRIED, SETTLED, TIP, State
+from rebalanser.audit.ingest import MAX_RAW, is_current, parse, with_step
+from rebalanser.audit.plans import computed, count, limits, observed
+from rebalanser.audit.schema import RECORDS
+from rebalanser.audit.sequences import NUMBERED, bit, processes_of, tallies
+from rebalanser.audit.tables import PROCESSES, EndedBy
+from rebalanser.history import GAP, Protocol, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LATE: Final = "late"
+"""The reason in quarantine of a record that came after the watermark had passed it."""
+
+_STANDING: Final = "standing"
+_SETTLED, _DUE, _WAITING, _OVERTAKEN = "settled", "due", "waiting", "late"
+_LINKED: Final = "linked"
+"""Whether a record takes part in counting on: the last number that was judged of a process, and new ones."""
+_TIP_SEQUENCE: Final = "tip_sequence"
+_CURRENT: Final = "current"
+_NOW: Final = "now"
+"""The wall time, if it is not from the future."""
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What came in a micro-batch."""
+
+    records: DataFrame | None = None
+    count: int = 0
+    newest: float | None = None
+    """The newest wall time of a record, by clocks that aren't ahead."""
+    bad: int = 0
+    """How many rows were no records."""
+    quarantine: DataFrame | None = None
+    """Those rows, if there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """All records there are, each in its place: judged before, due, waiting or late."""
+
+    everything: DataFrame
+    reached: DataFrame
+    """One row with the watermark."""
+    late: int
+    """How many of them are late."""
+    has_gaps: bool
+    """Whether there is a record that stands for missing ones."""
+    there: Mapping[str, bool]
+    """What is there, for :class:`~rebalanser.audit.judgement.There`."""
+
+    @property
+    def judged(self) -> DataFrame:
+        """What was judged before, and what is due."""
+        return self.everything.where(F.col(_STANDING).isin(_SETTLED, _DUE))
+
+    @property
+    def linked(self) -> DataFrame:
+        """The last number judged of each process, and those that are due."""
+        return self.judged.where(_LINKED)
+
+    def too_late(self) -> DataFrame:
+        """Rows of quarantine, of records that are late."""
+        return self.everything.where(F.col(_STANDING) == _OVERTAKEN).select(
+            "source",
+            "position",
+            F.lit(LATE).alias("reason"),
+            F.format_string("of %.3f, which is before the watermark", "wall_time").alias("detail"),
+            F.left(F.to_json(F.struct(*RECORDS.names)), F.lit(MAX_RAW)).alias("raw"),
+        )
+
+    def ended(self, accesses: DataFrame) -> DataFrame:
+        """The accesses that records that are due have brought to their end."""
+        over = accesses.where(F.col("ended_by") == EndedBy.STOP)
+        due = (F.col(_STANDING) == _DUE) & (F.col("step") == Step.STOP_RETURNED)
+        stops = self.everything.where(due).select(
+            "process", F.col("sequence").alias("stop_returned_sequence")
+        )
+        return over.join(stops, ["process", "stop_returned_sequence"], "left_semi")
+
+    def carried_on(self, settled: DataFrame, processes: DataFrame, accesses: DataFrame) -> DataFrame:
+        """What the next micro-batch needs: what may have to be judged with later records, and what waits."""
+        kept = carried(settled, processes, accesses, self.reached).withColumn(SETTLED, F.lit(True))
+        waiting = self.everything.where(F.col(_STANDING) == _WAITING).withColumn(TIP, F.lit(False))
+        return kept.unionByName(waiting.select(*RECORDS.names, TIP, SETTLED))
+
+
+def read_once(raw: DataFrame, ahead: float) -> Came:
+    """What ``raw`` holds, which is read once; a clock that is later than ``ahead`` tells of no other."""
+    limit = limits(raw.sparkSession, ahead=ahead)
+    now = F.when(F.col("wall_time") <= F.col("ahead"), F.col("wall_time"))
+    rows, seen = observed(
+        computed,
+        "reading",
+        raw.crossJoin(limit).withColumns({_CURRENT: is_current(), _NOW: now}),
+        others=F.count_if(~F.col(_CURRENT)),
+        records=F.count_if(F.col(_CURRENT)),
+        newest=F.max(F.when(F.col(_CURRENT), F.col(_NOW))),
+    )
+    if not seen["others"]:
+        return Came(with_step(rows), seen["records"], seen["newest"])
+    others = parse(rows.where(~F.col(_CURRENT)))
+    older, old = observed(
+        computed,
+        "reading older records",
+        others.records.crossJoin(limit).withColumn(_NOW, now),
+        records=count(),
+        newest=F.max(_NOW),
+    )
+    return Came(
+        with_step(rows.where(_CURRENT)).unionByName(older.select(*RECORDS.names)),
+        seen["records"] + old["records"],
+        max((wall for wall in (seen["newest"], old["newest"]) if wall is not None), default=None),
+        seen["others"] - old["records"],
+        others.quarantine,
+    )
+
+
+def place(
+    came: DataFrame | None, carried_over: DataFrame, before: State, reached: State, ahead: float
+) -> Placed:
+    """Put each record in its place, between the watermarks of both states; without ``came`` none waits."""
+    spark = carried_over.sparkSession
+    tips = carried_over.where(TIP).groupBy(*NUMBERED).agg(F.max("sequence").alias(_TIP_SEQUENCE))
+    everything = carried_over
+    if came is not None:
+        everything = everything.unionByName(came.withColumns({SETTLED: F.lit(False), TIP: F.lit(False)}))
+    walls = limits(spark, before=before.watermark, watermark=reached.watermark, ahead=ahead)
+    wall, is_onward = F.col("wall_time"), F.col("sequence") > F.col(_TIP_SEQUENCE)
+    overtaken = (wall < F.col("before")) & ~is_onward & (F.col("sequence") != F.col(_TIP_SEQUENCE))
+    due = F.lit(True) if came is None else (wall <= F.col("watermark")) | (wall > F.col("ahead"))
+    standing = (
+        F.when(F.col(SETTLED), _SETTLED).when(overtaken, _OVERTAKEN).when(due, _DUE).otherwise(_WAITING)
+    )
+    linked = F.col(TIP) | ((F.col(_STANDING) == _DUE) & F.coalesce(is_onward, F.lit(True)))
+    placed, seen = observed(
+        computed,
+        "putting in place",
+        everything.join(F.broadcast(tips), list(NUMBERED), "left")
+        .crossJoin(walls)
+        .withColumn(_STANDING, standing)
+        .select(*CARRIED.names, _STANDING, linked.alias(_LINKED)),
+        **_asked(),
+    )
+    there = {name: seen[name] > 0 for name in ("allocations", "elections", "tasks")}
+    walls = limits(spark, watermark=reached.watermark or 0.0)
+    return Placed(placed, walls, seen["late"], seen["gaps"] > 0, there)
+
+
+def _asked() -> dict[str, Column]:
+    """How many records there are of what decides what has to be asked at all."""
+    is_new = F.col(_STANDING) == _DUE
+    return {
+        "late": F.count_if(F.col(_STANDING) == _OVERTAKEN),
+        "gaps": F.count_if(is_new & (F.col("kind") == GAP)),
+        "allocations": F.count_if(is_new & F.col("step").isin(Step.PUBLISHED, Step.ADOPTED)),
+        "elections": F.count_if(is_new & (F.col("step") == Step.ELECTED)),
+        "tasks": F.count_if(
+            F.col(_STANDING).isin(_SETTLED, _DUE) & (F.col("protocol") == str(Protocol.SKULD))
+        ),
+    }
+
+
+def counted_on(judged: DataFrame) -> tuple[DataFrame, bool, bool]:
+    """The table ``PROCESSES`` of :attr:`Placed.judged`, kept.
+
+    Then whether a number may be missing before one that is due, and whether one may have come twice: surely
+    not, where the incarnations of each process follow one another and none of them has such a number.
+    """
+    linked = F.when(F.col(_LINKED), F.col("sequence"))
+    counted = tallies(
+        judged,
+        linked_bits=F.bit_or(F.when(F.col(_LINKED), bit())),
+        first_linked=F.min(linked),
+        last_linked=F.max(linked),
+        known=F.bool_or(TIP),
+    )
+    of_incarnations = processes_of(
+        counted,
+        linked=F.sum(F.bit_count("linked_bits")),
+        first_linked=F.min("first_linked"),
+        last_linked=F.max("last_linked"),
+        known=F.bool_or("known"),
+    )
+    process = Window.partitionBy(*NUMBERED)
+    before = process.orderBy("first_sequence").rowsBetween(Window.unboundedPreceding, -1)
+    first, last = F.min("first_linked").over(process), F.max("last_linked").over(process)
+    missing = (F.sum("linked").over(process) <= last - first) | (
+        ~F.bool_or("known").over(process) & (first > 0)
+    )
+    interleaved = F.max("last_sequence").over(before) >= F.col("first_sequence")
+    processes, seen = observed(
+        computed,
+        "counting the records of each process",
+        of_incarnations.select(
+            *PROCESSES.names, missing.alias("missing"), F.coalesce(interleaved, F.lit(False)).alias("mixed")
+        ),
+        missing=F.count_if(F.col("missing") | F.col("mixed")),
+        twice=F.count_if((F.col("duplicates") > 0) | F.col("mixed")),
+    )
+    return processes.select(*PROCESSES.names), seen["missing"] > 0, seen["twice"] > 0
