@@ -70,8 +70,8 @@ def enqueue_many(body: str, count: int) -> None:
 
 def worker(concurrency: int) -> list[str]:
     """The command of a worker that runs so many tasks at a time, in threads."""
-    run = f"from queues.on_skuld import tasks; tasks.run({concurrency})"
-    return [sys.executable, "-c", run]
+    place = ["queues.on_skuld:tasks", "--concurrency", str(concurrency)]
+    return [sys.executable, "-m", "rebalanser", "tasks", "worker", *place]
 
 
 def is_finished(handle: str) -> bool:

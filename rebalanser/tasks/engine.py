@@ -220,6 +220,16 @@ class Lost:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """That a task's state has changed: what is known of that without reading the task."""
+
+    task: TaskId
+    partition: int
+    status: Status
+    revision: int
+
+
 class Watch(Protocol):
     """A watch that runs."""
 
@@ -229,6 +239,8 @@ class Watch(Protocol):
 
 Sink: TypeAlias = Callable[[Sequence[Stored] | Lost], None]
 """Called from a thread of the engine's, one call at a time; it must return soon and not raise."""
+Wants: TypeAlias = Callable[[Change], bool]
+"""Asked from the same thread, in the same order, whether the sink is to be told the task of a change."""
 
 
 class Engine(ABC):
@@ -310,8 +322,12 @@ class Engine(ABC):
         """The queues that there are, with their partitions."""
 
     @abstractmethod
-    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
-        """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first."""
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+        """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first.
+
+        With ``wants`` only those that it wants, so that the others need not be read. It is asked of each
+        state that would be told, once for each time.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -87,7 +87,23 @@ class Owner:
             self._doubtful.pop(task, None)
             self._place(task, now)
         elif stored.revision > known:
-            self._close(stored)
+            self._close(stored.head.id, stored.revision)
+            if stored.state.status is Status.COMPLETED:
+                self._free(stored.head.id)
+
+    def completed(self, task: TaskId, partition: int, revision: int) -> bool:
+        """As :meth:`learn` of a complete task of any partition; whether another may be claimed now."""
+        if partition == self.partition:
+            before = self._open.get(task)
+            known = self._closed.get(task, -1) if before is None else before.revision
+            if revision <= known:
+                return False
+            self._close(task, revision)
+        return self._free(task)
+
+    def is_taken(self, task: TaskId) -> bool:
+        """Whether a claim of the task is being written, whose outcome tells what has become of it."""
+        return task in self._taken
 
     def learn_dependency(self, task: TaskId, complete: bool) -> None:
         """What a read answered of an unknown dependency: one that does not exist is not complete.
@@ -228,14 +244,11 @@ class Owner:
         self._running.drop(task)
         self._blocked.drop(task)
 
-    def _close(self, stored: Stored) -> None:
-        task = stored.head.id
+    def _close(self, task: TaskId, revision: int) -> None:
         self._drop(task)
-        self._closed[task] = stored.revision
+        self._closed[task] = revision
         if len(self._closed) > REMEMBERED:
             del self._closed[next(iter(self._closed))]
-        if stored.state.status is Status.COMPLETED:
-            self._free(task)
 
     def _drop(self, task: TaskId) -> None:
         self._leave(task)
@@ -243,9 +256,12 @@ class Owner:
         self._over_at.pop(task, None)
         self._doubtful.pop(task, None)
 
-    def _free(self, completed: TaskId) -> None:
-        for freed in self._blocked.learn(completed, complete=True):
-            self._ready.add(self._open[freed].head)
+    def _free(self, completed: TaskId) -> bool:
+        """Whether something waited for nothing else."""
+        freed = self._blocked.learn(completed, complete=True)
+        for each in freed:
+            self._ready.add(self._open[each].head)
+        return bool(freed)
 
 
 def _running_claim(stored: Stored) -> ClaimState | None:

@@ -6,17 +6,17 @@ import concurrent.futures
 import heapq
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from rebalanser.errors import RetryLater
+from rebalanser.errors import RebalanserError, RetryLater
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.asks import TakeOverAsk
 from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Epoch, Lost, TakeOver, Watch
+from rebalanser.tasks.engine import Change, Epoch, Lost, TakeOver, Watch
 from rebalanser.tasks.far_clocks import LIMIT_S, FarClock, FarClocks
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
@@ -32,12 +32,14 @@ _log = get_logger()
 class Claimed:
     """A task that this process has just claimed: its number and holder, and when the claim was asked for.
 
-    ``sent_at`` is in seconds of the clock that leases are counted on (SK-8).
+    ``sent_at`` is in seconds of the clock that leases are counted on (SK-8). ``payload`` is None where it
+    could not be read while the claim was written.
     """
 
     stored: Stored
     held: Held
     sent_at: float
+    payload: bytes | None = None
 
 
 class Partitions:
@@ -106,7 +108,11 @@ class Partitions:
         self._catch_up()
         sent_at = self._context.clock.now()
         asks = self._asks(min(limit, MAX_CLAIMS), names, worker or self._worker)
+        if not asks:
+            return []
         self._context.ledger.submit_all([ask for _, ask in asks])
+        # A payload never changes (SK-2), so it need not be read after the claim is known.
+        payloads = self._payloads([ask.task for _, ask in asks])
         claimed: list[Claimed] = []
         away: RetryLater | None = None
         for claiming, ask in asks:
@@ -115,10 +121,23 @@ class Partitions:
             except RetryLater as error:
                 away = error
             else:
-                claimed += [] if made is None else [made]
+                claimed += [] if made is None else [replace(made, payload=payloads.get(ask.task))]
         if away is not None and not claimed:
             raise away
         return claimed
+
+    def payloads(self, claimed: Sequence[Claimed]) -> Mapping[TaskId, bytes]:
+        """The payloads of claimed tasks: those that came with the claims, and the others, read now.
+
+        Raises:
+            RetryLater: the engine was away.
+        """
+        known = {each.stored.head.id: each.payload for each in claimed if each.payload is not None}
+        missing = [task for each in claimed if (task := each.stored.head.id) not in known]
+        if not missing:
+            return known
+        engine, context = self._context.engine, self._context
+        return {**known, **engine.payloads(context.queue, missing, context.timeout_s)}
 
     def report_strange(self, names: Collection[str]) -> None:
         """Log once, for each function that is not one of these, that its tasks wait for another worker."""
@@ -151,7 +170,29 @@ class Partitions:
             revision = self._context.engine.page(
                 self._context.queue, self._context.timeout_s, limit=1
             ).revision
-            self._watch = self._context.engine.watch(self._context.queue, revision, self._told)
+            self._watch = self._context.engine.watch(self._context.queue, revision, self._told, self._wants)
+
+    def _wants(self, change: Change) -> bool:
+        """Whether the task of a change must be read: not if nothing more is to be learnt from it.
+
+        That a task is complete is all that matters of it, here or in other partitions. And a claim that is
+        being written here is told of by its outcome.
+        """
+        freed = False
+        with self._lock:
+            if change.status is Status.COMPLETED:
+                for each in self._owners.values():
+                    freed |= each.owner.completed(change.task, change.partition, change.revision)
+            else:
+                claiming = self._owners.get(change.partition)
+                is_news = claiming is not None and not (
+                    change.status is Status.CLAIMED and claiming.owner.is_taken(change.task)
+                )
+                if is_news:
+                    return True
+        if freed:
+            self._wake()
+        return False
 
     def _told(self, news: Sequence[Stored] | Lost) -> None:
         now = self._context.clock.now()
@@ -251,6 +292,16 @@ class Partitions:
                 else:
                     heapq.heappop(offers)
         return asks
+
+    def _payloads(self, tasks: Sequence[TaskId]) -> Mapping[TaskId, bytes]:
+        """The payloads of tasks whose claims are being written; none where they can't be read.
+
+        The claims must be settled whatever happens here: what is wrong is told when they are read again.
+        """
+        try:
+            return self._context.engine.payloads(self._context.queue, tasks, self._context.timeout_s)
+        except RebalanserError:
+            return {}
 
     def _ask(self, owner: Owner, task: TaskId, worker: str) -> ClaimAsk:
         stored, over = owner.taken(task)

@@ -166,9 +166,7 @@ class Worker:
             return
         tries = [self._try(each) for each in claimed]
         try:
-            payloads = self._context.engine.payloads(
-                self._context.queue, [each.head.id for each in tries], self._context.timeout_s
-            )
+            payloads = self._partitions.payloads(claimed)
         except RetryLater:
             self._give_back(tries)
             raise

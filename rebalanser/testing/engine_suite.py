@@ -30,6 +30,7 @@ from rebalanser.errors import InvalidName, RegistryUnavailable, RequestTooLarge,
 from rebalanser.tasks.engine import (
     Answer,
     Applied,
+    Change,
     Collect,
     Conflict,
     Engine,
@@ -1147,6 +1148,28 @@ class EngineSuite:
         assert [item.revision for item in told] == sorted(item.revision for item in told)
         assert min(item.revision for item in told) > revisions[9]
         assert {item.head.id: item for item in told} == {item.head.id: item for item in expected}
+
+    @pytest.mark.rule("SK-11", "SK-13")
+    def test_a_watch_tells_only_what_is_wanted(self, engine: Engine, recorder: Recorder) -> None:
+        """Holds: "With ``wants`` only those that it wants", which is asked of each that would be told."""
+        (before,) = applied(engine, make(1))
+        asked: list[Change] = []
+
+        def wants(change: Change) -> bool:
+            asked.append(change)
+            return change.status is not Status.CLAIMED
+
+        with closing(engine.watch(QUEUE, before, recorder, wants)):
+            revisions = applied(engine, *(make(number) for number in (2, 3)))
+            fresh = [stored(make(number), at) for number, at in zip((2, 3), revisions, strict=True)]
+            recorder.wait_for(*fresh)
+            (taken,) = applied(engine, move(fresh[0], claimed(0)))
+            (last,) = applied(engine, make(4))
+            recorder.wait_for(stored(make(4), last))
+        assert recorder.states == [*fresh, stored(make(4), last)]
+        place = fresh[0].partition
+        assert Change(task_id(2), place, Status.WAITING, revisions[0]) in asked
+        assert Change(task_id(2), place, Status.CLAIMED, taken) in asked
 
     @pytest.mark.rule("SK-11", "SK-12")
     def test_a_watch_tells_a_large_batch(self, engine: Engine, recorder: Recorder) -> None:

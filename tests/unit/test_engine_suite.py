@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rebalanser.tasks.engine import Answer, Engine, Page, Sink, Watch, Write
+    from rebalanser.tasks.engine import Answer, Engine, Page, Sink, Wants, Watch, Write
     from rebalanser.tasks.model import Status, Stored, TaskId, Update
 
 TESTS = dict(inspect.getmembers(EngineSuite, inspect.isfunction))
@@ -251,22 +251,27 @@ class ForgetsLogs(SqliteEngine):
 
 
 class TellsBackwards(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         return super().watch(
-            queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[::-1])
+            queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[::-1]), wants
         )
 
 
 class TellsOnlyTheLast(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         return super().watch(
-            queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[-1:])
+            queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[-1:]), wants
         )
 
 
+class TellsTheUnwanted(SqliteEngine):
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+        return super().watch(queue, from_revision, sink)
+
+
 class TellsFromTheStart(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
-        return super().watch(queue, 0, sink)
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+        return super().watch(queue, 0, sink, wants)
 
 
 class KeepsNoTallies(Rewriting):
@@ -330,6 +335,7 @@ FAULTS = [
     (TellsBackwards, "test_a_watch_tells_a_large_batch"),
     (TellsOnlyTheLast, "test_a_watch_tells_what_has_changed_since"),
     (TellsFromTheStart, "test_a_watch_tells_what_has_changed_since"),
+    (TellsTheUnwanted, "test_a_watch_tells_only_what_is_wanted"),
 ]
 
 

@@ -548,3 +548,19 @@ def test_only_components_that_are_complete_altogether_are_collected() -> None:
     components = Components()
     components.add(stored(5, done, revision=7, partition=2))
     assert list(components.collectable()) == [{task(5): (2, 7)}]
+
+
+@pytest.mark.rule("SK-5", "SK-11", "SK-13")
+def test_that_a_task_is_complete_is_all_that_must_be_told_of_it() -> None:
+    owner = make(stored(1, revision=5), stored(2, after=(1,)), stored(3, after=(9,)))
+    assert not owner.completed(task(1), 0, 5), "old news"
+    assert offered(owner) == [1]
+    assert owner.completed(task(1), 0, 6), "the second one may go on"
+    assert owner.completed(task(9), 1, 2), "one of another partition"
+    assert not owner.completed(task(9), 1, 2)
+    assert offered(owner) == [2, 3]
+    owner.learn(stored(1, revision=5), 0.0)
+    assert offered(owner) == [2, 3], "what was complete does not come back"
+    assert not owner.is_taken(task(2))
+    owner.taken(task(2))
+    assert owner.is_taken(task(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sqlite3
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from rebalanser.cli import main
+from rebalanser.cli.tasks_running import SELDOM, collect_seldom
 from rebalanser.tasks import Queue, rules
 from rebalanser.tasks.checking import Check, Fault
 from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
@@ -401,6 +403,18 @@ def test_a_task_that_changes_while_it_is_looked_at_is_looked_at_again(
     engine = stage.queue.context.engine
     monkeypatch.setattr(engine, "page", lambda *_, **__: Page(tuple(stale), None, 1))
     assert list(Check(engine, "work", 4, 1.0).findings()) == []
+
+
+def test_python_s_collector_takes_less_of_a_worker_s_time() -> None:
+    before = gc.get_threshold()
+    try:
+        collect_seldom()
+        assert gc.get_threshold() == (SELDOM, *before[1:])
+        assert gc.get_freeze_count() > 0
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from rebalanser.tasks.engine import (
     MovesInTransactions,
     Page,
     Sink,
+    Wants,
     Watch,
     Write,
 )
@@ -210,9 +211,9 @@ class SqliteEngine(Engine, MovesInTransactions):
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.queues()
 
-    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         """Tell ``sink`` every state that changes after ``from_revision``, from the engine's thread."""
-        return self._follower.add(queue, from_revision, sink)
+        return self._follower.add(queue, from_revision, sink, wants)
 
     def close(self) -> None:
         """Close the file and all watches. Closing twice does nothing."""

@@ -11,13 +11,15 @@ from rebalanser.tasks.engine import Lost
 from rebalanser_sqlite.listening import LOOK_S, PATIENCE_S, Listener
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.reading import Snapshot
+from rebalanser_sqlite.tasks.rows import change_of, revision_of, stored_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from rebalanser.tasks.engine import Sink
+    from rebalanser.tasks.engine import Sink, Wants
     from rebalanser.tasks.model import Stored
+    from rebalanser_sqlite.tasks.rows import Row
 
 CHANGES_PER_READ = 500
 
@@ -31,6 +33,7 @@ class TaskWatch:
     queue: str
     seen: int
     sink: Sink
+    wants: Wants | None
     forget: Callable[[TaskWatch], None] = field(repr=False)
     open: bool = True
 
@@ -39,14 +42,21 @@ class TaskWatch:
         self.open = False
         self.forget(self)
 
-    def tell(self, told: Sequence[Stored] | Lost) -> None:
+    def tell(self, told: Sequence[Row] | Lost) -> None:
         """Hand it to the sink, whose errors must not end the thread that all watches share."""
         if not self.open:
             return
         try:
-            self.sink(told)
+            wanted = told if isinstance(told, Lost) else self._wanted(told)
+            if wanted:
+                self.sink(wanted)
         except Exception:
             _log.exception("a sink raised for queue %s", self.queue, extra={"action": "sink_failed"})
+
+    def _wanted(self, rows: Sequence[Row]) -> list[Stored]:
+        """The tasks of those rows that are to be told."""
+        wants = self.wants
+        return [stored_of(self.queue, row) for row in rows if wants is None or wants(change_of(row))]
 
 
 class Follower(Listener[TaskWatch]):
@@ -55,9 +65,9 @@ class Follower(Listener[TaskWatch]):
     def __init__(self, path: Path, open_store: Callable[[], Store]) -> None:
         super().__init__(path, open_store, "tasks")
 
-    def add(self, queue: str, from_revision: int, sink: Sink) -> TaskWatch:
+    def add(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None) -> TaskWatch:
         """Begin a watch; the first one starts the thread."""
-        return self._begin(TaskWatch(queue, from_revision, sink, self._forget))
+        return self._begin(TaskWatch(queue, from_revision, sink, wants, self._forget))
 
     def _look(self, store: Store) -> float | None:
         """Tell what is new; how many seconds there is nothing to do, None for any time."""
@@ -81,18 +91,18 @@ class Follower(Listener[TaskWatch]):
     @staticmethod
     def _news(
         snapshot: Snapshot, behind: list[TaskWatch]
-    ) -> list[tuple[list[TaskWatch], Sequence[Stored] | Lost, int]]:
+    ) -> list[tuple[list[TaskWatch], Sequence[Row] | Lost, int]]:
         """What each of the watches is to be told next, read once for those at one place, and where it is
         then."""
         places: defaultdict[tuple[str, int], list[TaskWatch]] = defaultdict(list)
         for watch in behind:
             places[watch.queue, watch.seen].append(watch)
-        news: list[tuple[list[TaskWatch], Sequence[Stored] | Lost, int]] = []
+        news: list[tuple[list[TaskWatch], Sequence[Row] | Lost, int]] = []
         for (queue, seen), watches in places.items():
             if seen > snapshot.revision:
                 news.append((watches, Lost(snapshot.revision), snapshot.revision))
                 continue
             changed = snapshot.changed(queue, seen, CHANGES_PER_READ)
             whole = len(changed) < CHANGES_PER_READ
-            news.append((watches, changed, snapshot.revision if whole else changed[-1].revision))
+            news.append((watches, changed, snapshot.revision if whole else revision_of(changed[-1])))
         return news

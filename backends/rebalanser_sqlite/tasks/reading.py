@@ -158,10 +158,7 @@ class Snapshot:
         rows = self._connection.execute(_COUNTS, (self._queue(queue)[0],))
         return {Status(status): tasks for status, tasks in rows}
 
-    def changed(self, queue: str, after_revision: int, limit: int) -> list[Stored]:
-        """The tasks whose states changed after a revision, the earliest change first."""
+    def changed(self, queue: str, after_revision: int, limit: int) -> list[Row]:
+        """The rows of the tasks whose states changed after a revision, the earliest change first."""
         number, _ = self._queue(queue)
-        return [
-            stored_of(queue, row)
-            for row in self._connection.execute(_CHANGED, (number, after_revision, limit))
-        ]
+        return self._connection.execute(_CHANGED, (number, after_revision, limit)).fetchall()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
+from rebalanser.tasks.engine import Change
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, TaskId, Term
 
 Row: TypeAlias = tuple[Any, ...]
@@ -16,6 +17,8 @@ COLUMNS: Final = (
 )
 """What :func:`stored_of` makes a task of; the first one is its id."""
 
+_REVISION: Final = 7
+_STATUS: Final = 8
 _NO_CLAIM: Final = (None,) * 7
 _STATUSES: Final = {status.value: status for status in Status}
 
@@ -32,6 +35,8 @@ def ids_bytes(tasks: tuple[TaskId, ...]) -> bytes:
 
 def ids_of(stored: bytes) -> tuple[TaskId, ...]:
     """The ids that were stored so."""
+    if not stored:
+        return ()
     text = stored.hex()
     return tuple(text[start : start + ID_DIGITS] for start in range(0, len(text), ID_DIGITS))
 
@@ -54,6 +59,17 @@ def _storable(text: str) -> str:
     """The text of an error, which may name a file whose name is no Unicode: that must not keep it from being
     written."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def revision_of(row: Row) -> int:
+    """The revision of a row of ``COLUMNS``."""
+    revision: int = row[_REVISION]
+    return revision
+
+
+def change_of(row: Row) -> Change:
+    """What a row of ``COLUMNS`` tells of the task's last change."""
+    return Change(row[0].hex(), row[1], _STATUSES[row[_STATUS]], row[_REVISION])
 
 
 def stored_of(queue: str, row: Row) -> Stored:

@@ -30,6 +30,7 @@ from rebalanser.tasks.engine import (
     Sink,
     Skip,
     TakeOver,
+    Wants,
     Watch,
     Write,
 )
@@ -164,11 +165,11 @@ class KeyValueEngine(Engine):
             defined_queue(self._root, item.key): load_definition(item) for item in reading.key_values(found)
         }
 
-    def watch(self, queue: str, from_revision: int, sink: Sink) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first."""
         keys = self._keys_of(queue)
         return self._registry.watch(
-            Target(keys.states, prefix=True), from_revision + 1, StatesTold(keys, sink)
+            Target(keys.states, prefix=True), from_revision + 1, StatesTold(keys, sink, wants)
         )
 
     def close(self) -> None:

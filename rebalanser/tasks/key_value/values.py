@@ -26,6 +26,7 @@ _dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _VERSION: Final = f'{{"v":{SCHEMA_VERSION}'
 _STATUS_END: Final = b'",'
 _STATUS_START: Final = f'{_VERSION},"status":"'.encode()
+_MARK: Final = b',"mark":{"by":'
 _STATUSES: Final = {status.value.encode(): status for status in Status}
 
 
@@ -201,6 +202,11 @@ def head_text(key: str, value: bytes) -> str:
     """The head in the value of a task, as :func:`dump_head` wrote it."""
     with _reading(key):
         return _dump(_load(key, value)["head"])
+
+
+def is_marked(value: bytes) -> bool:
+    """Whether a collection has marked the task of this value. In a text of it the quotes would be escaped."""
+    return _MARK in value
 
 
 def marked(entry: KeyValue, collection: str) -> bytes:

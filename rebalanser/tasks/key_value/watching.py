@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import Changed, HistoryLost, WatchEvent
-from rebalanser.tasks.engine import Lost, Sink
+from rebalanser.tasks.engine import Change, Lost, Sink, Wants
 from rebalanser.tasks.key_value.keys import QueueKeys
-from rebalanser.tasks.key_value.values import load_task
+from rebalanser.tasks.key_value.values import is_marked, load_task, status_of
 from rebalanser.tasks.model import Stored
 
 
@@ -19,9 +19,10 @@ class StatesTold:
     the reader finds the error where it can be raised.
     """
 
-    def __init__(self, keys: QueueKeys, sink: Sink) -> None:
+    def __init__(self, keys: QueueKeys, sink: Sink, wants: Wants | None = None) -> None:
         self._keys = keys
         self._sink = sink
+        self._wants = wants
 
     def __call__(self, events: Sequence[WatchEvent]) -> None:
         """Tell what these events say."""
@@ -46,12 +47,17 @@ class StatesTold:
         return self._changed(event)
 
     def _changed(self, event: Changed) -> Stored | Lost | None:
-        """The task that was put; None where one was deleted or marked."""
-        if event.value is None:
+        """The task that was put; None where one was deleted or marked, or is not wanted."""
+        value = event.value
+        if value is None or is_marked(value):
             return None
         try:
             partition, task = self._keys.partition_and_task(event.key)
-            entry = load_task(self._keys.queue, partition, task, event.key, event.value, event.revision)
+            if self._wants is not None and not self._wants(
+                Change(task, partition, status_of(event.key, value), event.revision)
+            ):
+                return None
+            entry = load_task(self._keys.queue, partition, task, event.key, value, event.revision)
         except UnusableStore:
             return Lost(event.revision)
-        return None if entry.mark else entry.stored
+        return entry.stored

@@ -18,6 +18,7 @@ from rebalanser.tasks.engine import (
     Forwarded,
     Move,
     Skip,
+    Taken,
     TakeOver,
     Tally,
     Unknown,
@@ -80,7 +81,10 @@ class SimulatedEngine:
         entry = write.forwarded
         if entry is None:
             return self._add(write)
-        answer = self._tally(entry).refusal(entry) or self._add(write)
+        refusal = self._tally(entry).refusal(entry)
+        if isinstance(refusal, Taken):
+            self.oracle.counts["forwarded again"] += 1
+        answer = refusal or self._add(write)
         if isinstance(answer, Applied):
             self.tallies[entry.outbox] = Tally(entry.number)
         return answer
@@ -107,7 +111,7 @@ class SimulatedEngine:
         if unknown and not write.waits_for_unknown:
             return Unknown(unknown)
         self.revision += 1
-        self.oracle.enqueued(write.task, self.revision, unknown)
+        self.oracle.enqueued(write.task, self.revision, unknown, write.forwarded)
         self.payloads[task] = write.task.payload
         self._put(Stored(write.task.head, write.state, self.revision, write.partition))
         return Applied(self.revision)

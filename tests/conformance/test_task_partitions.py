@@ -1,0 +1,130 @@
+"""The partitions that a process owns: what comes with their claims, and which news they need."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rebalanser.errors import RegistryUnavailable, UnusableStore
+from rebalanser.tasks import Queue
+from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.engine import Change
+from rebalanser.tasks.model import State, Status, TaskId
+from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.partitions import Claimed, Partitions
+
+PATIENCE_S = 60.0
+PARTITIONS = 2
+
+
+class Stage:
+    """A queue, and the partitions of it that are owned here."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.queue = Queue("work", url, partitions=PARTITIONS, state_folder=folder)
+        self.woken = threading.Event()
+        self.partitions = Partitions(self.queue.context, "here", 1.0, self.woken.set)
+        self.asked: list[Change] = []
+        self._wants = self.partitions._wants
+        self.partitions._wants = self._asked  # type: ignore[method-assign]
+
+    def _asked(self, change: Change) -> bool:
+        wanted = self._wants(change)
+        if wanted:
+            self.asked.append(change)
+        return wanted
+
+    def take(self, *numbers: int) -> None:
+        owned: list[Any] = [SimpleNamespace(resource=str(number), token=1) for number in numbers]
+        self.partitions.take(owned)
+
+    def enqueue(self, partition: int | None = None, after: tuple[TaskId, ...] = ()) -> TaskId:
+        """Enqueue a task that lies in a partition, or in any."""
+        while True:
+            made = self.queue.made_raw("send", b"a payload", EnqueueOptions(after=after))
+            if partition in (None, made.partition):
+                (task,) = self.queue.commit([made])
+                return task
+
+    def claims(self, count: int = 1) -> list[Claimed]:
+        """So many claims, as soon as there is something to claim."""
+        found: list[Claimed] = []
+        while len(found) < count:
+            found += self.partitions.claim(count - len(found), None)
+            if len(found) < count:
+                assert self.woken.wait(PATIENCE_S)
+                self.woken.clear()
+        return found
+
+    def complete(self, task: TaskId) -> None:
+        ask = MoveAsk(self.queue.get(task), lambda _: State(Status.COMPLETED))
+        self.queue.context.submit(ask).result(PATIENCE_S)
+
+    def close(self) -> None:
+        self.partitions.close()
+        self.queue.close()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    url = f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"sqlite:///{tmp_path}/tasks.db"
+    stage = Stage(url, tmp_path)
+    yield stage
+    stage.close()
+
+
+@pytest.mark.rule("SK-2", "SK-5")
+def test_a_claim_comes_with_the_payload(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.enqueue()
+    stage.take(0, 1)
+    (claimed,) = stage.claims()
+    assert claimed.payload == b"a payload"
+    monkeypatch.setattr(stage.queue.context.engine, "payloads", None)
+    assert stage.partitions.payloads([claimed]) == {claimed.stored.head.id: b"a payload"}
+
+
+@pytest.mark.rule("SK-5", "SK-6")
+@pytest.mark.parametrize("error", [RegistryUnavailable("away"), UnusableStore("broken")])
+def test_a_payload_that_could_not_be_read_is_read_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The claims are settled whatever became of the payloads: none of them is forgotten half made."""
+    task = stage.enqueue()
+    stage.take(0, 1)
+    engine = stage.queue.context.engine
+    read: Callable[..., Mapping[TaskId, bytes]] = engine.payloads
+    answers: list[Exception] = [error, error]
+
+    def payloads(queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
+        if answers:
+            raise answers.pop()
+        return read(queue, ids, timeout_s)
+
+    monkeypatch.setattr(engine, "payloads", payloads)
+    claimed = stage.claims()
+    assert claimed[0].payload is None
+    assert stage.queue.get(task).state.status is Status.CLAIMED
+    with pytest.raises(type(error)):
+        stage.partitions.payloads(claimed)
+    assert stage.partitions.payloads(claimed) == {task: b"a payload"}
+
+
+@pytest.mark.rule("SK-5", "SK-13")
+def test_of_other_partitions_it_matters_only_what_is_complete(stage: Stage) -> None:
+    first = stage.enqueue(partition=1)
+    stage.take(0)
+    second = stage.enqueue(partition=0, after=(first,))
+    strange = stage.enqueue(partition=1)
+    stage.complete(strange)
+    stage.complete(first)
+    assert [each.stored.head.id for each in stage.claims()] == [second]
+    last = stage.enqueue(partition=0)
+    assert [each.stored.head.id for each in stage.claims()] == [last]
+    assert {change.partition for change in stage.asked} == {0}
+    assert {change.status for change in stage.asked} <= {Status.WAITING, Status.CLAIMED}
