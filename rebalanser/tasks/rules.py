@@ -145,10 +145,10 @@ def fail(head: Head, state: State, held: Held, error: str, due: float | None) ->
     return replace(state, status=Status.WAITING, failures=failures, error=error, due=due)
 
 
-def release(state: State, held: Held) -> Decision:
-    """Give a claim back unworked, as a worker does that shuts down."""
+def release(state: State, held: Held, due: float = 0.0) -> Decision:
+    """Give a claim back unworked, as a worker does that shuts down; the task waits until it is due."""
     current = _current(state, held)
-    return current if isinstance(current, Refused) else replace(state, status=Status.WAITING)
+    return current if isinstance(current, Refused) else replace(state, status=Status.WAITING, due=due)
 
 
 def cancel(state: State) -> Decision:

@@ -351,6 +351,52 @@ def test_claims_over_http_stand_in_the_history(stage: Stage, tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.rule("AU-4", "SK-6", "SK-13", "SK-16")
+def test_claims_that_end_at_another_server_do_not_overlap_in_the_history(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """No claim is over by its time here: whoever made it has heard of its end from the engine."""
+    stage.environment["REBALANSER_HISTORY_DIR"] = str(tmp_path / "history")
+    first = stage.serve("--claim-ttl", "600")
+    maker = Client(first.url)
+    ids = {maker.enqueue(number, retries=5) for number in range(12)}
+    held: list[dict[str, Any]] = []
+    while len(held) < len(ids):
+        held += maker.claim(limit=12)
+    second = stage.serve("--claim-ttl", "600")
+    other = Client(second.url)
+    wait_until(lambda: other.send("GET", "/health").json["partitions"] == 2)
+    for number, claim in enumerate(held):
+        ended = other.ask(claim, "release") if number % 2 else other.ask(claim, "fail", error="no", delay_s=0)
+        assert ended.status == 200, ended
+        assert stage.queue.get(claim["task"]).state.due > 0, "it waits until the news must have come"
+    again: dict[str, tuple[dict[str, Any], Client]] = {}
+    while len(again) < len(ids):
+        for client in (maker, other):
+            again |= {claim["task"]: (claim, client) for claim in client.claim(wait_s=1, limit=12)}
+    for claim, client in again.values():
+        assert (maker if client is other else other).ask(claim, "complete").status == 200
+    wait_until(lambda: len(_accesses(tmp_path / "history", "claim_ended")) == 2 * len(ids))
+    begun = _accesses(tmp_path / "history", "claimed")
+    ends = _accesses(tmp_path / "history", "claim_ended")
+    assert begun.keys() == ends.keys()
+    for claim in held:
+        task, following = claim["task"], again[claim["task"]][0]
+        assert ends[task, claim["token"]] <= begun[task, following["token"]], "they would overlap"
+    assert {client.url for _, client in again.values()} == {first.url, second.url}
+
+
+def _accesses(folder: Path, kind: str) -> dict[tuple[str, int], float]:
+    """When the records of a kind were written, by task and token, in seconds of the host's clock."""
+    lines = [line for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().splitlines(True)]
+    records = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return {
+        (each["resource"], each["token"]): each["monotonic_time"]
+        for each in records
+        if each["kind"] == kind and "resource" in each
+    }
+
+
 @pytest.mark.rule("SK-16")
 def test_what_is_refused_is_a_problem_document(stage: Stage) -> None:
     served = stage.serve()

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rebalanser.errors import RegistryUnavailable
 from rebalanser.history import SkuldKind
-from rebalanser.tasks.http.telling import Telling, named, parsed
-from rebalanser.tasks.model import Head, State, Stored
+from rebalanser.tasks.engine import Change, Lost
+from rebalanser.tasks.http.telling import TELLING_S, Telling, named, parsed
+from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.partitions import Claimed
 from rebalanser.tasks.rules import Held
 
 TASK = "1" * 40
 TTL_S = 10.0
 HELD = Held(0, "abc")
+HEAD = Head(TASK, "work", "send")
+TERM = Term(TTL_S, "here", 110.0)
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
@@ -28,12 +34,23 @@ class Stand:
     now: float = 100.0
     is_written: bool = True
     written: list[Any] = field(default_factory=list)
+    woken: threading.Event = field(default_factory=threading.Event)
+    there: dict[str, Stored] = field(default_factory=dict)
+    is_away: bool = False
+    closed: int = 0
 
     def __post_init__(self) -> None:
         clock = SimpleNamespace(now=lambda: self.now)
         history: Any = SimpleNamespace(is_written=self.is_written, write=self._write)
-        context: Any = SimpleNamespace(clock=clock, history=history, ttl_s=TTL_S)
-        self.telling = Telling(context)
+        clock.wall = lambda: self.now + 1e9
+        engine: Any = SimpleNamespace(
+            page=lambda *_, limit: SimpleNamespace(revision=limit), watch=self._watched
+        )
+        context: Any = SimpleNamespace(
+            clock=clock, clock_name="here", history=history, ttl_s=TTL_S, timeout_s=5.0, queue="work",
+            engine=engine, read=lambda tasks: self.read(tasks),
+        )  # fmt: skip
+        self.telling = Telling(context, self.woken.set)
 
     def _write(
         self, kind: SkuldKind, task: str, token: int, *, revision: int | None, value: int | None
@@ -41,8 +58,26 @@ class Stand:
         assert task == TASK
         self.written.append((kind.value, token, value))
 
+    def _watched(
+        self, queue: str, revision: int, told: Callable[[Any], None], wants: Callable[[Change], bool]
+    ) -> Any:
+        assert (queue, revision) == ("work", 1)
+        self.told, self.wants = told, wants
+        return SimpleNamespace(close=lambda: setattr(self, "closed", self.closed + 1))
+
+    def read(self, tasks: list[str]) -> dict[str, Stored]:
+        if self.is_away:
+            raise RegistryUnavailable("away")
+        return {task: self.there[task] for task in tasks if task in self.there}
+
+    def news(self, status: Status, held: Held, term: Term = TERM) -> None:
+        """The engine tells what the task is now."""
+        claim = ClaimState(held.number, held.holder, "a", term)
+        if self.wants(Change(TASK, 0, status, 20)):
+            self.told([Stored(HEAD, State(status, claim), 20, 0)])
+
     def stored(self, revision: int) -> Stored:
-        return Stored(Head(TASK, "work", "send"), State(), revision, 0)
+        return Stored(HEAD, State(), revision, 0)
 
     def claim(self, number: int = 0, revision: int = 7) -> Held:
         held = Held(number, f"holder {number}")
@@ -105,8 +140,95 @@ def test_updates_have_no_number_once_another_server_may_have_accepted_some() -> 
     assert other.written == [("updated", 7, None)]
 
 
+@pytest.mark.rule("AU-4", "SK-6")
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.WAITING, Status.DEAD])
+def test_a_claim_that_is_ended_at_another_server_ends_with_the_news(status: Status) -> None:
+    stand = Stand()
+    stand.telling.follow()
+    held = stand.claim(1)
+    stand.news(Status.WAITING, Held(0, "an earlier one"))  # news that come late
+    stand.news(Status.CLAIMED, held)
+    assert [kind for kind, _, _ in stand.written] == ["claimed"]
+    stand.news(status, held)
+    stand.news(status, held)
+    assert stand.written == [("claimed", 7, 1), ("claim_ended", 7, None)]
+    stand.telling.close()
+    stand.telling.close()
+    assert stand.closed == 1
+
+
+@pytest.mark.rule("AU-4", "SK-10")
+def test_a_claim_that_completes_here_ends_after_that() -> None:
+    stand = Stand()
+    stand.telling.follow()
+    held = stand.claim()
+    stand.telling.completing(TASK, HELD)  # somebody else's
+    stand.telling.completing(TASK, held)
+    stand.news(Status.COMPLETED, held)
+    stand.telling.completed(stand.stored(10), held, 7)
+    assert [kind for kind, _, _ in stand.written] == ["claimed", "completed", "claim_ended"]
+
+
+@pytest.mark.rule("AU-4", "SK-6")
+def test_a_claim_that_was_followed_by_another_server_s_ends_with_the_news() -> None:
+    stand = Stand()
+    stand.telling.follow()
+    stand.claim()
+    stand.news(Status.CLAIMED, Held(1, "of another server"))
+    assert stand.written[-1] == ("claim_ended", 7, None)
+
+
+@pytest.mark.rule("AU-4")
+def test_who_holds_a_cancelled_task_acts_until_he_is_told() -> None:
+    stand = Stand()
+    stand.telling.follow()
+    held = stand.claim()
+    stand.news(Status.CANCELLED, held)
+    assert [kind for kind, _, _ in stand.written] == ["claimed"]
+    assert stand.telling.end_over() == stand.now + TTL_S
+
+
+@pytest.mark.rule("AU-4", "SK-7")
+@pytest.mark.parametrize(("clock", "ends_at"), [("here", 113.0), ("there", 114.0)])
+def test_a_claim_that_is_renewed_at_another_server_lasts_longer(clock: str, ends_at: float) -> None:
+    stand = Stand()
+    stand.telling.follow()
+    held = stand.claim()
+    stand.now += 4.0
+    stand.news(Status.CLAIMED, held, Term(TTL_S, clock, 113.0))
+    assert stand.telling.end_over() == ends_at
+
+
+@pytest.mark.rule("AU-4", "SK-11")
+def test_what_the_engine_could_not_tell_is_read() -> None:
+    stand = Stand()
+    stand.telling.follow()
+    held = stand.claim()
+    stand.is_away = True
+    stand.told(Lost(30))
+    assert stand.woken.is_set()
+    assert stand.telling.end_over() == stand.now + TTL_S
+    stand.is_away, stand.there[TASK] = False, stand.stored(7)
+    stand.there[TASK] = Stored(HEAD, State(Status.CLAIMED, ClaimState(0, held.holder, "a", TERM)), 7, 0)
+    assert stand.telling.end_over() == stand.now + TTL_S
+    stand.told(Lost(40))
+    del stand.there[TASK]  # it was completed and collected
+    assert stand.telling.end_over() is None
+    assert stand.written[-1] == ("claim_ended", 7, None)
+
+
+@pytest.mark.rule("AU-4", "SK-6")
+def test_a_task_waits_until_the_server_that_made_its_claim_has_heard_of_the_end() -> None:
+    stand = Stand()
+    held = stand.claim()
+    assert stand.telling.due_after(TASK, held) == 0.0
+    assert stand.telling.due_after(TASK, HELD) == stand.now + 1e9 + TELLING_S
+    assert Stand(is_written=False).telling.due_after(TASK, HELD) == 0.0
+
+
 def test_without_a_history_nothing_is_kept_in_mind() -> None:
     stand = Stand(is_written=False)
+    stand.telling.follow()
     stand.claim()
     assert stand.telling.end_over() is None
 

@@ -50,17 +50,22 @@ class Dispenser:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.telling = Telling(context)
+        self._woken = threading.Event()
+        self.telling = Telling(context, self._woken.set)
         """What writes the history of the claims handed out."""
         self._partitions: Partitions | None = None
-        self._woken = threading.Event()
         self._lock = threading.Lock()
         self._askers: list[Asker] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-dispenser", daemon=True)
 
     def start(self, partitions: Partitions) -> None:
-        """Begin to hand out claims of these partitions."""
+        """Begin to hand out claims of these partitions.
+
+        Raises:
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        self.telling.follow()
         self._partitions = partitions
         self._thread.start()
 
@@ -80,6 +85,7 @@ class Dispenser:
         self._woken.set()
         if self._thread.is_alive():
             self._thread.join()
+        self.telling.close()
         with self._lock:
             askers, self._askers = self._askers, []
         for each in askers:
@@ -160,9 +166,7 @@ class Dispenser:
         for each in claimed:
             self.telling.claimed(each)
         try:
-            payloads = self._context.engine.payloads(
-                self._context.queue, [each.stored.head.id for each in claimed], self._context.timeout_s
-            )
+            payloads = self._partitions.payloads(claimed)
         except RetryLater:
             for each in claimed:
                 self._give_back(each)

@@ -61,18 +61,21 @@ class Holding:
 
     def complete(self, result: bytes | None) -> Stored:
         """Complete the task for good (SK-10)."""
+        self._telling.completing(self._task, self._held)
         stored = self._settled(lambda stored: rules.complete(stored.state, self._held, result))
         self._telling.completed(stored, self._held, self._token)
         return stored
 
     def fail(self, error: str, delay_s: float | None) -> Stored:
         """The try has failed: the next one waits ``delay_s`` seconds, None for no further try (SK-15)."""
-        due = None if delay_s is None else self._context.clock.wall() + delay_s
+        not_before = self._telling.due_after(self._task, self._held)
+        due = None if delay_s is None else max(self._context.clock.wall() + delay_s, not_before)
         return self._ended(lambda stored: rules.fail(stored.head, stored.state, self._held, error, due))
 
     def release(self) -> Stored:
         """Give the claim back unworked."""
-        return self._ended(lambda stored: rules.release(stored.state, self._held))
+        due = self._telling.due_after(self._task, self._held)
+        return self._ended(lambda stored: rules.release(stored.state, self._held, due))
 
     def _ended(self, rule: Decide) -> Stored:
         # Told before: once it is written another claim may begin at any moment.

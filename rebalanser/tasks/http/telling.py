@@ -2,8 +2,13 @@
 
 Whoever holds such a claim writes no history, so the server does it in his place. He may ask any server of
 the queue; what each accepts it writes with the claim's token, which he is given as a part of the claim's
-holder and gives back with all that he asks. The server that made the claim also writes its end: when it was
-settled there, or when its time is over without having been renewed there, as the holder has to stop by then.
+holder and gives back with all that he asks. The server that made the claim also writes its end, as an access
+begins and ends in one history: when the claim was settled there; when the engine tells that it was settled
+elsewhere; or when its time is over, as the holder has to stop by then. An operator who cancels a task does
+not end what its holder does.
+
+The news must come before the next claim of the task begins, which another server may make: so a server that
+is asked to fail or release a claim which it did not make lets the task wait for :data:`TELLING_S` seconds.
 
 Updates have their numbers in the history as long as the server that made the claim has accepted all of them.
 One that comes after another server has accepted some has none, as a history that was cut off with that server
@@ -13,16 +18,21 @@ would look like a gap in the log.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rebalanser.errors import RetryLater
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.model import Stored, TaskId
+from rebalanser.tasks.engine import Change, Lost, Watch
+from rebalanser.tasks.model import State, Status, Stored, TaskId, Term
 from rebalanser.tasks.partitions import Claimed
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.timers import Timers
 
+TELLING_S: Final = 1.0
+"""More than an engine that is there takes to tell of a change."""
 _SEPARATOR: Final = "."
 _MAX_DIGITS: Final = 18
 
@@ -33,8 +43,12 @@ class _Lent:
 
     holder: str
     token: int
+    number: int
+    term: Term | None
+    """The last that was seen of it."""
     updates: int | None = 0
     """How many updates it has, None where another server may have accepted some."""
+    completes_here: bool = False
 
 
 def named(claimed: Claimed) -> str:
@@ -52,14 +66,35 @@ def parsed(number: int, holder: str) -> tuple[Held, int | None]:
 class Telling:
     """What one server writes of the claims that it made or was asked about. May be used from any thread.
 
-    Without a place for a history it does nothing.
+    Without a place for a history it does nothing. ``wake`` wakes whoever calls :meth:`end_over`.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, wake: Callable[[], None]) -> None:
         self._context = context
+        self._wake = wake
         self._lock = threading.Lock()
         self._lent: dict[TaskId, _Lent] = {}
         self._ends = Timers()
+        self._watch: Watch | None = None
+        self._must_read = False
+
+    def follow(self) -> None:
+        """Hear from the engine what becomes of the claims.
+
+        Raises:
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        if not self._context.history.is_written:
+            return
+        engine, queue = self._context.engine, self._context.queue
+        revision = engine.page(queue, self._context.timeout_s, limit=1).revision
+        self._watch = engine.watch(queue, revision, self._told, self._is_lent)
+
+    def close(self) -> None:
+        """Hear nothing any more. Closing twice does nothing."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
     def claimed(self, claimed: Claimed) -> None:
         """A claim was made, and somebody is to be told of it."""
@@ -69,7 +104,10 @@ class Telling:
         task, token = stored.head.id, stored.revision
         with self._lock:
             self._end(task)
-            self._lent[task] = _Lent(claimed.held.holder, token)
+            made = stored.state.claim
+            self._lent[task] = _Lent(
+                claimed.held.holder, token, claimed.held.number, None if made is None else made.term
+            )
             self._ends.set(task, claimed.sent_at + self._context.ttl_s)
             self._write(SkuldKind.CLAIMED, task, token, token, claimed.held.number)
 
@@ -92,6 +130,13 @@ class Telling:
                 lent.updates = None if number is None else number + 1
             self._write(SkuldKind.UPDATED, task, token, stored.revision, number)
 
+    def completing(self, task: TaskId, held: Held) -> None:
+        """It is going to be completed here, which is written down before its end."""
+        with self._lock:
+            lent = self._lent_to(task, held)
+            if lent is not None:
+                lent.completes_here = True
+
     def completed(self, stored: Stored, held: Held, token: int | None) -> None:
         """The task is complete by this claim."""
         task = stored.head.id
@@ -113,13 +158,73 @@ class Telling:
             if self._lent_to(task, held) is not None:
                 self._end(task)
 
+    def due_after(self, task: TaskId, held: Held) -> float:
+        """Until when, in wall time, a task has to wait whose claim is ended here; 0 for not at all.
+
+        The server that made the claim, if it is another one, must have heard of its end by then.
+        """
+        with self._lock:
+            is_known = not self._context.history.is_written or self._lent_to(task, held) is not None
+        return 0.0 if is_known else self._context.clock.wall() + TELLING_S
+
     def end_over(self) -> float | None:
-        """Write the end of claims whose time is over; when the next one's is, None where there is none."""
+        """Write the end of claims that are over; when the next one's time is, None where there is none."""
+        self._read_again()
         now = self._context.clock.now()
         with self._lock:
             for task in list(self._ends.pop_due(now)):
                 self._end(task)
             return self._ends.next()
+
+    def _is_lent(self, change: Change) -> bool:
+        with self._lock:
+            return change.task in self._lent
+
+    def _told(self, news: Sequence[Stored] | Lost) -> None:
+        if isinstance(news, Lost):
+            self._must_read = True
+            self._wake()
+            return
+        with self._lock:
+            for stored in news:
+                self._learn(stored.head.id, stored.state)
+
+    def _read_again(self) -> None:
+        """Read what has become of the claims, where the engine could not tell."""
+        if not self._must_read:
+            return
+        with self._lock:
+            lent = dict(self._lent)
+        try:
+            found = self._context.read(list(lent))
+        except RetryLater:
+            return
+        self._must_read = False
+        with self._lock:
+            for task, each in lent.items():
+                if task in found:
+                    self._learn(task, found[task].state)
+                elif self._lent.get(task) is each:
+                    self._end(task)
+
+    def _learn(self, task: TaskId, state: State) -> None:
+        """A claim that was made here may have been renewed or ended elsewhere."""
+        lent, claim = self._lent.get(task), state.claim
+        if lent is None or claim is None or state.status is Status.CANCELLED:
+            return
+        if state.status is Status.COMPLETED and lent.completes_here:
+            return
+        if state.status is Status.CLAIMED and claim.holder == lent.holder:
+            if claim.term != lent.term:
+                lent.term = claim.term
+                self._ends.set(task, self._ends_at(claim.term))
+        elif claim.number >= lent.number:
+            self._end(task)
+
+    def _ends_at(self, term: Term) -> float:
+        """Until when a claim may last whose term is learnt now."""
+        latest = self._context.clock.now() + term.ttl_s
+        return min(latest, term.ends_at_s) if term.clock == self._context.clock_name else latest
 
     def _lent_to(self, task: TaskId, held: Held) -> _Lent | None:
         """The claim, if this server made it and it has not ended here."""
