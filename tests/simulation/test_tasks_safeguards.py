@@ -16,6 +16,7 @@ from rebalanser.tasks import owner as owner_module
 from rebalanser.tasks import rules
 from rebalanser.tasks.claiming import ClaimAsk
 from rebalanser.tasks.components import Components
+from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.model import OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Reason, Refused
@@ -178,6 +179,13 @@ SAFEGUARDS = (
         "enqueueing an id that is taken writes nothing",
         (Switch(SimulatedEngine, "_taken", always(None)),),
         frozenset({"SK-3"}),
+    ),
+    Safeguard(
+        "count of an outbox",
+        "what an outbox has forwarded is not taken again, even once it was collected",
+        (Switch(Tally, "refusal", always(None)),),
+        frozenset({"SK-4"}),
+        "outboxes",
     ),
     Safeguard(
         "dependencies",

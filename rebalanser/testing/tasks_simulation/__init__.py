@@ -12,8 +12,9 @@ every write that takes effect.
 ``python -m rebalanser.testing.tasks_simulation --seeds 1000`` runs many seeds on all cores. A failure names
 its seed, and ``python -m rebalanser.testing.tasks_simulation --seed N --trace`` shows that run again.
 
-What is assumed: no request takes effect later than complete tasks are kept before they are collected, as an
-id that was collected is not known any more.
+What is assumed: nobody collects a task that a producer is going to enqueue once more of his own will, as an
+id that was collected is not known any more. What an outbox sends again is known: complete tasks are collected
+while requests that make them may still be under way.
 """
 
 from rebalanser.testing.simulation.oracle import Violation

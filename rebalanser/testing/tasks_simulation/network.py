@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -73,6 +73,25 @@ class Network:
             if self.world.trace:
                 self.world.say("engine", f"{text(write)} of {process.name}: {text(answer)}")
             return answer
+
+        return self.request(process, serve)
+
+    def write_all(self, process: Process, writes: Sequence[Write]) -> Wish:
+        """Have the engine apply writes in their order; what comes is their answers, LOST or AWAY.
+
+        Each is a transaction of its own: an engine that restarts meanwhile has applied the first of them.
+        """
+
+        def serve() -> Any:
+            answers: list[Any] = []
+            for write in writes:
+                if self._restarts():
+                    self.world.say("engine", f"restarts after {len(answers)} writes of {process.name}")
+                    return LOST
+                answers.append(self.world.engine.apply(write, None))
+                if self.world.trace:
+                    self.world.say("engine", f"{text(write)} of {process.name}: {text(answers[-1])}")
+            return answers
 
         return self.request(process, serve)
 
@@ -158,6 +177,13 @@ class Network:
             case Fault.REQUEST_DOUBLED:
                 return [(soon_s, None), (soon_s + self.world.delay(), prompt)]
         return [(soon_s, prompt)]
+
+    def _restarts(self) -> bool:
+        is_struck = Fault.ENGINE_DOWN in self.world.scenario.faults and self.fault_ratio > 0
+        if is_struck and self.world.random.random() < self.fault_ratio:
+            self.world.hits[Fault.ENGINE_DOWN] += 1
+            return True
+        return False
 
     def _strikes(self) -> Fault | None:
         if self.fault_ratio and self.world.random.random() < self.fault_ratio:

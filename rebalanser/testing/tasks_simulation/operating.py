@@ -85,7 +85,7 @@ class Collector(Process):
             after = page[-1].head.id
 
     def _is_young(self, stored: Stored) -> bool:
-        if stored.state.status is not Status.COMPLETED:
+        if stored.state.status is not Status.COMPLETED or self.world.is_coming(stored.head.id):
             return True
         since = self._complete_since.setdefault(stored.head.id, self.now)
         return self.now - since < KEEP_S * self.host.rate

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from rebalanser.tasks.engine import Epoch, Move
+from rebalanser.tasks.engine import Epoch, Forwarded, Move
 from rebalanser.tasks.model import ClaimState, Status, Stored, Task, TaskId
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.simulation.oracle import Violation
@@ -36,9 +36,21 @@ class Oracle:
     _updates: dict[tuple[TaskId, int], list[bytes]] = field(default_factory=dict)
     _taken_from: dict[tuple[TaskId, int], float] = field(default_factory=dict)
     _epochs: dict[int, int] = field(default_factory=dict)
+    _spooled: set[TaskId] = field(default_factory=set)
+    _refused: set[TaskId] = field(default_factory=set)
+    _taken: set[Forwarded] = field(default_factory=set)
 
-    def enqueued(self, task: Task, revision: int, unknown: tuple[TaskId, ...]) -> None:
-        """A task begins to exist; it depends on ``unknown`` ones, of which some may have been collected."""
+    def enqueued(
+        self, task: Task, revision: int, unknown: tuple[TaskId, ...], entry: Forwarded | None
+    ) -> None:
+        """A task begins to exist; it depends on ``unknown`` ones, of which some may have been collected.
+
+        ``entry`` is the one of an outbox that makes it, also if such a task was collected before.
+        """
+        if entry in self._taken:
+            raise Violation("SK-4", f"{entry} has made {_short(task.head.id)} before, and makes it again")
+        if entry is not None:
+            self._taken.add(entry)
         if any(needed in self.completed for needed in unknown):
             self.counts["waits for what was collected"] += 1
             self.hopeless.add(task.head.id)
@@ -62,6 +74,20 @@ class Oracle:
     def is_same(self, task: Task) -> bool:
         """Whether this is what was enqueued by this id."""
         return self._contents.get(task.head.id) == task
+
+    def spooled(self, task: TaskId) -> None:
+        """A producer has put a task into its outbox."""
+        self._spooled.add(task)
+
+    def refused(self, task: TaskId) -> None:
+        """A spooled task is not made, as one is missing that it depends on."""
+        self._refused.add(task)
+
+    def are_spooled_made(self) -> None:
+        """At the end: whatever was spooled was made, unless it was refused (SK-4)."""
+        lost = self._spooled - self._refused - self._contents.keys()
+        if lost:
+            raise Violation("SK-4", f"{_short(min(lost))} was spooled, and never made")
 
     def taken_over(self, epoch: Epoch) -> None:
         """An owner takes over a partition."""

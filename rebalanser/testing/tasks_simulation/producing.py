@@ -1,11 +1,28 @@
-"""Producers: what they enqueue is first spooled, then forwarded until the engine has answered (SK-4)."""
+"""Producers: what they enqueue is first spooled, then forwarded until the engine has answered (SK-4).
+
+As in the product, entries are numbered and forwarded strictly in their order, some at once; the engine counts
+each, so that one that is sent again is known. One that is refused for good is noted on the producer's disk,
+then skipped in the engine, and only then forgotten.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
-from rebalanser.tasks.engine import Applied, Enqueue, Exists, Unknown
+from rebalanser.tasks.engine import (
+    Answer,
+    Applied,
+    Conflict,
+    Enqueue,
+    Exists,
+    Forwarded,
+    Skip,
+    Taken,
+    Tally,
+    Unknown,
+)
 from rebalanser.tasks.flakes import Generator, partition_of
 from rebalanser.tasks.model import Head, State, Task, TaskId
 from rebalanser.testing.simulation.oracle import Violation
@@ -18,6 +35,22 @@ if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
 
 _EPOCH_MS = 1_700_000_000_000
+_BATCH: Final = 3
+"""Entries that are sent at once."""
+
+
+@dataclass
+class Entry:
+    """A task in an outbox."""
+
+    write: Enqueue
+    is_refused: bool = False
+
+    @property
+    def forwarded(self) -> Forwarded:
+        """The place in its outbox."""
+        assert self.write.forwarded is not None
+        return self.write.forwarded
 
 
 class Outbox:
@@ -25,9 +58,24 @@ class Outbox:
 
     def __init__(self, number: int, to_make: int) -> None:
         self.number = number
+        self.name = f"outbox {number}"
         self.to_make = to_make
-        self.spooled: list[Enqueue] = []
+        self.spooled: list[Entry] = []
         self.floor = 0
+        self._last = 0
+
+    def spool(self, enqueue: Enqueue) -> None:
+        """Keep a task until the engine has it."""
+        self._last += 1
+        place = Forwarded(self.name, self._last)
+        self.spooled.append(Entry(replace(enqueue, forwarded=place)))
+
+    def is_coming(self, task: TaskId, counted: Mapping[str, Tally]) -> bool:
+        """Whether a task is to be enqueued by an entry that the engine has not counted yet."""
+        last = counted.get(self.name, Tally()).number
+        return any(
+            entry.write.task.head.id == task and entry.forwarded.number > last for entry in self.spooled
+        )
 
 
 class Producer(Process):
@@ -48,9 +96,11 @@ class Producer(Process):
         while outbox.to_make > 0:
             yield self.sleep(random.expovariate(1.0) * pace_s)
             outbox.to_make -= 1
-            outbox.spooled.extend(self._spooled())
+            for enqueue in self._made():
+                self.world.oracle.spooled(enqueue.task.head.id)
+                outbox.spool(enqueue)
 
-    def _spooled(self) -> list[Enqueue]:
+    def _made(self) -> list[Enqueue]:
         """A task to enqueue; now and then with another that comes after, twice, or with other content."""
         random = self.world.random
         after, waits_for_unknown, later = self._after(), False, []
@@ -96,19 +146,60 @@ class Producer(Process):
         )
 
     def _forward(self) -> Script:
-        outbox = self.outbox
+        spooled = self.outbox.spooled
         while True:
-            while not outbox.spooled:
+            if not spooled:
                 yield self.sleep(0.2)
-            enqueue = outbox.spooled[0]
-            answer = yield self.world.network.write(self, enqueue)
-            if isinstance(answer, Unanswered):
-                yield self.sleep(0.2)
-                continue
-            outbox.spooled.remove(enqueue)
-            self._settled(enqueue, answer)
+            elif spooled[0].is_refused:
+                yield from self._skip(spooled[0])
+            else:
+                yield from self._send()
 
-    def _settled(self, enqueue: Enqueue, answer: object) -> None:
+    def _send(self) -> Script:
+        """Send the next entries, up to one that is refused already."""
+        entries: list[Entry] = []
+        for entry in self.outbox.spooled[:_BATCH]:
+            if entry.is_refused:
+                break
+            entries.append(entry)
+        answers = yield self.world.network.write_all(self, [entry.write for entry in entries])
+        if isinstance(answers, Unanswered):
+            yield self.sleep(0.2)
+        else:
+            self._settle(entries, answers)
+
+    def _settle(self, entries: Sequence[Entry], answers: Sequence[Answer]) -> None:
+        """Take note of the answers, up to the first that is not good; what follows it was not taken."""
+        for position, (entry, answer) in enumerate(zip(entries, answers, strict=True)):
+            if isinstance(answer, Applied | Taken):
+                self._taken(entry)
+                self.outbox.spooled.remove(entry)
+                continue
+            if isinstance(answer, Conflict) and not position:
+                raise Violation("SK-4", f"{entry.forwarded} is not the next for the engine, and is")
+            if not isinstance(answer, Conflict):
+                entry.is_refused = True
+                self._refused(entry.write, answer)
+            return
+
+    def _skip(self, entry: Entry) -> Script:
+        """Have an entry counted that makes no task."""
+        answer = yield self.world.network.write(self, Skip(QUEUE, entry.forwarded))
+        if isinstance(answer, Unanswered):
+            yield self.sleep(0.2)
+        elif isinstance(answer, Conflict):
+            raise Violation("SK-4", f"{entry.forwarded} can't be skipped, as it is not the next")
+        else:
+            self.outbox.spooled.remove(entry)
+
+    def _taken(self, entry: Entry) -> None:
+        oracle, task = self.world.oracle, entry.write.task
+        if not oracle.exists(task.head.id):
+            raise Violation("SK-4", f"{entry.forwarded} is said to be enqueued and is not")
+        if not oracle.is_same(task):
+            raise Violation("SK-3", f"{entry.forwarded} is said to be enqueued and is another")
+
+    def _refused(self, enqueue: Enqueue, answer: Answer) -> None:
         oracle = self.world.oracle
         match answer:
             case Exists(stored=stored, payload=payload) if Task(stored.head, payload) == enqueue.task:
@@ -117,8 +208,4 @@ class Producer(Process):
                 oracle.counts["refused: other content"] += 1
             case Unknown():
                 oracle.counts["refused: unknown dependency"] += 1
-                return
-            case Applied() if not oracle.is_same(enqueue.task):
-                raise Violation("SK-3", "a task is said to be enqueued that is another")
-        if not oracle.exists(enqueue.task.head.id):
-            raise Violation("SK-4", "a task is said to be enqueued that is not")
+                oracle.refused(enqueue.task.head.id)

@@ -48,6 +48,7 @@ def _run(world: World) -> None:
     _chaos(world)
     world.heal()
     _settle(world)
+    world.oracle.are_spooled_made()
     world.oracle.are_logs_whole(world.engine.tasks, world.engine.update_at)
 
 
@@ -98,6 +99,8 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
     least: dict[str, float] = {"claims": 3, "completed": 2}
     if report.seeds >= MIN_SEEDS_TO_JUDGE:
         least |= {"claims of what was over": 1, "updates": 2, "stale accesses": 0.1, "enqueued twice": 0.2}
+        if Fault.REPLY_LOST in profile.faults:
+            least["forwarded again"] = 0.2
         if profile.is_collecting:
             least["collected"] = 1
     missing = [

@@ -14,8 +14,8 @@ BUFFER_S = 0.15
 """More than two such clocks drift apart while a claim lasts."""
 SKEW_S = 5 * 3600.0
 """How far wall clocks are off."""
-KEEP_S = 9.0
-"""How long complete tasks are kept: longer than any request is late or any outbox tries again."""
+KEEP_S = 0.5
+"""How long complete tasks are kept: less than a request may be late, or an outbox may try again."""
 
 
 class Fault(StrEnum):
@@ -115,12 +115,29 @@ _PROFILES = (
     Profile("stale workers", (Fault.PAUSE_LONG, Fault.KILL, Fault.CUT, Fault.REPLY_SLOW)),
     Profile(
         "collection",
-        (*OF_REQUESTS, Fault.COLLECT, Fault.KILL),
+        (*OF_REQUESTS, Fault.COLLECT, Fault.KILL, Fault.ENGINE_DOWN),
         0.3,
         is_collecting=True,
         chaos_s=30.0,
         max_tasks=40,
         dependent_ratio=0.2,
+    ),
+    Profile(
+        "outboxes",
+        (
+            Fault.REPLY_LOST,
+            Fault.REQUEST_LATE,
+            Fault.REQUEST_DOUBLED,
+            Fault.ENGINE_DOWN,
+            Fault.KILL,
+            Fault.CUT,
+            Fault.COLLECT,
+        ),
+        1.0,
+        is_collecting=True,
+        chaos_s=20.0,
+        max_tasks=24,
+        dependent_ratio=0.0,
     ),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}

@@ -76,6 +76,10 @@ class World:
             return True
         return False
 
+    def is_coming(self, task: TaskId) -> bool:
+        """Whether a producer is to enqueue a task still, perhaps once more; to send it again is not that."""
+        return any(outbox.is_coming(task, self.engine.tallies) for outbox in self.outboxes)
+
     def assign(self, partition: int, *, is_told: bool) -> None:
         """Give a partition to another process; the old one is told at once, or much later."""
         before = [each for each in self.tenancies if each.partition == partition and not each.is_over]
