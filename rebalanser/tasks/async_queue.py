@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from pydantic import ValidationError
 
@@ -33,11 +33,15 @@ from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import PARTITIONS, Queue
 
 PAGE = 1000
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AsyncTaskFunction:
-    """A function whose calls can be enqueued; calling it calls the function itself, with a claim."""
+class AsyncTaskFunction(Generic[P]):
+    """A function whose calls can be enqueued; calling it calls the function itself, with a claim.
+
+    ``P`` are its parameters after the claim.
+    """
 
     def __init__(self, queue: AsyncQueue, body: TaskBody) -> None:
         self._queue = queue
@@ -46,7 +50,7 @@ class AsyncTaskFunction:
         self.name = body.name
         """The name under which its tasks are stored."""
 
-    def __call__(self, claim: AsyncClaim | Claim, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, claim: AsyncClaim | Claim, *arguments: P.args, **named: P.kwargs) -> Any:
         """Call the function, as in a test: a coroutine function gives a coroutine."""
         return self.body.function(claim, *arguments, **named)
 
@@ -126,10 +130,18 @@ class AsyncQueue:
     def __repr__(self) -> str:
         return f"AsyncQueue({self.name!r}, {self._url!r})"
 
+    @overload
+    def task(self, function: Callable[Concatenate[Any, P], Any], /) -> AsyncTaskFunction[P]: ...
+
+    @overload
     def task(
         self, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[..., Any]], AsyncTaskFunction]:
+    ) -> Callable[[Callable[Concatenate[Any, P], Any]], AsyncTaskFunction[P]]: ...
+
+    def task(self, name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
+
+        Without any of these ``@queue.task`` will do.
 
         A coroutine function is called in the event loop with an :class:`AsyncClaim`, and cancelled once it is
         out of time, or its claim is lost. Any other is called in a thread with a
@@ -139,12 +151,14 @@ class AsyncQueue:
             InvalidHandlers: the function can't be called with stored arguments, or the name is taken.
             InvalidTask: an option is unknown or out of range.
         """
+        if callable(name):
+            return self.task()(name)
         try:
             chosen = TaskOptions(**options)
         except ValidationError as error:
             raise InvalidTask(str(error)) from error
 
-        def register(function: Callable[..., Any]) -> AsyncTaskFunction:
+        def register(function: Callable[..., Any]) -> AsyncTaskFunction[Any]:
             claim = AsyncClaim if is_coroutine_function(function) else Claim
             body = TaskBody(function, name or function.__name__, chosen, claim)
             if body.name in self.functions:
@@ -156,11 +170,11 @@ class AsyncQueue:
 
     def periodic(
         self, expression: str, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[..., Any]], AsyncTaskFunction]:
+    ) -> Callable[[Callable[Concatenate[Any, P], Any]], AsyncTaskFunction[P]]:
         """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
         register = self.task(name, **options)
 
-        def schedule(function: Callable[..., Any]) -> AsyncTaskFunction:
+        def schedule(function: Callable[Concatenate[Any, P], Any]) -> AsyncTaskFunction[P]:
             registered = register(function)
             self._schedules.append(Schedule(self.name, registered.name, expression))
             return registered

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, Literal, ParamSpec, Self, TypeAlias
+from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, TypeAlias, overload
 
 from pydantic import ValidationError
 
@@ -66,7 +66,10 @@ P = ParamSpec("P")
 
 
 class TaskFunction(Generic[P]):
-    """A function whose calls can be enqueued; calling it calls the function itself, with a claim."""
+    """A function whose calls can be enqueued; calling it calls the function itself, with a claim.
+
+    ``P`` are its parameters after the claim.
+    """
 
     def __init__(self, queue: Queue, body: TaskBody) -> None:
         self._queue = queue
@@ -75,7 +78,7 @@ class TaskFunction(Generic[P]):
         self.name = body.name
         """The name under which its tasks are stored."""
 
-    def __call__(self, claim: Claim, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, claim: Claim, *arguments: P.args, **named: P.kwargs) -> Any:
         """Call the function, as in a test."""
         return self.body.function(claim, *arguments, **named)
 
@@ -225,15 +228,25 @@ class Queue:
     def __repr__(self) -> str:
         return f"Queue({self.name!r}, {self._url!r})"
 
+    @overload
+    def task(self, function: Callable[Concatenate[Claim, P], Any], /) -> TaskFunction[P]: ...
+
+    @overload
     def task(
         self, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[..., Any]], TaskFunction[Any]]:
+    ) -> Callable[[Callable[Concatenate[Claim, P], Any]], TaskFunction[P]]: ...
+
+    def task(self, name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
+
+        Without any of these ``@queue.task`` will do.
 
         Raises:
             InvalidHandlers: the function can't be called with stored arguments, or the name is taken.
             InvalidTask: an option is unknown or out of range.
         """
+        if callable(name):
+            return self.task()(name)
         try:
             chosen = TaskOptions(**options)
         except ValidationError as error:
@@ -250,7 +263,7 @@ class Queue:
 
     def periodic(
         self, expression: str, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[..., Any]], TaskFunction[Any]]:
+    ) -> Callable[[Callable[Concatenate[Claim, P], Any]], TaskFunction[P]]:
         """Register a function whose tasks come by a cron expression, in UTC, while a worker runs (SK-15).
 
         It takes no arguments but the claim that have no default. Each tick makes one task, whatever number of
@@ -262,7 +275,7 @@ class Queue:
         """
         register = self.task(name, **options)
 
-        def schedule(function: Callable[..., Any]) -> TaskFunction[Any]:
+        def schedule(function: Callable[Concatenate[Claim, P], Any]) -> TaskFunction[P]:
             registered = register(function)
             self._schedules.append(Schedule(self.name, registered.name, expression))
             return registered

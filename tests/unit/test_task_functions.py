@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from rebalanser.errors import InvalidHandlers, InvalidName, InvalidTask
-from rebalanser.tasks.claim import Claim
+from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.options import TaskOptions
 
@@ -124,3 +126,52 @@ def test_a_name_that_can_not_be_stored_is_refused() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         TaskOptions(**options)
+
+
+def test_a_function_is_registered_with_parentheses_and_without(tmp_path: Path) -> None:
+    with Queue("mail", "memory://parentheses", state_folder=tmp_path) as queue:
+
+        @queue.task
+        def plain(claim: Claim, to: str) -> str:
+            return f"to {to}"
+
+        @queue.task()
+        def empty(claim: Claim, to: str) -> str:
+            return f"to {to}"
+
+        @queue.task("other", retries=1)
+        def named(claim: Claim, to: str) -> str:
+            return f"to {to}"
+
+        assert [(each.name, each.body.options.retries) for each in (plain, empty, named)] == [
+            ("plain", TaskOptions().retries), ("empty", TaskOptions().retries), ("other", 1)
+        ]  # fmt: skip
+        claim: Any = None
+        assert [each(claim, "a") for each in (plain, empty, named)] == ["to a"] * 3
+        with pytest.raises(TypeError):
+            plain(claim)  # type: ignore[call-arg] # its parameters are known to type checkers too
+        assert queue.get(plain.enqueue("a")).head.name == "plain"
+        queue.task(send)
+        with pytest.raises(InvalidHandlers, match="registered already"):
+            queue.task(send)
+
+
+def test_the_asyncio_twin_registers_functions_in_the_same_ways() -> None:
+    queue = AsyncQueue("mail", "memory://parentheses")
+
+    @queue.task
+    async def coroutine(claim: AsyncClaim, to: str) -> str:
+        return f"to {to}"
+
+    @queue.task
+    def plain(claim: Claim, to: str) -> str:
+        return f"to {to}"
+
+    @queue.task(name="other")
+    async def named(claim: AsyncClaim) -> None: ...
+
+    assert list(queue.functions) == ["coroutine", "plain", "other"]
+    claim: Any = None
+    assert asyncio.run(coroutine(claim, "a")) == plain(claim, "a") == "to a"
+    with pytest.raises(TypeError):
+        plain(claim)  # type: ignore[call-arg] # its parameters are known to type checkers too
