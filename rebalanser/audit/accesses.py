@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.plans import observed
+from rebalanser.audit.plans import observed, once
 from rebalanser.audit.tables import ACCESSES, EndedBy
 from rebalanser.history import Protocol, Step
 
@@ -131,6 +131,7 @@ def _with_turn(steps: DataFrame) -> DataFrame:
     )
 
 
+@once
 def _aggregates() -> list[Column]:
     entered, removed = F.col("step") == Step.START_ENTERED, F.col("step") == Step.BARRIER_REMOVED
     return [

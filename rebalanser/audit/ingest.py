@@ -28,7 +28,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import AtomicType, StringType, StructField, StructType
 
-from rebalanser.audit.plans import computed, count, observed
+from rebalanser.audit.plans import computed, count, observed, once
 from rebalanser.audit.schema import RECORD, RECORDS, step_of
 from rebalanser.audit.session import KAFKA_PACKAGE, KafkaConnectorMissing
 from rebalanser.audit.sources import LINES, ROWS, InvalidTopic, NoHistory, Places, Topic, places
@@ -122,9 +122,15 @@ def parse_once(raw: DataFrame) -> Ingested:
 
 def with_step(current: DataFrame) -> DataFrame:
     """The records that rows are of which :func:`is_current` holds."""
-    return current.withColumn("step", step_of(F.col("protocol"), F.col("kind"))).select(*RECORDS.names)
+    return current.withColumn("step", _step()).select(*RECORDS.names)
 
 
+@once
+def _step() -> Column:
+    return step_of(F.col("protocol"), F.col("kind"))
+
+
+@once
 def is_current() -> Column:
     """Whether a row is a record of this schema version; never null. All others are for :func:`parse`."""
     return F.coalesce((F.col("schema_version") == SCHEMA_VERSION) & _is_record(), F.lit(False))

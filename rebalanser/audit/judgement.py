@@ -31,7 +31,7 @@ from rebalanser.audit.invariants import (
     update_gap,
 )
 from rebalanser.audit.invariants.steps import first_wrong_step, is_unguarded
-from rebalanser.audit.plans import count, observed
+from rebalanser.audit.plans import count, observed, once
 from rebalanser.audit.sequences import conflicts
 from rebalanser.audit.successions import doubts, suspects
 
@@ -55,6 +55,7 @@ class There:
     """Accesses of which there is a :func:`~rebalanser.audit.invariants.steps.first_wrong_step`."""
 
 
+@once
 def of_accesses() -> dict[str, Column]:
     """What is to be asked of accesses, as they are put together, for :class:`There`."""
     return {"starts": is_unguarded(), "steps": first_wrong_step().isNotNull()}
@@ -84,8 +85,7 @@ def judgement(
     ``there`` is what has been looked for in the records; what there is of suspects is found out here.
     ``proven`` are rows of ``CLOCKS`` that other records have proven.
     """
-    asked = {name: F.count_if(doubt) for name, doubt in doubts(options).items()}
-    contradicting, seen = observed(keep, "comparing owners", suspects(accesses, options), **asked)
+    contradicting, seen = observed(keep, "comparing owners", suspects(accesses, options), **_doubted(options))
     doubted = {name: found > 0 for name, found in seen.items()}
     there = there or There()
     apart = None
@@ -100,6 +100,11 @@ def judgement(
     if there.twice:
         found.append(conflicts(records))
     return Judgement(reduce(DataFrame.unionByName, found) if found else None, apart)
+
+
+@once
+def _doubted(options: Options) -> dict[str, Column]:
+    return {name: F.count_if(doubt) for name, doubt in doubts(options).items()}
 
 
 def _apart(clocks: DataFrame, keep: Keep) -> DataFrame | None:

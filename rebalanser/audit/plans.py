@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
-from pyspark import StorageLevel
+from pyspark import SparkContext, StorageLevel
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 KEPT: Final = StorageLevel.MEMORY_AND_DISK_DESER
 """How rows are kept: as they are. To serialise them and read them back takes longer than most questions."""
@@ -21,6 +25,25 @@ Keep: TypeAlias = Callable[[str | None, DataFrame], DataFrame]
 With words for what is being done it is computed at once, as :func:`cut_off` does; without, when it is asked
 for.
 """
+
+
+def once(make: Callable[P, T]) -> Callable[P, T]:
+    """Has ``make`` called once for the same arguments: for columns, which only say what is to be computed.
+
+    Each part of a column is made in the JVM, by a call of its own: thousands for each micro-batch. The
+    arguments must be hashable, and what it gives must not be changed.
+    """
+
+    @lru_cache(maxsize=64)
+    def made(_jvm: object, *args: P.args, **named: P.kwargs) -> T:
+        return make(*args, **named)
+
+    @wraps(make)
+    def kept(*args: P.args, **named: P.kwargs) -> T:
+        jvm = SparkContext._gateway  # noqa: SLF001 - PySpark has no other name of it
+        return made(jvm, *args, **named)  # type: ignore[arg-type]
+
+    return kept
 
 
 def cut_off(frame: DataFrame) -> DataFrame:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from rebalanser.audit.plans import once
 from rebalanser.audit.runs import BUCKET, bucketed, running_max, spread
 from rebalanser.audit.tables import EndedBy
 from rebalanser.history import UNLIMITED_S, Protocol
@@ -60,13 +61,16 @@ def suspects(accesses: DataFrame, options: Options) -> DataFrame:
     - ``last``: its end by wall time;
     - ``previous``: its token.
     """
-    ordered = accesses.where(F.col("token").isNotNull()).select(
-        *SERIES, *_ORDER, _clock().alias(CLOCK), F.struct(*_OF_OWNER, *_derived()).alias(OWNER)
-    )
+    ordered = accesses.where(F.col("token").isNotNull()).select(*SERIES, *_ORDER, *_owners())
     cut = spread(bucketed(ordered, SERIES, "token", options.crowded), SERIES)
     exact = running_max(cut, (*SERIES, CLOCK), _ORDER, _exact_maxima())
     both = running_max(exact, SERIES, _ORDER, _maxima())
-    return both.where(_is_any(*doubts(options).values())).drop(*_ORDER, CLOCK, BUCKET)
+    return both.where(_is_doubted(options)).drop(*_ORDER, CLOCK, BUCKET)
+
+
+@once
+def _owners() -> tuple[Column, Column]:
+    return _clock().alias(CLOCK), F.struct(*_OF_OWNER, *_derived()).alias(OWNER)
 
 
 def _derived() -> list[Column]:
@@ -109,6 +113,7 @@ def may_overlap_for(owner: Column) -> Column:
     return F.coalesce(owner["overlap_limit_s"], F.lit(0.0))
 
 
+@once
 def contradicts_cause(options: Options) -> Column:
     """Whether the barrier was added, by the clocks, before its last holder had stopped.
 
@@ -125,6 +130,7 @@ def _clock() -> Column:
     return F.coalesce(F.concat(F.lit("boot "), "boot"), F.concat(F.lit("process "), "process"))
 
 
+@once
 def _maxima() -> Mapping[str, Column]:
     owner = F.col(OWNER)
     entered, limited = _entered(owner), _limited(owner)
@@ -143,6 +149,7 @@ def _maxima() -> Mapping[str, Column]:
     }
 
 
+@once
 def _exact_maxima() -> Mapping[str, Column]:
     owner = F.col(OWNER)
     limited = _entered(owner) & _limited(owner)
@@ -155,6 +162,12 @@ def _exact_maxima() -> Mapping[str, Column]:
     }
 
 
+@once
+def _is_doubted(options: Options) -> Column:
+    return _is_any(*doubts(options).values())
+
+
+@once
 def doubts(options: Options) -> Mapping[str, Column]:
     """What a suspect may contradict, each a condition of its row. Where none has one, nothing is found of it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rebalanser.audit.tables import FindingKind
     from rebalanser.history import Protocol
 
+_SEEN: Final = "evidence_seen"
 _BEGINNINGS: Final = (str(Step.ELECTED), str(Step.START_ENTERED), str(Step.UPDATED), str(Step.FINISHED))
 
 
@@ -83,8 +85,21 @@ def witness(process: Column, sequence: Column, step: Step) -> Column:
     )
 
 
-def findings(
-    suspects: DataFrame,
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What is said of one kind of findings, as columns."""
+
+    evidence: Column
+    columns: tuple[Column, ...]
+    """Those of ``FINDINGS``, once the evidence is a column of its own."""
+
+
+def findings(suspects: DataFrame, wording: Wording) -> DataFrame:
+    """A row of ``FINDINGS`` for each of ``suspects``."""
+    return suspects.select("*", wording.evidence).select(*wording.columns)
+
+
+def worded(
     kind: FindingKind,
     *,
     rule: Column,
@@ -93,18 +108,15 @@ def findings(
     evidence: list[Column],
     certainty: Column | None = None,
     **known: Column,
-) -> DataFrame:
-    """A row of ``FINDINGS`` for each of ``suspects``; ``known`` are further columns, the rest is null.
+) -> Wording:
+    """How findings of a kind are told; ``known`` are further columns of ``FINDINGS``, the rest is null.
 
     Witnesses without a number are left out. A finding is named by its parties and by the records with which
     what they did began: those that end it may come later, and make no other finding of it (AU-9).
     """
-    seen = suspects.select(
-        "*",
-        F.filter(F.array(*evidence), lambda record: record["sequence"].isNotNull()).alias("evidence_seen"),
-    )
+    seen = F.filter(F.array(*evidence), lambda record: record["sequence"].isNotNull())
     owners = F.transform(F.array(*parties), lambda owner: _named(owner, "process", "node", "token"))
-    begun = F.filter("evidence_seen", lambda record: record["kind"].isin(*_BEGINNINGS))
+    begun = F.filter(_SEEN, lambda record: record["kind"].isin(*_BEGINNINGS))
     names = F.transform(begun, lambda record: _named(record, "process", "sequence"))
     columns = {
         "id": F.sha2(F.concat_ws("|", F.lit(str(kind)), "protocol", "group", "resource", owners, names), 256),
@@ -116,12 +128,13 @@ def findings(
         "resource": F.col("resource"),
         "sentence": sentence,
         "parties": F.array(*parties),
-        "evidence": F.col("evidence_seen"),
+        "evidence": F.col(_SEEN),
         **known,
     }
-    return seen.select(
-        *(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in FINDINGS)
+    in_order = (
+        columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in FINDINGS
     )
+    return Wording(seen.alias(_SEEN), tuple(in_order))
 
 
 def _named(struct: Column, *fields: str) -> Column:

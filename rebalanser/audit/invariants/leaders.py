@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.invariants.findings import by_protocol, findings, named, party, text, witness
+from rebalanser.audit.invariants.findings import by_protocol, findings, named, party, text, witness, worded
 from rebalanser.audit.tables import FindingKind
 from rebalanser.history import Protocol, Step
 
@@ -58,14 +58,16 @@ def two_leaders(case: Case) -> DataFrame:
     )
     return findings(
         terms,
-        FindingKind.TWO_LEADERS,
-        rule=by_protocol(_RULES),
-        sentence=sentence,
-        parties=[party(one), party(other)],
-        evidence=[
-            witness(one["process"], one["sequence"], Step.ELECTED),
-            witness(other["process"], other["sequence"], Step.ELECTED),
-        ],
-        begins=F.greatest(one["start_entered_wall"], other["start_entered_wall"]),
-        ends=F.greatest(one["start_entered_wall"], other["start_entered_wall"]),
+        worded(
+            FindingKind.TWO_LEADERS,
+            rule=by_protocol(_RULES),
+            sentence=sentence,
+            parties=[party(one), party(other)],
+            evidence=[
+                witness(one["process"], one["sequence"], Step.ELECTED),
+                witness(other["process"], other["sequence"], Step.ELECTED),
+            ],
+            begins=F.greatest(one["start_entered_wall"], other["start_entered_wall"]),
+            ends=F.greatest(one["start_entered_wall"], other["start_entered_wall"]),
+        ),
     )

@@ -8,6 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.clocks import with_uncertainty
 from rebalanser.audit.invariants.findings import (
+    Wording,
     by_protocol,
     certain_if,
     findings,
@@ -16,7 +17,9 @@ from rebalanser.audit.invariants.findings import (
     subject,
     text,
     witness,
+    worded,
 )
+from rebalanser.audit.plans import once
 from rebalanser.audit.successions import OWNER, has_barriers, may_overlap_for
 from rebalanser.audit.tables import EndedBy, FindingKind
 from rebalanser.audit.times import lasting_column
@@ -64,9 +67,10 @@ def overlap(case: Case) -> DataFrame:
         .where(F.col(_EARLIER).isNotNull())
         .withColumn("exact", _of_one_clock())
     )
-    return _overlaps(_overlapping(pairs, case))
+    return findings(_overlapping(pairs, case), _told_of_overlaps())
 
 
+@once
 def _of_one_clock() -> Column:
     return _on_one_clock(F.col(_EARLIER), F.col(OWNER))
 
@@ -76,6 +80,7 @@ def _on_one_clock(earlier: Column, later: Column) -> Column:
     return F.coalesce(earlier["boot"] == later["boot"], earlier["process"] == later["process"])
 
 
+@once
 def _longest_on_boot() -> Column:
     """The longest of those on the clock of the present owner that overlap with it, null where none does."""
 
@@ -87,6 +92,7 @@ def _longest_on_boot() -> Column:
     return F.greatest(*(overlapping(F.col(name)) for name in ("longest_exact", "again_exact")))
 
 
+@once
 def _longest_by_wall() -> Column:
     """The longest of those on other clocks that overlap with the present owner by wall time, null for none.
 
@@ -114,19 +120,34 @@ def _longest_by_wall() -> Column:
 
 def _overlapping(pairs: DataFrame, case: Case) -> DataFrame:
     """The pairs that overlap, with what the clocks allow to say of them."""
-    earlier, later = F.col(_EARLIER), F.col(OWNER)
-    start, end = _by_clock("start_entered"), _until()
-    shared_s = F.least(end(earlier), end(later)) - F.greatest(start(earlier), start(later))
     measured = (
-        pairs.withColumn("earlier_lasts_s", end(earlier) - start(later) - may_overlap_for(earlier))
-        .withColumn("later_lasts_s", end(later) - start(earlier))
-        .withColumn("lasts_s", F.greatest(shared_s, F.lit(0.0)))
+        pairs.withColumns(_measures())
+        .withColumn("lasts_s", F.greatest("shared_s", F.lit(0.0)))
         .where((F.col("earlier_lasts_s") > 0) & (F.col("later_lasts_s") >= 0))
     )
-    doubted = _with_uncertainty(measured, case)
+    return _with_uncertainty(measured, case).withColumn("certain", _is_certain()).where(_counts())
+
+
+@once
+def _measures() -> dict[str, Column]:
+    earlier, later = F.col(_EARLIER), F.col(OWNER)
+    start, end = _by_clock("start_entered"), _until()
+    return {
+        "earlier_lasts_s": end(earlier) - start(later) - may_overlap_for(earlier),
+        "later_lasts_s": end(later) - start(earlier),
+        "shared_s": F.least(end(earlier), end(later)) - F.greatest(start(earlier), start(later)),
+    }
+
+
+@once
+def _is_certain() -> Column:
     beyond = F.least("earlier_lasts_s", "later_lasts_s") > F.col(_UNCERTAIN)
-    certain = ~F.col(_UNSURE) & (F.col("exact") | beyond)
-    return doubted.withColumn("certain", certain).where(F.col("certain") | ~_is_in_good_order(earlier))
+    return ~F.col(_UNSURE) & (F.col("exact") | beyond)
+
+
+@once
+def _counts() -> Column:
+    return F.col("certain") | ~_is_in_good_order(F.col(_EARLIER))
 
 
 def _until() -> Callable[[Column], Column]:
@@ -141,7 +162,8 @@ def _is_in_good_order(owner: Column) -> Column:
     return stopped & (~has_barriers(F.col("protocol")) | owner["barrier_removed_sequence"].isNotNull())
 
 
-def _overlaps(pairs: DataFrame) -> DataFrame:
+@once
+def _told_of_overlaps() -> Wording:
     earlier, later = F.col(_EARLIER), F.col(OWNER)
     begins = F.greatest(earlier["start_entered_wall"], later["start_entered_wall"])
     swapped = earlier["start_entered_wall"] > later["start_entered_wall"]
@@ -175,8 +197,7 @@ def _overlaps(pairs: DataFrame) -> DataFrame:
     in_neli = F.when(
         (F.col("protocol") == str(Protocol.NELI)) & (may_overlap_for(earlier) > 0), F.lit("NE-6")
     )
-    return findings(
-        pairs,
+    return worded(
         FindingKind.OVERLAP,
         rule=F.coalesce(in_neli, by_protocol(_OVERLAP_RULES)),
         certainty=certain_if(F.col("certain")),
@@ -202,9 +223,15 @@ def _wall_end(owner: Column) -> Column:
 
 def barrier_overlap(case: Case) -> DataFrame:
     """Barriers that were added at a revision before the one at which an earlier one was removed: certain."""
-    earlier, later = F.col("removal.owner"), F.col(OWNER)
+    later = F.col(OWNER)
     stood = later["barrier_added_sequence"].isNotNull() & (later["turn"] == 0)
     pairs = case.suspects.where(stood & (F.col("removal.key") > later["token"]))
+    return findings(pairs, _told_of_barriers())
+
+
+@once
+def _told_of_barriers() -> Wording:
+    earlier, later = F.col("removal.owner"), F.col(OWNER)
     sentence = text(
         "the barrier of {} was held by two: {} (token {}) removed it at revision {} only, "
         "and {} had added it at revision {}",
@@ -215,8 +242,7 @@ def barrier_overlap(case: Case) -> DataFrame:
         named(later, earlier),
         later["token"],
     )
-    return findings(
-        pairs,
+    return worded(
         FindingKind.BARRIER_OVERLAP,
         rule=F.lit("RB-12"),
         sentence=sentence,
@@ -262,20 +288,22 @@ def unowned(case: Case) -> DataFrame:
     )
     return findings(
         long,
-        FindingKind.UNOWNED,
-        rule=by_protocol(_UNOWNED_RULES),
-        certainty=certain_if(known),
-        sentence=sentence,
-        parties=[party(earlier), party(later)],
-        evidence=[
-            _witness(earlier, Step.START_ENTERED),
-            _witness(earlier, Step.STOP_RETURNED),
-            _witness(later, Step.START_ENTERED),
-        ],
-        begins=earlier["end_wall"],
-        ends=later["start_entered_wall"],
-        lasts_s=F.col("lasts_s"),
-        uncertainty_s=F.col(_UNCERTAIN),
+        worded(
+            FindingKind.UNOWNED,
+            rule=by_protocol(_UNOWNED_RULES),
+            certainty=certain_if(known),
+            sentence=sentence,
+            parties=[party(earlier), party(later)],
+            evidence=[
+                _witness(earlier, Step.START_ENTERED),
+                _witness(earlier, Step.STOP_RETURNED),
+                _witness(later, Step.START_ENTERED),
+            ],
+            begins=earlier["end_wall"],
+            ends=later["start_entered_wall"],
+            lasts_s=F.col("lasts_s"),
+            uncertainty_s=F.col(_UNCERTAIN),
+        ),
     )
 
 
@@ -350,15 +378,17 @@ def _of_tokens(pairs: DataFrame, kind: FindingKind, sentence: Column, uncertaint
     earlier, later = F.col(_EARLIER), F.col(OWNER)
     return findings(
         pairs,
-        kind,
-        rule=by_protocol(_TOKEN_RULES),
-        sentence=sentence,
-        parties=[party(earlier), party(later)],
-        evidence=[_witness(earlier, Step.START_ENTERED), _witness(later, Step.START_ENTERED)],
-        begins=F.greatest(earlier["start_entered_wall"], later["start_entered_wall"]),
-        ends=F.greatest(earlier["start_entered_wall"], later["start_entered_wall"]),
-        uncertainty_s=uncertainty_s,
-        fenced=_fenced_by(earlier, later),
+        worded(
+            kind,
+            rule=by_protocol(_TOKEN_RULES),
+            sentence=sentence,
+            parties=[party(earlier), party(later)],
+            evidence=[_witness(earlier, Step.START_ENTERED), _witness(later, Step.START_ENTERED)],
+            begins=F.greatest(earlier["start_entered_wall"], later["start_entered_wall"]),
+            ends=F.greatest(earlier["start_entered_wall"], later["start_entered_wall"]),
+            uncertainty_s=uncertainty_s,
+            fenced=_fenced_by(earlier, later),
+        ),
     )
 
 
@@ -372,6 +402,7 @@ def _with_uncertainty(pairs: DataFrame, case: Case) -> DataFrame:
     return doubted.withColumn(_UNCERTAIN, F.when(F.col("exact"), 0.0).otherwise(F.col(_UNCERTAIN)))
 
 
+@once
 def _fenced() -> Column:
     return _fenced_by(F.col(_EARLIER), F.col(OWNER))
 

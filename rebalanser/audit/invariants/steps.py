@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.invariants.findings import findings, party, subject, text, witness
+from rebalanser.audit.invariants.findings import findings, party, subject, text, witness, worded
 from rebalanser.audit.successions import has_barriers, stopped_too_late
 from rebalanser.audit.tables import ACCESSES, EndedBy, FindingKind
 from rebalanser.history import Step
@@ -44,16 +44,18 @@ def start_without_barrier(case: Case) -> DataFrame:
     )
     return findings(
         broken,
-        FindingKind.START_WITHOUT_BARRIER,
-        rule=F.lit("RB-12"),
-        sentence=text(
-            "{} entered OnStart of {} (token {}) {}", F.col("label"), subject(), F.col("token"), how
+        worded(
+            FindingKind.START_WITHOUT_BARRIER,
+            rule=F.lit("RB-12"),
+            sentence=text(
+                "{} entered OnStart of {} (token {}) {}", F.col("label"), subject(), F.col("token"), how
+            ),
+            parties=[_party()],
+            evidence=[_witness(Step.START_ENTERED), _witness(Step.BARRIER_ADDED)],
+            begins=F.col("start_entered_wall"),
+            ends=F.coalesce("barrier_added_wall", "end_wall"),
+            fenced=F.col("fenced"),
         ),
-        parties=[_party()],
-        evidence=[_witness(Step.START_ENTERED), _witness(Step.BARRIER_ADDED)],
-        begins=F.col("start_entered_wall"),
-        ends=F.coalesce("barrier_added_wall", "end_wall"),
-        fenced=F.col("fenced"),
     )
 
 
@@ -95,22 +97,24 @@ def step_order(case: Case) -> DataFrame:
     broken = case.accesses.withColumn("wrong", first_wrong_step()).where(F.col("wrong").isNotNull())
     return findings(
         broken,
-        FindingKind.STEP_ORDER,
-        rule=F.lit("RB-11"),
-        sentence=text(
-            "{} with token {} on {}: {}", F.col("label"), F.col("token"), subject(), F.col("wrong")
+        worded(
+            FindingKind.STEP_ORDER,
+            rule=F.lit("RB-11"),
+            sentence=text(
+                "{} with token {} on {}: {}", F.col("label"), F.col("token"), subject(), F.col("wrong")
+            ),
+            parties=[_party()],
+            evidence=[
+                _witness(Step.BARRIER_ADDED),
+                _witness(Step.START_ENTERED),
+                _witness(Step.START_RETURNED),
+                _witness(Step.STOP_RETURNED),
+                _witness(Step.BARRIER_REMOVED),
+            ],
+            begins=F.coalesce(F.least("barrier_removed_wall", "stop_returned_wall"), "start_entered_wall"),
+            ends=F.coalesce(F.greatest("barrier_removed_wall", "stop_returned_wall"), "end_wall"),
+            fenced=F.col("fenced"),
         ),
-        parties=[_party()],
-        evidence=[
-            _witness(Step.BARRIER_ADDED),
-            _witness(Step.START_ENTERED),
-            _witness(Step.START_RETURNED),
-            _witness(Step.STOP_RETURNED),
-            _witness(Step.BARRIER_REMOVED),
-        ],
-        begins=F.coalesce(F.least("barrier_removed_wall", "stop_returned_wall"), "start_entered_wall"),
-        ends=F.coalesce(F.greatest("barrier_removed_wall", "stop_returned_wall"), "end_wall"),
-        fenced=F.col("fenced"),
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.invariants.findings import findings, named, party, subject, text, witness
+from rebalanser.audit.invariants.findings import findings, named, party, subject, text, witness, worded
 from rebalanser.audit.runs import bucketed, running_max
 from rebalanser.audit.successions import SERIES
 from rebalanser.audit.tables import ACCESSES, FindingKind
@@ -54,16 +54,18 @@ def update_gap(case: Case) -> DataFrame:
     )
     return findings(
         broken,
-        FindingKind.UPDATE_GAP,
-        rule=F.lit("SK-9"),
-        sentence=sentence,
-        parties=[party(_writer())],
-        evidence=[
-            witness(F.col("process"), F.col("first_sequence"), Step.UPDATED),
-            witness(F.col("process"), F.col("last_sequence"), Step.UPDATED),
-        ],
-        begins=F.col("start_entered_wall"),
-        ends=F.col("end_wall"),
+        worded(
+            FindingKind.UPDATE_GAP,
+            rule=F.lit("SK-9"),
+            sentence=sentence,
+            parties=[party(_writer())],
+            evidence=[
+                witness(F.col("process"), F.col("first_sequence"), Step.UPDATED),
+                witness(F.col("process"), F.col("last_sequence"), Step.UPDATED),
+            ],
+            begins=F.col("start_entered_wall"),
+            ends=F.col("end_wall"),
+        ),
     )
 
 
@@ -104,16 +106,18 @@ def stale_write(case: Case) -> DataFrame:
     )
     return findings(
         superseded.withColumn("end_wall", F.col("written_wall")),
-        FindingKind.STALE_WRITE,
-        rule=F.lit("SK-10"),
-        sentence=sentence,
-        parties=[party(_writer())],
-        evidence=[
-            witness(F.col("process"), F.col("written_sequence"), Step.UPDATED),
-            witness(F.col("later.process"), F.col("later.granted_sequence"), Step.START_ENTERED),
-        ],
-        begins=F.col("written_wall"),
-        ends=F.col("written_wall"),
+        worded(
+            FindingKind.STALE_WRITE,
+            rule=F.lit("SK-10"),
+            sentence=sentence,
+            parties=[party(_writer())],
+            evidence=[
+                witness(F.col("process"), F.col("written_sequence"), Step.UPDATED),
+                witness(F.col("later.process"), F.col("later.granted_sequence"), Step.START_ENTERED),
+            ],
+            begins=F.col("written_wall"),
+            ends=F.col("written_wall"),
+        ),
     )
 
 
@@ -143,17 +147,19 @@ def _held_twice(claims: DataFrame, name: str) -> DataFrame:
     )
     return findings(
         pairs,
-        FindingKind.CLAIM_TWICE,
-        rule=F.lit("SK-6"),
-        sentence=sentence,
-        parties=[party(one), party(other)],
-        evidence=[
-            witness(one["process"], one["start_entered_sequence"], Step.START_ENTERED),
-            witness(other["process"], other["start_entered_sequence"], Step.START_ENTERED),
-        ],
-        begins=other["start_entered_wall"],
-        ends=F.least(one["end_wall"], other["end_wall"]),
-        fenced=one["fenced"] & other["fenced"],
+        worded(
+            FindingKind.CLAIM_TWICE,
+            rule=F.lit("SK-6"),
+            sentence=sentence,
+            parties=[party(one), party(other)],
+            evidence=[
+                witness(one["process"], one["start_entered_sequence"], Step.START_ENTERED),
+                witness(other["process"], other["start_entered_sequence"], Step.START_ENTERED),
+            ],
+            begins=other["start_entered_wall"],
+            ends=F.least(one["end_wall"], other["end_wall"]),
+            fenced=one["fenced"] & other["fenced"],
+        ),
     )
 
 
