@@ -31,7 +31,7 @@ CLAIMED = {
     *(f"RB-{number}" for number in (*range(1, 31), 33, 34)),
     *(f"SH-{number}" for number in range(1, 20)),
     *(f"NE-{number}" for number in range(1, 17)),
-    *(f"AU-{number}" for number in (*range(1, 9), 10)),
+    *(f"AU-{number}" for number in range(1, 11)),
     *(f"SK-{number}" for number in range(1, 19)),
 }
 SHELLS = {"bash", "console", "sh"}
@@ -115,7 +115,6 @@ def test_a_page_that_is_out_of_date_is_noticed() -> None:
 def test_rules_are_those_that_this_release_claims() -> None:
     assert set(generate.claimed_rules()) == CLAIMED
     assert set(generate.claimed_rules()) | set(generate.unclaimed_rules()) == CLAIMED | {
-        "AU-9",
         *(f"RB-{number}" for number in range(1, 36)),
     }
 
