@@ -29,15 +29,18 @@ _WHERE: Final = ("source", "position")
 _BETWEEN: Final = (FindingKind.STEP_ORDER, FindingKind.UPDATE_GAP)
 
 
-def with_evidence(found: DataFrame, records: DataFrame, gaps: DataFrame | None) -> DataFrame:
+def with_evidence(
+    found: DataFrame, records: DataFrame, gaps: DataFrame | None, *, has_lines: bool = False
+) -> DataFrame:
     """Findings with all there is to say of their witnesses, and with the gaps that make them doubtful.
 
     ``found`` is what the invariants give, whose witnesses have ``process`` and ``sequence`` and as ``kind``
     the step; it is used several times, and should be cut off from its plan. Where one of ``gaps`` could
     change a verdict it is named and the finding is ``possible`` (AU-2); without ``gaps`` there are none.
+    ``has_lines`` is whether all records have a ``position`` already.
     """
     doubted = found if gaps is None else _with_gap(found, gaps)
-    return _with_witnesses(doubted, records).select(*FINDINGS.names)
+    return _with_witnesses(doubted, records, has_lines).select(*FINDINGS.names)
 
 
 def numbered_lines(records: DataFrame) -> DataFrame:
@@ -102,7 +105,7 @@ def _path_of(source: str) -> str | None:
     return spark_path(path) if os.access(path, os.R_OK) else None
 
 
-def _with_witnesses(found: DataFrame, records: DataFrame) -> DataFrame:
+def _with_witnesses(found: DataFrame, records: DataFrame, has_lines: bool) -> DataFrame:
     """All records that have the names of the witnesses: two of a name if they are different, else one."""
     named = found.select("id", *NUMBERED[:2], F.posexplode("evidence").alias("place", "witness")).select(
         "id",
@@ -113,17 +116,14 @@ def _with_witnesses(found: DataFrame, records: DataFrame) -> DataFrame:
         F.col("witness.kind").alias("step"),
     )
     wanted = named.select(*_NAME).distinct()
-    copies, met = observed(
-        computed,
-        "collecting evidence",
+    copies = (
         records.join(F.broadcast(wanted), list(_NAME), "left_semi")
         .withColumn("content", content())
         .groupBy(*_NAME, "content")
         .agg(F.min(F.struct(*_WHERE, "kind", "wall_time", "revision")).alias("first"))
-        .select(*_NAME, "content", "first.*"),
-        without_line=F.count_if(F.col("position").isNull()),
+        .select(*_NAME, "content", "first.*")
     )
-    seen = _with_lines(copies) if met["without_line"] else copies
+    seen = copies if has_lines else _with_lines(copies)
     kind = F.coalesce("kind", "step").alias("kind")
     witness = F.struct(*(kind if name == "kind" else F.col(name) for name in WITNESS.names)).cast(WITNESS)
     evidence = (
@@ -140,6 +140,11 @@ def _with_witnesses(found: DataFrame, records: DataFrame) -> DataFrame:
 
 
 def _with_lines(copies: DataFrame) -> DataFrame:
+    """The same with the lines of those that have no ``position``, if there are any."""
+    without_line = F.count_if(F.col("position").isNull())
+    copies, met = observed(computed, "collecting evidence", copies, without_line=without_line)
+    if not met["without_line"]:
+        return copies
     lines = numbered_lines(copies).groupBy(*_NAME, "content", "source").agg(F.min("position").alias("line"))
     return copies.join(lines, [*_NAME, "content", "source"], "left").withColumn(
         "position", F.coalesce("position", "line")

@@ -359,7 +359,7 @@ class Stream:
         _, counts = observed(
             write,
             "collecting evidence",
-            with_evidence(new, settled, gaps_told),
+            with_evidence(new, settled, gaps_told, has_lines=True),
             possible=F.count_if(~whole),
             fenced=F.count_if(whole & fenced),
             certain=F.count_if(whole & ~fenced),

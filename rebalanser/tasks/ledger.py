@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Final, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
@@ -38,6 +38,7 @@ class Ledger:
         self._timeout_s = timeout_s
         self._more = threading.Condition()
         self._waiting: deque[Ask[object]] = deque()
+        self._written: Sequence[Ask[object]] = ()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-ledger", daemon=True)
         self._thread.start()
@@ -62,6 +63,12 @@ class Ledger:
             self._waiting.extend(asks)  # type: ignore[arg-type] # the result is the asker's business
             self._more.notify()
 
+    def flush(self) -> None:
+        """Wait until the outcome of all that was submitted so far is known."""
+        with self._more:
+            asked = [ask.future for ask in (*self._written, *self._waiting)]
+        wait(asked)
+
     def close(self) -> None:
         """See through what was submitted, then end. Closing twice does nothing."""
         with self._more:
@@ -76,7 +83,7 @@ class Ledger:
             except Exception as error:  # whoever waits must be told, whatever it is
                 _fail(batch, error)
 
-    def _taken(self) -> list[Ask[object]]:
+    def _taken(self) -> Sequence[Ask[object]]:
         """The next batch: at most one ask for each task, the rest keeping their places. Empty at the end."""
         with self._more:
             self._more.wait_for(lambda: self._waiting or self._closing)
@@ -89,9 +96,10 @@ class Ledger:
                 else:
                     batch[ask.task] = ask
             self._waiting.extendleft(reversed(kept))
-            return list(batch.values())
+            self._written = list(batch.values())
+            return self._written
 
-    def _see_through(self, asks: list[Ask[object]]) -> None:
+    def _see_through(self, asks: Sequence[Ask[object]]) -> None:
         for _ in range(_MAX_ROUNDS):
             writes = [(ask, write) for ask in asks if (write := ask.write()) is not None]
             if not writes:

@@ -575,7 +575,8 @@ class Queue:
     def stop(self, grace_s: float | None = None) -> None:
         """Claim no more, let the bodies that run end within ``grace_s`` seconds (30 where None), and leave.
 
-        What has not ended by then is given back, and what it still writes is refused. Twice is fine.
+        What has not ended by then is given back, and what it still writes is refused. How each try ended is
+        written once this returns, unless the engine is away. Twice is fine.
         """
         group, self._group = self._group, None
         self._stopped.set()
@@ -585,6 +586,7 @@ class Queue:
             self._ticker.stop()
         if self._worker is not None:
             self._worker.stop(GRACE_S if grace_s is None else grace_s)
+            self._context.ledger.flush()
         if self._caller is not None:
             self._caller.close()
         group.stop()

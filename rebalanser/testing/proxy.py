@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+_TURNS = 8
+"""From being accepted to having a flow a connection takes fewer turns of the loop."""
+
+
 class TcpProxy:
     """Forwards ``address`` on loopback to ``target`` from a thread of its own, until closed.
 
@@ -86,7 +90,7 @@ class TcpProxy:
 
     async def _end(self) -> None:
         """Drop everything, also what was being accepted, and let the loop close what was dropped."""
-        for _ in range(2):
+        for _ in range(_TURNS):
             await self._cut()
             await asyncio.sleep(0)
 
