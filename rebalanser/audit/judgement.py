@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 class There:
     """Whether there are records that some findings are made of; if not, there are no such findings."""
 
-    allocations: bool = True
-    elections: bool = True
-    tasks: bool = True
-    twice: bool = True
+    allocations: bool
+    elections: bool
+    tasks: bool
+    twice: bool
     """A number of a process comes twice."""
-    starts: bool = True
+    starts: bool
     """Accesses of which :func:`~rebalanser.audit.invariants.steps.is_unguarded` holds."""
-    steps: bool = True
+    steps: bool
     """Accesses of which there is a :func:`~rebalanser.audit.invariants.steps.first_wrong_step`."""
 
 
@@ -77,7 +77,7 @@ def judgement(
     options: Options,
     keep: Keep,
     *,
-    there: There | None = None,
+    there: There,
     proven: DataFrame | None = None,
 ) -> Judgement:
     """All that is found of ``records``, the accesses made of them being ``accesses``.
@@ -87,7 +87,6 @@ def judgement(
     """
     contradicting, seen = observed(keep, "comparing owners", suspects(accesses, options), **_doubted(options))
     doubted = {name: found > 0 for name, found in seen.items()}
-    there = there or There()
     apart = None
     if doubted["causes"] or there.allocations:
         apart = _apart(clocks(records, contradicting, options), keep)

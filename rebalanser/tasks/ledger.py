@@ -86,6 +86,7 @@ class Ledger:
     def _taken(self) -> Sequence[Ask[object]]:
         """The next batch: at most one ask for each task, the rest keeping their places. Empty at the end."""
         with self._more:
+            self._written = ()
             self._more.wait_for(lambda: self._waiting or self._closing)
             batch: dict[str, Ask[object]] = {}
             kept: deque[Ask[object]] = deque()
