@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from typing import TYPE_CHECKING, Any, Self
+
+from rebalanser.testing.servers import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from types import TracebackType
 
 
-_TURNS = 8
-"""From being accepted to having a flow a connection takes fewer turns of the loop."""
+_PIECE_BYTES = 65536
 
 
 class TcpProxy:
@@ -31,8 +33,8 @@ class TcpProxy:
         self._flows: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._server: asyncio.Server | None = None
-        self._port = 0
+        self._listener: socket.socket | None = None
+        (self._port,) = free_ports(1)
         self._closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy-to-{target}", daemon=True)
         self._thread.start()
@@ -60,7 +62,7 @@ class TcpProxy:
         if self._closed:
             return
         self._closed = True
-        self._call(self._end())
+        self._call(self._cut())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -77,58 +79,56 @@ class TcpProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
-        self._port = self._server.sockets[0].getsockname()[1]
+        # Not asyncio's server, which never closes what it accepts in the turn in which it is closed itself.
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accept, self._listener)
 
     async def _cut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
         for flow in self._flows:
             flow.cancel()
         await asyncio.gather(*self._flows, return_exceptions=True)
-
-    async def _end(self) -> None:
-        """Drop everything, also what was being accepted, and let the loop close what was dropped."""
-        for _ in range(_TURNS):
-            await self._cut()
-            await asyncio.sleep(0)
 
     async def _stall(self) -> None:
         self._flowing.clear()
 
     async def _heal(self) -> None:
         self._flowing.set()
-        if self._server is None:
+        if self._listener is None:
             await self._listen()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        flow = asyncio.current_task()
-        if flow is None:
-            return
-        self._flows.add(flow)
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            await self._join(reader, writer)
-        self._flows.discard(flow)
-        writer.transport.abort()
-
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._flowing.wait()
-        from_target, to_target = await asyncio.open_connection(*self._target)
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            with contextlib.suppress(ExceptionGroup):
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(self._pump(reader, to_target))
-                    both.create_task(self._pump(from_target, writer))
-        finally:
-            to_target.transport.abort()
+            client, _ = listener.accept()
+        except OSError:
+            return  # it has gone away again
+        flow = self._loop.create_task(self._join(client))
+        self._flows.add(flow)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while piece := await source.read(65536):
+        def ended(flow: asyncio.Task[None]) -> None:
+            self._flows.discard(flow)
+            client.close()  # here, as a task that is cancelled before its first step runs nothing of its own
+
+        flow.add_done_callback(ended)
+
+    async def _join(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        await self._flowing.wait()
+        with contextlib.suppress(OSError, ExceptionGroup), socket.socket() as target:
+            target.setblocking(False)
+            await self._loop.sock_connect(target, self._target)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._pump(client, target))
+                both.create_task(self._pump(target, client))
+
+    async def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        while piece := await self._loop.sock_recv(source, _PIECE_BYTES):
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
             await self._flowing.wait()
-            sink.write(piece)
-            await sink.drain()
-        if sink.can_write_eof():
-            sink.write_eof()
+            await self._loop.sock_sendall(sink, piece)
+        sink.shutdown(socket.SHUT_WR)
