@@ -37,6 +37,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.state import GroupState, NodeState
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.kafka_server import KafkaCluster
+from rebalanser.testing.pausing import can_be_written
 from rebalanser.testing.servers import ServerFailed, ServerMissing
 from rebalanser.testing.witness import Verdict, Witness
 
@@ -193,24 +194,12 @@ class Demo:
             worker.process.send_signal(signal.SIGUSR1)
             self._until(lambda _: _is_stopped(worker.process.pid), f"{worker.label} stops before a write")
             worker.doing = "stopped"
-            if self._registry_can_be_written():
+            if can_be_written(self._url):
                 return
             # It was stopped just while another of its threads held the lock of the registry's file. SQLite's
             # locks do not end, so that nobody else could go on.
             worker.signal(signal.SIGCONT, "running")
         raise DemoFailed(f"{worker.label} could not be stopped without holding the registry's lock")
-
-    def _registry_can_be_written(self) -> bool:
-        scheme, _, path = self._url.partition(":///")
-        if scheme != "sqlite":
-            return True
-        with contextlib.closing(sqlite3.connect(path, timeout=0.5, isolation_level=None)) as registry:
-            try:
-                registry.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:
-                return False
-            registry.execute("ROLLBACK")
-            return True
 
     def _fence_is_above(self, tokens: dict[str, int]) -> bool:
         now = dict(self._sink.execute("SELECT partition, token FROM fence"))

@@ -52,7 +52,9 @@ class FencedSink:
             connection.execute(SINK)
 
     def _connected(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=30, isolation_level=None)
+        connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+        connection.execute("PRAGMA synchronous = OFF")  # of use to a test only, and held for a moment only
+        return connection
 
     def write_until_refused(self, owned: Owned, left: threading.Event) -> None:
         """Write on and on, without asking whether the resource is still owned: the token alone protects."""

@@ -27,6 +27,7 @@ from rebalanser.protocol import FactKind
 from rebalanser.runtime.dead_man import DeadMansSwitch
 from rebalanser.testing.etcd_server import EtcdCluster, free_ports
 from rebalanser.testing.kafka_server import KafkaCluster
+from rebalanser.testing.pausing import pause
 from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.witness import Witness
 
@@ -173,6 +174,7 @@ class Process:
 
     def __init__(self, order: Event) -> None:
         self.node: str = order["node"]
+        self._files = [order["url"], *(f"sqlite:///{order[sink]}" for sink in order.keys() & {"sink"})]
         self.events: list[Event] = []
         self.died_at: float | None = None
         self._witness = Witness(order["witness"])
@@ -212,6 +214,10 @@ class Process:
         at = time.monotonic()
         self.popen.send_signal(number)
         return at
+
+    def pause(self) -> None:
+        """Stop it (SIGSTOP), and nobody else."""
+        pause(self.popen, *self._files)
 
     def wait_for_death(self) -> float:
         """When it died."""
@@ -349,6 +355,12 @@ def wait_until(reached: Callable[[], bool]) -> None:
     looking(reached)
 
 
+def highest_tokens(sink: str) -> dict[str, int]:
+    """The fences that a sink has put up."""
+    with closing(sqlite3.connect(sink, timeout=PATIENCE_S)) as connection:
+        return dict(connection.execute("SELECT resource, token FROM sink"))
+
+
 def waited_out(stage: Stage) -> float:
     """The least time from the last moment of a node's life to the end of its lease."""
     settings = Settings(lease_ttl_s=stage.place.ttl_s)
@@ -388,13 +400,14 @@ def test_a_killed_owner_is_replaced_after_its_lease(stage: Stage, victim: str) -
 @pytest.mark.lesson(3, 13)
 def test_a_paused_owner_is_fenced_and_stops_at_once(stage: Stage) -> None:
     sink = str(stage.folder / "sink.db")
-    _, paused = stage.start_alone(sink=sink, stop_s=0.3)
+    _, paused = stage.start_alone(sink=sink, stop_s=1.0)
     waiting = stage.start(sink=sink)
     waiting.wait_for("started")
     joined = [event["node"] for event in paused.of("fact", kind="joined")]
-    paused.signal(signal.SIGSTOP)
+    paused.pause()
     waiting.wait_until_owning(set(RESOURCES))
     mine = paused.owned
+    wait_until(lambda: all(highest_tokens(sink)[name] > token for name, token in mine.items()))
     resumed_at = paused.signal(signal.SIGCONT)
     stop = paused.wait_for("stop", resumed_at)
     assert stop["at"] <= resumed_at + SLACK_S

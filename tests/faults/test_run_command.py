@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from rebalanser.testing.pausing import pause
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -213,7 +215,7 @@ def test_a_supervisor_stopped_past_its_lease_loses_its_subprocesses_before_the_l
     two.wait_for(1, "started")
     wait_until(lambda: len(one.running) == len(two.running) == 1, "they share the two")
     ((resource, started),) = one.running.items()
-    one.send(signal.SIGSTOP)
+    pause(one.process, team.url)
     wait_until(lambda: not members(started["pid"]), "the guardian kills the group", LEASE_TTL_S)
     assert resource not in two.running, "it was killed only once the lease had ended"
     wait_until(lambda: resource in two.running, "two takes over")

@@ -19,6 +19,7 @@ import tenacity
 
 from rebalanser.tasks import Queue
 from rebalanser.tasks.model import Status
+from rebalanser.testing.pausing import pause
 from tests.faults.tasks_process import Host
 
 PROCESS = Path(__file__).with_name("tasks_process.py")
@@ -33,6 +34,7 @@ class Stage:
     """A queue, its workers, and what their bodies tell."""
 
     def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
+        self.url = url
         self.log = folder / "log.jsonl"
         self._order: dict[str, Any] = {
             "url": url,
@@ -117,7 +119,7 @@ def test_a_worker_that_was_paused_past_its_claim_can_write_nothing(stage: Stage)
     (task,) = stage.enqueue("outlive", ())
     paused = stage.start(1)
     wait_until(lambda: bool(stage.events("written outside")))
-    paused.send_signal(signal.SIGSTOP)
+    pause(paused, stage.url)
     stage.start(1)
     assert stage.queue.wait(task, PATIENCE_S) is None
     paused.send_signal(signal.SIGCONT)
