@@ -47,11 +47,14 @@ class Standalone:
     """A folder with ``spark-defaults.conf``, as every host of a cluster has one."""
 
     def state(self) -> dict[str, Any]:
-        """What the master says of its workers and applications; nothing before it answers."""
+        """What the master says of its workers and applications; nothing before it answers.
+
+        For a moment of its start another page than this one answers, in HTML.
+        """
         try:
             with urllib.request.urlopen(self.state_url, timeout=10) as answer:
                 state: dict[str, Any] = json.load(answer)
-        except OSError:
+        except (OSError, json.JSONDecodeError):
             return {"workers": [], "completedapps": []}
         return state
 
