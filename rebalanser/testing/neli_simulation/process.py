@@ -102,6 +102,11 @@ class Process:
         """Whether the process is stopped (SIGSTOP)."""
         return self.world.now < self.resumes_at
 
+    @property
+    def is_joining(self) -> bool:
+        """Whether it is no member of the group as far as it knows, or takes part in a rebalance."""
+        return not self._is_member or self._joining or self._owes_rejoin
+
     def leads(self, partition: int) -> bool:
         """Whether the member leads a partition now."""
         return self.member.token_of(partition, self.now) is not None

@@ -323,8 +323,8 @@ class World:
         leaders: Counter[int] = Counter()
         for process in self.alive:
             leaders.update(int(role) for role in process.member.held(process.now))
-            if process.lapsing or not self.is_member(process):
-                return f"{process.name} hands over, or is no member"
+            if process.lapsing or process.is_joining or not self.is_member(process):
+                return f"{process.name} hands over, joins, or is no member"
         for role in range(self.scenario.roles):
             if leaders[role] != 1:
                 return f"role {role} has {leaders[role]} leaders"

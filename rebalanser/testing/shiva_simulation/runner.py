@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TYPE_CHECKING
 
 from rebalanser.shiva.messages import FactKind
 from rebalanser.testing.shiva_simulation.chaos import Chaos
@@ -14,6 +15,9 @@ from rebalanser.testing.shiva_simulation.world import World
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.simulation.reports import MIN_SEEDS_TO_JUDGE, RunReport, command_to_replay
 from rebalanser.testing.simulation.trace import Trace, Write
+
+if TYPE_CHECKING:
+    from rebalanser.testing.shiva_simulation.running import ApplicationProcess
 
 SETTLES_WITHIN_S = 60.0
 """How long after healing all must be well: rounds, deadlines, restarts until what cannot run has failed."""
@@ -141,8 +145,12 @@ def _told_and_running(world: World) -> dict[str, object]:
 
 
 def change_leader(world: World) -> None:
-    """Only the leader changes: no application is restarted for that (SH-9)."""
-    terms, before = world.oracle.terms, (world.oracle.starts, _running(world))
+    """Only the leader changes: no application is restarted for that (SH-9).
+
+    Should the group share its partition out once more before the next leader has led, as when that one leaves
+    and comes back, nobody may answer the workers for so long that what is exclusive has to end (SH-14).
+    """
+    terms, starts, before = world.oracle.terms, world.oracle.starts, _processes(world)
     if world.leader is None:
         raise Violation("SH-9", "nobody leads although all was well")
     world.hit(Fault.KICK, "the group shares its partition out anew, although all is well")
@@ -150,17 +158,20 @@ def change_leader(world: World) -> None:
     world.run_for(3 * world.scenario.options.round_s + world.deadline_s)
     if world.oracle.terms == terms or world.leader is None:
         raise Violation("SH-9", "nobody took over")
-    if (world.oracle.starts, _running(world)) != before:
+    after, once = _processes(world), world.oracle.terms == terms + 1
+    ended = [process for process in before if process not in after]
+    may_end = [] if once else [process for process in ended if process.exclusive]
+    if ended != may_end or world.oracle.starts - starts > len(may_end):
         raise Violation("SH-9", "a mere change of the leader started or stopped applications")
     settle(world)
 
 
 def _running(world: World) -> list[tuple[str, int]]:
-    return sorted(
-        (process.host.plan.name, process.run)
-        for processes in world.oracle.running.values()
-        for process in processes
-    )
+    return sorted((process.host.plan.name, process.run) for process in _processes(world))
+
+
+def _processes(world: World) -> list[ApplicationProcess]:
+    return [process for processes in world.oracle.running.values() for process in processes]
 
 
 def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
