@@ -49,7 +49,7 @@ from rebalanser.errors import (
 )
 from rebalanser.testing.kafka_server import KafkaCluster
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from rebalanser.neli.roles import Role, slot_of
 from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.roles import Candidacy, open_elections
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 SETTINGS = NeliSettings(session_timeout_s=2.0, max_poll_interval_s=10.0)
 ROLES = ("billing", "mail", "reports")
 MODES = [pytest.param(mode, id=mode.value) for mode in Mode]

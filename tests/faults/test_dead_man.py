@@ -19,7 +19,7 @@ from rebalanser.runtime.dead_man import DeadMansSwitch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LONG_S = 600
 
 PRELUDE = textwrap.dedent("""

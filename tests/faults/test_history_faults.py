@@ -32,7 +32,7 @@ from rebalanser.protocol.messages import FactKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def record(sequence: int) -> Record:

@@ -11,7 +11,7 @@ import pytest
 
 from rebalanser.testing.proxy import TcpProxy
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LEASE_TTL_S: Final = 2.0
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 FAMILY: Final = "sleep 1001 & sleep 1002"
 """A command with a descendant in its process group."""
 STUBBORN: Final = "trap '' TERM; (trap '' TERM; sleep 1003; sleep 1004) & while :; do sleep 1; done"
@@ -167,7 +167,9 @@ def test_a_killed_supervisor_leaves_nothing_behind_and_the_other_takes_over(team
     assert all(len(members(group)) == 3 for group in groups.values())
     before = tokens(one, two)
     one.send(signal.SIGKILL)
-    wait_until(lambda: not any(map(members, groups.values())), "no subprocess and no child of one", 1.0)
+    wait_until(
+        lambda: not any(map(members, groups.values())), "no subprocess and no child of one", LEASE_TTL_S
+    )
     wait_until(lambda: len(two.running) == 4, "two has all")
     for resource in groups:
         assert two.running[resource]["token"] > before[resource][-1]
@@ -176,6 +178,7 @@ def test_a_killed_supervisor_leaves_nothing_behind_and_the_other_takes_over(team
 @pytest.mark.rule("RB-26")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_graceful_stop_waits_for_no_lease(team: Team, number: signal.Signals) -> None:
+    team.environment["REBALANSER_LEASE_TTL_S"] = "30"
     script = "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     one = team.node("one", script, "--add", "a", "--add", "b")
     one.wait_for(2, "output")
@@ -185,7 +188,7 @@ def test_a_graceful_stop_waits_for_no_lease(team: Team, number: signal.Signals) 
     one.send(number)
     assert one.process.wait(PATIENCE_S) == 0
     wait_until(lambda: len(two.running) == 2, "two has both")
-    assert time.monotonic() - began < LEASE_TTL_S
+    assert time.monotonic() - began < 15.0
     said = [event["line"] for event in one.wait_for(4, "output") if event["stream"] == "stdout"]
     assert sorted(said) == ["bye", "bye", "ready", "ready"]
     assert [event["code"] for event in one.events("exited")] == [0, 0]
@@ -199,7 +202,7 @@ def test_a_command_that_ignores_sigterm_is_killed_within_the_limit(team: Team) -
     began = time.monotonic()
     node.send(signal.SIGTERM)
     assert node.process.wait(PATIENCE_S) == 0
-    assert 0.5 < time.monotonic() - began < LEASE_TTL_S
+    assert 0.5 < time.monotonic() - began < 10.0
     assert [event["code"] for event in node.wait_for(1, "exited")] == [-signal.SIGKILL]
     assert not members(started["pid"])
 

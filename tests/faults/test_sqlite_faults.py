@@ -224,7 +224,7 @@ def test_a_lock_of_another_process_is_waited_for(tmp_path: Path, *, stopped: boo
         begun = time.monotonic()
         with pytest.raises(RegistryUnavailable, match="locked by another process"):
             registry.execute(Transaction(then=(Put("k", b"refused"),)), 0.2)
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 5.0
         seen = registry.execute(Transaction(then=(Get("k"),)), 0.2)
         assert seen == Outcome(succeeded=True, revision=0, results=(None,)), (
             "a reader waited, or saw an effect"

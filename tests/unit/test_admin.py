@@ -15,7 +15,7 @@ from rebalanser.errors import InvalidName, InvalidState, NotSettled, OutcomeUnkn
 from rebalanser.registry.contract import Put, Reply, Request, Transaction
 from rebalanser.testing import MemoryRegistry
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 QUICK = Settings(min_rebalance_interval_s=0.0)
 
 

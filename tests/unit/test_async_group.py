@@ -20,7 +20,7 @@ from rebalanser.runtime import workers
 if TYPE_CHECKING:
     from rebalanser import Owned
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01, connect_timeout_s=PATIENCE_S)
 
 

@@ -35,7 +35,7 @@ from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationS
 from rebalanser.state import ResourceState
 
 pytestmark = pytest.mark.rule("SH-19")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 FEED = "shiva:c"
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rebalanser.registry import Coordinator
     from rebalanser.registry.contract import Reply, Request
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01, connect_timeout_s=PATIENCE_S)
 
 

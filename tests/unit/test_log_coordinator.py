@@ -29,7 +29,7 @@ from rebalanser.testing import FakeClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder
 
 BORN_MS = 1_700_000_000_000
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class SharedLog:

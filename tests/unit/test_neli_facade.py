@@ -33,7 +33,7 @@ from rebalanser.roles.description import GroupDescription
 from rebalanser.roles.facts import FactTeller
 from rebalanser.roles.history import LeadershipHistory
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @dataclass

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rebalanser.protocol import Command
     from rebalanser.protocol.messages import Outcome
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 SETTINGS = Settings(lease_ttl_s=10.0, min_rebalance_interval_s=0.0)
 BEAT = Heartbeat(Session("n", 1, 2))
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rebalanser.tasks.engine import Answer, Write
 
 QUEUE = "mail"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 CLAIM = ClaimState(0, "holder", "worker", Term(30.0, "boot", 1.0), 1)
 COMPLETED = State(Status.COMPLETED, CLAIM, result=b"done")
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from rebalanser.registry.contract import Guard, Operation
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

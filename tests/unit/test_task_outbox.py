@@ -41,7 +41,7 @@ from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.outbox import engine_name
 from rebalanser.tasks.outbox_spool import Refusal, Spool, SpoolName
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 QUEUE = "mail"
 ABSENT = f"{9:040x}"
 
