@@ -222,7 +222,7 @@ def test_a_killed_worker_leaves_nothing_behind_and_the_last_words_are_kept(tmp_p
         wait_until(lambda: all(len(members(group)) >= 2 for group in groups), "both have descendants")
         wait_until(lambda: list(tail(tmp_path, APP)) == ["ready"], "it is ready")
         worker.kill()
-        wait_until(lambda: not any(map(members, groups)), "no process and no child of one", 2.0)
+        wait_until(lambda: not any(map(members, groups)), "no process and no child of one")
     wait_until(lambda: list(tail(tmp_path, APP))[-1] == "bye", "the last words")
 
 
@@ -279,7 +279,7 @@ def test_a_stopped_worker_loses_what_is_exclusive_at_its_deadline_and_the_rest_r
         exclusive, available = pids[str(APP)], pids[str(OTHER)]
         wait_until(lambda: len(members(exclusive)) >= 3, "the exclusive one runs with its descendants")
         os.kill(worker.process.pid, signal.SIGSTOP)
-        wait_until(lambda: not members(exclusive), "the guardian ends it", 2.2)
+        wait_until(lambda: not members(exclusive), "the guardian ends it", 3.0)
         said = len(list(tail(tmp_path, OTHER, 10_000)))
         wait_until(lambda: len(list(tail(tmp_path, OTHER, 10_000))) > said + 10, "its output is kept on")
         assert members(available)

@@ -159,9 +159,9 @@ class Faulty(CoordinatorHarness):
     """Groups in a memory store, by a translation or a coordinator with a fault."""
 
     min_ttl_s = 1.0
-    patience_s = 0.1
 
-    def __init__(self, fault: type[Translation | RegistryCoordinator]) -> None:
+    def __init__(self, fault: type[Translation | RegistryCoordinator], patience_s: float) -> None:
+        self.patience_s = patience_s
         self._fault = fault
         self._clock = FakeClock()
         self._store = MemoryStore(self._clock)
@@ -230,6 +230,6 @@ def run() -> Iterator[Callable[[str, CoordinatorHarness], None]]:
 def test_sees_a_fault(
     fault: type[Translation | RegistryCoordinator], run: Callable[[str, CoordinatorHarness], None]
 ) -> None:
-    run(FAULTS[fault], Faulty(Translation))
+    run(FAULTS[fault], Faulty(Translation, patience_s=60.0))
     with pytest.raises(AssertionError):
-        run(FAULTS[fault], Faulty(fault))
+        run(FAULTS[fault], Faulty(fault, patience_s=0.1))

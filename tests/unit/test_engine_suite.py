@@ -48,9 +48,8 @@ def test_every_quotation_is_in_the_contract(name: str) -> None:
 class Faulty(EngineHarness):
     """Connections to a file by engines of the given class."""
 
-    patience_s = 0.5
-
-    def __init__(self, make: Callable[[Path], Engine], path: Path) -> None:
+    def __init__(self, make: Callable[[Path], Engine], path: Path, patience_s: float) -> None:
+        self.patience_s = patience_s
         self._make = make
         self._path = path
 
@@ -346,6 +345,6 @@ FAULTS = [
     ids=[f"{engine.__name__}-{name}" for engine, name in FAULTS],
 )
 def test_the_suite_sees_a_fault(engine: Callable[[Path], Engine], name: str, tmp_path: Path) -> None:
-    run(name, Faulty(SqliteEngine, tmp_path / "good.db"))
+    run(name, Faulty(SqliteEngine, tmp_path / "good.db", patience_s=60.0))
     with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
-        run(name, Faulty(engine, tmp_path / "faulty.db"))
+        run(name, Faulty(engine, tmp_path / "faulty.db", patience_s=0.5))
