@@ -384,7 +384,7 @@ def test_the_example_hands_roles_over_and_fences_its_output(kafka_address: str, 
     own = uuid.uuid4().hex
     arguments = (
         str(EXAMPLE), kafka_address, "--topic", f"roles-{own}", "--group", f"office-{own}",
-        "--database", str(database), "--session-timeout", str(SESSION_S),
+        "--database", str(database), "--session-timeout", "10",
     )  # fmt: skip
     with ExitStack() as stack:
         first = Program(*arguments)
