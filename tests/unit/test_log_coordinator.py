@@ -172,7 +172,7 @@ def test_a_silent_log_leaves_the_outcome_unknown(connect: Connect) -> None:
     outcome = coordinator.perform(Join(Member("n", "n"), 10.0))
     assert isinstance(outcome, Failed)
     assert outcome.unknown
-    assert "no answer within 0.01 s" in outcome.error
+    assert "no answer within 0.01 s: the request was not acknowledged, the log was read to" in outcome.error
 
 
 @pytest.mark.rule("RB-20", "RB-21")

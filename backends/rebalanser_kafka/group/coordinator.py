@@ -295,6 +295,13 @@ class LogCoordinator(Coordinator):
         name = uuid.uuid4().hex
         value = self._encoded(name, wish)
         answer: Future[Result] = Future()
+        written: list[int] = []
+
+        def appended(done: int | RebalanserError) -> None:
+            if isinstance(done, int):
+                written.append(done)
+            _appended(answer, done)
+
         with self._lock:
             if self._closed.is_set():
                 raise RegistryUnavailable("this connection to the group is closed")
@@ -303,11 +310,13 @@ class LogCoordinator(Coordinator):
             self._waiting[name] = answer
             self._asked[name] = self._now()
         try:
-            self._log.append(value, lambda done: _appended(answer, done))
+            self._log.append(value, appended)
             return answer.result(self._timeout_s)
         except TimeoutError:
+            where = f"was written at offset {written[0]}" if written else "was not acknowledged"
             raise OutcomeUnknown(
-                f"{self._log.name}: no answer within {self._timeout_s:g} s; {self._last_error}"
+                f"{self._log.name}: no answer within {self._timeout_s:g} s: the request {where}, the log was "
+                f"read to offset {self._log.position}; {self._last_error}"
             ) from None
         finally:
             with self._lock:
