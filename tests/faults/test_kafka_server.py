@@ -270,7 +270,7 @@ def test_three_brokers_survive_the_loss_of_a_leader(kafka_cluster: KafkaCluster)
 
 def test_two_of_three_brokers_down_acknowledge_nothing(kafka_cluster: KafkaCluster) -> None:
     topic = new_topic(kafka_cluster)
-    producer = Producer(client_settings(kafka_cluster, acks="all"))
+    producer = Producer(client_settings(kafka_cluster, acks="all", enable_idempotence="true"))
     assert send(producer, topic, ["before"]) == ["acknowledged"]
     try:
         for broker in (0, 1):
