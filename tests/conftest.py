@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from rebalanser.errors import MissingExtra
+from rebalanser.runtime.logs import ROOT
 from rebalanser.testing import browser, etcd_server, kafka_server
 from rebalanser.testing.browser import BrowserMissing
 from rebalanser.testing.etcd_server import EtcdCluster, EtcdMissing
@@ -192,9 +193,10 @@ def spark_kafka(spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture(autouse=True)
-def _library_logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger("rebalanser")
-    handlers, level, propagate = root.handlers[:], root.level, root.propagate
+def _library_logging_as_imported() -> Iterator[None]:
+    """End with each test what it, or a fixture that outlives it, has set up for the library's logging."""
     yield
-    root.handlers[:], root.propagate = handlers, propagate
-    root.setLevel(level)
+    root = logging.getLogger(ROOT)
+    root.handlers[:] = [handler for handler in root.handlers if isinstance(handler, logging.NullHandler)]
+    root.setLevel(logging.NOTSET)
+    root.propagate = True
