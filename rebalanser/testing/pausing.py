@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from subprocess import Popen
 
-_LOCK_PATIENCE_S = 0.1
+_BRIEFLY_S = 0.1
 _GO_ON_S = 0.3
 """Between two tries: time to renew a lease, so that trying often ends none."""
 _TRIES = 50
 
 
-def can_be_written(url: str) -> bool:
-    """Whether nobody holds the lock of the SQLite file of this URL for long; true of any other URL."""
+def can_be_written(url: str, patience_s: float = 0.5) -> bool:
+    """Whether nobody holds the lock of the SQLite file of this URL for ``patience_s`` seconds; true of any
+    other URL."""
     scheme, _, path = url.partition(":///")
     if scheme != "sqlite":
         return True
-    connection = sqlite3.connect(path.partition("?")[0], timeout=_LOCK_PATIENCE_S, isolation_level=None)
+    connection = sqlite3.connect(path.partition("?")[0], timeout=patience_s, isolation_level=None)
     with contextlib.closing(connection):
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -44,7 +45,7 @@ def pause(process: Popen[str] | Popen[bytes], *urls: str) -> None:
     """
     for _ in range(_TRIES):
         process.send_signal(signal.SIGSTOP)
-        if all(map(can_be_written, urls)):
+        if all(can_be_written(url, _BRIEFLY_S) for url in urls):
             return
         process.send_signal(signal.SIGCONT)
         time.sleep(_GO_ON_S)

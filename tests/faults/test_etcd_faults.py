@@ -483,12 +483,14 @@ def test_many_watches_come_and_go_while_others_write(etcd: EtcdCluster, connect:
     registry = connect(etcd.url())
     start = put(registry, f"{prefix}start").revision + 1
     recorders = [Recorder(PATIENCE_S) for _ in range(400)]
-    etcd.pause(0)  # beginning a watch does not wait for the server
-    watches = [
-        registry.watch(Target(f"{prefix}{number}"), start, recorder)
-        for number, recorder in enumerate(recorders)
-    ]
-    etcd.resume(0)
+    etcd.pause(0)
+    try:  # beginning a watch does not wait for the server
+        watches = [
+            registry.watch(Target(f"{prefix}{number}"), start, recorder)
+            for number, recorder in enumerate(recorders)
+        ]
+    finally:
+        etcd.resume(0)
 
     def stop_odd_ones() -> None:
         for watch in watches[1::2]:

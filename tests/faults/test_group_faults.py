@@ -174,7 +174,9 @@ class Process:
 
     def __init__(self, order: Event) -> None:
         self.node: str = order["node"]
-        self._files = [order["url"], *(f"sqlite:///{order[sink]}" for sink in order.keys() & {"sink"})]
+        self._shared: list[str] = [order["url"]]
+        if "sink" in order:
+            self._shared.append(f"sqlite:///{order['sink']}")
         self.events: list[Event] = []
         self.died_at: float | None = None
         self._witness = Witness(order["witness"])
@@ -217,7 +219,7 @@ class Process:
 
     def pause(self) -> None:
         """Stop it (SIGSTOP), and nobody else."""
-        pause(self.popen, *self._files)
+        pause(self.popen, *self._shared)
 
     def wait_for_death(self) -> float:
         """When it died."""
@@ -594,6 +596,7 @@ def test_a_slow_handler_is_reported_and_loses_no_lease(stage: Stage) -> None:
     slow = stage.start(start_s=slow_s, settings={"start_timeout_s": 0.3})
     entered = slow.wait_for("start")
     overran = slow.wait_for("fact", entered["at"], kind="handler_overran")
+    assert overran["at"] < entered["at"] + 0.3 + SLACK_S
     assert overran["detail"] == {"handler": "on_start", "limit_s": 0.3}
     other = stage.start()
     time.sleep(max(0.0, entered["at"] + slow_s - 1.0 - time.monotonic()))
@@ -601,7 +604,6 @@ def test_a_slow_handler_is_reported_and_loses_no_lease(stage: Stage) -> None:
     assert {resource.owner for resource in admin.resources()} == {slow.node}
     admin.wait_balanced(PATIENCE_S)
     started = slow.wait_for("started")
-    assert overran["at"] < started["at"]
     assert len(slow.of("fact", kind="joined")) == 1
     assert slow.of("fact", kind="isolated") == []
     wait_until(lambda: bool(other.owned))
