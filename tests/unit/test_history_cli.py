@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -175,7 +176,11 @@ def test_a_history_gives_no_orders_to_the_terminal(cli: Cli, tmp_path: Path) -> 
 
 
 class Days:
-    """What happens between the looks of ``--follow``: each sleep runs the next step, then comes Ctrl-C."""
+    """What happens between the looks of ``--follow``: each sleep runs the next step, then comes Ctrl-C.
+
+    It stands in for ``time`` in the command's module alone: threads that other tests have left in this
+    process, such as those of a Spark session, sleep as ever.
+    """
 
     def __init__(self, *steps: Callable[[], object]) -> None:
         self._steps = iter(steps)
@@ -206,7 +211,7 @@ def test_following_shows_what_comes_until_ctrl_c(
         first.unlink,
         lambda: append(second, record(4).to_line() + b"nonsense\n"),
     )
-    monkeypatch.setattr(time, "sleep", days.sleep)
+    monkeypatch.setattr("rebalanser.cli.history.time", days)
     answer = cli("tail", tmp_path, "--follow", "--json")
     assert answer.code == 130
     assert answer.sequences == [0, 1, 2, 3, 4]
@@ -240,7 +245,7 @@ def test_trouble_of_a_source_is_told_once(cli: Cli, tmp_path: Path, monkeypatch:
             next(states)
 
     monkeypatch.setattr(FileSource, "trouble", property(lambda _self: now[0]))
-    monkeypatch.setattr(time, "sleep", Days(step, step, step, step).sleep)
+    monkeypatch.setattr("rebalanser.cli.history.time", Days(step, step, step, step))
     answer = cli("tail", tmp_path, "--follow", "--json")
     assert answer.err.splitlines() == [
         f"warning: {tmp_path}: no answer",
@@ -498,7 +503,7 @@ def test_times_without_a_zone_are_local(monkeypatch: pytest.MonkeyPatch) -> None
     [("90s", 90), ("15m", 900), ("2h", 7200), ("1.5h ago", 5400), ("1d", 86400), ("1w", 604800)],
 )
 def test_times_that_are_so_long_ago(text: str, ago_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "time", lambda: WALL)
+    monkeypatch.setattr("rebalanser.cli.times.time", SimpleNamespace(time=lambda: WALL))
     assert parse_time(text) == WALL - ago_s
 
 

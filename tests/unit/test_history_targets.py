@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_both_get_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_closing_several_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("rebalanser.history.targets.time.monotonic", lambda: now)
+    monkeypatch.setattr("rebalanser.history.targets.time", SimpleNamespace(monotonic=lambda: now))
 
     class Slow(MemorySink):
         def close(self, timeout_s: float) -> None:
