@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-import tenacity
-
 from rebalanser.applications import open_cluster
 from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, CommandId, Mode
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,33 +29,14 @@ if TYPE_CHECKING:
     from rebalanser.applications import Cluster
     from rebalanser.shiva.records import AssignmentDocument
 
-PATIENCE_S: Final = 60.0
-"""How long anything is waited for: two cores may have much else to do."""
 ROUND_S: Final = 0.5
 SESSION_TIMEOUT_S: Final = 1.5
-_POLL_S: Final = 0.05
 
 RUNS: Final = 'echo "start $SHIVA_WORKER $SHIVA_TOKEN" >> "$JOURNAL"; exec sleep 1000'
 """A shell command that notes its start in the journal, and runs on."""
 BEATS: Final = 'while :; do echo "beat $SHIVA_WORKER $(date +%s.%N)" >> "$JOURNAL"; sleep 0.05; done'
 """A shell command that notes all the time that it runs, and when."""
 CRASHES: Final = 'echo "start $SHIVA_WORKER $SHIVA_TOKEN" >> "$JOURNAL"; exit 7'
-
-
-def wait_until(true: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """Wait until something is so.
-
-    Raises:
-        AssertionError: it is not within the time; ``what`` says what.
-    """
-    waiting = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda done: not done),
-        stop=tenacity.stop_after_delay(timeout_s),
-        wait=tenacity.wait_fixed(_POLL_S),
-        retry_error_callback=lambda _state: False,
-    )
-    if not waiting(true):
-        raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 class Process:

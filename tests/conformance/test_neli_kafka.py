@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import tenacity
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
@@ -20,22 +19,12 @@ from rebalanser.neli.messages import Fact, FactKind
 from rebalanser.neli.roles import Role, slot_of
 from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.roles import Candidacy, open_elections
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
-PATIENCE_S = 60.0
 SETTINGS = NeliSettings(session_timeout_s=2.0, max_poll_interval_s=10.0)
 ROLES = ("billing", "mail", "reports")
 MODES = [pytest.param(mode, id=mode.value) for mode in Mode]
 PROTOCOLS = [pytest.param(protocol, id=protocol.value) for protocol in GroupProtocol]
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    """Look until it is so."""
-    looking = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.02),
-    )
-    looking(reached)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from rebalanser.cli import main
 from rebalanser.history import Protocol
 from rebalanser.testing.histories import tell, write_pages
 from rebalanser.testing.servers import ServerProcess, free_ports
-from rebalanser.testing.shiva_cluster import wait_until
+from rebalanser.testing.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

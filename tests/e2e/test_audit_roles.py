@@ -13,7 +13,8 @@ import pytest
 from rebalanser.cli import main
 from rebalanser.history import KINDS, Record, Step, read_records
 from rebalanser.shiva.types import ApplicationId, Mode
-from rebalanser.testing.shiva_cluster import ShivaCluster, wait_until
+from rebalanser.testing.shiva_cluster import ShivaCluster
+from rebalanser.testing.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

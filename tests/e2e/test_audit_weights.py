@@ -12,7 +12,7 @@ from rebalanser import Admin, Group, Settings
 from rebalanser.cli import main
 from rebalanser.history import Record, Step, read_records
 from rebalanser.history.kinds import KINDS
-from rebalanser.testing.shiva_cluster import wait_until
+from rebalanser.testing.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

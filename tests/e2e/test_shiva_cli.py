@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.testing.shiva_cluster import PATIENCE_S, RUNS, ShivaCluster, wait_until
+from rebalanser.testing.shiva_cluster import RUNS, ShivaCluster
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,20 +15,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
-import tenacity
 
 from rebalanser.tasks import Queue, Status
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
-PATIENCE_S = 60.0
 CLAIM_TTL_S = 1.0
 TOKEN = "a token of the tests' own: 0123456789".replace(" ", "-")
 UNKNOWN = "0" * 40
@@ -137,14 +136,6 @@ class Stage:
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with ExitStack() as stack:
         yield Stage(tmp_path, stack)
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.05),
-    )(reached)
 
 
 def is_problem(reply: Reply, status: int, name: str) -> dict[str, Any]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-import tenacity
-
 from rebalanser.tasks import Queue, Status
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.testing.waiting import PATIENCE_S
 
 PROCESS = Path(__file__).with_name("queue_process.py")
-PATIENCE_S = 90.0
 
 
 class Stage:
@@ -91,12 +88,3 @@ class Process:
         """The lines of its log that have this action."""
         lines = [json.loads(line) for line in self._stderr.read_text().splitlines() if line.startswith("{")]
         return [line for line in lines if line.get("action") == action]
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    """Look until it is so."""
-    tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.05),
-    )(reached)

@@ -29,24 +29,17 @@ from rebalanser.runtime.guardian import Guardian, Job, _Waiting
 from rebalanser.runtime.guardian import now as guardian_now
 from rebalanser.shiva.messages import ProcessExited, ProcessStarted
 from rebalanser.shiva.types import ApplicationId
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-PATIENCE_S: Final = 60.0
 APP: Final = ApplicationId("tenant", "channel", "app")
 OTHER: Final = ApplicationId("tenant", "channel", "other")
 FAMILY: Final = "sleep 2001 & sleep 2002"
 """A command with a descendant in its process group."""
 STUBBORN: Final = "trap '' TERM; (trap '' TERM; sleep 2003; sleep 2004) & while :; do sleep 1; done"
 TALKER: Final = "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.02; done"
-
-
-def wait_until(reached: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not reached():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.01)
 
 
 def members(group: int) -> list[int]:

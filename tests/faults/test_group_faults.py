@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import tenacity
 
 from rebalanser import Admin, Group, Settings
 from rebalanser.errors import InvalidSettings, RegistryUnavailable
@@ -29,12 +28,12 @@ from rebalanser.testing.etcd_server import EtcdCluster, free_ports
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.pausing import pause
 from rebalanser.testing.proxy import TcpProxy
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from rebalanser.testing.witness import Witness
 
 if TYPE_CHECKING:
     from rebalanser.protocol import Fact
 
-PATIENCE_S = 60.0
 RESOURCES = tuple(f"r{number}" for number in range(4))
 SLACK_S = 3.0
 """How much later than at best a process of a busy machine may do something."""
@@ -345,16 +344,6 @@ on_etcd = pytest.mark.parametrize("place", ["etcd"], indirect=True)
 needs_switch = pytest.mark.skipif(
     DeadMansSwitch.available() is not None, reason=DeadMansSwitch.available() or "it is available"
 )
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    """Look until it is so."""
-    looking = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.01),
-    )
-    looking(reached)
 
 
 def highest_tokens(sink: str) -> dict[str, int]:

@@ -28,11 +28,10 @@ from rebalanser.history import (
 )
 from rebalanser.history import Protocol as HistoryProtocol
 from rebalanser.protocol.messages import FactKind
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-PATIENCE_S = 60.0
+    from collections.abc import Iterator
 
 
 def record(sequence: int) -> Record:
@@ -60,16 +59,6 @@ def accounted(records: list[Record]) -> list[int]:
         else:
             numbers.append(item.sequence)
     return numbers
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Look every 10 ms until it is so."""
-    never = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.01)):
-        if condition():
-            return
-        never.wait(0.01)
-    pytest.fail("it never came to be")
 
 
 class FullDisk(Protocol):
@@ -141,7 +130,7 @@ def test_a_full_disk_stops_nobody_and_once_there_is_room_everything_is_accounted
     sequence = 0
     for sequence in range(20):
         sink.write(record(sequence))
-    eventually(lambda: len(readable(full_disk.folder)) == 20)
+    wait_until(lambda: len(readable(full_disk.folder)) == 20)
     full_disk.fill()
     with caplog.at_level("WARNING", "rebalanser.history"):
         while sink.dropped < 30:
@@ -158,7 +147,7 @@ def test_a_full_disk_stops_nobody_and_once_there_is_room_everything_is_accounted
 def test_a_record_that_waited_out_a_full_disk_is_not_lost(full_disk: FullDisk) -> None:
     sink = JsonlSink(full_disk.folder, "orders", "w", flush_interval_s=0)
     sink.write(record(0))
-    eventually(lambda: len(readable(full_disk.folder)) == 1)
+    wait_until(lambda: len(readable(full_disk.folder)) == 1)
     full_disk.fill()
     failing = threading.Event()
     for sequence in range(1, 200):
@@ -166,7 +155,7 @@ def test_a_record_that_waited_out_a_full_disk_is_not_lost(full_disk: FullDisk) -
     failing.wait(0.2)
     assert len(readable(full_disk.folder)) < 200
     full_disk.free()
-    eventually(lambda: len(readable(full_disk.folder)) == 200)
+    wait_until(lambda: len(readable(full_disk.folder)) == 200)
     sink.close(PATIENCE_S)
     assert readable(full_disk.folder) == [record(sequence) for sequence in range(200)]
     assert sink.dropped == 0
@@ -176,11 +165,11 @@ def test_a_folder_deleted_under_a_writer_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "history"
     sink = JsonlSink(folder, "orders", "w", flush_interval_s=0)
     sink.write(record(0))
-    eventually(lambda: folder.exists() and len(readable(folder)) == 1)
+    wait_until(lambda: folder.exists() and len(readable(folder)) == 1)
     shutil.rmtree(folder)
     sink.write(record(1))
     sink.write(record(2))
-    eventually(lambda: folder.exists() and len(readable(folder)) == 2)
+    wait_until(lambda: folder.exists() and len(readable(folder)) == 2)
     sink.close(PATIENCE_S)
     assert readable(folder) == [record(1), record(2)]
 
@@ -190,9 +179,9 @@ def test_a_folder_that_is_a_file_is_waited_for(tmp_path: Path, caplog: pytest.Lo
     folder.write_text("in the way")
     sink = JsonlSink(folder, "orders", "w", flush_interval_s=0)
     sink.write(record(0))
-    eventually(lambda: "EEXIST" in caplog.text)
+    wait_until(lambda: "EEXIST" in caplog.text)
     folder.unlink()
-    eventually(lambda: folder.is_dir() and len(readable(folder)) == 1)
+    wait_until(lambda: folder.is_dir() and len(readable(folder)) == 1)
     sink.close(PATIENCE_S)
     failures = [line for line in caplog.records if line.__dict__.get("action") == "history_failing"]
     assert len(failures) == 1, "told once, however often it is tried"
@@ -201,7 +190,7 @@ def test_a_folder_that_is_a_file_is_waited_for(tmp_path: Path, caplog: pytest.Lo
 def test_records_are_in_their_file_while_the_process_lives(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path, "orders", "w")
     sink.write(record(0))
-    eventually(lambda: readable(tmp_path) == [record(0)])
+    wait_until(lambda: readable(tmp_path) == [record(0)])
     sink.close(PATIENCE_S)
 
 
@@ -229,7 +218,7 @@ def test_kill_9_leaves_whole_lines_but_for_the_last_and_its_file_alone(tmp_path:
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
         try:
             size = _written(tmp_path)
-            eventually(lambda size=size: _written(tmp_path) > size + 500_000)  # type: ignore[misc]
+            wait_until(lambda size=size: _written(tmp_path) > size + 500_000)  # type: ignore[misc]
         finally:
             writer.send_signal(signal.SIGKILL)
             writer.wait(PATIENCE_S)

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-import tenacity
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.group.replica import FED_BY, FEEDER
 from rebalanser_kafka.log import LogWriter
@@ -21,19 +20,9 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.shiva.records import AssignmentDocument
 from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, Archive, Epoch, Mode
 from rebalanser.testing.kafka_server import KafkaCluster
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.rule("SH-19")
-PATIENCE_S = 60.0
-
-
-def wait_until_equal(read: object, expected: object) -> None:
-    """Look until it is so."""
-    looking = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: found != expected),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.05),
-    )
-    looking(read)  # type: ignore[call-overload]
 
 
 class ShivaLeader:
@@ -102,9 +91,9 @@ def test_the_handlers_of_a_host_application_receive_what_runs(
             owned.difference_update(each.resource for each in left)
 
     with group:
-        wait_until_equal(lambda: set(owned), {"own", "t/c/a", "t/c/b"})
+        wait_until(lambda: set(owned) == {"own", "t/c/a", "t/c/b"})
         leader.publish((1, 2), "t/c/b", "t/c/d", stopping="t/c/a")
-        wait_until_equal(lambda: set(owned), {"own", "t/c/b", "t/c/d"})
+        wait_until(lambda: set(owned) == {"own", "t/c/b", "t/c/d"})
         assert marks(admin) == {"own": {}, "t/c/b": FED, "t/c/d": FED}
 
 

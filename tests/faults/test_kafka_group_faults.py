@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing
 from itertools import pairwise
 
 import pytest
-import tenacity
 from confluent_kafka.admin import AdminClient, NewTopic
 from rebalanser_kafka import open_kafka
 from rebalanser_kafka.group.coordinator import SNAPSHOT_RECORDS, LogCoordinator
@@ -29,23 +28,13 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder
 from rebalanser.testing.kafka_server import KafkaCluster
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
-PATIENCE_S = 60.0
 TTL_S = 2.0
 RESOURCES = tuple(f"r{number}" for number in range(6))
 SHUTDOWN_S = 5.0
 """A broker that is told to stop goes on serving for a while."""
 CLOCK = SystemClock()
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    """Look until it is so."""
-    looking = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.05),
-    )
-    looking(reached)
 
 
 class Owners:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import tenacity
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from rebalanser_kafka.history import PARTITIONS, SETTINGS, KafkaSink, connection_of, open_sink
@@ -26,13 +25,11 @@ from rebalanser.errors import InvalidUrl, RegistryRefused, RegistryUnavailable
 from rebalanser.history import GAP, Author, Event, Journal, Protocol, Record, Unreadable, UnreadableReason
 from rebalanser.protocol.messages import FactKind
 from rebalanser.testing.servers import free_ports
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rebalanser.testing.kafka_server import KafkaCluster
 
-PATIENCE_S = 60.0
 LONGEST_WRITE_S = 5.0
 """Far above what taking in a record costs, far below any time that Kafka waits for."""
 
@@ -41,14 +38,6 @@ def record(sequence: int, process: str = "w-p", detail: str = "") -> Record:
     event = Event(FactKind.BARRIER_ADDED, "w-1", resource=f"partition-{sequence}", detail={"error": detail})
     author = Author(Protocol.GROUP, "orders", process, "w")
     return Record.of(author, event, sequence=sequence, wall=1.7e9 + sequence, monotonic=float(sequence))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.05),
-    )(condition)
 
 
 def read(url: str) -> list[Record | Unreadable]:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tenacity
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclOperation,
@@ -35,11 +34,11 @@ from rebalanser.neli import Neli
 from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.proxy import TcpProxy
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 PROGRAM = Path(__file__).with_name("neli_process.py")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "neli_roles.py"
 SPAN = struct.Struct("dd")
-PATIENCE_S = 60.0
 SESSION_S = 2.0
 SLACK_S = 1.0
 """How late a thread of a busy machine may be."""
@@ -53,16 +52,6 @@ class Led:
 
     since: float
     until: float
-
-
-def wait_until(reached: Callable[[], Any]) -> Any:
-    """Look until it is so; what was found."""
-    looking = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.01),
-    )
-    return looking(reached)
 
 
 class Process:

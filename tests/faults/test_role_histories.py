@@ -18,7 +18,8 @@ from rebalanser.neli.settings import NeliSettings
 from rebalanser.shiva.messages import FactKind
 from rebalanser.shiva.types import ApplicationId, Mode
 from rebalanser.shiva.worker_options import WorkerOptions
-from rebalanser.testing.shiva_cluster import PATIENCE_S, Process, ShivaCluster, wait_until
+from rebalanser.testing.shiva_cluster import Process, ShivaCluster
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from rebalanser_kafka.shiva.worker import KafkaWorker

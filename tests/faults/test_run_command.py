@@ -16,22 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from rebalanser.testing.pausing import pause
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 LEASE_TTL_S: Final = 2.0
-PATIENCE_S: Final = 60.0
 FAMILY: Final = "sleep 1001 & sleep 1002"
 """A command with a descendant in its process group."""
 STUBBORN: Final = "trap '' TERM; (trap '' TERM; sleep 1003; sleep 1004) & while :; do sleep 1; done"
-
-
-def wait_until(reached: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not reached():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.01)
 
 
 def members(group: int) -> list[int]:

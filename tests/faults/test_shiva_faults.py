@@ -17,7 +17,8 @@ from rebalanser_kafka.shiva.wire import encode, key_of
 from rebalanser.errors import ApplicationFailed
 from rebalanser.shiva.types import ApplicationId, ApplicationState, Mode
 from rebalanser.testing.kafka_server import KafkaCluster
-from rebalanser.testing.shiva_cluster import BEATS, CRASHES, PATIENCE_S, ShivaCluster, wait_until
+from rebalanser.testing.shiva_cluster import BEATS, CRASHES, ShivaCluster
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -43,7 +43,8 @@ from rebalanser.shiva.records import StartCommand
 from rebalanser.shiva.types import ApplicationId, ApplicationState, Archive, Mode
 from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser.testing.kafka_server import KafkaCluster
-from rebalanser.testing.shiva_cluster import PATIENCE_S, ShivaCluster, wait_until
+from rebalanser.testing.shiva_cluster import ShivaCluster
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -13,8 +13,9 @@ import pytest
 
 from rebalanser.tasks import Status
 from rebalanser.tasks.far_clocks import LIMIT_S
+from rebalanser.testing.waiting import wait_until
 from tests.faults.queue_process import CLAIM_TTL_S
-from tests.faults.queue_stage import Stage, wait_until
+from tests.faults.queue_stage import Stage
 
 HOUR_S = 3600.0
 TASKS = 12

@@ -13,7 +13,8 @@ import pytest
 
 from rebalanser.tasks import Status
 from rebalanser.tasks.checking import Check
-from tests.faults.queue_stage import Stage, wait_until
+from rebalanser.testing.waiting import wait_until
+from tests.faults.queue_stage import Stage
 
 YOUNG_S = 3.0
 """Longer than a producer takes to name a task that it has just enqueued."""

@@ -9,21 +9,20 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tenacity
 
 from rebalanser.tasks import Queue
 from rebalanser.tasks.model import Status
 from rebalanser.testing.pausing import pause
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.tasks_process import Host
 
 PROCESS = Path(__file__).with_name("tasks_process.py")
-PATIENCE_S = 60.0
 CLAIM_TTL_S = 2.0
 LEASE_TTL_S = 2.0
 BODY_S = 3.0
@@ -80,15 +79,6 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
         url = f"{request.getfixturevalue('etcd_url')}/tasks/{uuid.uuid4().hex}"
     with ExitStack() as stack:
         yield Stage(url, tmp_path, stack)
-
-
-def wait_until(reached: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Look until it is so."""
-    tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(patience_s),
-        wait=tenacity.wait_fixed(0.02),
-    )(reached)
 
 
 @pytest.mark.rule("SK-8", "SK-17")

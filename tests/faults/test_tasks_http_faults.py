@@ -20,7 +20,7 @@ import pytest
 
 from rebalanser.tasks import Queue, Status
 from rebalanser.testing.etcd_server import EtcdCluster
-from tests.faults.queue_stage import PATIENCE_S, wait_until
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 

@@ -7,12 +7,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-import tenacity
 from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.tasks import Queue
@@ -22,10 +21,10 @@ from rebalanser.tasks.model import ClaimState, State, Status, Stored, TaskId, Te
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.outbox_spool import SUFFIX, Spool
 from rebalanser.testing.etcd_server import EtcdCluster
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.outbox_producer import CALLS, PARTITIONS, QUEUE, REFUSED, TIMEOUT_S, opened, task_id
 
 PRODUCER = Path(__file__).with_name("outbox_producer.py")
-PATIENCE_S = 120.0
 SHORT_S = 2.0
 AT_ONCE = 20
 GOOD = {task_id(number) for call in CALLS for number, _ in call if number != REFUSED}
@@ -55,15 +54,6 @@ assert spool.counts() == (added, 0), (spool.counts(), added)
 assert spool.add([task(5000)]) == range(added + 1, added + 2)
 print(added, failures)
 """
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    """Look until it is so."""
-    tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.02),
-    )(reached)
 
 
 def spooled(folder: Path) -> tuple[int, int]:

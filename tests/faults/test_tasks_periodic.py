@@ -13,7 +13,8 @@ import pytest
 
 from rebalanser.tasks import Status
 from rebalanser.tasks.flakes import born_at
-from tests.faults.queue_stage import Stage, wait_until
+from rebalanser.testing.waiting import wait_until
+from tests.faults.queue_stage import Stage
 
 EVERY_S = 2
 

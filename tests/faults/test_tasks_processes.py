@@ -7,22 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tenacity
 
 from rebalanser.errors import TaskFailed
 from rebalanser.tasks import Queue
 from rebalanser.tasks.model import Status
 from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.bodies_process import queue_of
 
 PROCESS = Path(__file__).with_name("bodies_process.py")
-PATIENCE_S = 60.0
 CLAIM_TTL_S = 2.0
 TIMEOUT_S = 3.0
 FOREVER_S = 600.0
@@ -94,15 +93,6 @@ class Stage:
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with ExitStack() as stack:
         yield Stage(tmp_path, stack)
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    """Look until it is so."""
-    tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda found: not found),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
-        wait=tenacity.wait_fixed(0.02),
-    )(reached)
 
 
 def is_gone(pid: int) -> bool:

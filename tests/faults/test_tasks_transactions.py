@@ -18,7 +18,7 @@ from rebalanser import Settings
 from rebalanser.errors import Fenced
 from rebalanser.history import Record, SkuldKind, read_records
 from rebalanser.tasks import Claim, Queue, Status
-from tests.faults.queue_stage import PATIENCE_S, wait_until
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.transaction_worker import OUTPUTS, Host
 
 WORKER = Path(__file__).with_name("transaction_worker.py")
