@@ -29,6 +29,7 @@ from rebalanser_kafka.failures import error_of, is_denied
 
 USER_VARIABLE: Final = "REBALANSER_KAFKA_USER"
 PASSWORD_VARIABLE: Final = "REBALANSER_KAFKA_PASSWORD"  # noqa: S105 (a name, not a password)
+METADATA_REFRESH_MS: Final = 10_000
 MAX_CLUSTER_NAME: Final = 128
 """Leaves room in the 249 characters of a topic's name for what stands behind the cluster's."""
 
@@ -203,7 +204,14 @@ def client_config(
     ``on_error`` is called by the client's ``poll``. Only librdkafka's critical log lines are kept: it would
     repeat "connection refused" twice a second on stderr.
     """
-    config: dict[str, Any] = {**connection.config, "logger": _Aside(), "log_level": 2, **settings}
+    config: dict[str, Any] = {
+        # A client that was told while a broker was fenced that there is none asks again only after this time.
+        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
+        **connection.config,
+        "logger": _Aside(),
+        "log_level": 2,
+        **settings,
+    }
     config["error_cb"] = on_error or _ignore
     return config
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import tenacity
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -21,7 +21,10 @@ from rebalanser_kafka.failures import Act, error_of, is_denied, judge
 
 PARTITIONS: Final = "partitions"
 """The name under which :attr:`TopicSpec.must_match` and a :class:`Difference` speak of their number."""
+FIRST_ATTEMPT_S: Final = 2.0
+"""How long a new client has to get its answers; each one after it has twice as long."""
 _LEAST_S: Final = 0.001
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +100,50 @@ def _normal(value: str | None) -> frozenset[str] | None:
 
 
 class _Patience:
-    """One time limit over several requests."""
+    """One time limit over several requests, and a shorter one for each attempt at all of them."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self._attempt_s = FIRST_ATTEMPT_S
+        self._deadline = self._attempt_ends = time.monotonic() + timeout_s
+
+    def begin_attempt(self) -> None:
+        self._attempt_ends = min(self._deadline, time.monotonic() + self._attempt_s)
+        self._attempt_s *= 2
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._deadline
 
     def left_s(self) -> float:
-        return max(_LEAST_S, self._deadline - time.monotonic())
+        return max(_LEAST_S, self._attempt_ends - time.monotonic())
 
     def result(self, future: Future[Any], what: str) -> Any:
         try:
             return future.result(self.left_s())
         except FutureTimeout:
             raise RegistryUnavailable(f"{what} was not answered within {self._timeout_s:g} s") from None
+
+
+def _patiently(
+    connection: Connection, timeout_s: float, ask: Callable[[AdminClient, _Patience], ResultT]
+) -> ResultT:
+    """Ask by a new client, and by another one where that has got no answer for a while.
+
+    A broker that has missed its own heartbeats, as after a pause, is fenced for a moment and tells clients
+    that there is no broker. One that hears this asks nobody again for minutes, though all is well by then.
+    """
+    patience = _Patience(timeout_s)
+
+    def attempt() -> ResultT:
+        patience.begin_attempt()
+        return ask(AdminClient(client_config(connection, {})), patience)
+
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(RegistryUnavailable),
+        wait=tenacity.wait_fixed(0.05),
+        stop=lambda _state: patience.is_over(),
+        reraise=True,
+    )(attempt)
 
 
 def describe(connection: Connection, names: Iterable[str], timeout_s: float) -> dict[str, TopicState]:
@@ -120,8 +153,8 @@ def describe(connection: Connection, names: Iterable[str], timeout_s: float) -> 
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
         AccessDenied: this user may not look at a topic's settings.
     """
-    admin = AdminClient(client_config(connection, {}))
-    return _describe(admin, list(names), _Patience(timeout_s))
+    wanted = list(names)
+    return _patiently(connection, timeout_s, lambda admin, patience: _describe(admin, wanted, patience))
 
 
 def ensure_topics(
@@ -138,13 +171,16 @@ def ensure_topics(
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
         RegistryRefused: the broker refuses the topic as wanted, such as more replicas than brokers.
     """
-    patience = _Patience(timeout_s)
-    admin = AdminClient(client_config(connection, {}))
-    states = _describe(admin, [spec.name for spec in specs], patience)
-    missing = [spec for spec in specs if spec.name not in states]
-    if missing:
-        _create(admin, missing, replication_factor, patience)
-        states |= _described_once_known(admin, [spec.name for spec in missing], patience)
+
+    def ensure(admin: AdminClient, patience: _Patience) -> dict[str, TopicState]:
+        states = _describe(admin, [spec.name for spec in specs], patience)
+        missing = [spec for spec in specs if spec.name not in states]
+        if missing:
+            _create(admin, missing, replication_factor, patience)
+            states |= _described_once_known(admin, [spec.name for spec in missing], patience)
+        return states
+
+    states = _patiently(connection, timeout_s, ensure)
     found = [
         (difference, difference.setting in spec.must_match)
         for spec in specs
@@ -178,8 +214,8 @@ def partitions_of(connection: Connection, names: Iterable[str], timeout_s: float
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
         AccessDenied: this user may not look at a topic.
     """
-    admin = AdminClient(client_config(connection, {}))
-    return _partitions(admin, list(names), _Patience(timeout_s))
+    wanted = list(names)
+    return _patiently(connection, timeout_s, lambda admin, patience: _partitions(admin, wanted, patience))
 
 
 def _describe(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, TopicState]:

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from rebalanser_kafka.history import PARTITIONS, SETTINGS, KafkaSink, connection_of, open_sink
 from rebalanser_kafka.history_source import open_source
 from rebalanser_kafka.log import LogWriter
-from rebalanser_kafka.topics import describe
+from rebalanser_kafka.topics import TopicSpec, describe, ensure_topics
 
 from rebalanser.errors import InvalidUrl, RegistryRefused, RegistryUnavailable
 from rebalanser.history import GAP, Author, Event, Journal, Protocol, Record, Unreadable, UnreadableReason
@@ -69,10 +67,10 @@ def accounted(found: list[Record]) -> list[int]:
     return numbers
 
 
-def make_topic(kafka: KafkaCluster, topic: str, settings: dict[str, str]) -> None:
-    admin = AdminClient(dict(kafka.client_settings))
-    (made,) = admin.create_topics([NewTopic(topic, 1, config=settings)]).values()
-    made.result(PATIENCE_S)
+def make_topic(url: str, settings: dict[str, str]) -> None:
+    connection = connection_of(url)
+    spec = TopicSpec(connection.cluster, 1, settings, must_match=frozenset(settings))
+    ensure_topics(connection, [spec], PATIENCE_S)
 
 
 @pytest.fixture
@@ -122,7 +120,7 @@ def test_the_topic_is_made_as_documented_and_an_existing_one_taken_as_it_is(
 
     other = kafka.url(f"history-{uuid.uuid4().hex}")
     topic = connection_of(other).cluster
-    make_topic(kafka, topic, {})
+    make_topic(other, {})
     sink = open_sink(other, "orders", "w")
     sink.write(record(0))
     sink.close(PATIENCE_S)
@@ -236,9 +234,8 @@ def test_a_silent_broker_holds_up_neither_write_nor_close(url: str, kafka: Kafka
         kafka.wait_ready()
 
 
-def test_a_record_that_the_topic_never_takes_is_a_gap(url: str, kafka: KafkaCluster) -> None:
-    topic = connection_of(url).cluster
-    make_topic(kafka, topic, {"max.message.bytes": "1500"})
+def test_a_record_that_the_topic_never_takes_is_a_gap(url: str) -> None:
+    make_topic(url, {"max.message.bytes": "1500"})
     sink = KafkaSink(connection_of(url), "orders", "w")
     sink.write(record(0, detail=os.urandom(1_800).hex()))
     wait_until(lambda: bool(read_or_nothing(url)))
