@@ -23,6 +23,8 @@ PARTITIONS: Final = "partitions"
 """The name under which :attr:`TopicSpec.must_match` and a :class:`Difference` speak of their number."""
 FIRST_ATTEMPT_S: Final = 2.0
 """How long a new client has to get its answers; each one after it has twice as long."""
+PAUSE_S: Final = 0.05
+"""How long it is waited between two attempts."""
 _LEAST_S: Final = 0.001
 ResultT = TypeVar("ResultT")
 
@@ -140,7 +142,7 @@ def _patiently(
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(RegistryUnavailable),
-        wait=tenacity.wait_fixed(0.05),
+        wait=tenacity.wait_fixed(PAUSE_S),
         stop=lambda _state: patience.is_over(),
         reraise=True,
     )(attempt)
@@ -294,7 +296,7 @@ def _described_once_known(admin: AdminClient, names: list[str], patience: _Patie
 
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(_NotKnownYet),
-        wait=tenacity.wait_fixed(0.05),
+        wait=tenacity.wait_fixed(PAUSE_S),
         stop=lambda _state: patience.left_s() <= _LEAST_S,
         reraise=True,
     )
