@@ -122,7 +122,7 @@ def test_a_successor_waits_for_work_that_is_under_way(join: Joining, protocol: G
     first.may_end.set()
     assert second.neli.wait_leader("only", PATIENCE_S)
     assert [kind for kind, _, _ in first.calls] == ["induced", "lapsed", "ended"]
-    assert FactKind.SUCCEEDS in {fact.kind for fact in second.facts}
+    wait_until(lambda: FactKind.SUCCEEDS in {fact.kind for fact in second.facts}, "the fact is told")
 
 
 @pytest.mark.rule("NE-1")

@@ -36,6 +36,7 @@ from rebalanser.testing.kafka_server import (
     find_kafka,
 )
 from rebalanser.testing.proxy import TcpProxy
+from rebalanser.testing.waiting import wait_until
 
 PARENT = """
 import sys, time
@@ -255,7 +256,8 @@ def test_a_paused_broker_answers_after_it_resumes(kafka: KafkaCluster) -> None:
 def test_three_brokers_survive_the_loss_of_a_leader(kafka_cluster: KafkaCluster) -> None:
     topic = new_topic(kafka_cluster)
     admin = AdminClient(client_settings(kafka_cluster))
-    leader = admin.list_topics(topic, 10).topics[topic].partitions[0].leader
+    known = wait_until(lambda: admin.list_topics(topic, 10).topics[topic].partitions, "each broker knows it")
+    leader = known[0].leader
     producer = Producer(client_settings(kafka_cluster, acks="all", delivery_timeout_ms=20_000))
     values = [str(number) for number in range(20)]
     assert send(producer, topic, values[:10]) == ["acknowledged"] * 10
