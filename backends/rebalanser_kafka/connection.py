@@ -30,6 +30,8 @@ from rebalanser_kafka.failures import error_of, is_denied
 USER_VARIABLE: Final = "REBALANSER_KAFKA_USER"
 PASSWORD_VARIABLE: Final = "REBALANSER_KAFKA_PASSWORD"  # noqa: S105 (a name, not a password)
 METADATA_REFRESH_MS: Final = 10_000
+"""How often a client asks for the brokers: one that was told, while a broker was fenced, that there is none
+asks again only then."""
 MAX_CLUSTER_NAME: Final = 128
 """Leaves room in the 249 characters of a topic's name for what stands behind the cluster's."""
 
@@ -205,7 +207,6 @@ def client_config(
     repeat "connection refused" twice a second on stderr.
     """
     config: dict[str, Any] = {
-        # A client that was told while a broker was fenced that there is none asks again only after this time.
         "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
         **connection.config,
         "logger": _Aside(),

@@ -132,7 +132,8 @@ def _patiently(
     """Ask by a new client, and by another one where that has got no answer for a while.
 
     A broker that has missed its own heartbeats, as after a pause, is fenced for a moment and tells clients
-    that there is no broker. One that hears this asks nobody again for minutes, though all is well by then.
+    that there is no broker. A client that hears this asks again only after its metadata's refresh interval,
+    though all is well by then.
     """
     patience = _Patience(timeout_s)
 
