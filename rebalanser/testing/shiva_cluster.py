@@ -162,6 +162,17 @@ class ShivaCluster:
         arguments = ("shiva", "worker", "--id", name, "--data", str(self.data(name)), *options)
         return self.launch(name, *arguments, program=program or ("-m", "rebalanser"))
 
+    def workers(self, *names: str, options: Sequence[str] = ()) -> dict[str, Process]:
+        """Run several workers, and wait until the leader knows them all.
+
+        One that becomes known only after the first start has applications moved to it.
+        """
+        workers = {name: self.worker(name, *options) for name in names}
+        for name, worker in workers.items():
+            worker.says(f"worker {name} runs")
+        self.until(lambda document: document.workers.keys() >= workers.keys(), "all workers are known")
+        return workers
+
     def daemon(self, name: str = "daemon-1", *options: str) -> Process:
         """Run a leader and a worker in one process."""
         return self.launch(

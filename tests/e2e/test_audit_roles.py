@@ -47,6 +47,10 @@ class Played:
     def steps(self, wanted: Step) -> list[Record]:
         return [record for record in self.records() if step(record) is wanted]
 
+    def accesses_of(self, resource: str | None) -> list[Record]:
+        """The beginnings of the accesses to a resource."""
+        return [record for record in self.steps(Step.START_ENTERED) if record.resource == resource]
+
     def without_end(self) -> list[Record]:
         """The beginnings of the accesses that the killed process did not end."""
         ended = {(record.process, record.token) for record in self.steps(Step.STOP_RETURNED)}
@@ -55,6 +59,11 @@ class Played:
 
 def step(record: Record) -> Step | None:
     return KINDS[record.protocol][record.kind].step
+
+
+def token_of(record: Record) -> int:
+    assert record.token is not None
+    return record.token
 
 
 def where(folder: Path, cluster: ShivaCluster) -> Played:
@@ -68,7 +77,7 @@ def shiva(kafka_address: str, tmp_path_factory: pytest.TempPathFactory) -> Playe
     with ShivaCluster(kafka_address, folder, round_s=1.5) as cluster:
         played = where(folder, cluster)
         leader = cluster.leader("leader-1", *played.options)
-        workers = {name: cluster.worker(name, *played.options) for name in ("worker-1", "worker-2")}
+        workers = cluster.workers("worker-1", "worker-2", options=played.options)
         for name in ("web", "mail"):
             source = cluster.application(name, stop_timeout_s=0.3)
             cluster.start(f"t/c/{name}", source, mode=Mode.EXCLUSIVE)
@@ -171,12 +180,8 @@ def earlier_heir(played: Played) -> Sequence[Record]:
     """The heir of one resource started while the killed process still wrote, after it had started itself."""
     records, first = played.records(), played.without_end()[0]
     last = max((r for r in records if r.process == first.process), key=lambda r: r.monotonic_time)
-    heir = next(
-        record
-        for record in records
-        if (step(record), record.resource) == (Step.START_ENTERED, first.resource)
-        and record.process != first.process
-    )
+    later = [each for each in played.accesses_of(first.resource) if token_of(each) > token_of(first)]
+    heir = min(later, key=token_of)
     assert first.monotonic_time < last.monotonic_time
     times = {
         "monotonic_time": (first.monotonic_time + last.monotonic_time) / 2,
@@ -186,7 +191,7 @@ def earlier_heir(played: Played) -> Sequence[Record]:
 
 
 def without_an_end(played: Played) -> Sequence[Record]:
-    """The record is missing that an owner has stopped."""
-    records = played.records()
-    ended = next(record for record in records if step(record) is Step.STOP_RETURNED)
-    return [record for record in records if record != ended]
+    """The record is missing that the last owner of one resource has stopped."""
+    ended = max(played.steps(Step.STOP_RETURNED), key=token_of)
+    assert token_of(ended) == max(map(token_of, played.accesses_of(ended.resource)))
+    return [record for record in played.records() if record != ended]

@@ -87,7 +87,7 @@ def test_a_cluster_whose_worker_is_killed(shiva: ShivaCluster) -> None:
     shiva.round_s = 1.5
     options = ("--history", str(history_of(shiva)))
     leader = shiva.leader("leader-1", *options)
-    workers = {name: shiva.worker(name, *options) for name in ("worker-1", "worker-2")}
+    workers = shiva.workers("worker-1", "worker-2", options=options)
     shiva.start("t/c/web")
     shiva.start("t/c/mail", shiva.application("mail", stop_timeout_s=0.3), mode=Mode.EXCLUSIVE)
     killed = shiva.running("t/c/web").worker or ""
@@ -240,7 +240,7 @@ def test_an_exclusive_application_of_a_stopped_worker_has_ended_before_its_succe
     shiva.round_s = 1.5
     options = ("--history", str(history_of(shiva)))
     leader = shiva.leader("leader-1", *options)
-    workers = {name: shiva.worker(name, *options) for name in ("worker-1", "worker-2")}
+    workers = shiva.workers("worker-1", "worker-2", options=options)
     shiva.start(source=shiva.application(stop_timeout_s=0.3), mode=Mode.EXCLUSIVE)
     stopped = shiva.running().worker or ""
     [heir] = workers.keys() - {stopped}

@@ -134,7 +134,7 @@ class TestKilled:
         self, shiva: ShivaCluster
     ) -> None:
         shiva.leader()
-        workers = {name: shiva.worker(name) for name in ("worker-1", "worker-2")}
+        workers = shiva.workers("worker-1", "worker-2")
         shiva.start()
         first = shiva.running().worker or ""
         [other] = workers.keys() - {first}
@@ -257,7 +257,7 @@ class TestBroker:
     ) -> None:
         with ShivaCluster(broker.bootstrap, tmp_path, round_s=3.0) as shiva:
             shiva.leader()
-            workers = {name: shiva.worker(name) for name in ("worker-1", "worker-2")}
+            workers = shiva.workers("worker-1", "worker-2")
             shiva.start()
             journal = tmp_path / "exclusive"
             beating = shiva.application(
@@ -342,9 +342,7 @@ class TestApplications:
     @pytest.mark.rule("SH-17")
     def test_what_fails_on_every_worker_has_failed_with_the_reason(self, shiva: ShivaCluster) -> None:
         shiva.leader().says("leader-1 runs")
-        for name in ("worker-1", "worker-2"):
-            shiva.worker(name)
-        shiva.until(lambda document: len(document.workers) == 2, "both workers are known")
+        shiva.workers("worker-1", "worker-2")
         restart = {"max_restarts": 1, "backoff_initial_s": 0.05}
         shiva.start(source=shiva.application("web", CRASHES, restart=restart))
         failed = shiva.entry_when(lambda entry: entry.state is ApplicationState.FAILED, "has failed")
@@ -361,7 +359,7 @@ class TestApplications:
     ) -> None:
         with ShivaCluster(kafka_address, tmp_path, round_s=2.0) as shiva:
             shiva.leader()
-            workers = {name: shiva.worker(name) for name in ("worker-1", "worker-2")}
+            workers = shiva.workers("worker-1", "worker-2")
             beating = shiva.application("web", BEATS, stop_timeout_s=0.2)
             shiva.start(source=beating, mode=Mode.EXCLUSIVE)
             first = shiva.running().worker or ""
