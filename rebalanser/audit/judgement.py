@@ -33,7 +33,7 @@ from rebalanser.audit.invariants import (
 from rebalanser.audit.invariants.steps import first_wrong_step, is_unguarded
 from rebalanser.audit.plans import count, observed, once
 from rebalanser.audit.sequences import conflicts
-from rebalanser.audit.successions import doubts, suspects
+from rebalanser.audit.successions import doubts, suspects, suspects_in_order
 
 if TYPE_CHECKING:
     from rebalanser.audit.options import Options
@@ -94,7 +94,10 @@ def judgement(
     errors = None
     if known and any(doubted.values()):
         errors = keep("comparing clocks", host_errors(reduce(DataFrame.unionByName, known)))
-    case = Case(records, accesses, contradicting, errors, options)
+    in_order = None
+    if doubted["hidden"]:
+        in_order = keep("comparing owners in order", suspects_in_order(accesses, options))
+    case = Case(records, accesses, contradicting, in_order, errors, options)
     found = [invariant(case) for invariant in _asked(there, doubted)]
     if there.twice:
         found.append(conflicts(records))

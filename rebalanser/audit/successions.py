@@ -39,6 +39,9 @@ _OF_OWNER: Final = (
     "end_wall", "end_monotonic", "ended_by",
 )  # fmt: skip
 """What is carried along of an access. Numbers come first: structs are compared from their beginning."""
+_BACKWARDS: Final = "backwards"
+_FIRST_LATER: Final = "first_later"
+_IN_ORDER: Final = "in_order"
 _SURE_WALL: Final = "sure_wall"
 _SURE_MONOTONIC: Final = "sure_monotonic"
 _RELEASED: Final = "released"
@@ -61,10 +64,39 @@ def suspects(accesses: DataFrame, options: Options) -> DataFrame:
     - ``last``: its end by wall time;
     - ``previous``: its token.
     """
-    ordered = accesses.where(F.col("token").isNotNull()).select(*SERIES, *_ORDER, *_owners())
+    return _beside_earlier(_ordered(accesses), options)
+
+
+def suspects_in_order(accesses: DataFrame, options: Options) -> DataFrame:
+    """The same, where only such accesses count as earlier as began before all of later tokens.
+
+    One that began later may have begun after the present one had ended, and then hides those that ended
+    while that lasted. Those that count here hide none: of two, both had begun by then.
+    """
+    ordered = _ordered(accesses).withColumn(_BACKWARDS, -F.col("token"))
+    cut = spread(bucketed(ordered, SERIES, _BACKWARDS, options.crowded), SERIES)
+    began = F.col(OWNER)["start_entered_wall"]
+    known = running_max(cut, SERIES, (_BACKWARDS, *_ORDER[1:]), {_FIRST_LATER: -began})
+    late = F.coalesce(began > -F.col(_FIRST_LATER), F.lit(False))
+    marked = known.withColumn(_IN_ORDER, ~late).drop(_BACKWARDS, _FIRST_LATER, BUCKET)
+    return _beside_earlier(marked, options, F.col(_IN_ORDER)).drop(_IN_ORDER)
+
+
+def _ordered(accesses: DataFrame) -> DataFrame:
+    return accesses.where(F.col("token").isNotNull()).select(*SERIES, *_ORDER, *_owners())
+
+
+def _beside_earlier(ordered: DataFrame, options: Options, counts: Column | None = None) -> DataFrame:
+    """The suspects among these, beside those earlier ones of which ``counts`` holds."""
+
+    def counted(maxima: Mapping[str, Column]) -> Mapping[str, Column]:
+        if counts is None:
+            return maxima
+        return {name: F.when(counts, value) for name, value in maxima.items()}
+
     cut = spread(bucketed(ordered, SERIES, "token", options.crowded), SERIES)
-    exact = running_max(cut, (*SERIES, CLOCK), _ORDER, _exact_maxima())
-    both = running_max(exact, SERIES, _ORDER, _maxima())
+    exact = running_max(cut, (*SERIES, CLOCK), _ORDER, counted(_exact_maxima()))
+    both = running_max(exact, SERIES, _ORDER, counted(_maxima()))
     return both.where(_is_doubted(options)).drop(*_ORDER, CLOCK, BUCKET)
 
 
@@ -172,7 +204,8 @@ def doubts(options: Options) -> Mapping[str, Column]:
     """What a suspect may contradict, each a condition of its row. Where none has one, nothing is found of it.
 
     ``overlaps``: access while an earlier owner had it; ``barriers``: the barrier's revisions; ``unowned``:
-    how long there may be no owner; ``tokens``: their order; ``causes``: the clocks of both hosts.
+    how long there may be no owner; ``tokens``: their order; ``hidden``: an earlier one began only after it
+    had ended, see :func:`suspects_in_order`; ``causes``: the clocks of both hosts.
     """
     owner = F.col(OWNER)
     wall, monotonic = owner["start_entered_wall"], owner["start_entered_monotonic"]
@@ -195,6 +228,9 @@ def doubts(options: Options) -> Mapping[str, Column]:
         "barriers": removed_later,
         "unowned": wall - F.col("last.key") > options.unowned_limit_s,
         "tokens": _is_any(*order),
+        "hidden": _is_any(
+            F.col("latest.key") > owner[_SURE_WALL], F.col("latest_exact.key") > owner[_SURE_MONOTONIC]
+        ),
         "causes": contradicts_cause(options),
     }
 

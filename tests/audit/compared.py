@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 OVERLAP: Final = "overlap"
@@ -167,8 +168,8 @@ def removed_nothing_of_its_own(run: Any, resource: str, token: int) -> bool:
 
 
 def compare_tokens(run: Any, found: Seen, score: Score) -> None:
-    """A smaller token was used after a larger one, by a clock that can tell them apart."""
-    true, hidden = set(), set()
+    """A smaller token was used after a larger one, by a clock that can tell them apart; or by two nodes."""
+    true, hidden = _used_by_two(run)
     for one in run.accesses:
         larger = [
             other
@@ -181,6 +182,21 @@ def compare_tokens(run: Any, found: Seen, score: Score) -> None:
             if all(other.begins_wall == one.begins_wall for other in larger):
                 hidden.add(case)
     score.add(true, found.certain["token_order"], hidden, run.group)
+
+
+def _used_by_two(run: Any) -> tuple[set[Any], set[Any]]:
+    """Accesses with a token that another node, or session of it, has used too; and those nothing tells of."""
+    users: dict[Any, dict[Any, Any]] = defaultdict(dict)
+    for access in run.accesses:
+        users[access.resource, access.token][access.process, access.node] = access
+    true, hidden = set(), set()
+    for (resource, _), of_token in users.items():
+        last_of_each = [of_token[user] for user in sorted(of_token)]
+        for one, other in pairwise(last_of_each):
+            true.add((resource, one.name))
+            if one.written is None or other.written is None:
+                hidden.add((resource, one.name))
+    return true, hidden
 
 
 def compare_starts(run: Any, found: Seen, score: Score) -> None:

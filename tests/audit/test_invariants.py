@@ -12,7 +12,7 @@ from rebalanser.audit.accesses import accesses, in_turns
 from rebalanser.audit.clocks import clocks, host_errors
 from rebalanser.audit.invariants import ALL
 from rebalanser.audit.options import Options
-from rebalanser.audit.successions import suspects
+from rebalanser.audit.successions import suspects, suspects_in_order
 from rebalanser.audit.tables import FINDINGS
 from rebalanser.history import UNLIMITED_S
 
@@ -108,6 +108,14 @@ def overlaps(cases: Cases) -> None:
         expect(name, "token_order certain", "overlap certain").own("a", 5, 0, 10, **clock).own(
             "b", 7, 5, 20, **clock
         ).own("a", 5, 30, 40, barrier=False, **clock)
+    expect(
+        "one released and started again hides none",
+        *("token_order certain", "overlap certain", "barrier_overlap certain"),
+    ).own("a", 5, 0, 10).own("b", 7, 5, 20).own("a", 5, 30, 40, barrier=False, removed=9)
+    for name, clock in (("a late one hides none", {}), ("nor on one clock if late", HOST)):
+        expect(name, "token_order certain", "overlap certain").own("x", 3, 30, 40, **clock).own(
+            "a", 5, 0, 10, **clock
+        ).own("b", 7, 5, 20, **clock)
     expect("paused for the next", "token_order certain").own("a", 5, 0, 10, **NELI).own(
         "b", 7, 12, 20, **NELI
     ).own("a", 5, 30, 40, **NELI)
@@ -252,7 +260,9 @@ def found(spark: SparkSession, new_histories: Any) -> dict[str, list[Row]]:
     owned = in_turns(owned, records, lambda _words, frame: frame.persist())
     doubtful = suspects(owned, OPTIONS).persist()
     apart = clocks(records, doubtful, OPTIONS).persist()
-    judged_case = invariants.Case(records, owned, doubtful, host_errors(apart), OPTIONS)
+    judged_case = invariants.Case(
+        records, owned, doubtful, suspects_in_order(owned, OPTIONS), host_errors(apart), OPTIONS
+    )
     by_case = defaultdict(list)
     for rows in (invariant(judged_case) for invariant in ALL):
         assert rows.schema.fieldNames() == FINDINGS.fieldNames()

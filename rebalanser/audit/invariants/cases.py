@@ -19,6 +19,8 @@ class Case:
     accesses: DataFrame
     suspects: DataFrame
     """:func:`~rebalanser.audit.successions.suspects` of the accesses."""
+    in_order: DataFrame | None
+    """:func:`~rebalanser.audit.successions.suspects_in_order`; None where no access can hide another."""
     errors: DataFrame | None
     """:func:`~rebalanser.audit.clocks.host_errors` of the clocks; None if none is proven to be off."""
     options: Options

@@ -20,7 +20,7 @@ from rebalanser.audit.invariants.findings import (
     worded,
 )
 from rebalanser.audit.plans import once
-from rebalanser.audit.successions import OWNER, has_barriers, may_overlap_for
+from rebalanser.audit.successions import OWNER, SERIES, has_barriers, may_overlap_for
 from rebalanser.audit.tables import EndedBy, FindingKind
 from rebalanser.audit.times import lasting_column
 from rebalanser.history import Protocol, Step
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rebalanser.audit.invariants.cases import Case
 
 _EARLIER: Final = "earlier"
+_OF_ALL: Final = "of_all"
+"""Whether all accesses of earlier tokens were looked at, or only those that began in the order of tokens."""
 _UNCERTAIN: Final = "uncertainty_s"
 _UNSURE: Final = "unsure_end"
 _OVERLAP_RULES: Final = {
@@ -57,17 +59,35 @@ def overlap(case: Case) -> DataFrame:
     it they tell something only of an owner that is not known to have stopped in good order (AU-5). Where
     OnStop raised nothing is certain of the time after that.
     """
+    pairs = _lasting(case.suspects)
+    if case.in_order is None:
+        return findings(_overlapping(pairs, case), _told_of_overlaps())
+    of_all = pairs.withColumn(_OF_ALL, F.lit(True))
+    both = of_all.unionByName(_lasting(case.in_order).withColumn(_OF_ALL, F.lit(False)))
+    return findings(_one_of_each(_overlapping(both, case)), _told_of_overlaps())
+
+
+def _one_of_each(pairs: DataFrame) -> DataFrame:
+    """Of the pairs of each access one that is certain, if there is any."""
+    later = F.col(OWNER)
+    best = F.max_by(F.struct("*"), F.struct("certain", _OF_ALL)).alias("pair")
+    return (
+        pairs.groupBy(*SERIES, later["process"], later["start_entered_sequence"]).agg(best).select("pair.*")
+    )
+
+
+def _lasting(suspects: DataFrame) -> DataFrame:
+    """The suspects that began, each beside the one that lasted longest of those that may overlap with it."""
     later = F.col(OWNER)
     on_boot, by_wall, unsure = _longest_on_boot(), _longest_by_wall(), F.col("unsure")
-    pairs = (
-        case.suspects.where(later["start_entered_sequence"].isNotNull())
+    return (
+        suspects.where(later["start_entered_sequence"].isNotNull())
         .withColumns({"on_boot": on_boot[OWNER], "by_wall": by_wall[OWNER]})
         .withColumn(_UNSURE, F.coalesce("on_boot", "by_wall").isNull())
         .withColumn(_EARLIER, F.coalesce("on_boot", "by_wall", unsure[OWNER]))
         .where(F.col(_EARLIER).isNotNull())
         .withColumn("exact", _of_one_clock())
     )
-    return findings(_overlapping(pairs, case), _told_of_overlaps())
 
 
 @once
