@@ -68,10 +68,10 @@ def suspects(accesses: DataFrame, options: Options) -> DataFrame:
 
 
 def suspects_in_order(accesses: DataFrame, options: Options) -> DataFrame:
-    """The same, where only such accesses count as earlier as began before all of later tokens.
+    """The same, where only such accesses count as earlier as began before those of later tokens did.
 
-    One that began later may have begun after the present one had ended, and then hides those that ended
-    while that lasted. Those that count here hide none: of two, both had begun by then.
+    One that began late may have begun after the present one had ended: it did not overlap with it, but ended
+    last, and so hides others that did. Here whatever ends after the present one began does overlap with it.
     """
     ordered = _ordered(accesses).withColumn(_BACKWARDS, -F.col("token"))
     cut = spread(bucketed(ordered, SERIES, _BACKWARDS, options.crowded), SERIES)

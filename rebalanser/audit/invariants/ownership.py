@@ -68,7 +68,7 @@ def overlap(case: Case) -> DataFrame:
 
 
 def _one_of_each(pairs: DataFrame) -> DataFrame:
-    """Of the pairs of each access one that is certain, if there is any."""
+    """Of the pairs of each access one: a certain one if there is any, and if possible one of all."""
     later = F.col(OWNER)
     best = F.max_by(F.struct("*"), F.struct("certain", _OF_ALL)).alias("pair")
     return (
