@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -117,12 +118,10 @@ def _module_of(path: Path) -> str:
     return ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
 
 
+@functools.cache
 def _sources() -> dict[str, ast.Module]:
     paths = [*(ROOT / "rebalanser").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]
     return {_module_of(path): ast.parse(path.read_text(), str(path)) for path in sorted(paths)}
-
-
-SOURCES = _sources()
 
 
 def _room_of(module: str) -> str:
@@ -141,7 +140,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             assert node.level == 0, f"line {node.lineno}: imports are absolute"
             assert node.module is not None
             children = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (child if child in SOURCES or child in WALLS else node.module for child in children)
+            yield from (child if child in _sources() or child in WALLS else node.module for child in children)
 
 
 def _house(module: str) -> bool:
@@ -153,29 +152,36 @@ def _house(module: str) -> bool:
     }
 
 
-def test_every_module_stands_behind_a_wall() -> None:
-    unknown = {module for module in SOURCES if module != "rebalanser" and _room_of(module) == "rebalanser"}
+def test_every_module_is_behind_a_wall() -> None:
+    unknown = {module for module in _sources() if module != "rebalanser" and _room_of(module) == "rebalanser"}
     assert not unknown, f"say in WALLS what these may import: {sorted(unknown)}"
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_imports_respect_the_walls(module: str) -> None:
+def _forbidden_imports(module: str, tree: ast.Module) -> list[str]:
     room = _room_of(module)
     allowed = WALLS[room] | {room} | DOORS.get(module, set())
-    crossed = {name for name in _imports(SOURCES[module]) if _house(name) and _room_of(name) not in allowed}
-    assert not crossed, f"{module} may not import {sorted(crossed)}"
+    return sorted(name for name in _imports(tree) if _house(name) and _room_of(name) not in allowed)
 
 
-@pytest.mark.parametrize(
-    "module", [*sorted(PURE_MODULES), *(module for module in SOURCES if _room_of(module) in PURE)]
-)
-def test_pure_packages_touch_nothing(module: str) -> None:
-    tops = {name.partition(".")[0] for name in _imports(SOURCES[module]) if not _house(name)}
-    assert tops <= sys.stdlib_module_names, f"{module} imports what is not of the standard library"
-    assert not tops & IMPURE_MODULES, f"{module} imports {sorted(tops & IMPURE_MODULES)}"
-    calls = (node.func for node in ast.walk(SOURCES[module]) if isinstance(node, ast.Call))
+def test_imports_respect_the_walls() -> None:
+    crossed = {
+        module: found for module, tree in _sources().items() if (found := _forbidden_imports(module, tree))
+    }
+    assert not crossed
+
+
+def _impure(tree: ast.Module) -> set[str]:
+    """Imports and calls that a pure module must not have."""
+    tops = {name.partition(".")[0] for name in _imports(tree) if not _house(name)}
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     called = {function.id for function in calls if isinstance(function, ast.Name)}
-    assert not called & IMPURE_BUILTINS, f"{module} calls {sorted(called & IMPURE_BUILTINS)}"
+    return (tops - sys.stdlib_module_names) | (tops & IMPURE_MODULES) | (called & IMPURE_BUILTINS)
+
+
+def test_pure_packages_touch_nothing() -> None:
+    pure = PURE_MODULES | {module for module in _sources() if _room_of(module) in PURE}
+    found = {module: sorted(impure) for module in pure if (impure := _impure(_sources()[module]))}
+    assert not found
 
 
 def _public_definitions(tree: ast.Module, module: str) -> Iterator[tuple[str, ast.AST]]:
@@ -197,11 +203,11 @@ def _is_spelled_out_elsewhere(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFu
     return bool(names & {"overload", "override"}) or any(name.endswith(".setter") for name in names)
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_every_public_name_has_a_docstring(module: str) -> None:
+def test_every_public_name_has_a_docstring() -> None:
     silent = [
         name
-        for name, node in _public_definitions(SOURCES[module], module)
+        for module, tree in _sources().items()
+        for name, node in _public_definitions(tree, module)
         if ast.get_docstring(node) is None  # type: ignore[arg-type]
     ]
     assert not silent
@@ -226,16 +232,16 @@ def _tests(folders: tuple[str, ...]) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / "tests" / folder).rglob("*.py"))]
 
 
-@pytest.mark.parametrize("path", _tests(TIMELESS_TESTS), ids=lambda path: path.name)
-def test_timeless_tests_never_sleep(path: Path) -> None:
+def test_timeless_tests_never_sleep() -> None:
     sleeps = [
-        node.lineno
+        f"{path.name}:{node.lineno}"
+        for path in _tests(TIMELESS_TESTS)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).rpartition(".")[2] == "sleep"
         and not (node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
     ]
-    assert not sleeps, f"{path.name} sleeps at lines {sleeps}"
+    assert not sleeps
 
 
 def _texts() -> list[Path]:
@@ -249,11 +255,14 @@ UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b")
 PLACE_OF_WORK = re.compile(r"(?<![\w.])/(?:root|work)/|(?i:\bissue\s*#?\d)|(?<![\w&(])#\d+\b")
 
 
-@pytest.mark.parametrize("path", _texts(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_text_is_unfinished_or_tells_of_its_place_of_work(path: Path) -> None:
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        assert not UNFINISHED.search(line), f"{path}:{number}"
-        assert not PLACE_OF_WORK.search(line), f"{path}:{number}: a path of one machine or an issue's number"
+def test_no_text_is_unfinished_or_names_its_place_of_work() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in _texts()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if UNFINISHED.search(line) or PLACE_OF_WORK.search(line)
+    ]
+    assert not found, "unfinished work, a path of one machine, or the number of an issue"
 
 
 def test_changelog_has_safety_first() -> None:
