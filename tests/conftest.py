@@ -6,9 +6,11 @@ import gc
 import logging
 import os
 import signal
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import hypothesis
 import pytest
 
 from rebalanser.errors import MissingExtra
@@ -19,7 +21,7 @@ from rebalanser.testing.etcd_server import EtcdCluster, EtcdMissing
 from rebalanser.testing.kafka_server import KafkaCluster, KafkaMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -30,17 +32,93 @@ pytest.register_assert_rewrite(
     "rebalanser.testing.engine_suite",
 )
 
+# A busy machine fails no example for its time, and every run tries the same examples.
+hypothesis.settings.register_profile("rebalanser", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("rebalanser")
+
 # Audits take all the processor time they can get, while the tests of faults time real servers.
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark"))
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
+NEEDS = {
+    "browser": {"chromium"},
+    "etcd": {"etcd", "etcd_binary", "etcd_cluster", "etcd_url"},
+    "kafka": {"kafka", "kafka_address", "kafka_cluster", "kafka_libraries", "spark_kafka"},
+    "spark": {"spark", "spark_kafka"},
+}
+"""The fixtures by which a test needs each real part; a test marks what its fixtures ask for by name."""
+FULL_SIZE = "full_size"
+"""Marks simulation seeds beyond the few of ``make quick``."""
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest selects by marks, and xdist reads them, in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have all tests on Spark run in one worker: a session takes seconds to start and a gibibyte to hold."""
+    """Mark what each test needs, and keep all tests on Spark in one worker.
+
+    A Spark session takes seconds to start and a gibibyte of memory.
+    """
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        for need, names in NEEDS.items():
+            if fixtures & names:
+                item.add_marker(need)
+        if "faults" in item.path.parts:
+            item.add_marker("slow")
+        if getattr(item, "callspec", None) and item.callspec.params.get("chunk", 0) > 0:  # type: ignore[attr-defined]
+            item.add_marker(FULL_SIZE)
+        if "spark" in fixtures:
             item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(_LEFT_TO_THE_COLLECTOR)
+
+
+def _part_of(nodeid: str, marks: Iterable[str]) -> str:
+    """The part of the suite that a test belongs to: its folder, and what it needs."""
+    return ", ".join([nodeid.split("/")[1], *(need for need in NEEDS if need in marks)])
+
+
+class Costs:
+    """Prints how long each part of the suite took, and how many tests were left out by their marks."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+        self._tests: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Count the tests that the marks leave out."""
+        self.left_out.update(_part_of(item.nodeid, item.keywords) for item in items)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send a worker's count to the controller, which collects no test itself."""
+        if (output := getattr(session.config, "workeroutput", None)) is not None:
+            output["left_out"] = dict(self.left_out)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over a worker's count; all workers collect the same tests."""
+        self.left_out = Counter(getattr(node, "workeroutput", {}).get("left_out", self.left_out))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up the time of a test, its fixtures included."""
+        part = _part_of(report.nodeid, report.keywords)
+        self._seconds[part] += report.duration
+        self._tests[part] += report.when == "call"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print both tables before pytest's own summary."""
+        if len(self._tests) > 1:
+            terminalreporter.section("cost by part")
+            for part, seconds in self._seconds.most_common():
+                terminalreporter.write_line(f"{seconds:8.1f} s {self._tests[part]:6,} tests  {part}")
+        if self.left_out:
+            terminalreporter.section("left out")
+            for part, tests in self.left_out.most_common():
+                terminalreporter.write_line(f"{tests:17,} tests  {part}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count costs in the controller, and what was left out in every process."""
+    config.pluginmanager.register(Costs(), "costs")
 
 
 # PySpark leaves the sockets that it collects results through to the garbage collector.

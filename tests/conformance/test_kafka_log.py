@@ -535,6 +535,7 @@ def _rule(kind: ResourceType, name: str, operation: AclOperation, verdict: AclPe
     return AclBinding(kind, name, pattern, "User:ann", "*", operation, verdict)
 
 
+@pytest.mark.kafka
 class TestSecurity:
     def test_an_account_of_the_url_gets_in(self, guarded: KafkaCluster, open_: ExitStack) -> None:
         connection = _as(guarded, "ann:open-sesame")

@@ -19,6 +19,8 @@ from rebalanser.neli.tenure import Tenure
 from rebalanser.testing.neli_simulation import PROFILES, run_seed, run_seeds
 from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, scan
 
+pytestmark = pytest.mark.full_size
+
 
 def _taken_for_accepted(original: Callable[..., None]) -> Any:
     return lambda self, answer: original(self, CommitAnswered(answer.commit))

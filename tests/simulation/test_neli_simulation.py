@@ -31,6 +31,7 @@ def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
     assert exercised(report) == []
 
 
+@pytest.mark.full_size
 @pytest.mark.lesson(12)
 def test_a_seed_is_the_same_run_in_every_process(digest: Callable[[str, str], str]) -> None:
     assert len({digest(SIMULATOR, hash_seed) for hash_seed in ("1", "2", "3")}) == 1
@@ -65,6 +66,7 @@ def test_the_trace_of_a_seed_tells_what_happened() -> None:
         assert word in text
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [

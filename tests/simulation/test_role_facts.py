@@ -25,6 +25,8 @@ from rebalanser.testing.shiva_simulation import run_seed as run_shiva_seed
 from rebalanser.testing.shiva_simulation.process import Process as ShivaProcess
 from rebalanser.testing.shiva_simulation.working import WorkerProcess
 
+pytestmark = pytest.mark.full_size
+
 NELI_SEEDS = 60
 SHIVA_SEEDS = 15
 EPSILON_S = 1e-6

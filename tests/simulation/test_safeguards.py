@@ -21,6 +21,8 @@ from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation import PROFILES, Process, run_seed, run_seeds
 from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, scan, switched
 
+pytestmark = pytest.mark.full_size
+
 
 def _guard(method: str) -> tuple[Switch, ...]:
     return (Switch(Translation, method, always(())),)

@@ -19,6 +19,8 @@ from rebalanser.testing.shiva_simulation import PROFILES, Broker, World, run_see
 from rebalanser.testing.shiva_simulation.running import ApplicationProcess
 from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, instead, scan
 
+pytestmark = pytest.mark.full_size
+
 LIMIT = 300
 """How many seeds may be needed at most."""
 

@@ -47,6 +47,7 @@ def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
     assert exercised(report) == []
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("name", [name for name in PROFILES if name != ANYTHING.name])
 def test_with_all_safeguards_every_profile_is_clean(name: str) -> None:
     report = run_seeds(0, 50, PROFILES[name])
@@ -54,6 +55,7 @@ def test_with_all_safeguards_every_profile_is_clean(name: str) -> None:
     assert report.starts > report.seeds
 
 
+@pytest.mark.full_size
 @pytest.mark.lesson(12)
 def test_a_seed_is_the_same_run_in_every_process(digest: Callable[[str, str], str]) -> None:
     assert len({digest(SIMULATOR, hash_seed) for hash_seed in ("1", "2", "3")}) == 1
@@ -78,6 +80,7 @@ def test_the_trace_of_a_seed_tells_what_happened() -> None:
         assert sentence in text
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [

@@ -32,6 +32,7 @@ def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
     assert exercised(report) == []
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("SK-6", "SK-8", "SK-14")
 @pytest.mark.parametrize("profile", PROFILES)
 def test_with_all_safeguards_every_profile_is_clean(profile: str) -> None:
@@ -40,6 +41,7 @@ def test_with_all_safeguards_every_profile_is_clean(profile: str) -> None:
     assert exercised(report, PROFILES[profile]) == []
 
 
+@pytest.mark.full_size
 @pytest.mark.lesson(12)
 def test_a_seed_is_the_same_run_in_every_process(digest: Callable[[str, str], str]) -> None:
     assert len({digest(SIMULATOR, hash_seed) for hash_seed in ("1", "2", "3")}) == 1
@@ -68,6 +70,7 @@ def test_the_trace_of_a_seed_tells_what_happened() -> None:
         assert word in text
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [

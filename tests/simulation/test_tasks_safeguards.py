@@ -26,6 +26,8 @@ from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
 from rebalanser.testing.tasks_simulation.network import Network
 from rebalanser.testing.tasks_simulation.working import Working
 
+pytestmark = pytest.mark.full_size
+
 
 def _whoever_has_that_number(_: Any) -> Any:
     """What Skuld itself did: two claims of one number are one."""

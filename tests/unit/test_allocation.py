@@ -33,7 +33,7 @@ inputs = st.fixed_dictionaries(
         "pinned": st.dictionaries(NAMES, IDS),
     }
 )
-any_input = settings(deadline=None, derandomize=True, max_examples=200)
+any_input = settings(max_examples=200)
 
 
 @pytest.mark.rule("RB-2")
@@ -299,7 +299,7 @@ def most_kept(previous: Mapping[str, Collection[str]], sizes: Collection[int], l
 @pytest.mark.rule("RB-2", "RB-10")
 @pytest.mark.lesson(11)
 @given(st.lists(st.sets(st.sampled_from(NODES), min_size=1), min_size=2, max_size=6))
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 def test_a_chain_of_memberships_moves_the_minimum_at_every_link(memberships: list[set[str]]) -> None:
     allocation = balanced(memberships[0], RESOURCES, {})
     for _, live in pairwise(memberships):

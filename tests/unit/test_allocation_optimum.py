@@ -118,14 +118,14 @@ def assert_is_an_optimum_of_all(case: Case) -> None:
 
 @pytest.mark.rule("RB-2", "RB-10")
 @given(cases(max_nodes=4, max_resources=5, with_pins=False))
-@settings(deadline=None, derandomize=True, max_examples=600)
+@settings(max_examples=600)
 def test_no_assignment_is_more_even_or_as_even_with_fewer_moves(case: Case) -> None:
     assert_is_an_optimum_of_all(case)
 
 
 @pytest.mark.rule("RB-10", "RB-29")
 @given(cases(max_nodes=4, max_resources=5, with_pins=True))
-@settings(deadline=None, derandomize=True, max_examples=600)
+@settings(max_examples=600)
 def test_no_assignment_that_honours_the_pins_is_more_even_or_as_even_with_fewer_moves(case: Case) -> None:
     assert_is_an_optimum_of_all(case)
 
@@ -154,18 +154,20 @@ def cheapest_flow(case: Case) -> Price:
     return Price(squares, free_moves + pin_moves)
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("RB-2", "RB-10")
 @given(cases(max_nodes=12, max_resources=60, with_pins=False))
-@settings(deadline=None, derandomize=True, max_examples=250)
+@settings(max_examples=250)
 def test_costs_as_much_as_the_cheapest_flow(case: Case) -> None:
     best = cheapest_flow(case)
     assert price_of(case, owners_in(case.allocation())) == best
     assert case.minimum() == best.moves
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("RB-10", "RB-29")
 @given(cases(max_nodes=12, max_resources=60, with_pins=True))
-@settings(deadline=None, derandomize=True, max_examples=250)
+@settings(max_examples=250)
 def test_costs_as_much_as_the_cheapest_flow_that_honours_the_pins(case: Case) -> None:
     best = cheapest_flow(case)
     assert price_of(case, owners_in(case.allocation())) == best

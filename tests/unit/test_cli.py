@@ -110,6 +110,7 @@ def test_names_come_from_a_file_and_from_standard_input(
     assert {resource["resource"] for resource in listed} == {"a b", "ä", "# c", "x", "y", "z"}
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("RB-29", "RB-33")
 @pytest.mark.parametrize("command", ["add", "remove"])
 def test_a_million_names_with_one_bad_line_change_nothing(cli: Cli, tmp_path: Path, command: str) -> None:

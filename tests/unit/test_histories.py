@@ -55,6 +55,7 @@ def test_a_plot_that_is_given_is_played() -> None:
     assert tell(3, []).planted == ()
 
 
+@pytest.mark.full_size
 def test_seeds_play_everything_in_every_protocol() -> None:
     played = defaultdict(set)
     for seed in range(2000):

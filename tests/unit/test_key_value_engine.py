@@ -352,6 +352,7 @@ def test_a_large_collection_leaves_nothing(engine: KeyValueEngine, store: Memory
     assert leftovers(store) == []
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("SK-14")
 @pytest.mark.parametrize("lost", [False, True], ids=["cut off before", "cut off after"])
 def test_a_collector_may_die_at_any_step(lost: bool) -> None:

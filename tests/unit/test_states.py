@@ -50,6 +50,7 @@ def _rows() -> set[tuple[Any, ...]]:
     return moves | {("steps", before, after) for before, following in STEPS.items() for after in following}
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("RB-11", "RB-14")
 def test_every_row_of_the_tables_happens_in_the_simulator() -> None:
     with _recorded() as seen:

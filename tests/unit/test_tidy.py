@@ -10,8 +10,6 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
