@@ -20,7 +20,7 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(PYTHON):
-	@for candidate in python3.13 python3.12 python3.11 python3; do \
+	@for candidate in $(or $(PYTHON_COMMAND),python3.14 python3.13 python3.12 python3.11 python3); do \
 	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    found=$$candidate; break; \
 	  fi; \
@@ -37,21 +37,34 @@ $(PYTHON):
 	"$$found" -m venv $(VENV)
 	@echo '*' > $(VENV)/.gitignore
 
-# pip knows dependency groups from 25.1 on.
+# pip supports dependency groups since 25.1.
 $(INSTALLED): pyproject.toml | $(PYTHON)
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[all]' --group dev
 	@touch $@
 
+# The package with the extra of one registry is enough for the demo; a complete .venv has it already.
+$(VENV)/sqlite: pyproject.toml | $(PYTHON)
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/etcd $(VENV)/kafka: $(VENV)/%: pyproject.toml | $(PYTHON)
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+package = $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(VENV)/$(1))
+
 .PHONY: setup
-setup: $(INSTALLED) ## Make .venv with everything that work on the project needs
+setup: $(INSTALLED) ## Install everything that work on the project needs into .venv
 
 .PHONY: servers
 servers: $(INSTALLED) ## Get etcd, Kafka and a browser for tests, demo and benchmarks (kept in the user's cache)
 	@$(MAKE) --keep-going etcd kafka browser
 
 .PHONY: etcd kafka
-etcd kafka: $(INSTALLED)
+etcd: $(call package,etcd)
+kafka: $(call package,kafka)
+etcd kafka:
 	@$(PYTHON) -m rebalanser.testing.$@_server
 
 .PHONY: browser
@@ -59,12 +72,23 @@ browser: $(INSTALLED)
 	@$(PYTHON) -m rebalanser.testing.browser
 
 .PHONY: demo
-demo: $(INSTALLED) $(filter etcd kafka,$(REGISTRY)) ## See a group work: REGISTRY=sqlite, etcd or kafka
+demo: $(call package,$(or $(filter etcd kafka,$(REGISTRY)),sqlite)) $(filter etcd kafka,$(REGISTRY)) ## See a group work: REGISTRY=sqlite, etcd or kafka
 	@$(PYTHON) examples/demo.py --registry $(REGISTRY)
 
 .PHONY: audit-demo
 audit-demo: $(INSTALLED) $(filter etcd kafka,$(REGISTRY)) ## Run the demo, audit its history, draw the report
 	@$(PYTHON) examples/audit_demo.py --registry $(REGISTRY)
+
+# Three loops, each a part of the next; pyproject.toml explains the marks.
+PYTEST := $(PYTHON) -m pytest --durations=20
+QUICK := not (browser or etcd or full_size or kafka or slow or spark)
+# The tests of real parts mostly wait, so more of them than there are cores run at once.
+WORKERS ?= 4
+
+.PHONY: quick
+quick: $(INSTALLED) ## A minute, no server: unit tests, a few seeds. T=PATH[::TEST] runs that, M='etcd and not slow' these marks
+	$(if $(T),$(if $(wildcard $(firstword $(subst ::, ,$(T)))),,$(error no such test file or folder: $(T))))
+	@$(PYTEST) -q $(if $(T),'$(T)',-n auto) -m '$(or $(M),$(if $(T),,$(QUICK)))'
 
 .PHONY: lint
 lint: $(INSTALLED) ## Style, types, and whether the generated documentation is current
@@ -75,9 +99,34 @@ lint: $(INSTALLED) ## Style, types, and whether the generated documentation is c
 
 # Without an etcd, a Kafka, a Java or a browser the tests that need one say so: skipped on a laptop, failed in CI.
 .PHONY: test
-test: lint ## Everything that CI runs
+test: lint ## About ten minutes: lint, units and seeds at full size, conformance, a Spark session, the demos
 	@$(MAKE) servers || true
-	@$(PYTHON) -m pytest -n auto
+	@$(PYTEST) -n $(WORKERS) -m 'not slow'
+
+.PHONY: test-all
+test-all: test test-rest ## About half an hour: everything, also faults, clusters, other Pythons, browser and wheel
+
+.PHONY: test-rest
+test-rest: $(INSTALLED) pythons ## What `make test` leaves out
+	@$(PYTEST) -n $(WORKERS) -m slow
+
+# The quick loop on each other Python here; CANDIDATES names programs, those that do not run are passed over.
+CANDIDATES = $(foreach minor,11 12 13 14,python3.$(minor) $(wildcard $(HOME)/.pyenv/versions/3.$(minor).*/bin/python))
+.PHONY: pythons
+pythons: $(INSTALLED)
+	@tested=" $$($(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=".")') "; \
+	for candidate in $(CANDIDATES); do \
+	  version=$$("$$candidate" -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null) || continue; \
+	  case "$$tested" in *" $$version "*) continue;; esac; \
+	  tested="$$tested$$version "; \
+	  echo "== quick on Python $$version"; \
+	  $(MAKE) quick VENV=$(VENV)/$$version PYTHON_COMMAND="$$candidate"; \
+	done
+
+.PHONY: coverage
+coverage: $(INSTALLED) ## Branch coverage of `make test`
+	@$(MAKE) servers || true
+	@$(PYTEST) -n $(WORKERS) -m 'not slow' --cov --cov-report=term:skip-covered
 
 .PHONY: simulate
 simulate: $(INSTALLED) ## A soak of the simulator on all cores: SEEDS=100000

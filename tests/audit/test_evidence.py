@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.slow
+
 SPLIT = "spark.sql.files.maxPartitionBytes"
 
 

@@ -34,7 +34,7 @@ from rebalanser.history import Step
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-pytestmark = pytest.mark.rule("AU-6")
+pytestmark = [pytest.mark.slow, pytest.mark.rule("AU-6")]
 
 _TEXT = ("protocol", "group", "process", "node", "label", "boot", "step", "resource")
 _WHOLE = ("incarnation", "sequence", "term", "version")

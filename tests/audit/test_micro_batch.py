@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from rebalanser.audit.micro_batch import Placed
 
+pytestmark = pytest.mark.slow
+
 BEGAN = 1000.0
 AHEAD = 5000.0
 

@@ -130,6 +130,7 @@ def assert_perfect(result: dict[Defect, Score], stories: Sequence[Story]) -> Non
     assert ok, "\n" + table(result, stories)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.rule("AU-1", "AU-2", "AU-3", "AU-4", "AU-5")
 def test_all_that_is_planted_is_found_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
@@ -140,6 +141,7 @@ def test_all_that_is_planted_is_found_and_nothing_else(spark: SparkSession, tmp_
     assert_perfect(result, stories)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("AU-1", "AU-2", "AU-4", "AU-5")
 def test_each_drama_and_each_spoiler_on_its_own(spark: SparkSession, tmp_path: Path) -> None:
     """Every kind of defect and every near miss, in every protocol in which it can happen."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-pytestmark = pytest.mark.rule("AU-8")
+pytestmark = [pytest.mark.slow, pytest.mark.rule("AU-8")]
 
 NOON = 1_772_366_400.0
 """2026-03-01 12:00:00 UTC."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.rule("AU-10")
 def test_a_session_that_is_there_is_taken_as_it_is(spark: SparkSession) -> None:
     assert subject.session("spark://elsewhere:7077") is spark

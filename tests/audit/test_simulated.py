@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 SEEDS = int(os.environ.get("REBALANSER_SIMULATED_SEEDS", "32"))
 HARD = (("remove only own barriers", 422), ("barrier absent", 425), ("clear on lost lease", 270))
 """Safeguards taken out and seeds whose late starts once hid other overlaps, or whose token two nodes used."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.slow
+
 DELAY_S = 5.0
 PATIENCE_S = 60.0
 GROUP = Protocol.GROUP

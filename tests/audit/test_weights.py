@@ -18,7 +18,7 @@ from rebalanser.history import Step
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.rule("AU-7")
+pytestmark = [pytest.mark.slow, pytest.mark.rule("AU-7")]
 
 _SCHEMA = "sequence long, resource string, value double, wall_time double"
 

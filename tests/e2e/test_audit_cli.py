@@ -70,6 +70,7 @@ def test_the_demo_on_sqlite_and_its_audit(tmp_path: Path) -> None:
     expect_as_played(tmp_path / "history", {"verdict": {**about, "worst": []}})
 
 
+@pytest.mark.slow
 @pytest.mark.rule("AU-4")
 @pytest.mark.usefixtures("etcd_binary")
 def test_the_demo_on_etcd_and_its_audit(tmp_path: Path) -> None:
@@ -79,6 +80,7 @@ def test_the_demo_on_etcd_and_its_audit(tmp_path: Path) -> None:
     expect_as_played(history, audited(history))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("AU-10")
 def test_spark_submit_runs_the_same(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("no record\n")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.rule("AU-10")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.rule("AU-10")]
 
 HOST = "127.0.0.1"
 PATIENCE_S = 400.0

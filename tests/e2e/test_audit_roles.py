@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SESSION_S = 2.0
 SENT_S = 1.0
 """After so long what a process has told is on the topic too, so that killing it takes nothing away."""
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("spark_kafka")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("spark_kafka")]
 
 
 @dataclass(frozen=True)

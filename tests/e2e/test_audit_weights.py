@@ -23,6 +23,7 @@ LOADS = {"busy": 30.0, "pinned": 10.0, "calm": 10.0, "idle": 1.0}
 """Their mean is 12.75, so that the weights are 2.4, 0.8, 0.8 and 0.1."""
 WEIGHTS = {"busy": 2.4, "pinned": 0.8, "calm": 0.8, "idle": 0.1}
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.rule("AU-7", "RB-29"),
     pytest.mark.usefixtures("spark"),

@@ -163,6 +163,7 @@ def test_watch_draws_a_live_table_on_a_terminal(shell: Shell) -> None:
         assert node.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.rule("RB-29")
 def test_long_work_shows_a_bar_on_a_terminal(shell: Shell, tmp_path: Path) -> None:
     names = tmp_path / "names"
@@ -196,6 +197,7 @@ def test_an_etcd_that_does_not_answer_is_one_line(shell: Shell, command: list[st
     assert (document["kind"], document["exit_code"]) == ("RegistryUnavailable", 4)
 
 
+@pytest.mark.slow
 def test_check_finds_a_real_etcd_good(shell: Shell, etcd_url: str) -> None:
     report = shell.run("check", "orders", "--json", "--registry", f"{etcd_url}/test-cli")
     assert report.returncode == 0, report
@@ -204,6 +206,7 @@ def test_check_finds_a_real_etcd_good(shell: Shell, etcd_url: str) -> None:
     assert "shared between hosts" in findings["abilities"]["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.rule("RB-21")
 def test_a_lease_below_what_etcd_allows_is_refused_with_the_numbers(shell: Shell, etcd_url: str) -> None:
     url = f"{etcd_url}/test-cli"

@@ -79,6 +79,7 @@ def test_demo_on_sqlite(tmp_path: Path) -> None:
     played.expect_history()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("etcd_binary")
 def test_demo_on_three_etcd_members(tmp_path: Path) -> None:
     played = Played(tmp_path, "--registry", "etcd")
@@ -86,6 +87,7 @@ def test_demo_on_three_etcd_members(tmp_path: Path) -> None:
     played.expect_history()
 
 
+@pytest.mark.slow
 @pytest.mark.rule("SH-19")
 @pytest.mark.usefixtures("kafka_libraries")
 def test_demo_on_kafka(tmp_path: Path) -> None:
@@ -94,6 +96,7 @@ def test_demo_on_kafka(tmp_path: Path) -> None:
     played.expect_history()
 
 
+@pytest.mark.slow
 def test_without_the_fence_a_stale_write_is_accepted_and_the_demo_says_so(tmp_path: Path) -> None:
     """A lease alone cannot keep a paused process out: this workload is expected to fail."""
     played = Played(tmp_path, "--without-fence")
@@ -116,6 +119,7 @@ def _command_lines() -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:

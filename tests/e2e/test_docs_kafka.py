@@ -15,6 +15,8 @@ from uuid import uuid4
 import pytest
 from markdown_it import MarkdownIt
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ADDRESS = "127.0.0.1:9092"

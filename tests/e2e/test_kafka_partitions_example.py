@@ -16,6 +16,8 @@ from uuid import uuid4
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "kafka_partitions.py"
 PATIENCE_S = 120.0
 LEASE_TTL_S = 3.0

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 PRINTS = 'echo "hello from $SHIVA_WORKER"; while read -r line; do echo "$line"; done < "$PIPE"; ' + RUNS
 
 

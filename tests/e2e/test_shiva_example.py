@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "shiva_placement" / "demo.py"
 PATIENCE_S = 240.0
 

@@ -28,6 +28,8 @@ from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
+pytestmark = pytest.mark.slow
+
 CLAIM_TTL_S = 1.0
 TOKEN = "a token of the tests' own: 0123456789".replace(" ", "-")
 UNKNOWN = "0" * 40
