@@ -47,8 +47,6 @@ NEEDS = {
     "spark": {"spark", "spark_kafka"},
 }
 """The fixtures by which a test needs each real part; a test marks what its fixtures ask for by name."""
-FULL_SIZE = "full_size"
-"""Marks simulation seeds beyond the few of ``make quick``."""
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest selects by marks, and xdist reads them, in the same hook
@@ -64,8 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(need)
         if "faults" in item.path.parts:
             item.add_marker("slow")
-        if getattr(item, "callspec", None) and item.callspec.params.get("chunk", 0) > 0:  # type: ignore[attr-defined]
-            item.add_marker(FULL_SIZE)
+        chunk = item.callspec.params.get("chunk", 0) if hasattr(item, "callspec") else 0
+        if chunk or not {"audit", "e2e"}.isdisjoint(item.path.parts):
+            item.add_marker("full_size")
         if "spark" in fixtures:
             item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(_LEFT_TO_THE_COLLECTOR)
