@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
@@ -18,7 +18,9 @@ from rebalanser.registry import Coordinator
 from rebalanser.registry.keys import check_attribute, check_name
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.settings import Settings
-from rebalanser.state import GroupState, ResourceState, describe
+
+if TYPE_CHECKING:
+    from rebalanser.state import GroupState, ResourceState
 
 ResultT = TypeVar("ResultT")
 Progress = Callable[[int, int], None]
@@ -170,6 +172,8 @@ class Admin:
 
     def state(self) -> GroupState:
         """The group at one revision: nodes, resources, owners, and whether it is balanced (RB-19)."""
+        from rebalanser.state import describe  # noqa: PLC0415 - its models are slow to import
+
         return describe(self.name, self._insist(self._coordinator.read))
 
     def wait_balanced(self, timeout_s: float = 30.0) -> GroupState:

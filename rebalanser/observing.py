@@ -1,4 +1,4 @@
-"""Who is told what happens on a node: the log, the history, and the application's own hooks."""
+"""Reports what happens on a node to the log, the history and the application's hooks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rebalanser.history import Journal, Protocol, author_here, event_of, open_sinks
 from rebalanser.protocol import Fact
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger, log_fact
 from rebalanser.settings import Settings
+
+if TYPE_CHECKING:
+    from rebalanser.history import Journal
 
 CLOSE_TIMEOUT_S = 2.0
 QUEUE_SIZE = 10_000
@@ -21,14 +23,14 @@ _log = get_logger()
 
 
 class Observer:
-    """Tells each fact on, in order. Never blocks the protocol and never fails it.
+    """Passes each fact on, in order. Never blocks the protocol and never fails it.
 
-    The history takes a fact in at once; the log and the hooks hear of it in a thread of their own, since
-    either may block, as a terminal does under Ctrl-S, and a node that waits for one could not stop in time.
+    The history queues a fact at once. The log and the hooks get it in a thread of their own, since either may
+    block, as a terminal does under Ctrl-S, and a node that waits for one could not stop in time.
     ``process`` names the process in the history: the stem of the ids of its node's incarnations.
 
     Raises:
-        FixConfiguration: the history can't be written where the settings say.
+        FixConfiguration: the settings name a history that can't be written.
     """
 
     def __init__(
@@ -43,22 +45,18 @@ class Observer:
         self._group = group
         self._hooks = hooks
         self._fenced = settings.fenced
-        self._journal = Journal(
-            author_here(Protocol.GROUP, group, process, label),
-            open_sinks(
-                settings.history_dir, settings.history_topic, group, label, settings.history_max_bytes
-            ),
-            wall=clock.wall,
-            monotonic=clock.now,
-        )
+        self._journal = _open_journal(group, label, process, settings, clock)
         self._told: queue.Queue[Fact | None] = queue.Queue(maxsize=QUEUE_SIZE)
         self._untold = 0
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-facts-{group}", daemon=True)
         self._thread.start()
 
     def observe(self, fact: Fact) -> None:
-        """Tell everyone. What comes faster than the log and the hooks can take it is counted and dropped."""
-        self._journal.write(event_of(fact, fenced=self._fenced))
+        """Pass a fact on. If the log and the hooks are too slow for it, it is counted and dropped."""
+        if self._journal is not None:
+            from rebalanser.history import event_of  # noqa: PLC0415 - loaded with the journal
+
+            self._journal.write(event_of(fact, fenced=self._fenced))
         try:
             self._told.put_nowait(fact)
         except queue.Full:
@@ -89,14 +87,29 @@ class Observer:
             _log.warning(event, group=self._group, **fields)
 
     def warn_of(self, reasons: Sequence[str]) -> None:
-        """Say at start what is known to weaken this registry's promises."""
+        """Warn at start of what is known to weaken this registry's promises."""
         for reason in reasons:
             self._warn(reason, action="unsafe_registry")
 
     def close(self) -> None:
-        """Let log and hooks hear what is still to be told, and put the history on disk."""
+        """Pass on what is queued for the log and the hooks, and write the history to disk."""
         with contextlib.suppress(queue.Full):
             self._told.put(None, timeout=CLOSE_TIMEOUT_S)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT_S)
-        self._journal.close(CLOSE_TIMEOUT_S)
+        if self._journal is not None:
+            self._journal.close(CLOSE_TIMEOUT_S)
+
+
+def _open_journal(group: str, label: str, process: str, settings: Settings, clock: Clock) -> Journal | None:
+    """The journal that the settings ask for; without one its modules, slow to import, are not loaded."""
+    if settings.history_dir is None and settings.history_topic is None:
+        return None
+    from rebalanser.history import Journal, Protocol, author_here, open_sinks  # noqa: PLC0415
+
+    return Journal(
+        author_here(Protocol.GROUP, group, process, label),
+        open_sinks(settings.history_dir, settings.history_topic, group, label, settings.history_max_bytes),
+        wall=clock.wall,
+        monotonic=clock.now,
+    )
