@@ -528,7 +528,7 @@ def worked_timings() -> str:
 
 def command_tree() -> Any:
     """The command line, as the library that parses it sees it."""
-    return typer.main.get_command(cli.app)
+    return typer.main.get_command(cli.application())
 
 
 def _commands_below(command: Any, path: str) -> Iterator[tuple[str, Any]]:

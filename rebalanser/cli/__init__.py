@@ -16,6 +16,6 @@ standard error. Exit codes:
 With ``--json`` an error is an object too, with ``error``, ``kind`` and ``exit_code``.
 """
 
-from rebalanser.cli.app import app, main
+from rebalanser.cli.app import application, main
 
-__all__ = ["app", "main"]
+__all__ = ["application", "main"]

@@ -6,12 +6,13 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli import audit, check, feed, history, neli, node, resources, run, shiva, state, tasks
 from rebalanser.cli.face import UnwritableAnswer
 from rebalanser.errors import FixConfiguration, RebalanserError, RetryLater, StopAccess
 from rebalanser.redaction import redact
@@ -22,25 +23,42 @@ TRY_AGAIN: Final = 4
 INTERNAL: Final = 70
 INTERRUPTED: Final = 130
 
-app = typer.Typer(
-    name="rebalanser",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    help="Nodes of a group share out resources so that every resource has exactly one owner.",
-)
-app.add_typer(resources.app, name="resources")
-app.command()(state.status)
-app.command()(state.watch)
-app.add_typer(node.app, name="node")
-app.command()(run.run)
-app.command()(check.check)
-app.command()(feed.feed)
-app.add_typer(history.app, name="history")
-app.command()(audit.audit)
-app.add_typer(shiva.app, name="shiva")
-app.add_typer(neli.app, name="neli")
-app.add_typer(tasks.app, name="tasks")
+_COMMANDS: Final = {
+    "resources": "resources.app",
+    "status": "state.status",
+    "watch": "state.watch",
+    "node": "node.app",
+    "run": "run.run",
+    "check": "check.check",
+    "feed": "feed.feed",
+    "history": "history.app",
+    "audit": "audit.audit",
+    "shiva": "shiva.app",
+    "neli": "neli.app",
+    "tasks": "tasks.app",
+}
+"""Each command and where it is defined below :mod:`rebalanser.cli`."""
+
+
+@cache
+def application(only: str | None = None) -> typer.Typer:
+    """The command line with all commands, or with one: then only that command's modules are imported."""
+    app = typer.Typer(
+        name="rebalanser",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        help="Nodes of a group share out resources so that every resource has exactly one owner.",
+    )
+    app.callback()(_options)
+    for name in [only] if only else _COMMANDS:
+        module, _, attribute = _COMMANDS[name].partition(".")
+        command = getattr(import_module(f"rebalanser.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,7 +67,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
@@ -59,7 +76,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out the command that ``arguments`` (else the process's) are; its exit code.
+    """Run the command line ``arguments``, by default the process's own, and return its exit code.
 
     See :mod:`rebalanser.cli` for the codes. Every error of a user is one line on standard error, or one JSON
     document on standard output; only a fault of Rebalanser's own shows a traceback.
@@ -67,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
     try:
-        code = app(given, prog_name="rebalanser", standalone_mode=False)
+        code = _application_for(given)(given, prog_name="rebalanser", standalone_mode=False)
     except typer.TyperException as error:
         return _fail(_with_help(error), "Usage", USAGE, as_json)
     except RebalanserError as error:
@@ -85,6 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             as_json,
         )
     return code if isinstance(code, int) else 0
+
+
+def _application_for(given: Sequence[str]) -> typer.Typer:
+    return application(given[0]) if given and given[0] in _COMMANDS else application()
 
 
 def _with_help(error: typer.TyperException) -> str:

@@ -31,7 +31,7 @@ from rebalanser.audit.verdict import (
     Unread,
 )
 from rebalanser.audit.weights import changes
-from rebalanser.cli import app, main
+from rebalanser.cli import application, main
 from rebalanser.cli.weighing import Weighing, apply, asked, by_group
 from rebalanser.errors import MissingExtra, UnusableOutput
 
@@ -91,7 +91,7 @@ class TestOptions:
             Options.model_validate({name: value})
 
     def test_the_command_shows_the_defaults_that_hold(self) -> None:
-        command: Any = typer.main.get_command(app)
+        command: Any = typer.main.get_command(application())
         shown = {each.name: each.show_default for each in command.commands["audit"].params}
         assert float(shown["clock_error"]) == Options().clock_error_s
         assert float(shown["unowned_limit"]) == Options().unowned_limit_s

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import pytest
 
 from rebalanser.admin import Admin
-from rebalanser.cli import app, check, main
+from rebalanser.cli import application, check, main
 from rebalanser.cli.face import default_url
 from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
 from rebalanser.registry import GroupStore, RegistryCoordinator, open_registry
@@ -457,7 +457,7 @@ def test_help_and_version(cli: Cli) -> None:
         assert command in cli("--help").out
     assert cli("run", "--help").code == 0
     assert cli().code == 2
-    assert app.info.name == "rebalanser"
+    assert application().info.name == "rebalanser"
 
 
 class TestDefaultRegistry:

@@ -46,7 +46,7 @@ def _loaded_by(statement: str) -> set[str]:
     """Modules that a fresh interpreter has after a statement."""
     program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(json.loads(ran.stdout))
+    return set(json.loads(ran.stdout.splitlines()[-1]))
 
 
 def test_importing_the_package_loads_what_a_group_needs() -> None:
@@ -71,3 +71,10 @@ def test_every_public_name_is_listed_and_found() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         _ = rebalanser.nonsense  # type: ignore[attr-defined]
+
+
+def test_a_command_loads_no_other_command() -> None:
+    loaded = _loaded_by("from rebalanser.cli import main; main(['status', '--help'])")
+    assert "rebalanser.cli.state" in loaded
+    others = {"audit", "check", "feed", "history", "neli", "resources", "run", "shiva", "tasks"}
+    assert not loaded & {f"rebalanser.cli.{other}" for other in others}
