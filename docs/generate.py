@@ -649,7 +649,7 @@ def render(text: str) -> str:
 
 def outdated() -> dict[Path, str]:
     """The pages whose generated parts are not current, with what they should be."""
-    pages = {path: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    pages = {path: path.read_text() for path in sorted(DOCS.rglob("*.md"))}
     return {path: new for path, text in pages.items() if (new := render(text)) != text}
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = [
     pytest.param(token.content, id=page.name)
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     for token in MarkdownIt("commonmark").parse(page.read_text())
     if token.type == "fence" and token.info == "python service"
 ]

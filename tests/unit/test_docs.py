@@ -19,14 +19,13 @@ from markdown_it import MarkdownIt
 from typer.core import TyperGroup
 
 import rebalanser
-from rebalanser.registry.urls import ENTRY_POINT_GROUP
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CLAIMED = {
     *(f"RB-{number}" for number in (*range(1, 31), 33, 34)),
     *(f"SH-{number}" for number in range(1, 20)),
@@ -36,8 +35,12 @@ CLAIMED = {
 }
 SHELLS = {"bash", "console", "sh"}
 API = re.compile(
-    r"\b(rebalanser|AsyncGroup|Group|Admin|Settings|Owned|group|admin|owned)((?:\.[A-Za-z_]\w*)+)"
+    r"(?<![\w/.])(rebalanser|AsyncGroup|Group|Admin|Settings|Owned|group|admin|owned)((?:\.[A-Za-z_]\w*)+)"
 )
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ENTRY_POINTS = re.compile("|".join(map(re.escape, PROJECT["entry-points"])))
+PLACE = re.compile(r"(?!.*NAME)(?:rebalanser|backends|tests|docs|examples|benchmarks|\.ci|\.github)/[\w./-]+")
+"""A span of code that is a file or a folder of the repository; NAME stands for one yet to be written."""
 VARIABLE = re.compile(r"\bREBALANSER_[A-Z_]*[A-Z]\b")
 
 
@@ -209,10 +212,9 @@ def test_targets_of_make_exist() -> None:
 
 
 def test_extras_exist() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {name for code in CODE for name in re.findall(r"rebalanser\[(\w+)\]", code.text)}
+    named = {name for code in CODE for name in re.findall(r"(?:rebalanser|['/]\.)\[(\w+)\]", code.text)}
     assert named
-    assert named <= set(project["optional-dependencies"])
+    assert named <= set(PROJECT["optional-dependencies"])
 
 
 def _named_parts() -> dict[str, Any]:
@@ -250,7 +252,7 @@ def _has(owner: Any, path: str) -> bool:
 def test_names_of_the_api_exist(page: Path) -> None:
     parts = _named_parts()
     texts = [
-        code.text.replace(ENTRY_POINT_GROUP, "")
+        ENTRY_POINTS.sub("", code.text)
         for code in CODE
         if code.page == page.name and (not code.info or code.info.startswith("python"))
     ]
@@ -293,6 +295,13 @@ def test_names_with_units_are_in_the_code(page: Path) -> None:
     assert named <= words
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_folders_exist(page: Path) -> None:
+    spans = (code.text for code in CODE if code.page == page.name and not code.info)
+    missing = [text for text in spans if PLACE.fullmatch(text) and not (ROOT / text).exists()]
+    assert not missing
+
+
 def _anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -311,4 +320,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_is_linked_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [page.name for page in PAGES[1:] if f"docs/{page.name}" not in readme] == []
+    paths = [page.relative_to(ROOT).as_posix() for page in PAGES[1:]]
+    assert [path for path in paths if f"]({path})" not in readme] == []

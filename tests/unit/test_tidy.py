@@ -104,8 +104,8 @@ IMPURE_MODULES = {
 IMPURE_BUILTINS = {"print", "open", "input", "id", "hash"}
 UNITS = ("_s", "_bytes", "_ratio")
 TOP_LEVEL = {
-    "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "backends", "benchmarks", "docs", "examples",
-    "pyproject.toml", "rebalanser", "tests",
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "backends", "benchmarks", "docs",
+    "examples", "pyproject.toml", "rebalanser", "tests",
 }  # fmt: skip
 TIMELESS_TESTS = ("conformance", "simulation", "unit")
 TEXT = {"", ".cfg", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
