@@ -1,13 +1,16 @@
 """Packing an application's files for the log, and unpacking them on a worker (SH-16).
 
-Client and worker read an archive the same way: its listing is checked as a whole by
-:mod:`rebalanser.shiva.archives` before a byte is unpacked, and its manifest is parsed. An archive is a zip of
-plain files and folders, compressed by deflate or not at all, without zip64: what needs that is over every
-limit anyway.
+Client and worker read an archive the same way: :mod:`rebalanser.shiva.archives` checks its whole listing
+before a byte is unpacked, and its manifest is parsed. An archive is a zip of plain files and folders,
+compressed by deflate or not at all. A zip64 is refused: it is needed only beyond the limits.
 
-Unpacking writes to a folder aside and renames it into place, so that a folder in place is complete. That
-holds through the death of any process; after a reboot :class:`rebalanser.applications.DataFolder` begins
-without unpacked files, so nothing needs to be forced to the disk.
+The verdict does not depend on the version of Python. Versions of :mod:`zipfile` differ in two checks, so both
+are made here: Unicode Path fields, which 3.12 began to read, and entries that overlap.
+
+Unpacking writes below one folder descriptor, a path part at a time and through no link, so that nothing gets
+outside even if a check is wrong. It writes to a folder aside and renames it into place, so a folder in place
+is complete. That holds through the death of any process. After a reboot
+:class:`rebalanser.applications.DataFolder` begins without unpacked files, so nothing is forced to the disk.
 """
 
 from __future__ import annotations
@@ -53,6 +56,12 @@ _ZIP64_SIGNATURE: Final = b"PK\x06\x07"
 _ZIP64_BYTES: Final = 20
 _LONGEST_COMMENT_BYTES: Final = 65_535
 _ENTRY_SIGNATURE: Final = b"PK\x01\x02"
+_LOCAL_HEADER: Final = struct.Struct("<26x2H")
+"""Lengths of the name and of the extra fields, which end an entry's local header."""
+_EXTRA_HEADER: Final = struct.Struct("<2H")
+_UNICODE_PATH: Final = 0x7075
+_OPEN_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNREADABLE: Final = (
     zipfile.BadZipFile,
     zlib.error,
@@ -62,14 +71,18 @@ _UNREADABLE: Final = (
     NotImplementedError,
     OverflowError,
     RuntimeError,
+    UserWarning,
     ValueError,
 )
-"""What :mod:`zipfile` raises on bytes that are no sound zip; decoding a name is a ValueError."""
+"""Errors of :mod:`zipfile` for bytes that are no sound zip.
+
+Decoding a name raises ValueError. A UserWarning is raised where the host turns warnings into errors.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """An archive that workers will take."""
+    """An archive that workers accept."""
 
     archive: bytes
     sha256: str
@@ -79,23 +92,34 @@ class Packed:
 
     @property
     def size_bytes(self) -> int:
-        """What the archive takes as it is sent."""
+        """Size of the archive as it is sent."""
         return len(self.archive)
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags that the manifest asks of a worker (SH-12)."""
+        """Tags that the manifest requires of a worker (SH-12)."""
         return frozenset(self.manifest.tags)
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """An entry as it was checked, with what :mod:`zipfile` needs to read it.
+
+    It is written under the name that was checked, ``entry.name``, and never under ``info.filename``.
+    """
+
+    entry: Entry
+    info: zipfile.ZipInfo
+
+
 def pack(source: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Packed:
-    """The archive of a folder, or a zip as it is, checked as every worker will check it.
+    """Pack a folder, or take a zip as it is, and check it as every worker does.
 
     A folder packs to the same bytes whenever its content is the same: entries are sorted and carry no times,
-    owners or modes but whether a file can be executed.
+    owners or modes, only whether a file is executable.
 
     Raises:
-        InvalidArchive: naming the entry that no worker would take, or the size that is over its limit.
+        InvalidArchive: naming the entry that workers refuse, or the size that is over its limit.
         InvalidManifest: with every error of ``shiva.json``.
         OSError: the source cannot be read.
     """
@@ -111,26 +135,28 @@ def inspect(archive: bytes, limits: ArchiveLimits = DEFAULT_LIMITS) -> Packed:
         InvalidManifest: with every error of ``shiva.json``.
     """
     with _opened(archive, limits) as opened, Path(os.devnull).open("wb") as nowhere:
-        listing = _checked_listing(opened, limits)
-        manifest = _manifest_of(opened, limits)
-        for info in listing:
-            with opened.open(info) as content:
-                _copy(content, nowhere, info.file_size, info.filename)
+        listing = _checked_listing(opened, archive, limits)
+        manifest = _manifest_of(opened, listing, limits)
+        for member in listing:
+            with opened.open(member.info) as content:
+                _copy(content, nowhere, member.entry.size_bytes, member.entry.name)
     sha256 = hashlib.sha256(archive).hexdigest()
-    unpacked_bytes = sum(info.file_size for info in listing)
+    unpacked_bytes = sum(member.entry.size_bytes for member in listing)
     return Packed(archive, sha256, manifest, len(listing), unpacked_bytes)
 
 
 def unpack(archive: bytes, sha256: str, into: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Manifest:
-    """Unpack an archive to the folder ``into``, which appears complete or not at all; its manifest.
+    """Unpack an archive to the folder ``into`` and return its manifest.
 
-    What stood at ``into`` before is replaced. Files that can be executed in the archive can be executed here.
+    The folder appears complete or not at all, and replaces what was at ``into``. Files keep their executable
+    bit. Nothing is written outside the folder, even if something puts a link into it meanwhile.
 
     Raises:
         InvalidArchive: it is not the archive of that sha256, or an entry must not be unpacked; nothing was
             written, unless an entry expands to something else than it declares, which is removed again.
         InvalidManifest: with every error of ``shiva.json``; nothing was written.
-        OSError: the disk is full or fails; what was written is removed again.
+        OSError: the disk is full or fails, or a link appeared in the folder; what was written is removed
+            again.
     """
     check_archive_size(len(archive), limits)
     found = hashlib.sha256(archive).hexdigest()
@@ -138,14 +164,15 @@ def unpack(archive: bytes, sha256: str, into: Path, limits: ArchiveLimits = DEFA
         raise InvalidArchive(f"the archive's sha256 is {found} and {sha256} was announced")
     aside = into.with_name(f"{ASIDE_PREFIX}{into.name}")
     with _opened(archive, limits) as opened:
-        listing = _checked_listing(opened, limits)
-        manifest = _manifest_of(opened, limits)
+        listing = _checked_listing(opened, archive, limits)
+        manifest = _manifest_of(opened, listing, limits)
         into.parent.mkdir(parents=True, exist_ok=True)
         remove_folder(aside)
         try:
             aside.mkdir(mode=0o755)
-            for info in listing:
-                _unpack_entry(opened, info, aside)
+            with _folder_opened(aside) as folder:
+                for member in listing:
+                    _unpack_entry(opened, member, folder)
             remove_folder(into)
             aside.rename(into)
         finally:
@@ -154,7 +181,7 @@ def unpack(archive: bytes, sha256: str, into: Path, limits: ArchiveLimits = DEFA
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that is in it, whole at once as seen by its name; none is no error.
+    """Remove a folder with all that is in it. It disappears at once; a missing folder is no error.
 
     Raises:
         OSError: it cannot be removed.
@@ -170,7 +197,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def _remove(doomed: Path) -> None:
-    """Remove what an application has left: it may have put a link here, or have closed a folder to itself."""
+    """Remove what an application left, even a link in the folder's place or folders without permissions."""
     if doomed.is_symlink() or not doomed.is_dir():
         doomed.unlink()
         return
@@ -217,7 +244,7 @@ def _pack_folder(folder: Path, limits: ArchiveLimits) -> bytes:
 
 
 def _walk(folder: Path, prefix: str, limits: ArchiveLimits) -> Iterator[tuple[str, Entry, bool]]:
-    """Every file and folder below, as entries; links are told as what they are and never followed."""
+    """Yield every file and folder below as an entry; links are yielded as links and never followed."""
     with os.scandir(folder) as scan:
         children = list(scan)
     check_entry_count(len(children), limits)
@@ -235,7 +262,7 @@ def _walk(folder: Path, prefix: str, limits: ArchiveLimits) -> Iterator[tuple[st
 
 
 def _copy(source: IO[bytes], to: IO[bytes], size_bytes: int, name: str) -> None:
-    """Copy exactly ``size_bytes``: neither a growing file nor a lying archive gets any further."""
+    """Copy exactly ``size_bytes``, so that neither a growing file nor a false declaration writes more."""
     left = size_bytes
     while chunk := source.read(min(_CHUNK_BYTES, left + 1)):
         left -= len(chunk)
@@ -244,14 +271,12 @@ def _copy(source: IO[bytes], to: IO[bytes], size_bytes: int, name: str) -> None:
         to.write(chunk)
     if left:
         more = "more" if left < 0 else "less"
-        raise InvalidArchive(
-            f"entry {name!a} has {more} than the {size_bytes:,} bytes that it was said to have"
-        )
+        raise InvalidArchive(f"entry {name!a} has {more} than the {size_bytes:,} bytes that it declares")
 
 
 @contextlib.contextmanager
 def _opened(archive: bytes, limits: ArchiveLimits) -> Iterator[zipfile.ZipFile]:
-    """The archive, its listing read. What :mod:`zipfile` cannot read is an :class:`InvalidArchive`."""
+    """Open the archive and read its listing; errors of :mod:`zipfile` become :class:`InvalidArchive`."""
     check_archive_size(len(archive), limits)
     _check_end(archive, limits)
     try:
@@ -262,7 +287,7 @@ def _opened(archive: bytes, limits: ArchiveLimits) -> Iterator[zipfile.ZipFile]:
 
 
 def _check_end(archive: bytes, limits: ArchiveLimits) -> None:
-    """Refuse a listing that is too long before it is read: every entry of it costs memory."""
+    """Refuse a listing that is too long before it is read, since every entry takes memory."""
     start = archive.rfind(_END_SIGNATURE, max(0, len(archive) - _END.size - _LONGEST_COMMENT_BYTES))
     if start < 0 or start + _END.size > len(archive):
         raise InvalidArchive("the archive is no zip")
@@ -272,14 +297,34 @@ def _check_end(archive: bytes, limits: ArchiveLimits) -> None:
     check_entry_count(archive.count(_ENTRY_SIGNATURE, max(0, start - listing_bytes), start), limits)
 
 
-def _checked_listing(archive: zipfile.ZipFile, limits: ArchiveLimits) -> list[zipfile.ZipInfo]:
-    listing = archive.infolist()
-    check_listing([_entry_of(info) for info in listing], limits)
+def _checked_listing(opened: zipfile.ZipFile, archive: bytes, limits: ArchiveLimits) -> list[_Member]:
+    listing = [_Member(_entry_of(info), info) for info in opened.infolist()]
+    check_listing([member.entry for member in listing], limits)
+    for member in listing:
+        if member.info.filename != member.entry.name:
+            raise InvalidArchive(f"entry {member.entry.name!a} is also named {member.info.filename!a}")
+    _check_overlaps(listing, archive, opened.start_dir)
     return listing
 
 
+def _check_overlaps(listing: list[_Member], archive: bytes, listing_start: int) -> None:
+    """Refuse entries that share bytes with each other or with the listing, as zip bombs do."""
+    end = listing_start
+    for member in sorted(listing, key=lambda member: member.info.header_offset, reverse=True):
+        start = member.info.header_offset
+        if start < 0:
+            raise InvalidArchive(f"the archive is no sound zip: {member.entry.name!a} begins before it")
+        lengths = _LOCAL_HEADER.unpack_from(archive, start)
+        if start + _LOCAL_HEADER.size + sum(lengths) + member.entry.packed_bytes > end:
+            raise InvalidArchive(f"entry {member.entry.name!a} overlaps another entry or the listing")
+        end = start
+
+
 def _entry_of(info: zipfile.ZipInfo) -> Entry:
-    """An entry as its raw name declares it: ``ZipInfo.filename`` ends at the first NUL."""
+    """Return an entry under the name in its header.
+
+    ``ZipInfo.filename`` may be another: it ends at the first NUL and may come from a Unicode Path field.
+    """
     return Entry(
         name=info.orig_filename,
         kind=_kind_of(info),
@@ -287,14 +332,24 @@ def _entry_of(info: zipfile.ZipInfo) -> Entry:
         packed_bytes=info.compress_size,
         method=_METHODS.get(info.compress_type, f"method {info.compress_type}"),
         encrypted=bool(info.flag_bits & _ENCRYPTED),
+        unicode_paths=tuple(_unicode_paths(info.extra)),
     )
 
 
+def _unicode_paths(extra: bytes) -> Iterator[bytes]:
+    while len(extra) >= _EXTRA_HEADER.size:
+        kind, size_bytes = _EXTRA_HEADER.unpack_from(extra)
+        end = _EXTRA_HEADER.size + size_bytes
+        if kind == _UNICODE_PATH:
+            yield extra[_EXTRA_HEADER.size : end]
+        extra = extra[end:]
+
+
 def _kind_of(info: zipfile.ZipInfo) -> EntryKind:
-    """Only Unix declares more than the name does; a mode without a type is a plain file's."""
+    """Return the kind that the Unix mode declares, or that the name implies if the mode has no type."""
     mode = info.external_attr >> 16
     kind = EntryKind.FILE if not stat.S_IFMT(mode) else _kind_of_mode(mode)
-    if kind is EntryKind.FILE and info.is_dir():
+    if kind is EntryKind.FILE and info.orig_filename.endswith("/"):
         return EntryKind.FOLDER
     return kind
 
@@ -310,19 +365,46 @@ def _kind_of_mode(mode: int) -> EntryKind:
     return EntryKind.SPECIAL
 
 
-def _manifest_of(archive: zipfile.ZipFile, limits: ArchiveLimits) -> Manifest:
-    with archive.open(MANIFEST_NAME) as file:
+def _manifest_of(archive: zipfile.ZipFile, listing: list[_Member], limits: ArchiveLimits) -> Manifest:
+    infos = {member.entry.name: member.info for member in listing}
+    with archive.open(infos[MANIFEST_NAME]) as file:
         return parse_manifest(file.read(limits.manifest_bytes + 1))
 
 
-def _unpack_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path) -> None:
-    to = folder / info.filename
-    if _kind_of(info) is EntryKind.FOLDER:
-        to.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return
-    to.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    executable = info.external_attr >> 16 & stat.S_IXUSR
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(to, flags, 0o755 if executable else 0o644)
-    with os.fdopen(descriptor, "wb") as file, archive.open(info) as content:
-        _copy(content, file, info.file_size, info.filename)
+def _unpack_entry(archive: zipfile.ZipFile, member: _Member, folder: int) -> None:
+    """Write an entry below an open folder; the checks on its name are not relied on."""
+    entry, mode = member.entry, member.info.external_attr >> 16
+    parts = entry.name.removesuffix("/").split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        raise InvalidArchive(f"entry {entry.name!a} leads out of its folder")
+    if entry.kind is EntryKind.FOLDER:
+        with _folder_below(folder, parts):
+            return
+    with _folder_below(folder, parts[:-1]) as parent:
+        descriptor = os.open(parts[-1], _CREATE_FILE, 0o755 if mode & stat.S_IXUSR else 0o644, dir_fd=parent)
+        with os.fdopen(descriptor, "wb") as file, archive.open(member.info) as content:
+            _copy(content, file, entry.size_bytes, entry.name)
+
+
+@contextlib.contextmanager
+def _folder_opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, _OPEN_FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _folder_below(folder: int, parts: list[str]) -> Iterator[int]:
+    """Open a folder below, making folders that are missing and following no link."""
+    at = os.dup(folder)
+    try:
+        for part in parts:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=at)
+            above, at = at, os.open(part, _OPEN_FOLDER, dir_fd=at)
+            os.close(above)
+        yield at
+    finally:
+        os.close(at)

@@ -1,9 +1,9 @@
-"""What an application's archive may hold: pure checks over the listing of its entries (SH-16).
+"""Pure checks on the listing of an application's archive (SH-16).
 
-The same checks run where an archive is packed and where it is unpacked, before anything is written: no name
-leaves the folder, no two names become one on a filesystem that folds case or normalises Unicode, nothing but
-plain files and folders, and nothing that expands beyond the limits. The sizes are what the archive declares;
-who unpacks must hold it to them.
+The same checks run where an archive is packed and where it is unpacked, before anything is written. No name
+leaves the folder or is read in two ways, no two names become one on a filesystem that folds case or
+normalises Unicode, there are only plain files and folders, and nothing expands beyond the limits. The sizes
+are those that the archive declares; unpacking must enforce them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Final
 from rebalanser.errors import InvalidArchive
 
 MANIFEST_NAME: Final = "shiva.json"
-"""The manifest's place: at the root of every archive."""
+"""Name of the manifest, at the root of every archive."""
 METHODS: Final = frozenset({"stored", "deflated"})
-"""The compressions that are read; others need memory that the archive chooses."""
+"""Compressions that are read. With others the archive would decide how much memory is needed."""
 _SHOWN_CHARS: Final = 120
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
 class EntryKind(StrEnum):
-    """What an entry of an archive is."""
+    """Kind of an archive's entry."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -43,28 +43,30 @@ class Entry:
     """Its path with ``/`` between the parts; one trailing ``/`` for a folder."""
     kind: EntryKind = EntryKind.FILE
     size_bytes: int = 0
-    """What it expands to."""
+    """Size once unpacked."""
     packed_bytes: int = 0
-    """What it takes in the archive."""
+    """Size in the archive."""
     method: str = "stored"
     encrypted: bool = False
+    unicode_paths: tuple[bytes, ...] = ()
+    """Contents of its Info-ZIP Unicode Path fields (0x7075), which some readers prefer to the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
-    """The most that an archive may be. Client and workers of a cluster use the same."""
+    """Limits of an archive. Client and workers of a cluster use the same."""
 
     archive_bytes: int = 256 * 1024 * 1024
     entries: int = 10_000
     entry_bytes: int = 1024 * 1024 * 1024
     total_bytes: int = 2 * 1024 * 1024 * 1024
-    """What all entries together may expand to."""
+    """Maximum size of all entries together, once unpacked."""
     expansion_ratio: float = 200.0
-    """How many times its packed size an entry, and all of them together, may expand to."""
+    """Maximum ratio of unpacked to packed size, of an entry and of all together."""
     expansion_free_bytes: int = 16 * 1024 * 1024
-    """What expands to no more than this may do so at any ratio: text and zeros pack well."""
+    """Unpacked size up to which the ratio is not limited: text and zeros pack well."""
     part_bytes: int = 255
-    """The longest name of one file or folder, in UTF-8: what Linux filesystems take."""
+    """Maximum length of one file or folder's name in UTF-8, as on Linux filesystems."""
     path_bytes: int = 1024
     manifest_bytes: int = 64 * 1024
 
@@ -126,7 +128,9 @@ def _problem_of(entry: Entry, limits: ArchiveLimits) -> str | None:
         return "is encrypted"
     if entry.method not in METHODS:
         return f"is compressed by {entry.method}; use deflate or none"
-    return _problem_of_name(entry, limits) or _problem_of_size(entry, limits)
+    return (
+        _problem_of_name(entry, limits) or _problem_of_unicode_paths(entry) or _problem_of_size(entry, limits)
+    )
 
 
 def _problem_of_name(entry: Entry, limits: ArchiveLimits) -> str | None:
@@ -153,6 +157,14 @@ def _problem_of_part(part: str, limits: ArchiveLimits) -> str | None:
     if len(part.encode()) > limits.part_bytes:
         return f"has a part of over {limits.part_bytes} bytes in its name"
     return None
+
+
+def _problem_of_unicode_paths(entry: Entry) -> str | None:
+    """Return a problem unless each field has version 1 and, after a checksum, the name of the entry."""
+    name = entry.name.encode()
+    if all(field[:1] == b"\x01" and field[5:] == name for field in entry.unicode_paths):
+        return None
+    return "has a Unicode Path field that differs from its name; store the name itself in UTF-8"
 
 
 def _problem_of_size(entry: Entry, limits: ArchiveLimits) -> str | None:
@@ -191,12 +203,12 @@ def _check_sum(entries: Iterable[Entry], limits: ArchiveLimits) -> None:
 
 
 def _folded(path: str) -> str:
-    """What a path becomes where case and the form of Unicode do not count."""
+    """Return a path's form on a filesystem that ignores case and Unicode forms."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
 def _check_places(entries: Iterable[Entry]) -> None:
-    """Every path is one place, spelled one way, and either a file or a folder."""
+    """Refuse paths that are spelled in two ways, are a file and a folder, or are there twice."""
     spelled: dict[str, str] = {}
     kinds: dict[str, EntryKind] = {}
     listed: set[str] = set()
@@ -220,6 +232,6 @@ def _check_places(entries: Iterable[Entry]) -> None:
 
 
 def _shown(name: str) -> str:
-    """A name as it may stand in a message: quoted, escaped and not endless."""
+    """Return a name for a message: quoted, escaped and shortened."""
     short = name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}…"
     return ascii(short)

@@ -1,4 +1,4 @@
-"""Archives: what is refused, by client and worker alike, and that a refusal writes nothing (SH-16)."""
+"""Archives that client and worker both refuse, and that a refusal writes nothing (SH-16)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rebalanser.applications import archives
 from rebalanser.applications.archives import ASIDE_PREFIX, inspect, pack, remove_folder, unpack
 from rebalanser.errors import InvalidArchive, InvalidManifest
 from rebalanser.shiva.archives import (
@@ -190,6 +191,28 @@ def raw_name(name: str, replacement: bytes) -> bytes:
     return zip_of((name, b"x")).replace(name.encode(), replacement)
 
 
+def unicode_path(header: str, name: bytes, version: int = 1) -> bytes:
+    """Return an Info-ZIP Unicode Path field that names the entry of the name ``header``."""
+    content = struct.pack("<BL", version, zlib.crc32(header.encode())) + name
+    return struct.pack("<HH", 0x7075, len(content)) + content
+
+
+def with_fields(name: str, *fields: bytes) -> bytes:
+    info = zipfile.ZipInfo(name)
+    info.extra = b"".join(fields)
+    return zip_of((info, b"" if name.endswith("/") else b"x"))
+
+
+def overlapping() -> bytes:
+    """Return a zip whose entry ``inner`` is read from within the content of ``outer``."""
+    alone = zip_of(("inner", b"x"))
+    start = alone.rindex(b"PK\x03\x04")
+    outer = zipfile.ZipInfo("outer")
+    packed = bytearray(zip_of((outer, alone[start : alone.index(b"PK\x01\x02")]), ("inner", b"x")))
+    struct.pack_into("<I", packed, packed.rindex(b"PK\x01\x02") + 42, packed.index(b"outer") + len("outer"))
+    return bytes(packed)
+
+
 def with_method(method: int) -> bytes:
     packed = bytearray(zip_of(("marked", b"x" * 100)))
     struct.pack_into("<H", packed, packed.rindex(b"PK\x01\x02") + 10, method)
@@ -241,6 +264,44 @@ EVIL: dict[str, tuple[Callable[[], bytes], str]] = {
     "case": (lambda: zip_of(("x/Readme", b""), ("x/README", b"")), "'x/README' collides with 'x/Readme'"),
     "unicode": (lambda: zip_of(("\u00e9", b""), ("e\u0301", b"")), "collides"),
     "prefix": (lambda: zip_of(("x", b""), ("x/y", b"")), "'x/y' makes 'x' a file and a folder"),
+    "unicode path": (
+        lambda: with_fields("a.txt", unicode_path("a.txt", b"../../x")),
+        "'a.txt' has a Unicode Path field that differs",
+    ),
+    "absolute unicode path": (
+        lambda: with_fields("a.txt", unicode_path("a.txt", b"/tmp/x")),
+        "'a.txt' has a Unicode Path field that differs",
+    ),
+    "second unicode path": (
+        lambda: with_fields("a.txt", unicode_path("a.txt", b"a.txt"), unicode_path("a.txt", b"b.txt")),
+        "'a.txt' has a Unicode Path field that differs",
+    ),
+    "unicode path of another name": (
+        lambda: with_fields("a.txt", unicode_path("b.txt", b"b.txt")),
+        "'a.txt' has a Unicode Path field that differs",
+    ),
+    "unicode path of another version": (
+        lambda: with_fields("a.txt", unicode_path("a.txt", b"a.txt", 2)),
+        "'a.txt' has a Unicode Path field that differs",
+    ),
+    "empty unicode path": (
+        lambda: with_fields("a.txt", unicode_path("a.txt", b"")),
+        "'a.txt' has a Unicode Path field that differs|Empty unicode path",
+    ),
+    "short unicode path": (
+        lambda: with_fields("a.txt", struct.pack("<HHB", 0x7075, 1, 1)),
+        "'a.txt' has a Unicode Path field that differs|Corrupt unicode path",
+    ),
+    "unicode path that is no text": (
+        lambda: with_fields("a.txt", unicode_path("a.txt", b"\xff")),
+        "'a.txt' has a Unicode Path field that differs|Corrupt unicode path",
+    ),
+    "local name": (lambda: zip_of(("a.txt", b"x")).replace(b"a.txt", b"b.txt", 1), "File name in directory"),
+    "overlap": (overlapping, "'inner' overlaps another entry|'outer' overlaps another entry"),
+    "listing within": (
+        lambda: zip_of((zipfile.ZipInfo("x"), b"")).replace(b"\0\0\0\0\x01\0\0\0x", b"\0\0\0\0\x01\0\x01\0x"),
+        "'x' overlaps another entry or the listing",
+    ),
     "encrypted": (lambda: with_flag(1), "'marked' is encrypted"),
     "lzma": (lambda: with_method(14), "'marked' is compressed by method 14"),
     "bomb": (lambda: bomb(2**31 - 1), "'bomb' expands to 2,147,483,647 bytes"),
@@ -292,6 +353,85 @@ def test_a_zip_that_lists_more_than_it_says_is_refused_before_its_listing_is_rea
     with pytest.raises(InvalidArchive, match="21 entries and at most 20"):
         inspect(bytes(packed), ArchiveLimits(entries=20))
     assert inspect(bytes(packed), ArchiveLimits(entries=21)).entries == 21
+
+
+@pytest.mark.parametrize("name", ["a.txt", "deep/ünï", "日本/"])
+def test_a_unicode_path_that_repeats_the_name_is_accepted(tmp_path: Path, name: str) -> None:
+    other_field = struct.pack("<HH", 0x7855, 2) + b"ab"
+    packed = inspect(with_fields(name, other_field, unicode_path(name, name.encode()), other_field))
+    unpack(packed.archive, packed.sha256, tmp_path / "into")
+    assert (tmp_path / "into" / name).exists()
+
+
+def test_an_entry_that_zipfile_reads_under_another_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = zip_of(("a.txt", b"x"))
+    listing_of_zip = zipfile.ZipFile.infolist
+
+    def renamed(opened: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+        listing = listing_of_zip(opened)
+        listing[-1].filename = "/tmp/b.txt"
+        return listing
+
+    monkeypatch.setattr(zipfile.ZipFile, "infolist", renamed)
+    with pytest.raises(InvalidArchive, match=r"'a.txt' is also named '/tmp/b.txt'"):
+        inspect(archive)
+    with pytest.raises(InvalidArchive, match=r"'a.txt' is also named '/tmp/b.txt'"):
+        unpack(archive, hashlib.sha256(archive).hexdigest(), tmp_path / "into")
+
+
+def unchecked_listing(
+    opened: zipfile.ZipFile, _archive: bytes, _limits: ArchiveLimits
+) -> list[archives._Member]:
+    return [archives._Member(archives._entry_of(info), info) for info in opened.infolist()]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "..", "../x/", "{outside}/x", "a//x", "./x"])
+def test_unpacking_writes_nothing_outside_even_if_names_are_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    worker, outside = tmp_path / "worker", tmp_path / "outside"
+    outside.mkdir()
+    archive = zip_of((name.format(outside=outside), b"x"))
+    monkeypatch.setattr(archives, "_checked_listing", unchecked_listing)
+    with pytest.raises(InvalidArchive, match="leads out of its folder"):
+        unpack(archive, hashlib.sha256(archive).hexdigest(), worker / "into")
+    assert sorted(tmp_path.rglob("*")) == [outside, worker]
+
+
+def test_unpacking_writes_under_the_header_name_even_if_it_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def renamed(*arguments: Any) -> list[archives._Member]:
+        listing = unchecked_listing(*arguments)
+        listing[-1].info.filename = str(tmp_path / "b.txt")
+        return listing
+
+    archive = with_fields("a.txt", unicode_path("a.txt", bytes(tmp_path / "b.txt")))
+    monkeypatch.setattr(archives, "_checked_listing", renamed)
+    unpack(archive, hashlib.sha256(archive).hexdigest(), tmp_path / "into")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "into", MANIFEST_NAME]
+
+
+@pytest.mark.parametrize("name", ["deep/x", "deep/er/x", "deep", "deep/er/"])
+def test_a_link_that_appears_while_unpacking_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    outside = tmp_path / "outside"
+    (outside / "er").mkdir(parents=True)
+    archive = zip_of((name, b"" if name.endswith("/") else b"x"))
+    copy = archives._copy
+
+    def copy_and_link(*arguments: Any) -> None:
+        link = tmp_path / f"{ASIDE_PREFIX}into" / "deep"
+        link.symlink_to(outside / "x" if name == "deep" else outside)
+        copy(*arguments)
+
+    monkeypatch.setattr(archives, "_copy", copy_and_link)
+    with pytest.raises(OSError, match="deep"):
+        unpack(archive, hashlib.sha256(archive).hexdigest(), tmp_path / "into")
+    assert sorted(tmp_path.rglob("*")) == [outside, outside / "er"]
 
 
 @pytest.fixture
