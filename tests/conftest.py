@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from rebalanser.errors import MissingExtra
-from rebalanser.runtime.logs import ROOT
+from rebalanser.runtime.logs import ROOT, DefaultHandler
 from rebalanser.testing import browser, etcd_server, kafka_server
 from rebalanser.testing.browser import BrowserMissing
 from rebalanser.testing.etcd_server import EtcdCluster, EtcdMissing
@@ -271,9 +271,9 @@ def spark_kafka(spark: SparkSession) -> SparkSession:
 
 @pytest.fixture(autouse=True)
 def _library_logging_as_imported() -> Iterator[None]:
-    """End with each test what it, or a fixture that outlives it, has set up for the library's logging."""
+    """Undo what a test, or a fixture that outlives it, configured for the library's logging."""
     yield
     root = logging.getLogger(ROOT)
-    root.handlers[:] = [handler for handler in root.handlers if isinstance(handler, logging.NullHandler)]
+    root.handlers[:] = [handler for handler in root.handlers if isinstance(handler, DefaultHandler)]
     root.setLevel(logging.NOTSET)
     root.propagate = True

@@ -1,18 +1,22 @@
 """Structured logs that leave the host application's logging alone.
 
-Everything goes to standard-library loggers named ``rebalanser`` or below, which have no handler of their own:
-the host application decides what is seen, and where. A line reads ``text action=WORD key=value …``; the same
-fields are on the record as ``action`` and ``fields``, for formatters that write JSON. Neither structlog's
-nor logging's global configuration is touched or relied on. No secret is ever in a line, nor in the exception
-that belongs to it.
+Everything goes to standard-library loggers named ``rebalanser`` or below; the host application decides what
+is shown, and where. Until it has configured logging, warnings and errors go to standard error, one line each.
+
+A line reads ``text action=WORD key=value …``, and a traceback follows it. The same fields are on the record
+as ``action`` and ``fields``, for formatters that write JSON, with an exception's type and message as
+``error``. Neither structlog's nor logging's global configuration is touched or relied on. No secret is ever
+in a line, nor in the exception that belongs to it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, TextIO, cast
@@ -26,6 +30,11 @@ from rebalanser.redaction import HIDDEN, names_secret, redact
 ROOT: Final = "rebalanser"
 FACTS: Final = "rebalanser.facts"
 LOG_ASIDE_S: Final = 0.5
+LONGEST_LINE_CHARS: Final = 1000
+"""Maximum length of a line on standard error by default.
+
+In UTF-8 it fits into the 4,096 bytes that Linux writes to a pipe at once, so it never blocks.
+"""
 
 _STRANGE: Final = {FactKind.ISOLATED, FactKind.SESSION_LOST, FactKind.LAPSING, FactKind.START_REFUSED}
 _WRONG: Final = {FactKind.HANDLER_OVERRAN, FactKind.START_FAILED, FactKind.STOP_FAILED}
@@ -47,9 +56,9 @@ def _level(kind: FactKind) -> int:
 
 
 LEVELS: Final[Mapping[FactKind, int]] = MappingProxyType({kind: _level(kind) for kind in FactKind})
-"""At which level each kind of fact is logged."""
+"""Level of each kind of fact."""
 
-logging.getLogger(ROOT).addHandler(logging.NullHandler())
+_ERROR: Final = "_error"
 _logfmt: Final = structlog.processors.LogfmtRenderer(
     key_order=["action", "group", "node"], drop_missing=True, bool_as_flag=False
 )
@@ -57,7 +66,7 @@ _facts: Final = logging.getLogger(FACTS)
 
 
 def redact_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """A structlog processor that takes secrets out of every text, at any depth, and out of named fields."""
+    """Hide secrets in every text, at any depth, and in fields with a secret's name; a structlog processor."""
     return cast(EventDict, _clean(event))
 
 
@@ -74,20 +83,20 @@ def _clean(value: object) -> object:
 def _to_standard_library(
     _logger: WrappedLogger, _method: str, event: EventDict
 ) -> tuple[tuple[str], dict[str, Any]]:
-    """The last processor: one readable line, and the fields beside it.
+    """Make one readable line, and the fields for the record; the last processor.
 
-    The exception is in the line, redacted; so no formatter may add it again as it was.
+    The redacted traceback follows the line, so no formatter may add the exception again as it was.
     """
     text = _one_line(str(event.pop("event", "") or ""))
-    trace = event.pop("exception", None)
+    trace, error = event.pop("exception", None), event.pop(_ERROR, None)
     line = " ".join(part for part in (text, _logfmt(_logger, _method, dict(event))) if part)
     fields = {"text": text, **event, **({"exception": trace} if trace else {})}
-    extra = {"action": event.get("action", ""), "fields": fields}
+    extra = {"action": event.get("action", ""), "fields": fields, **({"error": error} if error else {})}
     return (f"{line}\n{trace}" if trace else line,), {"extra": extra, "exc_info": False}
 
 
 def _one_line(text: str) -> str:
-    """No line break and no control character, so that no text can look like a line of its own."""
+    """Escape line breaks and control characters, so that no text looks like a line of its own."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -98,9 +107,28 @@ def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> 
     }
 
 
+def _keep_error(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Keep the exception's type and message beside the traceback that it becomes."""
+    error = _error_in(event.get("exc_info"))
+    return event if error is None else {**event, _ERROR: error}
+
+
+def _error_in(exc_info: object) -> str | None:
+    """Return type and message of a logged exception on one line; None without an exception."""
+    error = exc_info
+    if isinstance(exc_info, tuple):
+        error = exc_info[1]
+    elif exc_info and not isinstance(exc_info, BaseException):
+        error = sys.exception()
+    if not isinstance(error, BaseException):
+        return None
+    return " ".join("".join(traceback.format_exception_only(error)).split())
+
+
 _PROCESSORS: Final[tuple[Processor, ...]] = (
     structlog.stdlib.filter_by_level,
     structlog.stdlib.PositionalArgumentsFormatter(),
+    _keep_error,
     structlog.processors.format_exc_info,
     redact_fields,
     _escape_controls,
@@ -109,7 +137,7 @@ _PROCESSORS: Final[tuple[Processor, ...]] = (
 
 
 def get_logger(name: str = ROOT) -> structlog.stdlib.BoundLogger:
-    """A structlog logger that writes to the standard library's logger ``name``, at or below ``rebalanser``.
+    """Return a structlog logger that writes to the standard logger ``name``, at or below ``rebalanser``.
 
     ``log.warning("a hook raised", action="hook_failed", group="orders")``; ``exc_info`` adds the traceback.
     """
@@ -152,7 +180,7 @@ def log_fact(fact: Fact, group: str) -> None:
 def log_aside(event: str, error: BaseException, **fields: Any) -> None:
     """Log an error from a thread of its own, and wait for it half a second at most.
 
-    For the threads that lead access to its end: neither a log that blocks nor one that raises may stop them.
+    It is for the threads that end access: neither a log that blocks nor one that raises stops them.
     """
 
     def log() -> None:
@@ -164,8 +192,67 @@ def log_aside(event: str, error: BaseException, **fields: Any) -> None:
     thread.join(LOG_ASIDE_S)
 
 
+class DefaultHandler(logging.Handler):
+    """Shows warnings and errors on standard error until the host application has configured logging.
+
+    Python's own handler of last resort would show the tracebacks too. A record is left to the host if any
+    other handler gets it, if ``propagate`` was switched off on its way, or if ``logging.lastResort`` is None.
+    A line that standard error cannot take at once is dropped, so that no thread waits for its reader.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line for a record that nothing else handles; raise nothing."""
+        with contextlib.suppress(Exception):
+            stream = sys.stderr
+            if not self._is_handled_by_host(record) and _can_write(stream):
+                stream.write(f"{_line_of(record)[:LONGEST_LINE_CHARS]}\n")
+                stream.flush()
+
+    def _is_handled_by_host(self, record: logging.LogRecord) -> bool:
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return True
+            if not logger.propagate:
+                return True
+            logger = logger.parent
+        return logging.lastResort is None
+
+
+def _can_write(stream: TextIO) -> bool:
+    """Return True if a line can be written without waiting; a stream without a descriptor never waits."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return any(events & select.POLLOUT for _, events in poll.poll(0))
+
+
+def _line_of(record: logging.LogRecord) -> str:
+    """Return a record as one line: level, logger, text, fields and the exception without its traceback."""
+    fields = getattr(record, "fields", None)
+    shown: dict[str, object] = {}
+    if fields is None:
+        text, error = _one_line(redact(record.getMessage())), _error_in(record.exc_info)
+        if action := getattr(record, "action", None):
+            shown["action"] = action
+    else:
+        text, error = record.getMessage().partition("\n")[0], getattr(record, "error", None)
+    if error is not None and "error" not in (fields or {}):
+        shown["error"] = _one_line(redact(error))
+    return f"{record.levelname} {record.name}: {text} {_logfmt(None, '', shown)}".rstrip()
+
+
+logging.getLogger(ROOT).addHandler(DefaultHandler())
+
+
 class _CliHandler(logging.StreamHandler[TextIO]):
-    """Writes to standard error as it is at the time, so that it can be redirected."""
+    """Writes to the present standard error, so that it can be redirected."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
@@ -178,8 +265,8 @@ class _CliHandler(logging.StreamHandler[TextIO]):
 def configure_cli_logging(json: bool, verbose: int) -> None:
     """Show the logs on standard error, for the command line, which owns its process.
 
-    Warnings and worse, from ``verbose`` 1 on everything but details, from 2 on those too. With ``json`` each
-    line is an object. Calling it again replaces what was configured.
+    ``verbose`` 0 shows warnings and errors, 1 everything but details, and 2 the details too. With ``json``
+    each line is an object. Calling it again replaces what was configured.
     """
     renderer: Processor = (
         structlog.processors.JSONRenderer(ensure_ascii=False)
@@ -208,7 +295,7 @@ def configure_cli_logging(json: bool, verbose: int) -> None:
 
 
 def _fields_of_record(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Take a line of :func:`get_logger` apart again; one that was logged otherwise stays a text."""
+    """Return the fields of a line of :func:`get_logger`; other lines stay texts."""
     record: logging.LogRecord = event["_record"]
     kept = {name: value for name, value in event.items() if name.startswith("_") or name == "exc_info"}
     fields = dict(getattr(record, "fields", {}))

@@ -1,9 +1,14 @@
-"""Logs: what a fact looks like, what is left alone in the host application, and that no secret gets out."""
+"""Logs: lines of facts, what is shown by default, the host's own logging, and secrets."""
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import logging
+import os
+import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,10 +19,17 @@ from rebalanser.errors import RebalanserError
 from rebalanser.protocol.messages import Fact, FactKind
 from rebalanser.redaction import hide_secret, redact
 from rebalanser.registry.urls import open_registry, parse_url
-from rebalanser.runtime.logs import LEVELS, configure_cli_logging, get_logger, log_fact
+from rebalanser.runtime.logs import (
+    LEVELS,
+    LONGEST_LINE_CHARS,
+    DefaultHandler,
+    configure_cli_logging,
+    get_logger,
+    log_fact,
+)
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Iterator
 
 PASSWORD = "hunter2/§"
 FACT = Fact(
@@ -98,7 +110,7 @@ def test_the_host_applications_logging_is_left_alone(
     assert len(caplog.records) == 2
     library = logging.getLogger("rebalanser")
     assert library.level == logging.NOTSET
-    assert [type(handler) for handler in library.handlers] == [logging.NullHandler]
+    assert [type(handler) for handler in library.handlers] == [DefaultHandler]
 
 
 def test_a_structlog_configuration_of_the_host_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -279,3 +291,150 @@ def test_the_command_line_shows_more_when_asked(
     for kind in (FactKind.STOP_FAILED, FactKind.JOINED, FactKind.GROUP_READ):
         log_fact(Fact(kind, "w-1"), "orders")
     assert [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()] == shown
+
+
+@contextmanager
+def unconfigured_logging() -> Iterator[None]:
+    """Remove the root logger's handlers, which pytest adds for each phase of a test."""
+    handlers, logging.root.handlers = logging.root.handlers, []
+    try:
+        yield
+    finally:
+        logging.root.handlers = handlers
+
+
+def log_failure(name: str = "rebalanser") -> None:
+    try:
+        fail("no\nmore")
+    except RuntimeError:
+        get_logger(name).exception("a worker raised", action="worker_failed", resource="p 1")
+
+
+def test_warnings_and_errors_are_shown_on_one_line_each_by_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with unconfigured_logging():
+        log_failure("rebalanser.facts")
+        get_logger().warning("late", action="tried", error="its own", exc_info=ValueError("no"))
+        get_logger().info("well", action="joined")
+        log_fact(Fact(FactKind.STOP_FAILED, "w-1"), "orders")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "ERROR rebalanser.facts: a worker raised action=worker_failed "
+        'resource="p 1" error="RuntimeError: failed: no more"\n'
+        'WARNING rebalanser: late action=tried error="its own"\n'
+        "ERROR rebalanser.facts: stop failed action=stop_failed group=orders node=w-1 term=0 version=0\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["rebalanser.history", "rebalanser.sqlite", "rebalanser.etcd"])
+def test_standard_records_are_shown_on_one_line_by_default(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with unconfigured_logging():
+        try:
+            fail(f"password={PASSWORD}")
+        except RuntimeError:
+            logging.getLogger(name).exception("a sink\nraised", extra={"action": "sink_failed"})
+        logging.getLogger(name).warning("plain")
+        logging.getLogger(name).warning("late", exc_info=ValueError("no"))
+    assert capsys.readouterr().err == (
+        rf"ERROR {name}: a sink\nraised action=sink_failed "
+        'error="RuntimeError: failed: password=***"\n'
+        f"WARNING {name}: plain\n"
+        f'WARNING {name}: late error="ValueError: no"\n'
+    )
+
+
+def test_a_level_alone_shows_no_more_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger("rebalanser").setLevel(logging.DEBUG)
+    with unconfigured_logging():
+        get_logger().info("well", action="joined")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", SECRETIVE)
+def test_no_secret_is_shown_by_default(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with unconfigured_logging():
+        try:
+            fail(text)
+        except RuntimeError:
+            get_logger().exception(text, action="tried")
+            logging.getLogger("rebalanser.history").exception(text)
+    shown = capsys.readouterr().err
+    assert len(shown.splitlines()) == 2
+    assert PASSWORD not in shown
+
+
+@pytest.mark.parametrize("name", ["", "rebalanser", "rebalanser.facts"])
+def test_nothing_is_shown_by_default_where_the_host_has_a_handler(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger, handler = logging.getLogger(name), logging.NullHandler()
+    with unconfigured_logging():
+        logger.addHandler(handler)
+        try:
+            log_failure("rebalanser.facts")
+        finally:
+            logger.removeHandler(handler)
+        assert capsys.readouterr().err == ""
+        log_failure("rebalanser.facts")
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_nothing_is_shown_by_default_where_the_host_switched_propagation_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rebalanser"), "propagate", False)
+    with unconfigured_logging():
+        log_failure("rebalanser.facts")
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_is_shown_by_default_without_a_handler_of_last_resort(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "lastResort", None)
+    with unconfigured_logging():
+        log_failure()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_configured_host_gets_the_traceback_and_the_error(caplog: pytest.LogCaptureFixture) -> None:
+    log_failure()
+    (record,) = caplog.records
+    assert "Traceback" in record.getMessage()
+    assert record.__dict__["error"] == "RuntimeError: failed: no more"
+
+
+def test_a_line_that_standard_error_cannot_take_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", buffering=0) as source, os.fdopen(writer, "w", encoding="utf-8") as sink:
+        size = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
+        os.write(writer, b"x" * size)
+        os.set_blocking(writer, False)  # a failure of this test is then no hang
+        monkeypatch.setattr(sys, "stderr", sink)
+        with unconfigured_logging():
+            log_failure()
+            assert source.read(size) == b"x" * size
+            get_logger().error("ä" * 2 * LONGEST_LINE_CHARS, action="tried")
+        shown = source.read(size).decode()
+    assert shown.startswith("ERROR rebalanser: ää")
+    assert len(shown) == LONGEST_LINE_CHARS + 1
+
+
+def test_a_broken_standard_error_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed, object()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with unconfigured_logging():
+            log_failure()
+
+
+def test_the_command_line_shows_a_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with unconfigured_logging():
+        configure_cli_logging(True, 0)
+        get_logger().error("it", action="tried")
+    assert capsys.readouterr().err.count("\n") == 1
