@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import hypothesis
 import pytest
+import pytest_timeout
 
 from rebalanser.errors import MissingExtra
 from rebalanser.runtime.logs import ROOT, DefaultHandler
@@ -19,6 +20,7 @@ from rebalanser.testing import browser, etcd_server, kafka_server
 from rebalanser.testing.browser import BrowserMissing
 from rebalanser.testing.etcd_server import EtcdCluster, EtcdMissing
 from rebalanser.testing.kafka_server import KafkaCluster, KafkaMissing
+from rebalanser.testing.waiting import patience_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -118,6 +120,13 @@ class Costs:
 def pytest_configure(config: pytest.Config) -> None:
     """Count costs in the controller, and what was left out in every process."""
     config.pluginmanager.register(Costs(), "costs")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> object:
+    """Scale the timeout of every test as its waits are scaled."""
+    scaled = settings._replace(timeout=settings.timeout * patience_ratio())
+    return pytest_timeout.pytest_timeout_set_timer(item, scaled)
 
 
 # PySpark leaves the sockets that it collects results through to the garbage collector.

@@ -1,24 +1,52 @@
-"""Waiting for real parts, such as processes and servers, until something is so."""
+"""Waits of tests for real parts, such as processes and servers.
+
+A wait ends as soon as its event happens. Its limit only ends a test that has failed, so one generous limit
+serves all waits. Set the environment variable ``REBALANSER_TEST_PATIENCE`` to scale it on a slow or busy
+machine: 2 doubles it. It is a positive number, by default 1, and scales pytest's timeout of each test too.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 import tenacity
 
-PATIENCE_S: Final = 120.0
-"""Far longer than anything takes that works, also on a busy machine; waiting ends as soon as it is so."""
+from rebalanser.errors import InvalidSettings
+
+PATIENCE_VARIABLE: Final = "REBALANSER_TEST_PATIENCE"
 _LOOK_S: Final = 0.02
 
 FoundT = TypeVar("FoundT")
 
 
-def wait_until(reached: Callable[[], FoundT | None], what: str = "", timeout_s: float = PATIENCE_S) -> FoundT:
-    """Look every 20 ms until ``reached`` answers something true; that answer.
+def patience_ratio() -> float:
+    """Factor by which the environment variable ``REBALANSER_TEST_PATIENCE`` scales every limit; default 1.
 
     Raises:
-        AssertionError: it did not within ``timeout_s`` seconds; ``what`` says what was waited for.
+        InvalidSettings: the variable is not a positive number.
+    """
+    text = os.environ.get(PATIENCE_VARIABLE, "1")
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = math.nan
+    if not (0 < ratio < math.inf):
+        raise InvalidSettings(f"invalid {PATIENCE_VARIABLE} {text!r}: use a positive number such as 2")
+    return ratio
+
+
+PATIENCE_S: Final = 120.0 * patience_ratio()
+"""Limit of a wait, in seconds: 120 times ``REBALANSER_TEST_PATIENCE``."""
+
+
+def wait_until(reached: Callable[[], FoundT | None], what: str = "", timeout_s: float = PATIENCE_S) -> FoundT:
+    """Call ``reached`` every 20 ms until its result is true, and return that result.
+
+    Raises:
+        AssertionError: no true result within ``timeout_s`` seconds; ``what`` names the awaited event.
     """
     found = tenacity.Retrying(
         retry=tenacity.retry_if_result(lambda found: not found),
