@@ -39,11 +39,11 @@ from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.pausing import can_be_written
 from rebalanser.testing.servers import ServerFailed, ServerMissing
+from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser.testing.witness import Verdict, Witness
 
 HERE = Path(__file__).resolve().parent
 LEASE_TTL_S = 3.0
-PATIENCE_S = 30.0
 LOOK_EVERY_S = 0.05
 BREATH_S = 1.5
 """How long the workers work in peace between two acts."""
@@ -122,7 +122,9 @@ class Demo:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self._sink = stack.enter_context(contextlib.closing(sqlite3.connect(self.sink_path, timeout=30)))
+            self._sink = stack.enter_context(
+                contextlib.closing(sqlite3.connect(self.sink_path, timeout=PATIENCE_S))
+            )
             self._sink.executescript(SCHEMA)
             self._admin = stack.enter_context(rebalanser.Admin(GROUP, self._url))
             self._admin.add(self.stream.partitions)

@@ -129,7 +129,7 @@ def run(url: str, folder: Path) -> bool:
                 time.sleep(0.01)
             workers[0].kill()
             print(f"a worker was killed after {done} tasks")
-            files = int(queue.wait(last, 120.0) or 0)
+            files = int(queue.wait(last, 3600.0) or 0)
         finally:
             workers[1].terminate()
             for worker in workers:

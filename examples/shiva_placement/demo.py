@@ -35,6 +35,7 @@ from rebalanser.testing.kafka_server import (
     KafkaMissing,
     addresses_from_environment,
 )
+from rebalanser.testing.waiting import PATIENCE_S
 
 APP = Path(__file__).resolve().with_name("app")
 APPLICATION = "examples/web/whereabouts"
@@ -42,7 +43,6 @@ SHIVA = (sys.executable, "-m", "rebalanser", "shiva")
 WORKERS = ("worker-1", "worker-2", "worker-3")
 ROUND_S = 0.5
 """Thirty seconds by default, which is kinder to Kafka than to people who watch a demo."""
-PATIENCE_S = 60.0
 LOOK_EVERY_S = 0.05
 
 
@@ -83,7 +83,7 @@ class Site:
             process.terminate()
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
+                process.wait(PATIENCE_S)
             process.kill()
             process.wait()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from rebalanser.testing.servers import ServerMissing, SourceFailed, exclusive, run
+from rebalanser.testing.waiting import PATIENCE_S
 
 VARIABLE: Final = "CHROMIUM"
 """The environment variable that names the browser to use."""
@@ -76,10 +77,10 @@ def _install_debian_package() -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     command = (installer, "install", "-y", "-q", "--no-install-recommends", "chromium", "fonts-dejavu-core")
     try:
-        run("Debian", command, env=environment, timeout=600)
+        run("Debian", command, env=environment, timeout=5 * PATIENCE_S)
     except SourceFailed:
-        run("Debian", (installer, "update", "-q"), env=environment, timeout=300)
-        run("Debian", command, env=environment, timeout=600)
+        run("Debian", (installer, "update", "-q"), env=environment, timeout=5 * PATIENCE_S)
+        run("Debian", command, env=environment, timeout=5 * PATIENCE_S)
 
 
 def main() -> int:

@@ -76,6 +76,7 @@ from rebalanser.protocol.types import (
 )
 from rebalanser.registry.contract import Capabilities
 from rebalanser.registry.coordinator import Coordinator, Holding
+from rebalanser.testing.waiting import PATIENCE_S
 
 LONG_TTL_S = 60.0
 """The lease of a session that is to live through a test without a heartbeat."""
@@ -110,7 +111,7 @@ class CoordinatorHarness(ABC):
 
     min_ttl_s: float
     """The time to live of the suite's short leases, as short as the store lets it be honest."""
-    patience_s: float
+    patience_s: float = PATIENCE_S
     """Real seconds to wait for a notice before the test fails."""
 
     @abstractmethod

@@ -63,8 +63,9 @@ from rebalanser.tasks.model import (
     Term,
     Update,
 )
+from rebalanser.testing.waiting import PATIENCE_S
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = PATIENCE_S
 """Given to every request; a healthy store answers long before."""
 PARTITIONS = 4
 QUEUE = "mail"
@@ -116,7 +117,7 @@ class EngineHarness(ABC):
     """Whether what was written is there for an engine opened after all others were closed."""
     can_lose_history: bool = True
 
-    patience_s: float = 20.0
+    patience_s: float = PATIENCE_S
     """Real seconds to wait for what a watch must tell before the test fails."""
 
     @abstractmethod

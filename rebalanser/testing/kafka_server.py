@@ -37,6 +37,7 @@ from rebalanser.testing.servers import (
     run,
     workshop,
 )
+from rebalanser.testing.waiting import PATIENCE_S, patience_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,6 +49,9 @@ OLDEST_JAVA: Final = 17
 IMAGE_VARIABLE: Final = "KAFKA_IMAGE"
 """Names a container image with Kafka in ``/opt/kafka``, for where nothing else is to be had."""
 HINT: Final = "set KAFKA=HOST:PORT of a running Kafka, or install Java >= 17 and Maven"
+
+_LOOK_S: Final = 2.0 * patience_ratio()
+"""Limit of one of the requests that are repeated until a broker answers."""
 
 _POM: Final = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -123,7 +127,9 @@ def find_java() -> Path | None:
     if java is None:
         return None
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
+        said = subprocess.run(  # noqa: S603
+            [java, "-version"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     found = re.search(r'version "(\d+)', said.stderr)
@@ -187,7 +193,7 @@ def _get_with_maven() -> Path:
         (folder / "pom.xml").write_text(_POM)
         quietly = ("--batch-mode", "--quiet", "-Dstyle.color=never")
         goal = ("dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=libs")
-        run("Maven", [maven, *quietly, *goal], cwd=folder, timeout=600, telling_line=0)
+        run("Maven", [maven, *quietly, *goal], cwd=folder, timeout=5 * PATIENCE_S, telling_line=0)
         return _keep("Maven", folder / "libs")
 
 
@@ -294,7 +300,7 @@ class KafkaCluster(ServerCluster):
         """End a broker with SIGTERM and wait until it has gone; it hands its partitions over first."""
         self._processes[broker].terminate()
 
-    def wait_ready(self, timeout_s: float = 60) -> None:
+    def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until every broker that runs answers a metadata request and is registered with all others.
 
         Every partition then has a leader, and those replicas in sync whose brokers run.
@@ -333,7 +339,7 @@ class KafkaCluster(ServerCluster):
 
         only_this_one = {"bootstrap.servers": self.addresses[broker], "log_level": "0"}
         try:
-            return AdminClient({**self.client_settings, **only_this_one}).list_topics(timeout=2)
+            return AdminClient({**self.client_settings, **only_this_one}).list_topics(timeout=_LOOK_S)
         except KafkaException:
             return None
 
@@ -370,7 +376,7 @@ class KafkaCluster(ServerCluster):
                     [*command, "--config", self._properties(broker)],
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    timeout=60,
+                    timeout=PATIENCE_S,
                     check=False,
                 )
             if done.returncode:

@@ -54,8 +54,9 @@ from rebalanser.registry.contract import (
     Unchanged,
     WatchEvent,
 )
+from rebalanser.testing.waiting import PATIENCE_S
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = PATIENCE_S
 """Given to every request; a healthy registry answers long before."""
 
 
@@ -73,7 +74,7 @@ class RegistryHarness(ABC):
     """Begins every key of the test; nothing else in the store begins with it."""
     min_ttl_s: float
     """The time to live of the suite's leases, as short as the store lets it be honest."""
-    patience_s: float
+    patience_s: float = PATIENCE_S
     """Real seconds to wait for what a watch must tell before the test fails."""
 
     @abstractmethod

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rebalanser.testing.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -239,7 +241,7 @@ class ServerProcess:
         self._end(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """End it with SIGTERM and wait until it has gone; after 30 s with SIGKILL."""
+        """End it with SIGTERM and wait until it has gone; after ``PATIENCE_S`` with SIGKILL."""
         self._end(signal.SIGTERM)
 
     def pause(self) -> None:
@@ -267,7 +269,7 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

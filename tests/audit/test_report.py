@@ -33,6 +33,7 @@ from rebalanser.audit.tables import (
 )
 from rebalanser.audit.weights import DECIMALS, LEAST_WEIGHT, MOST_WEIGHT
 from rebalanser.testing.browser import ARGUMENTS
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -387,7 +388,7 @@ def opened(browser: Browser, path: Path, *, width: int = 1280, height: int = 900
     )
     page.goto(path.as_uri())
     if settings.get("java_script_enabled", True):
-        page.wait_for_selector("html[data-drawn=yes]", timeout=60_000)
+        page.wait_for_selector("html[data-drawn=yes]", timeout=1000 * PATIENCE_S)
     return seen
 
 

@@ -16,6 +16,7 @@ from rebalanser.audit.streaming import LATE, Stream, Told
 from rebalanser.audit.tailing import TailReader
 from rebalanser.history import Protocol, Record
 from rebalanser.testing.histories import tell
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 DELAY_S = 5.0
-PATIENCE_S = 60.0
 GROUP = Protocol.GROUP
 PAIR = ("group", "host", "behind_host", "cause")
 SEEDS = (2, 3, 4, 6, 9, 11)

@@ -26,10 +26,11 @@ from rebalanser.errors import (
     UnknownTask,
 )
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Queue, Retry, Status
+from rebalanser.testing.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
 NEVER_S = 3600.0
+BLINK_S = 0.01
 
 
 class Stage:
@@ -341,7 +342,7 @@ def test_a_blocked_loop_loses_no_claim(stage: Stage) -> None:
         async def block(claim: AsyncClaim) -> bool:
             first, pause = claim.deadline, threading.Event()
             while claim.still_mine() and claim.deadline < first + 0.1:
-                pause.wait(0.01)  # the loop does nothing else meanwhile
+                pause.wait(BLINK_S)  # the loop does nothing else meanwhile
             return claim.still_mine()
 
         async with queue:

@@ -13,6 +13,7 @@ from rebalanser.registry import RegistryCoordinator
 from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from rebalanser.registry import Coordinator
@@ -23,7 +24,6 @@ class EtcdHarness(CoordinatorHarness):
     """Groups on one server; time is the server's own, so letting it pass is waiting."""
 
     min_ttl_s = 1.0
-    patience_s = 20.0
 
     def __init__(self, server: EtcdCluster) -> None:
         self._server = server
@@ -31,8 +31,8 @@ class EtcdHarness(CoordinatorHarness):
         self._clock = SystemClock()
 
     def open(self, group: str = "group") -> Coordinator:
-        registry = open_etcd(parse_url(self._server.url()), 10)
-        return RegistryCoordinator(registry, self._root, group, self._clock.now, 10)
+        registry = open_etcd(parse_url(self._server.url()), PATIENCE_S)
+        return RegistryCoordinator(registry, self._root, group, self._clock.now, PATIENCE_S)
 
     def now(self) -> float:
         return self._clock.now()

@@ -12,6 +12,7 @@ from rebalanser_kafka import open_kafka
 from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from rebalanser.registry import Coordinator
@@ -21,7 +22,6 @@ class KafkaHarness(CoordinatorHarness):
     """Groups on one broker; leases are counted by whoever is connected, so letting time pass is waiting."""
 
     min_ttl_s = 1.0
-    patience_s = 20.0
 
     def __init__(self, address: str) -> None:
         self._url = parse_url(f"kafka://{address}/conformance-{uuid.uuid4().hex}")
@@ -29,7 +29,9 @@ class KafkaHarness(CoordinatorHarness):
         self._opened: list[Coordinator] = []
 
     def open(self, group: str = "group") -> Coordinator:
-        coordinator = open_kafka(self._url, 10).open_group(group, self._clock.now, 10, 10)
+        coordinator = open_kafka(self._url, PATIENCE_S).open_group(
+            group, self._clock.now, PATIENCE_S, PATIENCE_S
+        )
         self._opened.append(coordinator)
         return coordinator
 

@@ -9,6 +9,7 @@ import pytest
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from rebalanser.registry import Coordinator
@@ -18,14 +19,13 @@ class MemoryHarness(CoordinatorHarness):
     """Groups in one memory store on a fake clock."""
 
     min_ttl_s = 1.0
-    patience_s = 20.0
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock)
 
     def open(self, group: str = "group") -> Coordinator:
-        return RegistryCoordinator(MemoryRegistry(self.store), "root", group, self.clock.now, 10)
+        return RegistryCoordinator(MemoryRegistry(self.store), "root", group, self.clock.now, PATIENCE_S)
 
     def now(self) -> float:
         return self.clock.now()

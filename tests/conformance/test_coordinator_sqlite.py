@@ -11,6 +11,7 @@ from rebalanser_sqlite import SqliteRegistry
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.testing import FakeClock
 from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,6 @@ class SqliteHarness(CoordinatorHarness):
     """Groups in one file, whose leases are counted on a fake clock."""
 
     min_ttl_s = 1.0
-    patience_s = 20.0
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class SqliteHarness(CoordinatorHarness):
         return registry
 
     def open(self, group: str = "group") -> Coordinator:
-        return RegistryCoordinator(self.registry(), "root", group, self.clock.now, 10)
+        return RegistryCoordinator(self.registry(), "root", group, self.clock.now, PATIENCE_S)
 
     def now(self) -> float:
         return self.clock.now()
@@ -47,7 +47,9 @@ class SqliteHarness(CoordinatorHarness):
 
     def lose_history(self) -> None:
         registry = self.registry()
-        revision = RegistryCoordinator(registry, "root", "any", self.clock.now, 10).read().group.revision
+        revision = (
+            RegistryCoordinator(registry, "root", "any", self.clock.now, PATIENCE_S).read().group.revision
+        )
         registry.forget_history(revision + 1)
         registry.close()
 

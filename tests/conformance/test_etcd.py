@@ -12,6 +12,7 @@ from rebalanser_etcd import open_etcd
 from rebalanser.registry.contract import Put, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.testing.registry_suite import RegistryConformance, RegistryHarness
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from rebalanser.registry.contract import Registry
@@ -22,14 +23,13 @@ class EtcdHarness(RegistryHarness):
     """Connections to one server; time is the server's own, so letting it pass is waiting."""
 
     min_ttl_s = 1.0
-    patience_s = 20.0
 
     def __init__(self, server: EtcdCluster) -> None:
         self._server = server
         self.prefix = f"conformance/{uuid.uuid4().hex}/"
 
     def open(self) -> Registry:
-        return open_etcd(parse_url(self._server.url()), 10)
+        return open_etcd(parse_url(self._server.url()), PATIENCE_S)
 
     def let_pass(self, seconds: float) -> None:
         threading.Event().wait(seconds)
@@ -41,7 +41,7 @@ class EtcdHarness(RegistryHarness):
         """Return once it writes again: the suite does not expect a put that breaks off."""
         self._server.restart(0)
         registry = self.open()
-        registry.execute(Transaction((), (Put(self.prefix + "restarted", b""),)), 10)
+        registry.execute(Transaction((), (Put(self.prefix + "restarted", b""),)), PATIENCE_S)
         registry.close()
 
 

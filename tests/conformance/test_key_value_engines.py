@@ -12,6 +12,7 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.tasks.key_value import KeyValueEngine
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.engine_suite import EngineHarness, EngineSuite
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from rebalanser.tasks.engine import Engine
@@ -39,7 +40,7 @@ class EtcdHarness(EngineHarness):
         self._root = f"engines/{uuid.uuid4().hex}"
 
     def open(self) -> Engine:
-        return KeyValueEngine(open_etcd(parse_url(self._server.url()), 10), self._root)
+        return KeyValueEngine(open_etcd(parse_url(self._server.url()), PATIENCE_S), self._root)
 
     def lose_history(self, revision: int) -> None:
         self._server.call("/v3/kv/compaction", {"revision": str(revision), "physical": True})

@@ -18,7 +18,6 @@ class MemoryHarness(RegistryHarness):
 
     prefix = "conformance/"
     min_ttl_s = 1.0
-    patience_s = 20.0
 
     def __init__(self) -> None:
         self.clock = FakeClock()

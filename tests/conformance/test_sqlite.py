@@ -23,7 +23,6 @@ class SqliteHarness(RegistryHarness):
     can_restart = False  # there is no server; tests/unit/test_sqlite_registry.py opens the file again
     prefix = "conformance/"
     min_ttl_s = 1.0
-    patience_s = 20.0
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -18,8 +18,8 @@ from rebalanser.tasks.engine import Change
 from rebalanser.tasks.model import State, Status, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.partitions import Claimed, Partitions
+from rebalanser.testing.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
 PARTITIONS = 2
 
 

@@ -14,8 +14,8 @@ from rebalanser import Admin, Group, Settings
 from rebalanser.errors import InvalidName, InvalidState, NotSettled, OutcomeUnknown, RegistryUnavailable
 from rebalanser.registry.contract import Put, Reply, Request, Transaction
 from rebalanser.testing import MemoryRegistry
+from rebalanser.testing.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
 QUICK = Settings(min_rebalance_interval_s=0.0)
 
 

@@ -16,11 +16,11 @@ from rebalanser import Admin, AsyncGroup, Settings
 from rebalanser.errors import HandlerFailed, InvalidHandlers, InvalidState, NotSettled
 from rebalanser.protocol import FactKind
 from rebalanser.runtime import workers
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from rebalanser import Owned
 
-PATIENCE_S = 60.0
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01, connect_timeout_s=PATIENCE_S)
 
 
@@ -92,7 +92,7 @@ def test_a_blocked_loop_delays_no_heartbeat(url: str) -> None:
     beats = threading.Semaphore(0)
 
     async def main() -> None:
-        group = AsyncGroup("group", url, settings=Settings(lease_ttl_s=0.5))
+        group = AsyncGroup("group", url, settings=Settings(lease_ttl_s=2.0))
         facts: list[FactKind] = []
         group.on_fact(lambda fact: facts.append(fact.kind))
 

@@ -20,6 +20,7 @@ from rebalanser.testing.coordinator_suite import (
     CoordinatorHarness,
     NoticeRecorder,
 )
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -230,6 +231,6 @@ def run() -> Iterator[Callable[[str, CoordinatorHarness], None]]:
 def test_sees_a_fault(
     fault: type[Translation | RegistryCoordinator], run: Callable[[str, CoordinatorHarness], None]
 ) -> None:
-    run(FAULTS[fault], Faulty(Translation, patience_s=60.0))
+    run(FAULTS[fault], Faulty(Translation, patience_s=PATIENCE_S))
     with pytest.raises(AssertionError):
         run(FAULTS[fault], Faulty(fault, patience_s=0.1))

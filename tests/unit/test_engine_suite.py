@@ -22,6 +22,7 @@ from rebalanser.testing.engine_suite import (
     EngineSuite,
     Recorder,
 )
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -345,6 +346,6 @@ FAULTS = [
     ids=[f"{engine.__name__}-{name}" for engine, name in FAULTS],
 )
 def test_the_suite_sees_a_fault(engine: Callable[[Path], Engine], name: str, tmp_path: Path) -> None:
-    run(name, Faulty(SqliteEngine, tmp_path / "good.db", patience_s=60.0))
+    run(name, Faulty(SqliteEngine, tmp_path / "good.db", patience_s=PATIENCE_S))
     with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
         run(name, Faulty(engine, tmp_path / "faulty.db", patience_s=0.5))

@@ -33,9 +33,9 @@ from rebalanser.feed import (
 from rebalanser.shiva.records import AssignmentDocument
 from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, Archive, Epoch, Mode
 from rebalanser.state import ResourceState
+from rebalanser.testing.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("SH-19")
-PATIENCE_S = 60.0
 FEED = "shiva:c"
 
 

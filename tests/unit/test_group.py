@@ -36,6 +36,7 @@ from rebalanser.registry import GroupKeys, GroupStore, RegistryCoordinator, Tran
 from rebalanser.registry.contract import Grant, Granted, Transaction
 from rebalanser.runtime import workers
 from rebalanser.testing import MEMORY_CAPABILITIES, MemoryRegistry, open_memory
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from rebalanser.registry import Coordinator
     from rebalanser.registry.contract import Reply, Request
 
-PATIENCE_S = 60.0
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01, connect_timeout_s=PATIENCE_S)
 
 

@@ -24,6 +24,7 @@ from rebalanser.history import (
 )
 from rebalanser.history.files import RotatingFiles, encoded
 from rebalanser.protocol.messages import FactKind
+from rebalanser.testing.waiting import PATIENCE_S
 
 WALL = 1_700_000_000.0
 NAME = "orders.w.20231114T221320000000Z"
@@ -53,9 +54,9 @@ def test_every_sink_keeps_the_contract(tmp_path: Path) -> None:
     sinks: list[HistorySink] = [NullSink(), memory, JsonlSink(tmp_path, "orders", "w")]
     for sink in sinks:
         sink.write(record(0))
-        sink.close(60)
+        sink.close(PATIENCE_S)
         sink.write(record(1))
-        sink.close(60)
+        sink.close(PATIENCE_S)
     assert memory.records == [record(0)]
     assert readable(tmp_path) == [record(0)]
 
@@ -64,14 +65,14 @@ def test_close_leaves_everything_on_disk_in_order(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "not" / "there", "orders", "w")
     for sequence in range(3000):
         sink.write(record(sequence))
-    sink.close(60)
+    sink.close(PATIENCE_S)
     assert [item.sequence for item in readable(tmp_path / "not" / "there")] == list(range(3000))
     assert sink.dropped == 0
 
 
 def test_a_record_after_close_is_counted(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path, "orders", "w")
-    sink.close(60)
+    sink.close(PATIENCE_S)
     sink.write(record(0))
     assert sink.dropped == 1
     assert not list(tmp_path.iterdir()), "nothing was written, so there is no file"
@@ -126,7 +127,7 @@ def test_disk_use_is_bounded_and_the_newest_are_kept(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path, "orders", "w", max_file_bytes=2 * size, max_files=3)
     for sequence in range(10, 30):
         sink.write(record(sequence))
-    sink.close(60)
+    sink.close(PATIENCE_S)
     assert len(list(tmp_path.iterdir())) == 3
     assert [item.sequence for item in readable(tmp_path)] == [24, 25, 26, 27, 28, 29]
 
@@ -216,7 +217,7 @@ class Disk:
     def append(self, files: RotatingFiles, lines: deque[bytes]) -> None:
         if lines:
             self.asked.set()
-            assert self.works.wait(60)
+            assert self.works.wait(PATIENCE_S)
         self._append(files, lines)
 
 
@@ -226,13 +227,13 @@ def test_while_the_disk_is_stuck_writes_return_and_what_is_dropped_shows_as_a_ga
     disk = Disk(monkeypatch)
     sink = JsonlSink(tmp_path, "orders", "w", queue_size=10, flush_interval_s=0)
     sink.write(record(0))
-    assert disk.asked.wait(60), "the writer is stuck with record 0 in its hand"
+    assert disk.asked.wait(PATIENCE_S), "the writer is stuck with record 0 in its hand"
     for sequence in range(1, 41):
         sink.write(record(sequence))
     assert sink.dropped == 30, "each write returned though the writer never moved"
     assert not list(tmp_path.iterdir())
     disk.works.set()
-    sink.close(60)
+    sink.close(PATIENCE_S)
     sink.write(record(41))
     written = readable(tmp_path)
     assert [item.sequence for item in written] == list(range(12))
@@ -252,11 +253,11 @@ def test_close_gives_up_in_time_and_says_so(
     disk = Disk(monkeypatch)
     sink = JsonlSink(tmp_path, "orders", "w", flush_interval_s=0)
     sink.write(record(0))
-    assert disk.asked.wait(60)
+    assert disk.asked.wait(PATIENCE_S)
     sink.close(0)
     assert [line.__dict__["action"] for line in caplog.records] == ["history_incomplete"]
     disk.works.set()
-    sink.close(60)
+    sink.close(PATIENCE_S)
     assert readable(tmp_path) == [record(0)]
 
 
@@ -277,8 +278,8 @@ def test_a_disk_that_fails_until_the_end_is_told_once_and_what_is_lost_is_counte
     monkeypatch.setattr(RotatingFiles, "append", fail)
     sink = JsonlSink(tmp_path, "orders", "w", flush_interval_s=0)
     sink.write(record(0))
-    assert second.wait(60)
-    sink.close(60)
+    assert second.wait(PATIENCE_S)
+    sink.close(PATIENCE_S)
     assert sink.dropped == 1
     assert [(line.__dict__["action"], line.levelname) for line in caplog.records] == [
         ("history_failing", "WARNING"),

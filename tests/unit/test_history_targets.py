@@ -22,6 +22,7 @@ from rebalanser.history import (
     open_sinks,
     read_records,
 )
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +72,7 @@ def test_a_folder_is_files(tmp_path: Path) -> None:
     sink = sinks_of(tmp_path, None)
     assert isinstance(sink, JsonlSink)
     sink.write(record(0))
-    sink.close(60)
+    sink.close(PATIENCE_S)
     assert list(read_records(tmp_path)) == [record(0)]
 
 
@@ -90,7 +91,7 @@ def test_both_get_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     sink = sinks_of(tmp_path, URL)
     for sequence in range(3):
         sink.write(record(sequence))
-    sink.close(60)
+    sink.close(PATIENCE_S)
     assert topic.records == list(read_records(tmp_path)) == [record(0), record(1), record(2)]
     assert topic.closed
 

@@ -43,8 +43,9 @@ from rebalanser.tasks.engine import (
 from rebalanser.tasks.key_value import KeyValueEngine, open_engine
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term, Update
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
+from rebalanser.testing.waiting import PATIENCE_S
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = PATIENCE_S
 QUEUE = "mail"
 ROOT = "root/+tasks"
 LARGE = 150

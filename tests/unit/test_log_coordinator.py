@@ -27,9 +27,9 @@ from rebalanser.protocol.messages import Alive, Failed, Heartbeat, Join, Joined,
 from rebalanser.protocol.types import Member, Session, Topic, TopicKind
 from rebalanser.testing import FakeClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder
+from rebalanser.testing.waiting import PATIENCE_S
 
 BORN_MS = 1_700_000_000_000
-PATIENCE_S = 60.0
 
 
 class SharedLog:

@@ -34,6 +34,7 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore, open_memory
 from rebalanser.testing.registry_suite import Recorder
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -257,7 +258,7 @@ def test_nesting_has_a_limit(store: MemoryStore) -> None:
 
 
 def test_leases_end_in_their_thread_when_nobody_asks(store: MemoryStore, clock: FakeClock) -> None:
-    recorder, stopped = Recorder(20.0), threading.Event()
+    recorder, stopped = Recorder(PATIENCE_S), threading.Event()
     thread = threading.Thread(target=store.end_leases, args=(stopped,))
     thread.start()
     write(store, Put("k", b"", grant(store, 1000.0)))
@@ -267,22 +268,22 @@ def test_leases_end_in_their_thread_when_nobody_asks(store: MemoryStore, clock: 
     recorder.wait_for_absence(["k"])
     stopped.set()
     store.wake()
-    thread.join(20.0)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
 def test_a_sink_that_is_too_slow_loses_history_not_memory(store: MemoryStore) -> None:
-    entered, release, recorder = threading.Event(), threading.Event(), Recorder(20.0)
+    entered, release, recorder = threading.Event(), threading.Event(), Recorder(PATIENCE_S)
 
     def slow(events: Sequence[WatchEvent]) -> None:
         entered.set()
-        assert release.wait(20.0)
+        assert release.wait(PATIENCE_S)
         recorder(events)
 
     registry = MemoryRegistry(store)
     registry.watch(ALL, 0, slow)
     first = write(store, Put("first", b""))
-    assert entered.wait(20.0)
+    assert entered.wait(PATIENCE_S)
     keys = [f"{number:03}" for number in range(100)]
     for _ in range(101):
         last = write(store, *(Put(key, b"") for key in keys))
@@ -300,7 +301,7 @@ def test_a_closed_connection_refuses_work(store: MemoryStore) -> None:
     with pytest.raises(RegistryUnavailable):
         registry.execute(Grant(1.0), 1.0)
     with pytest.raises(RegistryUnavailable):
-        registry.watch(ALL, 0, Recorder(1.0))
+        registry.watch(ALL, 0, Recorder(PATIENCE_S))
 
 
 def shared(name: str) -> Registry:
@@ -331,7 +332,7 @@ def test_leases_of_a_shared_store_end_by_themselves() -> None:
     before = lease_threads()
     holder, watcher = shared("unit-leases"), shared("unit-leases")
     (thread,) = lease_threads() - before
-    recorder = Recorder(20.0)
+    recorder = Recorder(PATIENCE_S)
     watcher.watch(Target("k"), 0, recorder)
     granted = holder.execute(Grant(1.0), 1.0)
     assert isinstance(granted, Granted)
@@ -339,7 +340,7 @@ def test_leases_of_a_shared_store_end_by_themselves() -> None:
     recorder.wait_for_absence(["k"])
     holder.close()
     watcher.close()
-    thread.join(20.0)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 

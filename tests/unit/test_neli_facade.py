@@ -32,8 +32,7 @@ from rebalanser.roles.contract import Candidacy, Candidate, Elections, OnCall, O
 from rebalanser.roles.description import GroupDescription
 from rebalanser.roles.facts import FactTeller
 from rebalanser.roles.history import LeadershipHistory
-
-PATIENCE_S = 60.0
+from rebalanser.testing.waiting import PATIENCE_S
 
 
 @dataclass

@@ -35,6 +35,7 @@ from rebalanser.registry.contract import (
 )
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.registry_suite import Recorder, RegistryConformance, RegistryHarness
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -394,6 +395,6 @@ FAULTS: dict[type[MemoryStore], str] = {
 
 @pytest.mark.parametrize(("make", "name"), FAULTS.items(), ids=[make.__name__ for make in FAULTS])
 def test_the_suite_sees_the_fault(make: type[MemoryStore], name: str) -> None:
-    run(name, Faulty(MemoryStore, patience_s=20.0))
+    run(name, Faulty(MemoryStore, patience_s=PATIENCE_S))
     with pytest.raises((AssertionError, LeaseNotFound, pytest.fail.Exception)):
         run(name, Faulty(make, patience_s=0.2))

@@ -41,12 +41,12 @@ from rebalanser.runtime.inbox import Inbox
 from rebalanser.runtime.lane import LaneThread
 from rebalanser.runtime.owned import Owned, Tenure
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from rebalanser.protocol import Command
     from rebalanser.protocol.messages import Outcome
 
-PATIENCE_S = 60.0
 SETTINGS = Settings(lease_ttl_s=10.0, min_rebalance_interval_s=0.0)
 BEAT = Heartbeat(Session("n", 1, 2))
 

@@ -10,6 +10,7 @@ from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 
 from rebalanser.errors import AccessDenied, InternalError
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from rebalanser_kafka.log import LogRecord
@@ -25,7 +26,7 @@ def test_whatever_ends_it_is_told(error: Exception, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(follower._reader, "poll", fail)
     follower.begin()
-    lost = given.get(timeout=20)
+    lost = given.get(timeout=PATIENCE_S)
     follower.close()
     assert isinstance(lost, Lost)
     assert isinstance(lost.error, AccessDenied if isinstance(error, AccessDenied) else InternalError)

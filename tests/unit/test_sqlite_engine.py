@@ -25,6 +25,7 @@ from rebalanser.registry.contract import Put, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks.engine import Applied, Conflict, Enqueue, Forwarded, Lost, Move, Taken
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from rebalanser.tasks.engine import Answer, Write
 
 QUEUE = "mail"
-PATIENCE_S = 60.0
 CLAIM = ClaimState(0, "holder", "worker", Term(30.0, "boot", 1.0), 1)
 COMPLETED = State(Status.COMPLETED, CLAIM, result=b"done")
 

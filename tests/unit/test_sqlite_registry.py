@@ -43,13 +43,12 @@ from rebalanser.registry.contract import (
 from rebalanser.registry.urls import open_registry
 from rebalanser.testing import FakeClock
 from rebalanser.testing.registry_suite import Recorder
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rebalanser.registry.contract import Guard, Operation
-
-PATIENCE_S = 60.0
 
 
 @pytest.fixture

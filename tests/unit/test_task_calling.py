@@ -23,6 +23,7 @@ from rebalanser.tasks.outcomes import MAX_ERROR, Cut, Raised, Returned, raised, 
 from rebalanser.tasks.processes import ProcessCaller
 from rebalanser.tasks.references import body_at, reference_of
 from rebalanser.tasks.worker_claim import StopRequest
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,7 +171,7 @@ def test_who_waits_for_a_body_is_woken(reason: Cut | None) -> None:
             watch.stop()
         case _:
             ended.set_result(None)
-    assert told.result(60.0) is reason
+    assert told.result(PATIENCE_S) is reason
     waiting.join()
 
 

@@ -19,6 +19,7 @@ from rebalanser.errors import UnusableFolder
 from rebalanser.tasks import slots
 from rebalanser.tasks.flakes import MAX_HOST, MAX_PROCESS, Generator, born_at, is_flake, partition_of
 from rebalanser.tasks.slots import RESERVE_MS, Flakes, host_bits, take_slot
+from rebalanser.testing.waiting import PATIENCE_S
 
 KNOWN_CRC = 0x9186B227
 """As another program computes it: this must never change, as tasks lie where it says."""
@@ -169,7 +170,7 @@ def test_threads_share_a_slot(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert len(set(made)) == 2000
     assert {each[36:] for each in made} == {"0000"}
     flakes.close()

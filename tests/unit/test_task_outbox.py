@@ -40,8 +40,8 @@ from rebalanser.tasks.model import ClaimState, Head, State, Status, Task, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.outbox import engine_name
 from rebalanser.tasks.outbox_spool import Refusal, Spool, SpoolName
+from rebalanser.testing.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
 QUEUE = "mail"
 ABSENT = f"{9:040x}"
 

@@ -14,6 +14,7 @@ pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
 from rebalanser.tasks.http import problems
 from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.testing.waiting import PATIENCE_S
 
 
 @pytest.mark.rule("SK-16")
@@ -81,7 +82,7 @@ def dispenser(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
 def test_who_asks_while_the_engine_is_away_is_told(dispenser: Dispenser, error: Exception) -> None:
     dispenser.start(Partitions(error))  # type: ignore[arg-type]
     for _ in range(2):  # it goes on after an error
-        assert dispenser.ask("a", 3, 30.0).future.exception(timeout=30.0) is error
+        assert dispenser.ask("a", 3, PATIENCE_S).future.exception(timeout=PATIENCE_S) is error
     assert dispenser.owned(16) == 3
 
 
@@ -89,7 +90,7 @@ def test_who_asks_while_the_engine_is_away_is_told(dispenser: Dispenser, error: 
 def test_who_does_not_wait_gets_nothing_at_once(dispenser: Dispenser) -> None:
     partitions = Partitions()
     dispenser.start(partitions)  # type: ignore[arg-type]
-    assert dispenser.ask("a", 3, 0.0).future.result(timeout=30.0) == []
+    assert dispenser.ask("a", 3, 0.0).future.result(timeout=PATIENCE_S) == []
     assert partitions.asked[0] == (3, "a")
 
 
@@ -110,5 +111,5 @@ def test_who_has_hung_up_is_forgotten(dispenser: Dispenser) -> None:
     dispenser.forget(gone)
     partitions = Partitions()
     dispenser.start(partitions)  # type: ignore[arg-type]
-    assert dispenser.ask("here", 1, 0.0).future.result(timeout=30.0) == []
+    assert dispenser.ask("here", 1, 0.0).future.result(timeout=PATIENCE_S) == []
     assert {worker for _, worker in partitions.asked} == {"here"}
