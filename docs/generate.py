@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import io
 import json
@@ -118,6 +119,7 @@ def _marks_in(body: Iterable[ast.stmt], file: str, outer: str) -> Iterator[Mark]
                 yield from (Mark(kind, key, file, outer or "every test") for kind, key in _calls([node]))
 
 
+@functools.cache
 def marks(folder: Path = ROOT / "tests") -> list[Mark]:
     """Every ``rule`` and ``lesson`` mark of the tests, in order."""
     found: set[Mark] = set()

@@ -73,7 +73,9 @@ def test_the_check_sees_what_it_looks_for(code: str, lines: list[int]) -> None:
 
 
 def test_every_queue_has_a_limit() -> None:
-    found = {path.relative_to(ROOT).as_posix(): unbounded(ast.parse(path.read_text())) for path in SOURCES}
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in SOURCES}
+    with_queues = {path for path, text in texts.items() if any(queue in text for queue in QUEUES)}
+    found = {path: unbounded(ast.parse(texts[path])) for path in with_queues}
     excused = {path: count for path, (count, _) in BOUNDED_OTHERWISE.items()}
     wrong = {path: lines for path, lines in found.items() if len(lines) != excused.get(path, 0)}
     assert not wrong, "lines of queues without a limit"
