@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rebalanser import Group, Settings
 from rebalanser.errors import Forked, RebalanserError
+from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser.testing.witness import Witness
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class FencedSink:
             connection.execute(SINK)
 
     def _connected(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+        connection = sqlite3.connect(self._path, timeout=PATIENCE_S, isolation_level=None)
         connection.execute("PRAGMA synchronous = OFF")  # of use to a test only, and held for a moment only
         return connection
 

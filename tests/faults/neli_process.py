@@ -25,6 +25,7 @@ from rebalanser_kafka.neli.consuming import GroupConsumer
 from rebalanser.errors import RebalanserError
 from rebalanser.neli import Neli
 from rebalanser.neli.settings import NeliSettings
+from rebalanser.testing.waiting import PATIENCE_S
 
 SPAN = struct.Struct("dd")
 SAMPLE_EVERY_S = 0.001
@@ -71,7 +72,7 @@ def sample(neli: Neli, role: str, path: Path) -> None:
 
 def write_until_refused(path: str, role: str, token: int) -> None:
     """Write on and on, without asking whether the role is still led: the sink alone protects."""
-    with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as sink:
+    with closing(sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)) as sink:
         sink.execute(SINK)
         while sink.execute(FENCED_WRITE, (role, token)).rowcount:
             time.sleep(WRITE_EVERY_S)

@@ -28,10 +28,11 @@ from rebalanser.tasks.enqueued import Enqueued
 from rebalanser.tasks.key_value.visits import Visit
 from rebalanser.tasks.model import ID_DIGITS
 from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.testing.waiting import PATIENCE_S
 
 QUEUE = "mail"
 PARTITIONS = 4
-TIMEOUT_S = 30.0
+TIMEOUT_S = PATIENCE_S
 READS = ("SELECT", "PRAGMA")
 ABSENT = f"{99:0{ID_DIGITS}x}"
 CALLS: tuple[tuple[tuple[int, tuple[str, ...]], ...], ...] = (

@@ -24,6 +24,7 @@ from rebalanser_sqlite.tasks import SqliteEngine
 from rebalanser.tasks.engine import Collect, Enqueue, Epoch, Move, TakeOver, Write
 from rebalanser.tasks.flakes import partition_of
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
+from rebalanser.testing.waiting import PATIENCE_S
 
 QUEUE = "mail"
 PARTITIONS = 4
@@ -60,7 +61,7 @@ def move(of: Stored, status: Status, *, updates: int = 0, result: bytes | None =
 def prepare(path: Path) -> None:
     """Make the file that every child has a copy of."""
     with closing(SqliteEngine(path)) as engine:
-        engine.define(QUEUE, PARTITIONS, 10)
+        engine.define(QUEUE, PARTITIONS, PATIENCE_S)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE outputs (task TEXT PRIMARY KEY, content TEXT)")
 
@@ -71,10 +72,10 @@ def steps(path: Path) -> Iterator[Callable[[], None]]:
         own.isolation_level = None
 
         def present(number: int) -> Stored:
-            return engine.read(QUEUE, [task_id(number)], 10)[task_id(number)]
+            return engine.read(QUEUE, [task_id(number)], PATIENCE_S)[task_id(number)]
 
         def apply(*writes: Write) -> Callable[[], None]:
-            return lambda: (engine.apply(writes, 10), None)[1]
+            return lambda: (engine.apply(writes, PATIENCE_S), None)[1]
 
         def output_with_completion(number: int) -> None:
             own.execute("BEGIN IMMEDIATE")

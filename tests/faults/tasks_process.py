@@ -19,6 +19,7 @@ from typing import Any
 from rebalanser import Settings
 from rebalanser.errors import Fenced
 from rebalanser.tasks import Claim, Queue
+from rebalanser.testing.waiting import PATIENCE_S
 
 SINK = "CREATE TABLE IF NOT EXISTS sink (task TEXT PRIMARY KEY, token INTEGER NOT NULL)"
 FENCED_WRITE = (
@@ -83,7 +84,7 @@ class Host:
 
     def _write(self, claim: Claim) -> None:
         """Write to an outside world that checks tokens."""
-        with closing(sqlite3.connect(self._sink, timeout=30, isolation_level=None)) as connection:
+        with closing(sqlite3.connect(self._sink, timeout=PATIENCE_S, isolation_level=None)) as connection:
             connection.execute(SINK)
             written = connection.execute(FENCED_WRITE, (claim.task_id, claim.token)).rowcount
         self.tell("written outside" if written else "refused outside", claim)

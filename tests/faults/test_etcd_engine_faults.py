@@ -21,9 +21,9 @@ from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task
 from rebalanser.testing.engine_suite import Recorder
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.proxy import TcpProxy
+from rebalanser.testing.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
-TIMEOUT_S = 10.0
+TIMEOUT_S = PATIENCE_S
 SHORT_S = 2.0
 QUEUE = "mail"
 PARTITIONS = 4
@@ -166,8 +166,7 @@ def test_no_answered_write_is_lost_when_leaders_are_killed(
     with working(workers, rounds=10):
         for _ in range(2):
             time.sleep(0.5)
-            leader = members.leader()
-            assert leader is not None
+            leader = members.wait_leader()
             members.kill(leader)
             time.sleep(1.0)
             members.restart(leader)
@@ -185,8 +184,7 @@ def test_no_answered_write_is_lost_when_the_leader_changes_and_history_is_compac
             time.sleep(0.2)
             revision = engine.page(QUEUE, TIMEOUT_S).revision
             members.call("/v3/kv/compaction", {"revision": str(revision), "physical": True})
-        leader = members.leader()
-        assert leader is not None
+        leader = members.wait_leader()
         members.stop_member(leader)
         time.sleep(0.5)
         members.restart(leader)
@@ -205,8 +203,7 @@ def test_a_collection_is_all_or_none_when_leaders_are_killed(
             tasks = engine.read(QUEUE, ids, TIMEOUT_S).values()
             collecting = threads.submit(engine.apply, [collect(*tasks)], TIMEOUT_S)
             time.sleep(random.uniform(0.02, 0.2))
-            leader = members.leader()
-            assert leader is not None
+            leader = members.wait_leader()
             members.kill(leader)
             with contextlib.suppress(RetryLater):
                 collecting.result()

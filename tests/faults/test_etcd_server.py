@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import tenacity
 
 from rebalanser.testing.etcd_server import (
     EtcdCluster,
@@ -20,15 +19,16 @@ from rebalanser.testing.etcd_server import (
     version_of,
 )
 from rebalanser.testing.proxy import TcpProxy
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 PARENT = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from rebalanser.testing.etcd_server import EtcdCluster
 cluster = EtcdCluster(data_folder=Path(sys.argv[1]))
 cluster.start()
 print(cluster.pid(0), flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -48,12 +48,8 @@ def test_a_server_ends_with_its_parent(etcd: EtcdCluster, tmp_path: Path, how: s
         server = int(parent.stdout.readline())
         assert is_alive(server)
         parent.send_signal(how)
-        parent.wait(10)
-    tenacity.Retrying(
-        retry=tenacity.retry_if_result(bool),
-        stop=tenacity.stop_after_delay(5),
-        wait=tenacity.wait_fixed(0.02),
-    )(is_alive, server)
+        parent.wait(PATIENCE_S)
+    wait_until(lambda: not is_alive(server))
 
 
 def test_the_binary_is_of_a_supported_version(etcd: EtcdCluster) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -144,15 +143,16 @@ def test_a_full_disk_stops_nobody_and_once_there_is_room_everything_is_accounted
     assert sum(int(item.detail["dropped"] or 0) for item in gaps) == sink.dropped
 
 
-def test_a_record_that_waited_out_a_full_disk_is_not_lost(full_disk: FullDisk) -> None:
+def test_a_record_that_waited_out_a_full_disk_is_not_lost(
+    full_disk: FullDisk, caplog: pytest.LogCaptureFixture
+) -> None:
     sink = JsonlSink(full_disk.folder, "orders", "w", flush_interval_s=0)
     sink.write(record(0))
     wait_until(lambda: len(readable(full_disk.folder)) == 1)
     full_disk.fill()
-    failing = threading.Event()
     for sequence in range(1, 200):
         sink.write(record(sequence))
-    failing.wait(0.2)
+    wait_until(lambda: "can't be written" in caplog.text)
     assert len(readable(full_disk.folder)) < 200
     full_disk.free()
     wait_until(lambda: len(readable(full_disk.folder)) == 200)

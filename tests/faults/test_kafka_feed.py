@@ -31,7 +31,7 @@ class ShivaLeader:
     def __init__(self, url: str) -> None:
         self._connection = Connection.from_url(parse_url(url))
         self._names = TopicNames().of(self._connection.cluster)
-        shiva_topics.ensure(self._connection, self._names, 10)
+        shiva_topics.ensure(self._connection, self._names, PATIENCE_S)
 
     def publish(self, epoch: tuple[int, int], *running: str, stopping: str | None = None) -> None:
         states = dict.fromkeys(running, ApplicationState.RUNNING)
@@ -44,7 +44,7 @@ class ShivaLeader:
         document = AssignmentDocument(Epoch(*epoch), "leader", 0, 1.0, applications=entries)
         key, value = ASSIGNEMENT_KEY.encode(), encode(document)
         with LogWriter(self._connection) as writer:
-            writer.append_and_wait(self._names.assignement, key, value, timeout_s=10)
+            writer.append_and_wait(self._names.assignement, key, value, timeout_s=PATIENCE_S)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_cluster_without_applications_feeds_nothing(admin: Admin) -> None:
 
 def test_a_feed_keeps_a_group_elsewhere_equal_to_what_runs(url: str, leader: ShivaLeader) -> None:
     target = f"memory://{uuid.uuid4().hex}"
-    with Admin("orders", target) as admin, ResourceFeed(url, "orders", target) as feed:
+    with Admin("orders", target, timeout_s=PATIENCE_S) as admin, ResourceFeed(url, "orders", target) as feed:
         leader.publish((1, 1), "t/c/a", "t/c/b")
         assert feed.wait_fed((1, 1), PATIENCE_S)
         assert set(marks(admin)) == {"t/c/a", "t/c/b"}

@@ -28,7 +28,7 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder
 from rebalanser.testing.kafka_server import KafkaCluster
-from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 
 TTL_S = 2.0
 RESOURCES = tuple(f"r{number}" for number in range(6))
@@ -106,7 +106,7 @@ def connect(url: str) -> Iterator[Connect]:
     with ExitStack() as stack:
 
         def opened() -> LogCoordinator:
-            groups = stack.enter_context(closing(open_kafka(parse_url(url), 10)))
+            groups = stack.enter_context(closing(open_kafka(parse_url(url), PATIENCE_S)))
             return stack.enter_context(closing(groups.open_group("orders", CLOCK.now, 5.0, 10.0)))
 
         yield opened
@@ -122,7 +122,7 @@ def join(coordinator: LogCoordinator, ttl_s: float = 60.0) -> Session:
 def flood(url: str, topic: str, records: int) -> None:
     """Write what no Rebalanser writes."""
     written = threading.Semaphore(0)
-    with LogWriter(open_kafka(parse_url(url), 10).connection) as writer:
+    with LogWriter(open_kafka(parse_url(url), PATIENCE_S).connection) as writer:
         for number in range(records):
             writer.append(topic, None, b"%d bottles" % number, on_done=lambda _done: written.release())
             if number >= 1000:
@@ -130,8 +130,8 @@ def flood(url: str, topic: str, records: int) -> None:
 
 
 def log_start(url: str, topic: str) -> int:
-    with LogReader(open_kafka(parse_url(url), 10).connection, topic, "earliest") as reader:
-        return reader.start_offset(10)
+    with LogReader(open_kafka(parse_url(url), PATIENCE_S).connection, topic, "earliest") as reader:
+        return reader.start_offset(PATIENCE_S)
 
 
 @pytest.mark.rule("RB-1", "RB-12", "RB-21", "RB-22", "RB-28")
@@ -183,7 +183,7 @@ def test_the_broker_that_leads_the_log_is_killed(kafka_cluster: KafkaCluster, ow
             stack.enter_context(owners.group(url, node))
         admin.wait_balanced(PATIENCE_S)
         client = AdminClient(kafka_cluster.client_settings)
-        leader = client.list_topics(topic, timeout=10).topics[topic].partitions[0].leader
+        leader = client.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions[0].leader
         kafka_cluster.kill(leader)
         stack.callback(kafka_cluster.restart, leader)
         admin.add("another")
@@ -203,7 +203,7 @@ def test_a_log_is_shortened_by_snapshots_while_nodes_run(url: str, topic: str, o
         flood(url, topic, SNAPSHOT_RECORDS + 500)
         wait_until(lambda: log_start(url, topic) > SNAPSHOT_RECORDS)
         assert {each.resource: each.token for each in admin.resources()} == before
-        with Admin("orders", url) as late:
+        with Admin("orders", url, timeout_s=PATIENCE_S) as late:
             assert {each.resource: each.token for each in late.resources()} == before
         stack.enter_context(owners.group(url, "c"))
         state = admin.wait_balanced(PATIENCE_S)
@@ -233,8 +233,10 @@ def test_two_connections_that_end_the_same_lease_end_it_once(url: str, topic: st
 def wishes(url: str, topic: str) -> list[object]:
     """All that stands in the log and can be read."""
     found: list[object] = []
-    with LogReader(open_kafka(parse_url(url), 10).connection, topic, 0, committed_only=False) as reader:
-        end = reader.end_offset(10)
+    with LogReader(
+        open_kafka(parse_url(url), PATIENCE_S).connection, topic, 0, committed_only=False
+    ) as reader:
+        end = reader.end_offset(PATIENCE_S)
         while reader.position < end:
             for record in reader.poll(1.0):
                 try:
@@ -264,7 +266,7 @@ def test_a_topic_made_anew_ends_all_sessions_and_goes_on_with_greater_tokens(
         coordinator.read()
     admin = AdminClient(kafka.client_settings)
     (deleted,) = admin.delete_topics([topic]).values()
-    deleted.result(30)
+    deleted.result(PATIENCE_S)
 
     # For a moment after the answer the broker may still take and show records of the old topic.
     wait_until(lambda: isinstance(coordinator.perform(Heartbeat(session)), SessionLost))
@@ -276,13 +278,13 @@ def test_a_topic_made_anew_ends_all_sessions_and_goes_on_with_greater_tokens(
 def test_a_topic_that_would_lose_records_is_refused(kafka: KafkaCluster, url: str, topic: str) -> None:
     admin = AdminClient(kafka.client_settings)
     (made,) = admin.create_topics([NewTopic(topic, 1, 1)]).values()
-    made.result(30)
+    made.result(PATIENCE_S)
     with pytest.raises(InvalidSettings, match=r"retention.ms is \d+, wanted -1"):
         Admin("orders", url)
 
 
 def test_a_broker_that_is_not_there_is_told() -> None:
     began = time.monotonic()
-    with pytest.raises(RegistryUnavailable, match=r"tried 127.0.0.1:1 for 1.\d s"):
+    with pytest.raises(RegistryUnavailable, match=r"tried 127.0.0.1:1 for \d+\.\d s"):
         Admin("orders", "kafka://127.0.0.1:1/c", settings=Settings(connect_timeout_s=1.0))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 10.0 * patience_ratio()

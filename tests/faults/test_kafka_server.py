@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tenacity
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
@@ -36,17 +35,19 @@ from rebalanser.testing.kafka_server import (
     find_kafka,
 )
 from rebalanser.testing.proxy import TcpProxy
-from rebalanser.testing.waiting import wait_until
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 PARENT = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from rebalanser.testing.kafka_server import KafkaCluster
 cluster = KafkaCluster(data_folder=Path(sys.argv[1]))
 cluster.start()
 print(cluster.pid(0), flush=True)
-time.sleep(60)
+signal.pause()
 """
+AWAY_S = 3.0
+"""Seconds in which nothing is acknowledged, because no broker can."""
 FAKE_JAVA = """#!/bin/sh
 echo 'openjdk version "17.0.1" 2021-10-19' >&2
 """
@@ -109,11 +110,11 @@ def new_topic(cluster: KafkaCluster, **config: str) -> str:
     name = f"topic-{uuid.uuid4().hex}"
     topic = NewTopic(name, num_partitions=1, config=config)
     admin = AdminClient(client_settings(cluster))
-    admin.create_topics([topic])[name].result(timeout=10)
+    admin.create_topics([topic])[name].result(timeout=PATIENCE_S)
     return name
 
 
-def send(producer: Producer, topic: str, values: list[str], *, within_s: float = 20) -> list[str]:
+def send(producer: Producer, topic: str, values: list[str], *, within_s: float = PATIENCE_S) -> list[str]:
     """What became of each value: "acknowledged" or an error's name; nothing for one still on its way."""
     outcomes: list[str] = []
 
@@ -132,7 +133,7 @@ def read_to_the_end(cluster: KafkaCluster, topic: str) -> list[str]:
     values: list[str] = []
     with closing(consumer):
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-        while (message := consumer.poll(20)) is not None:
+        while (message := consumer.poll(PATIENCE_S)) is not None:
             error = message.error()
             if error is None:
                 values.append((message.value() or b"").decode())
@@ -152,7 +153,7 @@ def refusal(settings: dict[str, Any]) -> int:
             codes.append(error.code())
 
     client = AdminClient(settings | {"error_cb": on_error})
-    until(20)(lambda: (client.poll(0.1), codes)[1])
+    wait_until(lambda: (client.poll(0.1), codes)[1])
     return codes[0]
 
 
@@ -164,23 +165,15 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def until(seconds: float) -> tenacity.Retrying:
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda done: not done),
-        stop=tenacity.stop_after_delay(seconds),
-        wait=tenacity.wait_fixed(0.1),
-    )
-
-
 def test_a_started_broker_takes_records_and_transactions(kafka: KafkaCluster) -> None:
     topic = new_topic(kafka)
     assert send(Producer(client_settings(kafka)), topic, ["plain"]) == ["acknowledged"]
     producer = Producer(client_settings(kafka, transactional_id=topic))
-    producer.init_transactions(20)
+    producer.init_transactions(PATIENCE_S)
     for value, end in (("aborted", producer.abort_transaction), ("committed", producer.commit_transaction)):
         producer.begin_transaction()
         assert send(producer, topic, [value]) == ["acknowledged"]
-        end(20)
+        end(PATIENCE_S)
     assert read_to_the_end(kafka, topic) == ["plain", "committed"]
 
 
@@ -196,7 +189,7 @@ def test_a_group_forms_soon(kafka: KafkaCluster, protocol: dict[str, str | int])
     consumer = Consumer({**settings, **protocol})
     with closing(consumer):
         consumer.subscribe([topic])
-        message = consumer.poll(10)
+        message = consumer.poll(PATIENCE_S)
         assert message is not None
         assert message.value() == b"first"
 
@@ -213,7 +206,7 @@ def test_compaction_and_deletion_of_old_segments_happen_while_a_test_waits(kafka
         assert send(producer, topic, ["last"]) == ["acknowledged"]
         return set(read_to_the_end(kafka, topic)) == {"last"}
 
-    assert until(20)(is_compacted)
+    wait_until(is_compacted)
 
 
 def test_a_killed_broker_keeps_what_it_acknowledged(kafka: KafkaCluster) -> None:
@@ -245,10 +238,10 @@ def test_a_paused_broker_answers_after_it_resumes(kafka: KafkaCluster) -> None:
     assert send(producer, topic, ["before"]) == ["acknowledged"]
     kafka.pause(0)
     try:
-        assert send(producer, topic, ["during"], within_s=1) == []
+        assert send(producer, topic, ["during"], within_s=AWAY_S) == []
     finally:
         kafka.resume(0)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
     kafka.wait_ready()
     assert read_to_the_end(kafka, topic) == ["before", "during"]
 
@@ -256,9 +249,13 @@ def test_a_paused_broker_answers_after_it_resumes(kafka: KafkaCluster) -> None:
 def test_three_brokers_survive_the_loss_of_a_leader(kafka_cluster: KafkaCluster) -> None:
     topic = new_topic(kafka_cluster)
     admin = AdminClient(client_settings(kafka_cluster))
-    known = wait_until(lambda: admin.list_topics(topic, 10).topics[topic].partitions, "each broker knows it")
+    known = wait_until(
+        lambda: admin.list_topics(topic, PATIENCE_S).topics[topic].partitions, "each broker knows it"
+    )
     leader = known[0].leader
-    producer = Producer(client_settings(kafka_cluster, acks="all", delivery_timeout_ms=20_000))
+    producer = Producer(
+        client_settings(kafka_cluster, acks="all", delivery_timeout_ms=int(1000 * PATIENCE_S))
+    )
     values = [str(number) for number in range(20)]
     assert send(producer, topic, values[:10]) == ["acknowledged"] * 10
     kafka_cluster.kill(leader)
@@ -267,7 +264,7 @@ def test_three_brokers_survive_the_loss_of_a_leader(kafka_cluster: KafkaCluster)
         assert read_to_the_end(kafka_cluster, topic) == values
     finally:
         kafka_cluster.restart(leader)
-    assert sorted(admin.list_topics(topic, 10).topics[topic].partitions[0].isrs) == [0, 1, 2]
+    assert sorted(admin.list_topics(topic, PATIENCE_S).topics[topic].partitions[0].isrs) == [0, 1, 2]
 
 
 def test_two_of_three_brokers_down_acknowledge_nothing(kafka_cluster: KafkaCluster) -> None:
@@ -277,10 +274,10 @@ def test_two_of_three_brokers_down_acknowledge_nothing(kafka_cluster: KafkaClust
     try:
         for broker in (0, 1):
             kafka_cluster.kill(broker)
-        assert send(producer, topic, ["during"], within_s=3) == []
+        assert send(producer, topic, ["during"], within_s=AWAY_S) == []
     finally:
         kafka_cluster.restart_all()
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
     assert read_to_the_end(kafka_cluster, topic) == ["before", "during"]
 
 
@@ -327,9 +324,9 @@ def test_clients_go_through_the_addresses_that_brokers_advertise(kafka: KafkaClu
             producer = Producer(client_settings(cluster))
             assert send(producer, topic, ["before"]) == ["acknowledged"]
             proxy.cut()
-            assert send(producer, topic, ["during"], within_s=1) == []
+            assert send(producer, topic, ["during"], within_s=AWAY_S) == []
             proxy.heal()
-            assert producer.flush(20) == 0
+            assert producer.flush(PATIENCE_S) == 0
 
 
 def test_what_a_test_sets_replaces_the_default(kafka: KafkaCluster, tmp_path: Path) -> None:
@@ -367,8 +364,8 @@ def test_a_broker_ends_with_its_parent(kafka: KafkaCluster, tmp_path: Path, how:
         broker = int(parent.stdout.readline())
         assert is_alive(broker)
         parent.send_signal(how)
-        parent.wait(10)
-    assert until(5)(lambda: not is_alive(broker))
+        parent.wait(PATIENCE_S)
+    wait_until(lambda: not is_alive(broker))
 
 
 def test_the_jars_and_the_java_that_run_are_found(kafka: KafkaCluster) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rebalanser.testing.proxy import TcpProxy
-
-PATIENCE_S = 60.0
+from rebalanser.testing.waiting import PATIENCE_S
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rebalanser.errors import ApplicationFailed
 from rebalanser.shiva.types import ApplicationId, ApplicationState, Mode
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.shiva_cluster import BEATS, CRASHES, ShivaCluster
-from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -318,7 +318,7 @@ class TestBroker:
             for process in running:
                 os.kill(process.pid, signal.SIGTERM)
             assert [process.wait() for process in running] == [0, 0, 0]
-            assert time.monotonic() - began < 40.0
+            assert time.monotonic() - began < 40.0 * patience_ratio()
             assert not [*shiva.processes_of("worker-1"), *shiva.processes_of("daemon-1")]
 
 

@@ -20,6 +20,7 @@ from rebalanser_sqlite.tasks import SqliteEngine
 from rebalanser.errors import QuotaExceeded
 from rebalanser.tasks.engine import Applied, Enqueue
 from rebalanser.tasks.model import Head, Task
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +37,10 @@ from pathlib import Path
 from rebalanser.errors import QuotaExceeded
 from rebalanser.tasks.engine import *
 from rebalanser.tasks.model import *
+from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite.tasks import SqliteEngine
 engine = SqliteEngine(Path(sys.argv[1]))
-engine.define("mail", 1, 10)
+engine.define("mail", 1, PATIENCE_S)
 def task(number):
     return Enqueue(Task(Head(f"{number:040x}", "mail", "send"), bytes(50_000)), 0)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -46,13 +48,13 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
 applied, failures = [], 0
 for number in range(60):
     try:
-        engine.apply([task(number), task(1000 + number)], 10)
+        engine.apply([task(number), task(1000 + number)], PATIENCE_S)
         applied += [number, 1000 + number]
     except QuotaExceeded as error:
         failures += 1
         assert "free space" in str(error), error
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-engine.apply([task(5000)], 10)
+engine.apply([task(5000)], PATIENCE_S)
 print(json.dumps([failures, [*applied, 5000]]), flush=True)
 """
 CLAIMER = """
@@ -61,20 +63,21 @@ from dataclasses import replace
 from pathlib import Path
 from rebalanser.tasks.engine import *
 from rebalanser.tasks.model import *
+from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite.tasks import SqliteEngine
 engine, name = SqliteEngine(Path(sys.argv[1])), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
 won = []
 while True:
-    present = engine.read("mail", [f"{1:040x}"], 10)[f"{1:040x}"]
+    present = engine.read("mail", [f"{1:040x}"], PATIENCE_S)[f"{1:040x}"]
     number = 0 if present.state.claim is None else present.state.claim.number + 1
     if number == 150:
         break
     claim = ClaimState(number, name, name, Term(30.0, "boot", 1.0), 1)
     move = Move(present.head.id, "mail", 0, present.revision, State(Status.CLAIMED, claim),
                 update=Update(number, 0, name.encode()))
-    answer, = engine.apply([move], 10)
+    answer, = engine.apply([move], PATIENCE_S)
     if isinstance(answer, Applied):
         won.append(number)
 print(json.dumps(won), flush=True)
@@ -84,10 +87,11 @@ import sys
 from pathlib import Path
 from rebalanser.tasks.engine import *
 from rebalanser.tasks.model import *
+from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite.tasks import SqliteEngine, committing
 committing.ring = lambda path: None
 engine = SqliteEngine(Path(sys.argv[1]))
-engine.apply([Enqueue(Task(Head(f"{2:040x}", "mail", "send"), b""), 0)], 10)
+engine.apply([Enqueue(Task(Head(f"{2:040x}", "mail", "send"), b""), 0)], PATIENCE_S)
 print("done", flush=True)
 """
 
@@ -106,7 +110,7 @@ def run(base: Path, folder: Path, kind: str, numbers: range) -> None:
     folder.mkdir()
     places = map(str, (numbers.start, numbers.stop, numbers.step))
     subprocess.run(
-        [sys.executable, str(SCRIPT), str(base), str(folder), kind, *places], check=True, timeout=120
+        [sys.executable, str(SCRIPT), str(base), str(folder), kind, *places], check=True, timeout=PATIENCE_S
     )
 
 
@@ -123,11 +127,11 @@ def dump(path: Path) -> object:
         ).fetchall()
     assert loose == []
     with closing(SqliteEngine(path)) as engine:
-        assert dict(engine.count(QUEUE, 10)) == dict(counted)
-        page = engine.page(QUEUE, 10)
+        assert dict(engine.count(QUEUE, PATIENCE_S)) == dict(counted)
+        page = engine.page(QUEUE, PATIENCE_S)
         ids = [item.head.id for item in page.items]
-        payloads = engine.payloads(QUEUE, ids, 10)
-        logs = [engine.updates(QUEUE, task, 10) for task in ids]
+        payloads = engine.payloads(QUEUE, ids, PATIENCE_S)
+        logs = [engine.updates(QUEUE, task, PATIENCE_S) for task in ids]
     return (page, payloads, logs, outputs, owners)
 
 
@@ -203,14 +207,16 @@ def test_a_full_disk_is_refused_and_survived(tmp_path: Path) -> None:
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     failures, applied = json.loads(done.stdout)
     assert failures > 30
     with closing(SqliteEngine(path)) as engine:
-        assert [int(item.head.id, 16) for item in engine.page(QUEUE, 10).items] == sorted(applied)
-        assert sum(engine.count(QUEUE, 10).values()) == len(applied)
-        assert len(engine.payloads(QUEUE, [f"{number:040x}" for number in applied], 10)) == len(applied)
+        assert [int(item.head.id, 16) for item in engine.page(QUEUE, PATIENCE_S).items] == sorted(applied)
+        assert sum(engine.count(QUEUE, PATIENCE_S).values()) == len(applied)
+        assert len(engine.payloads(QUEUE, [f"{number:040x}" for number in applied], PATIENCE_S)) == len(
+            applied
+        )
 
 
 @pytest.mark.rule("SK-3")
@@ -219,25 +225,25 @@ def test_a_store_over_its_quota_takes_nothing_half(tmp_path: Path) -> None:
         return Enqueue(Task(Head(f"{number:040x}", QUEUE, "send"), bytes(size)), 0)
 
     with closing(SqliteEngine(tmp_path / "mail.db")) as engine:
-        engine.define(QUEUE, 1, 10)
+        engine.define(QUEUE, 1, PATIENCE_S)
         connection = engine._committer._store.connection
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages + 10}")
-        engine.apply([task(1, 10)], 10)
+        engine.apply([task(1, 10)], PATIENCE_S)
         with pytest.raises(QuotaExceeded):
-            engine.apply([task(2, 10), task(3, 100_000)], 10)
-        assert [item.head.id for item in engine.page(QUEUE, 10).items] == [f"{1:040x}"]
-        (answer,) = engine.apply([task(4, 10)], 10)
+            engine.apply([task(2, 10), task(3, 100_000)], PATIENCE_S)
+        assert [item.head.id for item in engine.page(QUEUE, PATIENCE_S).items] == [f"{1:040x}"]
+        (answer,) = engine.apply([task(4, 10)], PATIENCE_S)
         assert answer == Applied(2)
-        assert engine.count(QUEUE, 10) == {"waiting": 2}
+        assert engine.count(QUEUE, PATIENCE_S) == {"waiting": 2}
 
 
 @pytest.mark.rule("SK-6", "SK-9")
 def test_four_processes_never_share_a_claim(tmp_path: Path) -> None:
     path = tmp_path / "mail.db"
     with closing(SqliteEngine(path)) as engine:
-        engine.define(QUEUE, 1, 10)
-        engine.apply([Enqueue(Task(Head(f"{1:040x}", QUEUE, "send"), b""), 0)], 10)
+        engine.define(QUEUE, 1, PATIENCE_S)
+        engine.apply([Enqueue(Task(Head(f"{1:040x}", QUEUE, "send"), b""), 0)], PATIENCE_S)
         processes = [
             subprocess.Popen(
                 [sys.executable, "-c", CLAIMER, str(path), name],
@@ -251,14 +257,14 @@ def test_four_processes_never_share_a_claim(tmp_path: Path) -> None:
             for process in processes:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
-            won = [json.loads(process.communicate("go\n", timeout=60)[0]) for process in processes]
+            won = [json.loads(process.communicate("go\n", timeout=PATIENCE_S)[0]) for process in processes]
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
         assert sorted(number for numbers in won for number in numbers) == list(range(150))
         winners = {number: name for name, numbers in zip("abcd", won, strict=True) for number in numbers}
-        log = engine.updates(QUEUE, f"{1:040x}", 10)
+        log = engine.updates(QUEUE, f"{1:040x}", PATIENCE_S)
         assert {update.claim: update.content.decode() for update in log} == winners
 
 
@@ -271,8 +277,8 @@ def test_a_commit_that_nobody_rang_for_is_told(tmp_path: Path) -> None:
         more.set()
 
     with closing(SqliteEngine(path)) as engine:
-        engine.define(QUEUE, 1, 10)
+        engine.define(QUEUE, 1, PATIENCE_S)
         engine.watch(QUEUE, 0, sink)
-        subprocess.run([sys.executable, "-c", SILENT, str(path)], check=True, timeout=60)
-        assert more.wait(10)
-        assert told == [list(engine.page(QUEUE, 10).items)]
+        subprocess.run([sys.executable, "-c", SILENT, str(path)], check=True, timeout=PATIENCE_S)
+        assert more.wait(PATIENCE_S)
+        assert told == [list(engine.page(QUEUE, PATIENCE_S).items)]

@@ -19,7 +19,7 @@ import pytest
 from rebalanser.tasks import Queue
 from rebalanser.tasks.model import Status
 from rebalanser.testing.pausing import pause
-from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from tests.faults.tasks_process import Host
 
 PROCESS = Path(__file__).with_name("tasks_process.py")
@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_loses_nothing(stage: Stage) -> None:
     again = [each["at"] for each in stage.events("began") if each["number"] > 0]
     buffer_s = 0.1 * CLAIM_TTL_S
     others_s = BODY_S  # what runs in front of them
-    assert max(again) - killed_at < LEASE_TTL_S + CLAIM_TTL_S + buffer_s + others_s + 5.0
+    assert max(again) - killed_at < LEASE_TTL_S + CLAIM_TTL_S + buffer_s + others_s + 5.0 * patience_ratio()
 
 
 @pytest.mark.rule("SK-6", "SK-7", "SK-8", "SK-10")

@@ -23,6 +23,8 @@ from tests.faults.transaction_worker import OUTPUTS, Host
 
 WORKER = Path(__file__).with_name("transaction_worker.py")
 NEVER = 1_000_000
+BRIEFLY_S = 0.5
+"""Seconds that a body waits for a renewal, which cannot end before the body's own transaction."""
 
 
 @pytest.fixture
@@ -148,7 +150,9 @@ def test_a_renewal_that_waits_for_the_transaction_does_not_hold_it_up(tmp_path: 
     settings = Settings(history_dir=tmp_path / "history")
     with (
         renewals,
-        Queue("work", url, timeout_s=20.0, partitions=1, state_folder=tmp_path, settings=settings) as queue,
+        Queue(
+            "work", url, timeout_s=PATIENCE_S, partitions=1, state_folder=tmp_path, settings=settings
+        ) as queue,
     ):
 
         @queue.task()
@@ -157,7 +161,7 @@ def test_a_renewal_that_waits_for_the_transaction_does_not_hold_it_up(tmp_path: 
                 own.execute("INSERT INTO outputs VALUES (?, 'sent')", (claim.task_id,))
                 renewal = renewals.submit(claim.renew)  # type: ignore[attr-defined]
                 with contextlib.suppress(TimeoutError):
-                    renewal.result(timeout=0.5)
+                    renewal.result(timeout=BRIEFLY_S)
                 claim.complete_in(own)
                 took.append(renewal.done())
 

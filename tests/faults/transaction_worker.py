@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rebalanser import Settings
 from rebalanser.tasks import Claim, Queue
+from rebalanser.testing.waiting import PATIENCE_S
 
 CLAIM_TTL_S = 1.0
 OUTPUTS = "CREATE TABLE outputs (task TEXT PRIMARY KEY, content TEXT NOT NULL)"
@@ -38,7 +39,7 @@ class Host:
 
     def send(self, claim: Claim, to: str) -> None:
         """Write an output and complete the task, both or neither."""
-        with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as own:
+        with closing(sqlite3.connect(self._path, timeout=PATIENCE_S, isolation_level=None)) as own:
             own.set_trace_callback(self._count)
             own.execute("BEGIN IMMEDIATE")
             own.execute("INSERT INTO outputs VALUES (?, ?)", (claim.task_id, f"sent to {to}"))
