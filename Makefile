@@ -83,7 +83,7 @@ audit-demo: $(INSTALLED) $(filter etcd kafka,$(REGISTRY)) ## Run the demo, audit
 PYTEST := $(PYTHON) -m pytest --durations=20
 QUICK := not (browser or etcd or full_size or kafka or slow or spark)
 # The tests of real parts mostly wait, so more of them than there are cores run at once.
-WORKERS ?= 4
+WORKERS ?= 3
 
 .PHONY: quick
 quick: $(INSTALLED) ## A minute, no server: unit tests, a few seeds. T=PATH[::TEST] runs that, M='etcd and not slow' these marks
