@@ -12,9 +12,9 @@ import pytest
 
 from rebalanser.history import Record, read_records
 from rebalanser.protocol import FactKind
+from rebalanser.testing.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 280.0
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -28,7 +28,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=3 * PATIENCE_S,
         check=False,
     )
 

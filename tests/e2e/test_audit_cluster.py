@@ -22,7 +22,7 @@ from rebalanser.cli import main
 from rebalanser.history import Protocol
 from rebalanser.testing.histories import tell, write_pages
 from rebalanser.testing.servers import ServerProcess, free_ports
-from rebalanser.testing.waiting import wait_until
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.rule("AU-10")]
 
 HOST = "127.0.0.1"
-PATIENCE_S = 400.0
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SMALL = ("SPARK_DAEMON_MEMORY=192m", f"SPARK_LOCAL_IP={HOST}", f"SPARK_HOME={Path(pyspark.__file__).parent}")
 
@@ -52,7 +51,7 @@ class Standalone:
         For a moment of its start another page than this one answers, in HTML.
         """
         try:
-            with urllib.request.urlopen(self.state_url, timeout=10) as answer:
+            with urllib.request.urlopen(self.state_url, timeout=PATIENCE_S) as answer:
                 state: dict[str, Any] = json.load(answer)
         except (OSError, json.JSONDecodeError):
             return {"workers": [], "completedapps": []}
@@ -122,7 +121,7 @@ def run(cluster: Standalone, *command: str | Path) -> dict[str, Any]:
         env={**os.environ, "PATH": path, "SPARK_LOCAL_IP": HOST, "SPARK_CONF_DIR": str(cluster.settings)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=4 * PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser.audit import audit
+from rebalanser.testing import waiting
 from rebalanser.testing.histories import tell
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PATIENCE_S = 300.0
 SEEDS = (2, 3, 4, 6, 9, 11)
 
 
@@ -50,11 +50,11 @@ def streaming(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_until(what: str, holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
+    def look() -> bool:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until, f"{what} did not happen within {PATIENCE_S} s"
-        time.sleep(0.05)
+        return holds()
+
+    waiting.wait_until(look, what, 3 * PATIENCE_S)
 
 
 def states(folder: Path) -> set[str]:
@@ -86,7 +86,7 @@ def test_a_driver_killed_at_any_place_finds_what_the_batch_finds_once_each(
         last = {"1-idle", "2-idle"}
         wait_until("the last record being judged", lambda: bool(states(tmp_path) & last), process)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=PATIENCE_S)
+        out, err = process.communicate(timeout=3 * PATIENCE_S)
     assert process.returncode == 1, err
     assert err == ""
     *_, stopped = map(json.loads, out.splitlines())
@@ -110,7 +110,7 @@ def test_a_stream_waits_on_an_empty_folder_and_stops_when_asked(tmp_path: Path) 
     with streaming(tmp_path) as process:
         wait_until("the start", lambda: (tmp_path / "checkpoint" / "spark" / "metadata").exists(), process)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE_S)
+        out, err = process.communicate(timeout=3 * PATIENCE_S)
     assert process.returncode == 0, err
     (stopped,) = map(json.loads, out.splitlines())
     assert stopped["conclusion"] == "sound"

@@ -12,7 +12,7 @@ from rebalanser import Admin, Group, Settings
 from rebalanser.cli import main
 from rebalanser.history import Record, Step, read_records
 from rebalanser.history.kinds import KINDS
-from rebalanser.testing.waiting import wait_until
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +70,7 @@ def test_weights_are_shown_and_with_apply_written(
         f"sqlite:///{tmp_path / 'group.db'}" if registry == "sqlite" else request.getfixturevalue("etcd_url")
     )
     group, history = f"weights-{uuid.uuid4().hex}", tmp_path / "history"
-    with Admin(group, url) as admin:
+    with Admin(group, url, timeout_s=PATIENCE_S) as admin:
         admin.add("busy", "calm", "idle", attributes={"zone": "a"})
         admin.add("pinned", pin="worker-1")
         before = said(admin)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from rebalanser.history import Record, read_records
 from rebalanser.protocol import FactKind
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "demo.py"
-PATIENCE_S = 180.0
 ACTS = ("a joins", "b joins", "c joins", "d joins", "kill -9 of", "SIGSTOP of", "resumes and joins", "leaves")
 
 
@@ -31,7 +31,7 @@ class Played:
         command = [sys.executable, str(DEMO), "--history", str(self.history), *arguments]
         environment = {**os.environ, "TMPDIR": str(self.temporary), "COLUMNS": "120"}
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
         )
         self.code = done.returncode
         self.output = done.stdout + done.stderr
@@ -108,15 +108,14 @@ def test_without_the_fence_a_stale_write_is_accepted_and_the_demo_says_so(tmp_pa
     assert "accepted twice" in played.output.partition("NOT AS PROMISED")[2]
 
 
-def _command_lines() -> list[str]:
-    """Of all processes that run."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:
-            continue
-    return lines
+def _processes_of(folder: Path) -> list[str]:
+    """States of the processes whose command lines name the folder; "T" is a stopped one."""
+    states = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if bytes(folder) in (process / "cmdline").read_bytes():
+                states.append((process / "stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 @pytest.mark.slow
@@ -130,15 +129,11 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, number: si
         for line in demo.stdout:
             if "SIGSTOP of" in line:
                 break
-        # Some moments later one worker is stopped, which is the hardest to end.
-        time.sleep(1)
-        assert any(str(tmp_path) in line for line in _command_lines())
+        # A stopped worker is the hardest to end.
+        wait_until(lambda: "T" in _processes_of(tmp_path), "a worker is stopped")
         demo.send_signal(number)
-        demo.wait(30)
-    deadline = time.monotonic() + 10
-    while remaining := [line for line in _command_lines() if str(tmp_path) in line]:
-        assert time.monotonic() < deadline, remaining
-        time.sleep(0.05)
+        demo.wait(PATIENCE_S)
+    wait_until(lambda: not _processes_of(tmp_path), "no process is left")
     if number is not signal.SIGKILL:
         assert demo.returncode == 128 + number
         assert list(tmp_path.glob("rebalanser-demo-*")) == []

@@ -15,12 +15,13 @@ from uuid import uuid4
 import pytest
 from markdown_it import MarkdownIt
 
+from rebalanser.testing.waiting import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ADDRESS = "127.0.0.1:9092"
-PATIENCE_S = 150.0
 
 
 def blocks(page: Path, kind: str) -> str:
@@ -54,7 +55,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=2 * PATIENCE_S,
         check=False,
     )
 

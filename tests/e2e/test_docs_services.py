@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from rebalanser.testing.waiting import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +41,7 @@ def test_program_owns_something_and_stops_gracefully(program: str, tmp_path: Pat
         assert process.stdout is not None
         first = process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        output, complaints = process.communicate(timeout=60)
+        output, complaints = process.communicate(timeout=PATIENCE_S)
     assert "is mine, fencing token" in first, complaints
     assert "is given up" in output
     assert process.returncode == 0, complaints

@@ -10,18 +10,18 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
+
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PATIENCE_S = 60.0
 
 
 def run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,14 +36,6 @@ def run(program: str, *arguments: str, **environment: str) -> subprocess.Complet
         timeout=PATIENCE_S,
         check=False,
     )
-
-
-def until(reached: Callable[[], bool], what: str) -> None:
-    """Wait for other processes."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -82,13 +74,13 @@ def test_sharding_counts_every_line_once_while_workers_come_and_go(tmp_path: Pat
         sharding(tmp_path, "produce", "--lines-per-second", "3000") as producer,
         sharding(tmp_path, "worker", "--node", "a") as first,
     ):
-        until(lambda: accepted(tmp_path).get("a", 0) > 10, "the first worker works")
+        wait_until(lambda: accepted(tmp_path).get("a", 0) > 10, "the first worker works")
         with sharding(tmp_path, "worker", "--node", "b") as second:
-            until(lambda: accepted(tmp_path).get("b", 0) > 10, "the second worker works")
+            wait_until(lambda: accepted(tmp_path).get("b", 0) > 10, "the second worker works")
             assert ended(first) == 0
             assert ended(producer) == 0
             check = ("--folder", str(tmp_path / "stream"), "check")
-            until(lambda: run("consumer_group_sharding.py", *check).returncode == 0, "all is counted")
+            wait_until(lambda: run("consumer_group_sharding.py", *check).returncode == 0, "all is counted")
             assert ended(second) == 0
     found = run("consumer_group_sharding.py", *check)
     assert found.returncode == 0, found.stderr

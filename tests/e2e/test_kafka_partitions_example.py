@@ -8,18 +8,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
+
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "kafka_partitions.py"
-PATIENCE_S = 120.0
 LEASE_TTL_S = 3.0
 
 
@@ -65,14 +65,6 @@ class Place:
             return 0
 
 
-def until(reached: Callable[[], bool], what: str) -> None:
-    """Wait for other processes."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def ended(process: subprocess.Popen[bytes]) -> int:
     """Ask a process to stop, and wait for it."""
     process.send_signal(signal.SIGTERM)
@@ -96,13 +88,13 @@ def test_every_record_is_counted_once_while_workers_come_leave_and_die(
         place.process("produce", "--partitions", "6", "--lines-per-second", "3000") as producer,
         place.process("worker", "--node", "a") as first,
     ):
-        until(lambda: place.accepted("a") > 10, "the first worker works")
+        wait_until(lambda: place.accepted("a") > 10, "the first worker works")
         with place.process("worker", "--node", "b") as second, place.process("worker", "--node", "c"):
-            until(lambda: place.accepted("b") > 5 and place.accepted("c") > 5, "three workers work")
+            wait_until(lambda: place.accepted("b") > 5 and place.accepted("c") > 5, "three workers work")
             first.kill()
             assert ended(second) == 0
             assert ended(producer) == 0
-            until(lambda: place.check().returncode == 0, "all is counted by the worker that is left")
+            wait_until(lambda: place.check().returncode == 0, "all is counted by the worker that is left")
     found = place.check()
     assert found.returncode == 0, found.stdout + found.stderr
     assert re.search(r"^records counted +[1-9][\d,]+$", found.stdout, re.MULTILINE)

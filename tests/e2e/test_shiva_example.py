@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser.testing.waiting import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "shiva_placement" / "demo.py"
-PATIENCE_S = 240.0
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +25,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=2 * PATIENCE_S,
         check=False,
     )
 

@@ -24,7 +24,7 @@ from typing import Any, Self
 import pytest
 
 from rebalanser.tasks import Queue, Status
-from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
@@ -270,7 +270,7 @@ def test_a_server_that_is_asked_to_stop_answers_who_waits_and_leaves(stage: Stag
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(client.claim(wait_s=50)))
     waiting.start()
-    time.sleep(1.0)
+    time.sleep(patience_ratio())  # nothing shows that the server waits for a task
     served.process.send_signal(signal.SIGTERM)
     waiting.join(PATIENCE_S)
     assert answers == [[]]
@@ -286,9 +286,9 @@ def test_a_claim_for_somebody_who_hung_up_is_not_made(stage: Stage) -> None:
     body = json.dumps({"worker": "gone", "wait_s": 50})
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
     gone.request("POST", "/v1/queues/work/claims", body, headers)
-    time.sleep(0.5)
+    time.sleep(0.5 * patience_ratio())  # nothing shows that the server waits, nor that it heard the end
     gone.close()
-    time.sleep(0.5)
+    time.sleep(0.5 * patience_ratio())
     task = client.enqueue()
     (claim,) = client.claim()
     assert (claim["task"], claim["failures"]) == (task, 0)

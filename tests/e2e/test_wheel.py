@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import rebalanser
+from rebalanser.testing.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +40,7 @@ class Installed:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )
 

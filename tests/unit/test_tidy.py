@@ -10,6 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
@@ -108,6 +110,17 @@ TOP_LEVEL = {
     "examples", "pyproject.toml", "rebalanser", "tests",
 }  # fmt: skip
 TIMELESS_TESTS = ("conformance", "simulation", "unit")
+REAL_TESTS = ("conformance", "e2e", "faults")
+"""Tests of real parts, which a busy machine slows down."""
+LIMITS = {"timeout", "timeout_s", "within_s"}
+WAITS = {
+    "acquire": 0, "append_and_wait": 4, "communicate": 1, "create_connection": 1, "end_offset": 0,
+    "exception": 0, "expect": 2, "flush": 0, "join": 0, "list_topics": 1, "result": 0, "run": 1,
+    "settimeout": 0, "start_offset": 0, "terminate": 0, "urlopen": 2, "wait": 0, "wait_balanced": 0,
+    "wait_fed": 1, "wait_for": 1, "wait_healthy": 0, "wait_leader": 1, "wait_ready": 0, "wait_settled": 0,
+    "wait_stopped": 0, "wait_until": 2,
+}  # fmt: skip
+"""Functions that wait, each with the index of the first positional argument that may be its limit."""
 TEXT = {"", ".cfg", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 
 
@@ -240,6 +253,71 @@ def test_timeless_tests_never_sleep() -> None:
         and not (node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
     ]
     assert not sleeps
+
+
+def _is_limit(node: ast.expr) -> bool:
+    """True for a number above 0. A limit of 0 does not wait."""
+    return isinstance(node, ast.Constant) and type(node.value) in {int, float} and node.value > 0
+
+
+def _bare_limits(tree: ast.AST) -> Iterator[str]:
+    """Limits of waits, and of time that has passed, that are written as numbers."""
+    for node in ast.walk(tree):
+        limits: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in WAITS:
+                named = [keyword.value for keyword in node.keywords if keyword.arg in LIMITS]
+                limits = [*node.args[WAITS[name] :], *named]
+        elif isinstance(node, ast.Compare) and "monotonic()" in ast.unparse(node):
+            pairs = zip(node.ops, node.comparators, strict=True)
+            limits = [number for compares, number in pairs if isinstance(compares, ast.Lt | ast.LtE)]
+        elif isinstance(node, ast.Assign) and "PATIENCE_S" in map(ast.unparse, node.targets):
+            limits = [node.value]
+        if any(map(_is_limit, limits)):
+            yield f"{node.lineno}: {ast.unparse(node)}"  # type: ignore[attr-defined]
+
+
+def test_waits_for_real_parts_have_the_one_limit() -> None:
+    """A limit that a test is about is a named constant, whose docstring says what it shows."""
+    found = [
+        f"{path.name}:{limit}"
+        for path in _tests(REAL_TESTS)
+        for limit in _bare_limits(ast.parse(path.read_text()))
+    ]
+    assert not found, "wait for PATIENCE_S, or name the limit that the test is about"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "process.wait(30)",
+        "process.communicate(timeout=60)",
+        "subprocess.run(command, timeout=1.5)",
+        "queue.wait(task, 60.0)",
+        "wait_until(lambda: True, 'it is so', 3.0)",
+        "admin.wait_balanced(timeout_s=10)",
+        "assert time.monotonic() - began < 5.0",
+        "assert 0.5 <= time.monotonic() - began <= 5",
+        "PATIENCE_S = 60.0",
+    ],
+)
+def test_a_bare_limit_is_found(line: str) -> None:
+    assert len(list(_bare_limits(ast.parse(line)))) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "process.wait(PATIENCE_S)",
+        "queue.wait(task, 0.0)",
+        "worker.wait_for(2, 'started')",
+        "assert time.monotonic() - began >= 0.5",
+        "wait_until(lambda: not members(group), 'it has ended', LEASE_TTL_S)",
+    ],
+)
+def test_other_lines_have_no_bare_limit(line: str) -> None:
+    assert list(_bare_limits(ast.parse(line))) == []
 
 
 def _texts() -> list[Path]:
