@@ -265,8 +265,12 @@ class KafkaCluster(ServerCluster):
 
     @property
     def client_settings(self) -> dict[str, str]:
-        """The librdkafka settings with which a client gets in: addresses and security."""
-        settings = {"bootstrap.servers": self.bootstrap, "security.protocol": self._security_protocol.lower()}
+        """The librdkafka settings of a client that connects: addresses and security. It prints no log."""
+        settings = {
+            "bootstrap.servers": self.bootstrap,
+            "security.protocol": self._security_protocol.lower(),
+            "log_level": "0",
+        }
         if self.sasl:
             user, password = self.sasl
             settings |= {"sasl.mechanism": "PLAIN", "sasl.username": user, "sasl.password": password}
@@ -337,7 +341,7 @@ class KafkaCluster(ServerCluster):
         from confluent_kafka import KafkaException  # noqa: PLC0415
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
-        only_this_one = {"bootstrap.servers": self.addresses[broker], "log_level": "0"}
+        only_this_one = {"bootstrap.servers": self.addresses[broker]}
         try:
             return AdminClient({**self.client_settings, **only_this_one}).list_topics(timeout=_LOOK_S)
         except KafkaException:

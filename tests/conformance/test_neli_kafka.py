@@ -161,7 +161,7 @@ def test_a_change_of_the_partition_count_is_noticed_and_refused(
 ) -> None:
     told = join()
     assert told.neli.wait_leader(ROLES[0], PATIENCE_S)
-    admin = AdminClient({"bootstrap.servers": kafka_address})
+    admin = AdminClient({"bootstrap.servers": kafka_address, "log_level": 0})
     for future in admin.create_partitions([NewPartitions(topic, 4)]).values():
         future.result(PATIENCE_S)
     with pytest.raises(InvalidSettings, match="4 partitions and had 3"):
@@ -173,7 +173,7 @@ def test_a_change_of_the_partition_count_is_noticed_and_refused(
 
 
 def make_topic(address: str, topic: str, **settings: str) -> None:
-    admin = AdminClient({"bootstrap.servers": address})
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
     config = {name.replace("_", "."): value for name, value in settings.items()}
     for future in admin.create_topics([NewTopic(topic, 2, 1, config=config)]).values():
         future.result(PATIENCE_S)
@@ -203,7 +203,7 @@ def test_a_compacted_topic_is_refused(join: Joining, kafka_address: str, topic: 
 def test_foreign_records_in_the_topic_harm_nobody(join: Joining, kafka_address: str, topic: str) -> None:
     told = join(roles=["only"], partitions=1)
     assert told.neli.wait_leader("only", PATIENCE_S)
-    producer = Producer({"bootstrap.servers": kafka_address})
+    producer = Producer({"bootstrap.servers": kafka_address, "log_level": 0})
     for value in (b"", b"[1,2]", b"\xff" * 100):
         producer.produce(topic, value=value, key=value, headers=[("neli", value)], partition=0)
     assert producer.flush(PATIENCE_S) == 0

@@ -97,11 +97,10 @@ from_env = Engine
 
 
 def client_settings(cluster: KafkaCluster, **more: str | float) -> dict[str, Any]:
-    """Quick to give up and silent, so that a refusal is seen soon."""
+    """Settings of a client that gives up soon, so that a refusal is seen soon."""
     quick = {
         "socket.timeout.ms": 5000,
         "reconnect.backoff.max.ms": 200,
-        "log_level": 0,
     }
     return {**quick, **cluster.client_settings, **{name.replace("_", "."): it for name, it in more.items()}}
 

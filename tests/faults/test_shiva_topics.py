@@ -61,7 +61,7 @@ def connection_of(shiva: ShivaCluster) -> Connection:
 
 
 def make_topic(shiva: ShivaCluster, kind: str, settings: Mapping[str, str], partitions: int = 1) -> None:
-    admin = AdminClient({"bootstrap.servers": shiva.kafka})
+    admin = AdminClient({"bootstrap.servers": shiva.kafka, "log_level": 0})
     topic = NewTopic(f"{shiva.name}-{kind}", partitions, 1, config=dict(settings))
     for made in admin.create_topics([topic]).values():
         made.result(PATIENCE_S)
@@ -88,7 +88,7 @@ def append(shiva: ShivaCluster, key: str, value: bytes) -> int:
 
 def delete_before(shiva: ShivaCluster, offset: int) -> None:
     """Have the broker forget what COMMAND holds before an offset."""
-    admin = AdminClient({"bootstrap.servers": shiva.kafka})
+    admin = AdminClient({"bootstrap.servers": shiva.kafka, "log_level": 0})
     places = [TopicPartition(f"{shiva.name}-command", 0, offset)]
     for deleted in admin.delete_records(places).values():
         deleted.result(PATIENCE_S)
