@@ -166,6 +166,10 @@ class UnusableHistory(FixConfiguration):
     """The history cannot be read or written there; the message says what was found instead (AU-1)."""
 
 
+class UnwritableAnswer(FixConfiguration):
+    """The command has done its work, but standard output does not take the answer."""
+
+
 class UnusableOutput(FixConfiguration):
     """The results can't be written there: no room, no right, or something else is there already."""
 

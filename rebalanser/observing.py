@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rebalanser.protocol import Fact
 from rebalanser.runtime.clock import Clock
-from rebalanser.runtime.logs import get_logger, log_fact
+from rebalanser.runtime.logs import get_logger, log_fact, prepare
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Observer:
         clock: Clock,
         hooks: Sequence[Callable[[Fact], None]],
     ) -> None:
+        prepare()
         self._group = group
         self._hooks = hooks
         self._fenced = settings.fenced

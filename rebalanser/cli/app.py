@@ -1,20 +1,24 @@
-"""The commands put together, and what their errors become: one line, and an exit code."""
+"""The commands put together, and what their errors become: one line, and an exit code.
+
+Importing a command takes long, so only the one that is asked for is imported; the help of the whole command
+line is made from summaries that stand here.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from rebalanser.cli.face import UnwritableAnswer
-from rebalanser.errors import FixConfiguration, RebalanserError, RetryLater, StopAccess
+from rebalanser.errors import FixConfiguration, RebalanserError, RetryLater, StopAccess, UnwritableAnswer
 from rebalanser.redaction import redact
 
 USAGE: Final = 2
@@ -22,27 +26,82 @@ FIX_CONFIGURATION: Final = 3
 TRY_AGAIN: Final = 4
 INTERNAL: Final = 70
 INTERRUPTED: Final = 130
+COMPLETION_VARIABLE: Final = "_REBALANSER_COMPLETE"
+"""Set by the shell where it asks how a command line may go on."""
+
+
+class _Command(NamedTuple):
+    """A command: where it is defined below :mod:`rebalanser.cli`, and the first sentence of its help."""
+
+    module: str
+    attribute: str
+    summary: str
+
 
 _COMMANDS: Final = {
-    "resources": "resources.app",
-    "status": "state.status",
-    "watch": "state.watch",
-    "node": "node.app",
-    "run": "run.run",
-    "check": "check.check",
-    "feed": "feed.feed",
-    "history": "history.app",
-    "audit": "audit.audit",
-    "shiva": "shiva.app",
-    "neli": "neli.app",
-    "tasks": "tasks.app",
+    "resources": _Command("resources", "app", "Add, remove and list the resources of a group."),
+    "status": _Command(
+        "state",
+        "status",
+        "Show a group: its nodes, its leader, whether it is balanced, and who waits for what.",
+    ),
+    "watch": _Command(
+        "state",
+        "watch",
+        "Show a group as it changes, until Ctrl-C: a live table, or lines where there is no terminal.",
+    ),
+    "node": _Command("node", "app", "Drain a node, or end that."),
+    "run": _Command(
+        "run",
+        "run",
+        "Join a group and run a command for each resource that this node owns, until Ctrl-C or SIGTERM.",
+    ),
+    "check": _Command(
+        "check",
+        "check",
+        "Check that the registry answers, that it grants the lease, and that the settings keep their "
+        "promises.",
+    ),
+    "feed": _Command(
+        "feed",
+        "feed",
+        "Keep a group's resources equal to a cluster's running applications, until Ctrl-C or SIGTERM.",
+    ),
+    "history": _Command("history", "app", "The ownership history: look at it, count it, take it elsewhere."),
+    "audit": _Command(
+        "audit",
+        "audit",
+        "Prove or refute, from the history of all nodes, that no resource ever had two owners.",
+    ),
+    "shiva": _Command("shiva", "app", "Place applications on workers, over Kafka."),
+    "neli": _Command("neli", "app", "Lead roles, one process each at a time, over a Kafka consumer group."),
+    "tasks": _Command("tasks", "app", "Enqueue tasks, look at them, work on them, and serve them over HTTP."),
 }
-"""Each command and where it is defined below :mod:`rebalanser.cli`."""
 
 
 @cache
 def application(only: str | None = None) -> typer.Typer:
     """The command line with all commands, or with one: then only that command's modules are imported."""
+    app = _without_commands()
+    for name in [only] if only else _COMMANDS:
+        module, attribute, _ = _COMMANDS[name]
+        command = getattr(import_module(f"rebalanser.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
+
+
+def overview() -> typer.Typer:
+    """The command line with all commands as far as its own help shows them; none is imported, none runs."""
+    app = _without_commands()
+    for name, command in _COMMANDS.items():
+        app.command(name, help=command.summary)(_nothing)
+    return app
+
+
+def _without_commands() -> typer.Typer:
     app = typer.Typer(
         name="rebalanser",
         no_args_is_help=True,
@@ -51,14 +110,11 @@ def application(only: str | None = None) -> typer.Typer:
         help="Nodes of a group share out resources so that every resource has exactly one owner.",
     )
     app.callback()(_options)
-    for name in [only] if only else _COMMANDS:
-        module, _, attribute = _COMMANDS[name].partition(".")
-        command = getattr(import_module(f"rebalanser.cli.{module}"), attribute)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name)(command)
     return app
+
+
+def _nothing() -> None:
+    """Stand for a command in the overview."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -87,12 +143,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _application_for(given)(given, prog_name="rebalanser", standalone_mode=False)
     except typer.TyperException as error:
         return _fail(_with_help(error), "Usage", USAGE, as_json)
+    except UnwritableAnswer as error:
+        return _fail(str(error), "UnwritableAnswer", FIX_CONFIGURATION, as_json=False)
     except RebalanserError as error:
         return _fail(str(error), type(error).__name__, _code_of(error), as_json)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except UnwritableAnswer as error:
-        return _fail(str(error), "UnwritableAnswer", FIX_CONFIGURATION, as_json=False)
     except Exception as error:
         sys.stderr.write(redact(traceback.format_exc()))
         return _fail(
@@ -105,7 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _application_for(given: Sequence[str]) -> typer.Typer:
-    return application(given[0]) if given and given[0] in _COMMANDS else application()
+    """Return as much of the command line as these arguments need."""
+    if COMPLETION_VARIABLE in os.environ:
+        return application()
+    first = next((argument for argument in given if not argument.startswith("-")), None)
+    return application(first) if first in _COMMANDS else overview()
 
 
 def _with_help(error: typer.TyperException) -> str:

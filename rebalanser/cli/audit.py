@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from rebalanser.cli.audit_stream import Following, refuse, summary
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
+from rebalanser.cli.lines import counted
 from rebalanser.cli.spark_progress import steps
-from rebalanser.cli.table import counted
 from rebalanser.cli.times import parse_time
 from rebalanser.cli.weighing import MOST_SHOWN, Weighing, apply, asked, by_group
 from rebalanser.errors import UnusableOutput

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from rebalanser.cli.table import counted
+from rebalanser.cli.lines import counted
 from rebalanser.redaction import redact
 from rebalanser.runtime.running import run_until_stopped
 

@@ -13,7 +13,7 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
-from rebalanser.cli.table import headline
+from rebalanser.cli.lines import headline
 from rebalanser.errors import InternalError, InvalidSettings, RebalanserError
 from rebalanser.protocol import OnOverrun
 from rebalanser.redaction import redact

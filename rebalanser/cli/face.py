@@ -8,18 +8,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rebalanser.admin import Admin
-from rebalanser.errors import UnusableFolder, UnusableStore
+from rebalanser.errors import UnusableFolder, UnusableStore, UnwritableAnswer
 from rebalanser.folders import state_folder
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 REGISTRY_VARIABLE: Final = "REBALANSER_REGISTRY"
 SILENCE_S: Final = 1.0
@@ -52,10 +53,6 @@ def default_url() -> str:
     except UnusableFolder as error:
         raise UnusableStore(f"{error}; name a registry with --registry or {REGISTRY_VARIABLE}") from error
     return f"sqlite:///{folder / 'groups.db'}"
-
-
-class UnwritableAnswer(Exception):
-    """The command has done its work, and standard output does not take the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +117,8 @@ class Face:
 
     def draw(self, picture: RenderableType) -> None:
         """Show a picture on the terminal."""
+        from rich.console import Console  # noqa: PLC0415 - slow to import
+
         Console(highlight=False).print(picture)
 
     @contextmanager
@@ -128,6 +127,15 @@ class Face:
         if self.json or total < LONG_WORK or not sys.stderr.isatty():
             yield lambda _done, _total: None
             return
+        from rich.console import Console  # noqa: PLC0415 - slow to import
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what, total=total)

@@ -19,8 +19,8 @@ from rebalanser.cli.history_parquet import export_parquet
 from rebalanser.cli.history_sources import HistorySource, Item, open_source, read_all
 from rebalanser.cli.history_stats import Tally, UnreadableStats, place_of
 from rebalanser.cli.history_table import node_line, printable, record_line, stats_table
+from rebalanser.cli.lines import counted
 from rebalanser.cli.spark_progress import steps
-from rebalanser.cli.table import counted
 from rebalanser.cli.times import parse_time
 from rebalanser.errors import UnusableHistory
 from rebalanser.history import KINDS, Record

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rebalanser.cli.history_stats import HistoryStats, NodeStats
-from rebalanser.cli.table import counted
+from rebalanser.cli.lines import counted
 from rebalanser.cli.times import shown_time
 from rebalanser.history import Record
 from rebalanser.redaction import redact

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
-from rebalanser.cli.table import counted
+from rebalanser.cli.lines import counted
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Drain a node, or end that.")
 

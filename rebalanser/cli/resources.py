@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.lines import counted, resource_line
 from rebalanser.cli.names import read_attributes, read_names
-from rebalanser.cli.table import counted, resource_line
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Add, remove and list the resources of a group."

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rebalanser.applications.status import ApplicationStatus, ClusterStatus, WorkerStatus
-from rebalanser.cli.table import counted
+from rebalanser.cli.lines import counted
 from rebalanser.shiva.types import ApplicationState, Mode
 
 COLOURS: Final = {

@@ -10,12 +10,9 @@ from contextlib import closing
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
-from rebalanser.cli.table import plain, render
+from rebalanser.cli.lines import plain
 from rebalanser.errors import RetryLater
 from rebalanser.group import open_coordinator
 from rebalanser.protocol import Topic, TopicKind
@@ -42,6 +39,8 @@ def status(
     with face.admin(group) as admin:
         state = admin.state()
     if face.on_terminal:
+        from rebalanser.cli.table import render  # noqa: PLC0415 - slow to import
+
         face.draw(render(state))
     else:
         face.answer(state, *plain(state))
@@ -98,6 +97,12 @@ def follow(coordinator: Coordinator, group: str, interval_s: float) -> Iterator[
 
 
 def _show_live(states: Iterator[GroupState | RetryLater]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+    from rich.live import Live  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from rebalanser.cli.table import render  # noqa: PLC0415
+
     latest: GroupState | None = None
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, screen=True) as live:

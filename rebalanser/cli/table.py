@@ -1,4 +1,4 @@
-"""The state of a group for people: a table where there is a terminal, plain lines where there is none."""
+"""The state of a group for people, as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from rich.box import ROUNDED
@@ -15,12 +14,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from rebalanser.cli.lines import condition, condition_of, counted, first_waits
 from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_LINES: Final = 10
 """How many lines of the table one node gets where the height is not limited."""
-MOST_WAITS: Final = 10
-"""How many waits are listed below the table."""
 
 FRAME_LINES: Final = 6
 """What the table needs beside its rows: the title, the head with its three rules, and the legend."""
@@ -32,72 +30,13 @@ HELD, COMING, LEAVING = "green", "yellow", "red"
 LEGEND: Final = "★ leads   ● held   ○ coming   ◌ leaving   the number is the fencing token"
 
 
-def waits(state: GroupState) -> Iterator[str]:
-    """Who waits for what, one sentence each."""
-    labels = {node.node: node.label for node in state.nodes}
-    for resource in state.resources:
-        wanted_by = labels.get(resource.assigned_to or "")
-        holder = resource.owner or (f"{resource.held_by} (gone)" if resource.held_by else None)
-        if resource.removed:
-            yield f"{resource.resource} is removed and still held by {holder}"
-        elif holder is not None and resource.held_by != resource.assigned_to:
-            yield f"{wanted_by or 'a node to come'} waits for {resource.resource}, held by {holder}"
-        elif holder is None and wanted_by is not None:
-            yield f"{wanted_by} has not taken {resource.resource} yet"
-        elif holder is None:
-            yield f"{resource.resource} waits for a node" + (f" named {resource.pin}" if resource.pin else "")
-
-
-def headline(state: GroupState) -> str:
-    """The group in one line."""
-    owned = sum(resource.held_by is not None for resource in state.resources)
-    return (
-        f"{state.group}: {_condition(state)}, version {state.version}, term {state.term}, "
-        f"leader {state.leader or 'none'}, {counted(len(state.nodes), 'node')}, "
-        f"{owned:,} of {counted(len(state.resources), 'resource')} owned"
-    )
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things, such as ``1 node`` or ``10,000 nodes``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def node_line(node: NodeState) -> str:
-    """A node in one line."""
-    role = "leader, " if node.leader else ""
-    return f"{node.label}: {role}{_condition_of(node)}, holds {node.held} of {node.assigned} assigned"
-
-
-def resource_line(resource: ResourceState) -> str:
-    """A resource in one line."""
-    owner = resource.owner or resource.held_by
-    parts = [f"owned by {owner}, token {resource.token}" if owner else "no owner"]
-    if resource.weight != 1:
-        parts.append(f"weight {resource.weight:g}")
-    if resource.pin is not None:
-        parts.append(f"pinned to {resource.pin}")
-    parts += [f"{name}={_printable(value)}" for name, value in resource.attributes.items()]
-    return f"{resource.resource}: {', '.join(parts)}"
-
-
-def _printable(value: str) -> str:
-    """An attribute's value may be any text; none may give orders to the terminal."""
-    return value if value.isprintable() else repr(value)
-
-
-def plain(state: GroupState) -> list[str]:
-    """The group as lines of text: the headline, the nodes, and who waits for what."""
-    return [headline(state), *(f"  {node_line(node)}" for node in state.nodes), *_first_waits(state)]
-
-
 def render(state: GroupState, note: str | None = None, height: int | None = None) -> RenderableType:
     """The group as a table: a row for each node, with the resources that it holds, gets and gives up.
 
     ``note`` is shown below it, for what a person should know beside the state. With a ``height`` it is kept
     within so many lines and those that the note takes beyond its first: what does not fit is counted.
     """
-    below = [Text(line, style=COMING, no_wrap=True, overflow="ellipsis") for line in _first_waits(state)]
+    below = [Text(line, style=COMING, no_wrap=True, overflow="ellipsis") for line in first_waits(state)]
     if note is not None:
         below.append(Text(note, style="bold red"))
     if not state.nodes:
@@ -115,7 +54,7 @@ def _title(state: GroupState) -> Text:
     owned = sum(resource.held_by is not None for resource in state.resources)
     title = Text(no_wrap=True, overflow="ellipsis")
     title.append(f"{state.group}  ", style="bold")
-    title.append(_condition(state), style=f"bold {HELD if state.balanced else COMING}")
+    title.append(condition(state), style=f"bold {HELD if state.balanced else COMING}")
     title.append(f"  {owned:,} of {counted(len(state.resources), 'resource')} owned")
     title.append(f" · {counted(len(state.nodes), 'node')}")
     title.append(f" · version {state.version} · term {state.term}", style="dim")
@@ -136,7 +75,7 @@ def _table(state: GroupState, nodes: Sequence[NodeState], most_lines: int) -> Ta
     for node in nodes:
         table.add_row(
             Text(f"{'★' if node.leader else ' '} {node.label}", style="bold" if node.leader else ""),
-            Text(_condition_of(node), style=HELD if node.completed else COMING),
+            Text(condition_of(node), style=HELD if node.completed else COMING),
             Text(f"{node.held}/{node.assigned}"),
             _Cells([_cell(node, resource) for resource in concerned[node.node]], most_lines),
         )
@@ -196,15 +135,6 @@ def _padded(text: Text, width: int) -> Text:
     return padded
 
 
-def _condition(state: GroupState) -> str:
-    return "balanced" if state.balanced else "rebalancing" if state.nodes else "nobody takes part"
-
-
-def _condition_of(node: NodeState) -> str:
-    condition = "ready" if node.completed else "rebalancing"
-    return f"drained, {condition}" if node.drained else condition
-
-
 def _cell(node: NodeState, resource: ResourceState) -> _Cell:
     """``●`` is held, ``○`` is coming, ``◌`` is leaving; the number is the fencing token."""
     if resource.held_by != node.node:
@@ -217,10 +147,3 @@ def _cell(node: NodeState, resource: ResourceState) -> _Cell:
 def _as_people_count(name: str) -> list[str | int]:
     """A key that sorts ``part-2`` before ``part-10``: text and numbers take turns in it."""
     return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", name))]
-
-
-def _first_waits(state: GroupState) -> list[str]:
-    every = waits(state)
-    lines = [f"  {line}" for line in islice(every, MOST_WAITS)]
-    rest = sum(1 for _ in every)
-    return [*lines, f"  and {rest:,} more"] if rest else lines

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rebalanser.cli import tasks_collecting, tasks_outbox, tasks_running
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
-from rebalanser.cli.table import counted
+from rebalanser.cli.lines import counted
 from rebalanser.cli.tasks_lines import shown, task_line, update_line
 from rebalanser.cli.tasks_options import (
     CreateOption,

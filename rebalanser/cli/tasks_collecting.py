@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
-from rebalanser.cli.table import counted
+from rebalanser.cli.lines import counted
 from rebalanser.cli.tasks_options import QueueArgument, opened
 from rebalanser.cli.times import parse_span
 

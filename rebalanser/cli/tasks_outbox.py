@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from rebalanser.cli.face import Face, JsonOption
-from rebalanser.cli.table import counted
+from rebalanser.cli.lines import counted
 from rebalanser.cli.tasks_lines import printable
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks.documents import SpoolDocument, SpooledDocument

@@ -16,16 +16,16 @@ import logging
 import select
 import sys
 import threading
-import traceback
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, TextIO, cast
-
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from rebalanser.protocol.messages import Fact, FactKind
-from rebalanser.redaction import HIDDEN, names_secret, redact
+from rebalanser.redaction import redact
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
 
 ROOT: Final = "rebalanser"
 FACTS: Final = "rebalanser.facts"
@@ -58,97 +58,37 @@ def _level(kind: FactKind) -> int:
 LEVELS: Final[Mapping[FactKind, int]] = MappingProxyType({kind: _level(kind) for kind in FactKind})
 """Level of each kind of fact."""
 
-_ERROR: Final = "_error"
-_logfmt: Final = structlog.processors.LogfmtRenderer(
-    key_order=["action", "group", "node"], drop_missing=True, bool_as_flag=False
-)
 _facts: Final = logging.getLogger(FACTS)
 
 
-def redact_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Hide secrets in every text, at any depth, and in fields with a secret's name; a structlog processor."""
-    return cast(EventDict, _clean(event))
+class _Logger:
+    """A structlog logger that is made when it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @cached_property
+    def _made(self) -> BoundLogger:
+        from rebalanser.runtime.log_lines import structlog_logger  # noqa: PLC0415 - slow to import
+
+        return structlog_logger(self._name)
+
+    def __getattr__(self, attribute: str) -> object:
+        return getattr(self._made, attribute)
 
 
-def _clean(value: object) -> object:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {name: HIDDEN if names_secret(str(name)) else _clean(part) for name, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_clean(part) for part in value]
-    return redact(str(value))
-
-
-def _to_standard_library(
-    _logger: WrappedLogger, _method: str, event: EventDict
-) -> tuple[tuple[str], dict[str, Any]]:
-    """Make one readable line, and the fields for the record; the last processor.
-
-    The redacted traceback follows the line, so no formatter may add the exception again as it was.
-    """
-    text = _one_line(str(event.pop("event", "") or ""))
-    trace, error = event.pop("exception", None), event.pop(_ERROR, None)
-    line = " ".join(part for part in (text, _logfmt(_logger, _method, dict(event))) if part)
-    fields = {"text": text, **event, **({"exception": trace} if trace else {})}
-    extra = {"action": event.get("action", ""), "fields": fields, **({"error": error} if error else {})}
-    return (f"{line}\n{trace}" if trace else line,), {"extra": extra, "exc_info": False}
-
-
-def _one_line(text: str) -> str:
-    """Escape line breaks and control characters, so that no text looks like a line of its own."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    return {
-        name: _one_line(value) if isinstance(value, str) and name != "exception" else value
-        for name, value in event.items()
-    }
-
-
-def _keep_error(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Keep the exception's type and message beside the traceback that it becomes."""
-    error = _error_in(event.get("exc_info"))
-    return event if error is None else {**event, _ERROR: error}
-
-
-def _error_in(exc_info: object) -> str | None:
-    """Return type and message of a logged exception on one line; None without an exception."""
-    error = exc_info
-    if isinstance(exc_info, tuple):
-        error = exc_info[1]
-    elif exc_info and not isinstance(exc_info, BaseException):
-        error = sys.exception()
-    if not isinstance(error, BaseException):
-        return None
-    return " ".join("".join(traceback.format_exception_only(error)).split())
-
-
-_PROCESSORS: Final[tuple[Processor, ...]] = (
-    structlog.stdlib.filter_by_level,
-    structlog.stdlib.PositionalArgumentsFormatter(),
-    _keep_error,
-    structlog.processors.format_exc_info,
-    redact_fields,
-    _escape_controls,
-    _to_standard_library,
-)
-
-
-def get_logger(name: str = ROOT) -> structlog.stdlib.BoundLogger:
+def get_logger(name: str = ROOT) -> BoundLogger:
     """Return a structlog logger that writes to the standard logger ``name``, at or below ``rebalanser``.
 
     ``log.warning("a hook raised", action="hook_failed", group="orders")``; ``exc_info`` adds the traceback.
+    structlog is imported when such a logger is first used; see :func:`prepare`.
     """
-    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=_PROCESSORS,
-        wrapper_class=structlog.stdlib.BoundLogger,
-        context_class=dict,
-        cache_logger_on_first_use=True,
-    )
-    return logger
+    return cast("BoundLogger", _Logger(name))
+
+
+def prepare() -> None:
+    """Import what writing a line needs, so that a line that tells of trouble does not wait for that."""
+    from rebalanser.runtime import log_lines  # noqa: F401, PLC0415
 
 
 _fact_log: Final = get_logger(FACTS)
@@ -235,17 +175,19 @@ def _can_write(stream: TextIO) -> bool:
 
 def _line_of(record: logging.LogRecord) -> str:
     """Return a record as one line: level, logger, text, fields and the exception without its traceback."""
+    from rebalanser.runtime.log_lines import error_in, logfmt, one_line  # noqa: PLC0415 - slow to import
+
     fields = getattr(record, "fields", None)
     shown: dict[str, object] = {}
     if fields is None:
-        text, error = _one_line(redact(record.getMessage())), _error_in(record.exc_info)
+        text, error = one_line(redact(record.getMessage())), error_in(record.exc_info)
         if action := getattr(record, "action", None):
             shown["action"] = action
     else:
         text, error = record.getMessage().partition("\n")[0], getattr(record, "error", None)
     if error is not None and "error" not in (fields or {}):
-        shown["error"] = _one_line(redact(error))
-    return f"{record.levelname} {record.name}: {text} {_logfmt(None, '', shown)}".rstrip()
+        shown["error"] = one_line(redact(error))
+    return f"{record.levelname} {record.name}: {text} {logfmt(shown)}".rstrip()
 
 
 logging.getLogger(ROOT).addHandler(DefaultHandler())
@@ -254,8 +196,17 @@ logging.getLogger(ROOT).addHandler(DefaultHandler())
 class _CliHandler(logging.StreamHandler[TextIO]):
     """Writes to the present standard error, so that it can be redirected."""
 
-    def __init__(self) -> None:
+    def __init__(self, json: bool) -> None:
         super().__init__(sys.stderr)
+        self._json = json
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record; the formatter is made for the first one."""
+        if self.formatter is None:
+            from rebalanser.runtime.log_lines import cli_formatter  # noqa: PLC0415 - slow to import
+
+            self.formatter = cli_formatter(self._json)
+        return super().format(record)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -268,38 +219,10 @@ def configure_cli_logging(json: bool, verbose: int) -> None:
     ``verbose`` 0 shows warnings and errors, 1 everything but details, and 2 the details too. With ``json``
     each line is an object. Calling it again replaces what was configured.
     """
-    renderer: Processor = (
-        structlog.processors.JSONRenderer(ensure_ascii=False)
-        if json
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), sort_keys=False)
-    )
-    before: list[Processor] = [
-        _fields_of_record,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=json),
-        structlog.processors.format_exc_info,
-    ]
-    handler = _CliHandler()
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=before,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, redact_fields, renderer],
-        )
-    )
+    handler = _CliHandler(json)
     root = logging.getLogger(ROOT)
     for old in [handler for handler in root.handlers if isinstance(handler, _CliHandler)]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG))
     root.propagate = False
-
-
-def _fields_of_record(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Return the fields of a line of :func:`get_logger`; other lines stay texts."""
-    record: logging.LogRecord = event["_record"]
-    kept = {name: value for name, value in event.items() if name.startswith("_") or name == "exc_info"}
-    fields = dict(getattr(record, "fields", {}))
-    if not fields:
-        action = getattr(record, "action", None)
-        return {**event, **({"action": action} if action else {})}
-    return {**kept, "event": fields.pop("text"), **fields}

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from rebalanser.cli.table import MOST_WAITS, plain, render, resource_line, waits
+from rebalanser.cli.lines import MOST_WAITS, plain, resource_line, waits
+from rebalanser.cli.table import render
 from rebalanser.protocol import Mode
 from rebalanser.state import GroupState, NodeState, ResourceState
 

@@ -5,30 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer
 
 import rebalanser
+from rebalanser.cli.app import application, overview
 
-ON_DEMAND = {
-    "croniter",
-    "rebalanser.applications",
-    "rebalanser.async_group",
-    "rebalanser.cli",
-    "rebalanser.feed",
-    "rebalanser.history",
-    "rebalanser.neli",
-    "rebalanser.roles",
-    "rebalanser.shiva",
-    "rebalanser.state",
-    "rebalanser.tasks",
-    "rebalanser.testing",
-    "rich.live",
-    "typer",
-}
-ROOMS = {
+ON_DEMAND = {"croniter", "rich", "structlog", "typer"}
+"""Packages that are loaded when a group, or a command, first needs them."""
+FOR_A_GROUP = {
     "rebalanser",
-    "rebalanser.admin",
     "rebalanser.allocation",
     "rebalanser.errors",
     "rebalanser.group",
@@ -39,7 +27,7 @@ ROOMS = {
     "rebalanser.runtime",
     "rebalanser.settings",
 }
-"""The modules and packages of our own that ``import rebalanser`` may load."""
+"""The modules and packages of our own that a group may load."""
 
 
 def _loaded_by(statement: str) -> set[str]:
@@ -49,11 +37,30 @@ def _loaded_by(statement: str) -> set[str]:
     return set(json.loads(ran.stdout.splitlines()[-1]))
 
 
-def test_importing_the_package_loads_what_a_group_needs() -> None:
+def _own(loaded: set[str]) -> set[str]:
+    """The modules and packages directly below the package, and itself."""
+    return {".".join(name.split(".")[:2]) for name in loaded if name.split(".")[0] == "rebalanser"}
+
+
+def test_importing_the_package_loads_nothing_else_of_it() -> None:
     loaded = _loaded_by("import rebalanser")
-    rooms = {".".join(name.split(".")[:2]) for name in loaded if name.split(".")[0] == "rebalanser"}
-    assert rooms == ROOMS
+    assert _own(loaded) == {"rebalanser"}
+    assert not loaded & {*ON_DEMAND, "pydantic"}
+
+
+def test_a_group_loads_what_it_needs_and_nothing_else() -> None:
+    loaded = _loaded_by("from rebalanser import Group, Owned, Settings")
+    assert _own(loaded) == FOR_A_GROUP
     assert not loaded & ON_DEMAND
+
+
+def test_a_group_that_runs_can_log_without_importing_first() -> None:
+    loaded = _loaded_by(
+        "from rebalanser import Group; group = Group('imports', 'memory://imports'); "
+        "group.on_start(print); group.on_stop(print); group.start(); group.stop()"
+    )
+    assert "structlog" in loaded
+    assert "rebalanser.history" not in loaded
 
 
 def test_names_that_a_group_does_without_are_loaded_on_first_use() -> None:
@@ -78,3 +85,24 @@ def test_a_command_loads_no_other_command() -> None:
     assert "rebalanser.cli.state" in loaded
     others = {"audit", "check", "feed", "history", "neli", "resources", "run", "shiva", "tasks"}
     assert not loaded & {f"rebalanser.cli.{other}" for other in others}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["statos"]])
+def test_the_help_of_all_commands_loads_none(arguments: list[str]) -> None:
+    loaded = _loaded_by(f"from rebalanser.cli import main; main({arguments})")
+    assert {name for name in loaded if name.startswith("rebalanser.cli.")} == {"rebalanser.cli.app"}
+    assert "rebalanser.protocol" not in loaded
+
+
+def test_a_state_in_plain_lines_loads_no_tables() -> None:
+    loaded = _loaded_by("from rebalanser.cli import main; main(['status', 'g', '--registry', 'memory://g'])")
+    assert "rebalanser.state" in loaded
+    assert not loaded & {"rich", "structlog"}
+
+
+def test_the_help_of_all_commands_says_what_each_command_says() -> None:
+    def summaries(app: typer.Typer) -> dict[str, str]:
+        group: Any = typer.main.get_command(app)
+        return {name: command.get_short_help_str(1000) for name, command in group.commands.items()}
+
+    assert summaries(overview()) == summaries(application())
