@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
+# Tests start hundreds of interpreters: without kept bytecode each of them compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -82,13 +84,14 @@ audit-demo: $(INSTALLED) $(filter etcd kafka,$(REGISTRY)) ## Run the demo, audit
 # Three loops, each a part of the next; pyproject.toml explains the marks.
 PYTEST := $(PYTHON) -m pytest --durations=20
 QUICK := not (browser or etcd or full_size or kafka or slow or spark)
+QUICK_EXAMPLES := --hypothesis-profile=quick
 # The tests of real parts mostly wait, so more of them than there are cores run at once.
 WORKERS ?= 3
 
 .PHONY: quick
 quick: $(INSTALLED) ## A minute, no server: unit tests, a few seeds. T=PATH[::TEST] runs that, M='etcd and not slow' these marks
 	$(if $(T),$(if $(wildcard $(firstword $(subst ::, ,$(T)))),,$(error no such test file or folder: $(T))))
-	@$(PYTEST) -q $(if $(T),'$(T)',-n auto) -m '$(or $(M),$(if $(T),,$(QUICK)))'
+	@$(PYTEST) -q $(if $(T),'$(T)',-n auto $(if $(M),,$(QUICK_EXAMPLES))) -m '$(or $(M),$(if $(T),,$(QUICK)))'
 
 .PHONY: lint
 lint: $(INSTALLED) ## Style, types, and whether the generated documentation is current

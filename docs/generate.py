@@ -528,6 +528,7 @@ def worked_timings() -> str:
     return _table(head, rows)
 
 
+@functools.cache
 def command_tree() -> Any:
     """The command line, as the library that parses it sees it."""
     return typer.main.get_command(cli.application())

@@ -36,6 +36,7 @@ pytest.register_assert_rewrite(
 
 # A busy machine fails no example for its time, and every run tries the same examples.
 hypothesis.settings.register_profile("rebalanser", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("rebalanser"), max_examples=15)
 hypothesis.settings.load_profile("rebalanser")
 
 # Audits take all the processor time they can get, while the tests of faults time real servers.

@@ -131,6 +131,7 @@ def test_who_dies_writes_nothing_more() -> None:
     assert processes["g/host-0.2"][0].wall_time >= died_at
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("AU-4", "RB-12")
 @pytest.mark.parametrize("profile", ["late requests", "slow network"])
 def test_barriers_are_told_at_their_own_revisions(profile: str) -> None:
@@ -161,6 +162,7 @@ def test_barriers_are_told_at_their_own_revisions(profile: str) -> None:
     assert unknown > 0
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("RB-10")
 def test_what_was_published_says_what_it_costs() -> None:
     published = [
@@ -176,6 +178,7 @@ def test_what_was_published_says_what_it_costs() -> None:
     assert any(record.detail["moves"] for record in published)
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("RB-1")
 def test_without_a_safeguard_the_rule_and_the_overlap_stand_beside_the_history() -> None:
     free = Switch(Translation, "_free", always(()))
@@ -187,6 +190,7 @@ def test_without_a_safeguard_the_rule_and_the_overlap_stand_beside_the_history()
     assert {rule for history in broken for _, rule, _ in history.report.violations} == {"RB-1"}
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("RB-1")
 def test_an_overlap_is_named_as_in_the_history() -> None:
     with switched([Switch(Process, "_fire", always(None))]):

@@ -47,6 +47,7 @@ def test_a_seed_is_the_same_run_in_every_process(digest: Callable[[str, str], st
     assert len({digest(SIMULATOR, hash_seed) for hash_seed in ("1", "2", "3")}) == 1
 
 
+@pytest.mark.full_size
 @pytest.mark.lesson(12)
 def test_runs_that_exercised_nothing_fail() -> None:
     idle = Profile("idle", faults=())

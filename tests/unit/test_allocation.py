@@ -33,7 +33,7 @@ inputs = st.fixed_dictionaries(
         "pinned": st.dictionaries(NAMES, IDS),
     }
 )
-any_input = settings(max_examples=200)
+any_input = settings(max_examples=2 * settings().max_examples)
 
 
 @pytest.mark.rule("RB-2")

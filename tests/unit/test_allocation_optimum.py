@@ -118,14 +118,14 @@ def assert_is_an_optimum_of_all(case: Case) -> None:
 
 @pytest.mark.rule("RB-2", "RB-10")
 @given(cases(max_nodes=4, max_resources=5, with_pins=False))
-@settings(max_examples=600)
+@settings(max_examples=6 * settings().max_examples)
 def test_no_assignment_is_more_even_or_as_even_with_fewer_moves(case: Case) -> None:
     assert_is_an_optimum_of_all(case)
 
 
 @pytest.mark.rule("RB-10", "RB-29")
 @given(cases(max_nodes=4, max_resources=5, with_pins=True))
-@settings(max_examples=600)
+@settings(max_examples=6 * settings().max_examples)
 def test_no_assignment_that_honours_the_pins_is_more_even_or_as_even_with_fewer_moves(case: Case) -> None:
     assert_is_an_optimum_of_all(case)
 
@@ -157,7 +157,7 @@ def cheapest_flow(case: Case) -> Price:
 @pytest.mark.full_size
 @pytest.mark.rule("RB-2", "RB-10")
 @given(cases(max_nodes=12, max_resources=60, with_pins=False))
-@settings(max_examples=250)
+@settings(max_examples=2 * settings().max_examples)
 def test_costs_as_much_as_the_cheapest_flow(case: Case) -> None:
     best = cheapest_flow(case)
     assert price_of(case, owners_in(case.allocation())) == best
@@ -167,7 +167,7 @@ def test_costs_as_much_as_the_cheapest_flow(case: Case) -> None:
 @pytest.mark.full_size
 @pytest.mark.rule("RB-10", "RB-29")
 @given(cases(max_nodes=12, max_resources=60, with_pins=True))
-@settings(max_examples=250)
+@settings(max_examples=2 * settings().max_examples)
 def test_costs_as_much_as_the_cheapest_flow_that_honours_the_pins(case: Case) -> None:
     best = cheapest_flow(case)
     assert price_of(case, owners_in(case.allocation())) == best

@@ -135,7 +135,7 @@ def cheapest_flow(case: Case) -> Price:
 
 @pytest.mark.rule("SH-12", "RB-10")
 @given(cases(max_workers=4, max_resources=6))
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)
 def test_no_placement_is_more_even_or_as_even_with_fewer_moves(case: Case) -> None:
     holders = case.placement().holders
     placements = list(every_placement(case))
@@ -148,14 +148,14 @@ def test_no_placement_is_more_even_or_as_even_with_fewer_moves(case: Case) -> No
 @pytest.mark.full_size
 @pytest.mark.rule("SH-12", "RB-10")
 @given(cases(max_workers=12, max_resources=50))
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 def test_costs_as_much_as_the_cheapest_flow(case: Case) -> None:
     assert price_of(case, case.placement().holders) == cheapest_flow(case)
 
 
 @pytest.mark.rule("RB-2", "RB-10")
 @given(cases(max_workers=12, max_resources=50, tagged=False))
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 def test_without_constraints_it_is_as_even_as_balanced_and_moves_as_few(case: Case) -> None:
     before = {worker: [name for name, at in case.previous.items() if at == worker] for worker in case.workers}
     holders = case.placement().holders
@@ -168,7 +168,7 @@ def test_without_constraints_it_is_as_even_as_balanced_and_moves_as_few(case: Ca
 
 @pytest.mark.rule("SH-12", "RB-2")
 @given(cases(max_workers=12, max_resources=50))
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 def test_every_resource_is_on_a_worker_open_to_it_or_has_a_reason_why_there_is_none(case: Case) -> None:
     placement = case.placement()
 
@@ -180,7 +180,7 @@ def test_every_resource_is_on_a_worker_open_to_it_or_has_a_reason_why_there_is_n
 
 @pytest.mark.rule("RB-10")
 @given(cases(max_workers=12, max_resources=50))
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 def test_its_own_outcome_stays_as_it_is(case: Case) -> None:
     placement = case.placement()
     assert replace(case, previous=placement.holders).placement() == placement
@@ -188,7 +188,7 @@ def test_its_own_outcome_stays_as_it_is(case: Case) -> None:
 
 @pytest.mark.rule("RB-10")
 @given(cases(max_workers=12, max_resources=50), st.randoms(use_true_random=True))
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 def test_the_order_of_the_arguments_does_not_matter(case: Case, random: Random) -> None:
     def shuffled(mapping: Mapping[str, V]) -> dict[str, V]:
         return dict(random.sample(sorted(mapping.items(), key=lambda item: item[0]), len(mapping)))
@@ -209,7 +209,7 @@ def test_the_order_of_the_arguments_does_not_matter(case: Case, random: Random) 
 
 @pytest.mark.rule("SH-12")
 @given(cases(max_workers=8, max_resources=30), st.sampled_from(TAGS))
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 def test_more_workers_or_tags_or_fewer_refusals_or_pins_unplace_nothing(case: Case, tag: str) -> None:
     unplaced = case.placement().unplaced.keys()
     wider = [
@@ -224,7 +224,7 @@ def test_more_workers_or_tags_or_fewer_refusals_or_pins_unplace_nothing(case: Ca
 
 @pytest.mark.rule("SH-12")
 @given(cases(max_workers=8, max_resources=30))
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 def test_a_reason_depends_on_nothing_but_the_resource_itself_and_the_workers(case: Case) -> None:
     unplaced = case.placement().unplaced
     for name, reason in unplaced.items():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rebalanser import Admin
@@ -287,7 +287,6 @@ def resource(name: str, feed: str | None, epoch: tuple[int, int] = (0, 0)) -> Re
     )
 
 
-@settings(deadline=None, derandomize=True)
 @given(
     running=st.frozensets(st.sampled_from("abcdef")),
     present=st.dictionaries(

@@ -285,6 +285,7 @@ def test_a_task_may_depend_on_many(engine: KeyValueEngine, count: int) -> None:
     assert isinstance(apply(engine, make(1001, after=dependencies))[0], Unknown)
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("SK-14")
 @pytest.mark.parametrize("dependencies", [1, MANY])
 @pytest.mark.parametrize("size", [MANY, LARGE], ids=["together", "swept"])
@@ -409,6 +410,7 @@ def settled_by_writing(engine: KeyValueEngine, task: Stored) -> None:
     pytest.fail("a task can neither be written nor is it gone")
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("SK-14")
 def test_whoever_moves_a_task_between_the_steps_of_a_collection() -> None:
     """Either is applied, never both; and a task that was not collected can be moved."""
@@ -438,6 +440,7 @@ def test_whoever_moves_a_task_between_the_steps_of_a_collection() -> None:
     assert applied == {Applied, Conflict}
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("SK-14")
 def test_of_two_collections_of_the_same_tasks_one_is_applied_in_the_end() -> None:
     outcomes = set()
@@ -462,6 +465,7 @@ def test_of_two_collections_of_the_same_tasks_one_is_applied_in_the_end() -> Non
     assert outcomes == {(Applied, Conflict), (Conflict, Applied), (Conflict, Conflict)}
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("SK-14")
 def test_the_next_large_collection_finishes_what_a_dead_collector_had_decided() -> None:
     original = MemoryStore(FakeClock())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rebalanser_kafka.group.follower import Ended, Event, Follower, LogEntry, SetAside, SnapshotRead
 from rebalanser_kafka.group.leases import LATEST_S, REPEAT_S, STAGGER_S, LeaseCounter, rank
@@ -264,7 +264,6 @@ class Chance:
 
 
 @pytest.mark.rule("RB-12", "RB-20")
-@settings(deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 120))
 def test_replicas_agree_wherever_they_began(seed: int, steps: int) -> None:
     log = Chance(seed).run(steps)
@@ -280,7 +279,6 @@ def test_replicas_agree_wherever_they_began(seed: int, steps: int) -> None:
 
 
 @pytest.mark.rule("RB-12")
-@settings(deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_tokens_of_a_resource_grow_strictly(seed: int) -> None:
     log = Chance(seed).run(150)
@@ -529,7 +527,6 @@ class TestTopics:
     def test_a_plain_name_stays_legible(self, group: str) -> None:
         assert topic_of("c", group) == f"c-group-{group}"
 
-    @settings(deadline=None, derandomize=True)
     @given(
         st.lists(
             st.tuples(

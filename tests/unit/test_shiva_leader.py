@@ -1529,6 +1529,7 @@ def settled(workers: int, applications: int) -> Rig:
     return rig
 
 
+@pytest.mark.full_size
 @pytest.mark.rule("SH-12")
 def test_ten_thousand_applications_are_placed_evenly_on_two_hundred_workers() -> None:
     """Placement is balanced, and honours tags."""

@@ -162,7 +162,7 @@ def test_kinds_and_applications_have_keys_of_their_own(some: list[Written]) -> N
 
 
 @pytest.mark.rule("SH-16")
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.none() | st.binary(max_size=40), st.binary(max_size=60))
 def test_bytes_of_anybody_are_set_aside_with_offset_and_reason(key: bytes | None, value: bytes) -> None:
     for event in (command_event(read(key, value)), control_record(read(key, value))):
