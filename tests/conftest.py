@@ -39,10 +39,6 @@ hypothesis.settings.register_profile("rebalanser", deadline=None, derandomize=Tr
 hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("rebalanser"), max_examples=15)
 hypothesis.settings.load_profile("rebalanser")
 
-# Audits take all the processor time they can get, while the tests of faults time real servers.
-os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark"))
-
-
 NEEDS = {
     "browser": {"chromium"},
     "etcd": {"etcd", "etcd_binary", "etcd_cluster", "etcd_url"},

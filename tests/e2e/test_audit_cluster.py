@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import urllib.request
@@ -80,7 +79,6 @@ def standalone(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
     cluster = Standalone(f"spark://{HOST}:{port}", f"http://{HOST}:{ui}/json/", folder)
     # Two hundred partitions, Spark's own default, are for more than a few hundred records.
     (folder / "spark-defaults.conf").write_text("spark.sql.shuffle.partitions 2\n")
-    shutil.copy(Path(os.environ["SPARK_CONF_DIR"]) / "spark-env.sh", folder)
     at = ("--host", HOST)
     daemons = {
         "master.Master": (*at, "--port", str(port), "--webui-port", str(ui)),
