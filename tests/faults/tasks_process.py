@@ -50,7 +50,7 @@ class Host:
         self.queue.task(retries=10)(self.sleep)
         self.queue.task(retries=10)(self.outlive)
         self.queue.task(retries=2, backoff_s=0.05)(self.die)
-        self.queue.task(retries=0)(self.add)
+        self.queue.task(retries=10)(self.add)  # its worker may be killed beside it by another task
 
     def tell(self, event: str, claim: Claim, **more: Any) -> None:
         """Append what happened."""

@@ -253,7 +253,7 @@ def test_a_signal_hands_over_without_a_wait(cast: Cast) -> None:
     leader.expect("end")
     induced = successor.expect("induced")
     assert induced["at"] - lapsed["at"] < LONG_SESSION_S
-    assert "succeeds" in {each["kind"] for each in successor.of("fact")}
+    wait_until(lambda: "succeeds" in {each["kind"] for each in successor.of("fact")})
     assert cast.overlap_s() < 0
 
 
