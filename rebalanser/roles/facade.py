@@ -250,6 +250,8 @@ class Neli:
     def wait_leader(self, role: Role, timeout_s: float = 30.0) -> bool:
         """Wait until this process leads ``role``, at most ``timeout_s`` seconds; whether it does.
 
+        Its handler may be called a moment later, and is not called if the role is given up first.
+
         Raises:
             InvalidState: it does not take part.
         """

@@ -55,6 +55,11 @@ class Told:
     def was(self, what: str) -> bool:
         return any(kind == what for kind, _, _ in self.calls)
 
+    def wait_induced(self, role: Role) -> None:
+        """Wait until it leads ``role`` and its handler has heard of it, which may be later."""
+        assert self.neli.wait_leader(role, PATIENCE_S)
+        wait_until(lambda: any((kind, told) == ("induced", role) for kind, told, _ in self.calls))
+
 
 Joining = Callable[..., Told]
 
@@ -112,7 +117,7 @@ def test_every_role_has_one_leader_and_an_orderly_hand_over(
 def test_a_successor_waits_for_work_that_is_under_way(join: Joining, protocol: GroupProtocol) -> None:
     options = {"settings": replace(SETTINGS, protocol=protocol), "roles": ["only"], "partitions": 1}
     first = join(**options)
-    assert first.neli.wait_leader("only", PATIENCE_S)
+    first.wait_induced("only")
     second = join(**options)
     first.may_end.clear()
     first.neli.request_stop()
@@ -160,7 +165,7 @@ def test_a_change_of_the_partition_count_is_noticed_and_refused(
     join: Joining, kafka_address: str, topic: str
 ) -> None:
     told = join()
-    assert told.neli.wait_leader(ROLES[0], PATIENCE_S)
+    told.wait_induced(ROLES[0])
     admin = AdminClient({"bootstrap.servers": kafka_address, "log_level": 0})
     for future in admin.create_partitions([NewPartitions(topic, 4)]).values():
         future.result(PATIENCE_S)
@@ -218,7 +223,7 @@ def test_foreign_records_in_the_topic_harm_nobody(join: Joining, kafka_address: 
 def test_a_second_process_of_one_instance_fences_the_first(join: Joining, protocol: GroupProtocol) -> None:
     options = {"settings": replace(SETTINGS, protocol=protocol), "roles": ["only"], "instance": "i1"}
     first = join(**options)
-    assert first.neli.wait_leader("only", PATIENCE_S)
+    first.wait_induced("only")
     if protocol is GroupProtocol.CLASSIC:
         second = join(**options)
         loser, winner = first, second
@@ -325,6 +330,7 @@ def test_asyncio(kafka_address: str, topic: str) -> None:
     async def live() -> None:
         neli = AsyncNeli(topic, f"{topic}-group", ["only"], kafka=kafka_address, settings=SETTINGS)
         loop = asyncio.get_running_loop()
+        told = asyncio.Event()
 
         @neli.on_induced
         async def induced(role: Role, token: int) -> None:
@@ -332,6 +338,7 @@ def test_asyncio(kafka_address: str, topic: str) -> None:
             with pytest.raises(InvalidState, match="called from a handler"):
                 await neli.stop()
             calls.append(f"induced {role}")
+            told.set()
 
         @neli.on_lapsed
         def lapsed(role: Role, _token: int) -> None:
@@ -339,6 +346,7 @@ def test_asyncio(kafka_address: str, topic: str) -> None:
 
         async with neli:
             assert await neli.wait_leader("only", PATIENCE_S)
+            await asyncio.wait_for(told.wait(), PATIENCE_S)
             assert neli.is_leader("only")
             assert neli.roles_held() == {"only": neli.token("only")}
             assert neli.why_not("only") is None
