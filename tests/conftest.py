@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -142,6 +143,24 @@ def missing(service: str, hint: str) -> NoReturn:
     if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
         pytest.fail(f"{service} is required in CI: {hint}")
     pytest.skip(f"{service} is missing: {hint}")
+
+
+@pytest.fixture
+def permissions_count() -> Iterator[None]:
+    """Take from the superuser, in this thread, what lets it read and write every file.
+
+    Another user could not import from an interpreter in the superuser's home. Encodings are imported when
+    they are first used, and Python remembers one that it did not find as unknown.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    thread = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
+    before, without = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
+    assert libc.capget(thread, before) == 0, os.strerror(ctypes.get_errno())
+    without[:] = before[:]
+    without[0] &= ~0b110  # of the effective ones CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
+    assert libc.capset(thread, without) == 0, os.strerror(ctypes.get_errno())
+    yield
+    assert libc.capset(thread, before) == 0, os.strerror(ctypes.get_errno())
 
 
 @pytest.fixture(scope="session")

@@ -80,10 +80,10 @@ def test_no_java_is_told_with_how_to_get_one(monkeypatch: pytest.MonkeyPatch, ho
 def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def without_pyspark(name: str, *rest: Any) -> Any:
+    def without_pyspark(name: str, *rest: Any, **named: Any) -> Any:
         if name.startswith("pyspark"):
             raise ImportError("No module named 'pyspark'")
-        return real(name, *rest)
+        return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without_pyspark)
     with pytest.raises(MissingExtra, match=r"rebalanser\[spark\]"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,26 +97,12 @@ def test_a_damaged_identity_is_never_guessed(folder: Path, content: str) -> None
     DataFolder.open(folder, timeout_s=0).close()
 
 
-@pytest.fixture
-def nobody() -> Iterator[Path]:
-    """A folder of a user for whom permissions count."""
-    with tempfile.TemporaryDirectory() as folder:
-        superuser = os.geteuid() == 0
-        if superuser:
-            os.chown(folder, 65534, 65534)
-            os.seteuid(65534)
-        try:
-            yield Path(folder)
-        finally:
-            if superuser:
-                os.seteuid(0)
-
-
 @pytest.mark.rule("SH-5", "SH-16")
-def test_whatever_an_application_left_in_its_folder_is_removed_and_nothing_else(nobody: Path) -> None:
-    outside = nobody / "outside"
+@pytest.mark.usefixtures("permissions_count")
+def test_whatever_an_application_left_in_its_folder_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
     outside.mkdir(mode=0o500)
-    with DataFolder.open(nobody / "data") as data:
+    with DataFolder.open(tmp_path / "data") as data:
         own = data.data_of(APP)
         for mode in (0o500, 0o000):
             closed = own / f"{mode}" / "deep"
@@ -133,8 +118,8 @@ def test_whatever_an_application_left_in_its_folder_is_removed_and_nothing_else(
         data.drop_files(APP, "0" * 64)
         own.parent.rename(own.parent.with_name(f"{ASIDE_PREFIX}gone-x"))
         own.parent.with_name(f"{ASIDE_PREFIX}gone-y").symlink_to(outside)
-    DataFolder.open(nobody / "data").close()
-    assert not list((nobody / "data" / "applications").iterdir())
+    DataFolder.open(tmp_path / "data").close()
+    assert not list((tmp_path / "data" / "applications").iterdir())
     assert outside.stat().st_mode & 0o777 == 0o500
 
 

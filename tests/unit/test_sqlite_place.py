@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
-import tempfile
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from rebalanser_sqlite import SqliteRegistry, place
@@ -17,11 +14,6 @@ from rebalanser_sqlite.store import APPLICATION_ID, SCHEMA_VERSION
 
 from rebalanser.errors import InvalidUrl, RebalanserError, UnusableStore
 from rebalanser.registry.urls import open_registry, parse_url
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-NOBODY = 65534
 
 
 @pytest.mark.parametrize(
@@ -123,47 +115,24 @@ def test_an_empty_file_becomes_a_registry(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
 
 
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter, as pytest's own are not."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+@pytest.mark.usefixtures("permissions_count")
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    assert "is read-only for this user" in refusal(tmp_path / "groups.db")
 
 
-@contextmanager
-def ordinary_user() -> Iterator[None]:
-    """Root may write everywhere; be somebody else for a while."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-
-
-def test_a_read_only_folder(open_folder: Path) -> None:
-    open_folder.chmod(0o555)
-    with ordinary_user():
-        assert "is read-only for this user" in refusal(open_folder / "groups.db")
-
-
-def test_a_read_only_file(open_folder: Path) -> None:
-    path = open_folder / "groups.db"
+@pytest.mark.usefixtures("permissions_count")
+def test_a_read_only_file(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
     SqliteRegistry(path).close()
     path.chmod(0o444)
-    open_folder.chmod(0o777)
-    with ordinary_user():
-        assert "cannot be read and written by this user" in refusal(path)
+    assert "cannot be read and written by this user" in refusal(path)
 
 
-def test_a_folder_that_may_not_be_entered(open_folder: Path) -> None:
-    (open_folder / "closed").mkdir(mode=0)
-    with ordinary_user():
-        assert "Permission denied" in refusal(open_folder / "closed" / "groups.db")
+@pytest.mark.usefixtures("permissions_count")
+def test_a_folder_that_may_not_be_entered(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    assert "Permission denied" in refusal(tmp_path / "closed" / "groups.db")
 
 
 MOUNTS = [

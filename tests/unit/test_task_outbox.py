@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import os
 import pickle
 import sqlite3
 import threading
@@ -553,7 +552,7 @@ def test_a_closed_queue_takes_nothing(stage: Stage) -> None:
     assert stage.counts() == (0, 0)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for the superuser")
+@pytest.mark.usefixtures("permissions_count")
 def test_a_folder_that_cannot_be_written_is_said(stage: Stage) -> None:
     stage.outbox.mkdir(mode=0o500)
     with pytest.raises(UnusableFolder):
