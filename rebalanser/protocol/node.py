@@ -119,11 +119,11 @@ class Node:
         self._isolated = False
         self._failures = 0
         self._wait_until = 0.0
+        self._handler_began = 0.0
         self._handler_limit_s = 0.0
         self._handler_ends = 0.0
         self._abandoned = False
         self._overran = False
-        self._asked_to_stop = NOTHING
         self._stopping = NOTHING
         self._guard: float | None = None
         self._watched: frozenset[Topic] = frozenset()
@@ -517,6 +517,7 @@ class Node:
         self._abandoned = self._abandoned or bool(self._rebalancing.stuck)
         self._rebalancing.stuck.clear()
         self._rebalancing.started.clear()
+        self._rebalancing.asked.clear()
         if self._session is not None:
             self._forget()
         self._incarnation += 1
@@ -556,7 +557,6 @@ class Node:
         if rebalancing.running is not event.handler:
             raise InternalError(f"{event.handler} returned while {rebalancing.running} runs")
         self._overran = False
-        self._asked_to_stop = NOTHING
         stopping, self._stopping = self._stopping, NOTHING
         if event.handler is Handler.STOP:
             rebalancing.stop_returned(stopping, failed=event.error is not None)
@@ -676,10 +676,11 @@ class Node:
         rebalancing = self._rebalancing
         to_stop = rebalancing.to_stop(self._giving_up)
         if rebalancing.running is not None:
-            if to_stop - self._asked_to_stop - self._stopping:
-                self._asked_to_stop |= to_stop
-                self._effects.append(AskStop(to_stop))
-                self._hurry(now)
+            asked = to_stop - rebalancing.asked - self._stopping
+            if asked:
+                rebalancing.asked |= asked
+                self._effects.append(AskStop(asked))
+            self._hurry(now)
             return
         if to_stop:
             rebalancing.calling_stop()
@@ -690,6 +691,7 @@ class Node:
             owned = rebalancing.to_start()
             if owned is not None:
                 rebalancing.calling_start(owned)
+                self._handler_began = now
                 self._limit_handler(now, self._timings.start_timeout_s)
                 self._update_guard()
                 self._effects.append(CallStart(owned, self._proven_at + self._timings.detect_s))
@@ -699,13 +701,16 @@ class Node:
         self._handler_ends = now + limit_s
 
     def _hurry(self, now: float) -> None:
-        """Out of touch, an OnStart that still runs uses up the time that OnStop has (RB-21)."""
+        """Limit an OnStart that still runs while everything is given up: it uses up OnStop's time (RB-21).
+
+        Back in touch it has its own time again.
+        """
+        if self._rebalancing.running is not Handler.START or self._overran:
+            return
         limit_s = self._timings.stop_timeout_s
-        if (
-            self._giving_up
-            and self._rebalancing.running is Handler.START
-            and now + limit_s < self._handler_ends
-        ):
+        if not self._giving_up:
+            self._limit_handler(self._handler_began, self._timings.start_timeout_s)
+        elif now + limit_s < self._handler_ends:
             self._limit_handler(now, limit_s)
 
     @property

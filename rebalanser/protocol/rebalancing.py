@@ -37,6 +37,8 @@ class Rebalancing:
         self.acknowledged_revision = 0
         self.running: Handler | None = None
         self.starting: frozenset[Resource] = NOTHING
+        self.asked: set[Resource] = set()
+        """What was asked to stop while a handler ran: it passes OnStop, even if it is wanted again by then."""
         self.step = Step.SETTLED
         self._restarting: set[Resource] = set()
         self._giving_back: set[Resource] = set()
@@ -78,11 +80,12 @@ class Rebalancing:
         return True
 
     def to_stop(self, everything: bool) -> frozenset[Resource]:
-        """Step 1: what is started and must be given up, or all of it."""
+        """Step 1: what is started and must be given up or was asked to stop, or all of it."""
         stoppable = self.started.keys() - self.stuck
         if everything:
             return frozenset(stoppable)
-        return frozenset(r for r in stoppable if r not in self.wanted or r in self._restarting)
+        leaving = self._restarting | self.asked
+        return frozenset(r for r in stoppable if r not in self.wanted or r in leaving)
 
     def to_remove(self, everything: bool) -> dict[Resource, Token]:
         """Step 2: the barriers that are held for nothing that is started or wanted."""
@@ -152,12 +155,14 @@ class Rebalancing:
         if not entered:
             for resource in self.starting:
                 self.started.pop(resource)
+            self.asked -= self.starting
             self._told_of_nothing = False
         self.starting = NOTHING
 
     def stop_returned(self, resources: Iterable[Resource], failed: bool) -> None:
         """OnStop returned: access has ended. If it raised, access is taken as not stopped (RB-24)."""
         self.running = None
+        self.asked.difference_update(resources)
         if failed:
             self.stuck.update(resources)
             return

@@ -455,6 +455,59 @@ def test_a_newer_allocation_never_interrupts_onstart() -> None:
     assert driven.all(CallStop) == [CallStop(frozenset({"a"}))]
 
 
+@pytest.mark.rule("RB-14", "RB-18")
+def test_what_was_asked_to_stop_passes_onstop_and_starts_anew_even_if_it_is_given_back() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a")
+    driven.add(200, "a")
+    driven.notice(2)
+    driven.give(2)
+    driven.notice(3)
+    driven.give(3, "a")
+    driven.returns(Handler.START)
+    assert driven.all(CallStop) == [CallStop(frozenset({"a"}))]
+    assert driven.sent(Acknowledge) is None
+    driven.returns(Handler.STOP)
+    assert driven.sent(RemoveBarriers) is None
+    assert [call.owned for call in driven.all(CallStart)] == [{"a": 200}]
+    driven.returns(Handler.START)
+    assert driven.all(CallStop) == []
+    assert driven.sent(Acknowledge) == Acknowledge(SESSION, 3, replaces=10)
+
+
+@pytest.mark.rule("RB-14")
+def test_each_resource_is_asked_to_stop_once() -> None:
+    driven = Driven()
+    driven.own("a", "b", "c")
+    driven.notice(2)
+    driven.give(2, "b", "c")
+    assert driven.all(CallStop) == [CallStop(frozenset({"a"}))]
+    driven.notice(3)
+    driven.give(3, "c")
+    assert driven.all(AskStop) == [AskStop(frozenset({"b"}))]
+    driven.notice(4)
+    driven.give(4, "b")
+    assert driven.all(AskStop) == [AskStop(frozenset({"c"}))]
+    driven.returns(Handler.STOP)
+    assert driven.all(CallStop) == [CallStop(frozenset({"b", "c"}))]
+
+
+@pytest.mark.rule("RB-14")
+def test_an_onstart_that_was_asked_to_stop_before_it_was_entered_is_called_again_without_onstop() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a")
+    driven.add(200, "a")
+    driven.notice(2)
+    driven.give(2)
+    driven.notice(3)
+    driven.give(3, "a")
+    driven.feed(HandlerReturned(Handler.START, refused=True))
+    assert driven.all(CallStop) == []
+    assert [call.owned for call in driven.all(CallStart)] == [{"a": 200}]
+
+
 @pytest.mark.rule("RB-14")
 def test_what_was_added_for_an_aborted_rebalance_is_removed() -> None:
     driven = Driven()
@@ -687,6 +740,23 @@ def test_out_of_touch_everything_is_stopped_in_time_and_the_barriers_are_kept() 
     assert driven.all(CallStart) == [CallStart({"a": 200}, 7.5 + TIMINGS.detect_s)]
 
 
+@pytest.mark.rule("RB-18", "RB-21")
+def test_what_was_asked_to_stop_out_of_touch_passes_onstop_and_starts_anew_back_in_touch() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.notice(2)
+    driven.give(2, "a", "b")
+    driven.add(210, "b")
+    driven.pass_to(TIMINGS.detect_s)
+    assert driven.all(AskStop) == [AskStop(frozenset({"a", "b"}))]
+    driven.now = 7.5
+    driven.beat()
+    driven.returns(Handler.START)
+    assert driven.all(CallStop) == [CallStop(frozenset({"a", "b"}))]
+    driven.returns(Handler.STOP)
+    assert [call.owned for call in driven.all(CallStart)] == [{"a": 200, "b": 210}]
+
+
 @pytest.mark.rule("RB-11", "RB-21")
 def test_back_in_touch_a_node_goes_on_waiting_for_what_was_blocked() -> None:
     driven = Driven(options=NodeOptions(start_in_batches=False))
@@ -840,6 +910,27 @@ def test_an_onstart_that_runs_when_touch_is_lost_has_the_limit_of_onstop() -> No
     driven.pass_to(slow.detect_s)
     assert FactKind.ISOLATED in driven.facts()
     driven.pass_to(slow.detect_s + slow.stop_timeout_s)
+    assert FactKind.HANDLER_OVERRAN in driven.facts()
+
+
+@pytest.mark.rule("RB-21", "RB-34")
+def test_back_in_touch_an_onstart_that_runs_has_its_own_limit_again() -> None:
+    slow = dataclasses.replace(TIMINGS, start_timeout_s=12.0)
+    driven = Driven(timings=slow, options=NodeOptions(on_overrun=OnOverrun.KILL))
+    driven.join()
+    driven.give(1, "a")
+    driven.add(200, "a")
+    driven.pass_to(slow.detect_s)
+    assert driven.node.next_wakeup == slow.detect_s + slow.stop_timeout_s
+    driven.now = slow.detect_s + 1
+    driven.beat()
+    assert FactKind.RECONNECTED in driven.facts()
+    driven.pass_to(slow.detect_s + slow.stop_timeout_s)
+    assert FactKind.HANDLER_OVERRAN not in driven.facts()
+    driven.beat()
+    driven.pass_to(11.9)
+    assert FactKind.HANDLER_OVERRAN not in driven.facts()
+    driven.pass_to(12.0)
     assert FactKind.HANDLER_OVERRAN in driven.facts()
 
 

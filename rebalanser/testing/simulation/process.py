@@ -244,6 +244,8 @@ class Process:
         self.told_of_nothing = False
         """Whether the last OnStart said that this process owns nothing (RB-18)."""
         self.tokens: dict[Resource, Token] = {}
+        self.asked: set[Resource] = set()
+        """What is owned, or arrives just now, and was asked to stop: nobody works on it any more."""
         self.node: Node = world.make_node(host.plan, stem)
         self._mailbox: deque[Callable[[], None]] = deque()
         self._watching: dict[Topic, Watching] = {}
@@ -310,6 +312,8 @@ class Process:
             self._carry_out(effect)
         if self.node.session is not None:
             self._last_node = self.node.session.node
+        if not self.node.started:
+            self.asked.clear()
         self._set_timer()
 
     def _carry_out(self, effect: Effect) -> None:
@@ -319,11 +323,13 @@ class Process:
                     self.world.oracle.acknowledging(self, command)
                 Conversation(self, command).begin()
             case CallStart(owned=owned, not_after=not_after):
+                self.asked -= owned.keys()
                 self._ask_call(Call(Handler.START, tuple(sorted(owned)), dict(owned), not_after))
             case CallStop(resources=resources):
                 self._ask_call(Call(Handler.STOP, tuple(sorted(resources)), {}, 0.0))
-            case AskStop():
-                pass
+            case AskStop(resources=resources):
+                arriving = self.call.owned if self.call is not None else {}
+                self.asked |= resources & (self.tokens.keys() | arriving.keys())
             case Guard(deadline=deadline):
                 self._arm(deadline)
             case Watch(topics=topics):
@@ -418,7 +424,7 @@ class Process:
     def _enter(self, call: Call) -> None:
         if call.handler is Handler.STOP:
             self._run(call)
-        elif self.refuses(call.not_after):
+        elif self.refuses(call.not_after) or self.asked & call.owned.keys():
             self.call = None
             self._fact(FactKind.START_REFUSED, call)
             self.handle(HandlerReturned(Handler.START, refused=True))
@@ -469,6 +475,7 @@ class Process:
             if call.handler is Handler.STOP:
                 for resource in call.resources:
                     self.tokens.pop(resource, None)
+                    self.asked.discard(resource)
         self.handle(HandlerReturned(call.handler, error))
 
     def _fact(self, kind: FactKind, call: Call) -> None:

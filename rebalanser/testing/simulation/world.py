@@ -393,6 +393,8 @@ class World:
                 return f"a handler of {process.label} runs"
             if process.node.membership is not Membership.MEMBER:
                 return f"{process.label} is no member"
+            if process.asked & process.tokens.keys():
+                return f"{process.label} was asked to stop {listed(process.asked)} and not called"
             if not process.tokens and not process.told_of_nothing:
                 return f"{process.label} owns nothing and was not told"
         return self._unsettled_group(live) or self._unowned(live) or self._unacknowledged()
