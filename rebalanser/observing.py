@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rebalanser.protocol import Fact
+from rebalanser.protocol import Fact, Report
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger, log_fact, prepare
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
     from rebalanser.history import Journal
+    from rebalanser.history.journal import Moment
 
 CLOSE_TIMEOUT_S = 2.0
 QUEUE_SIZE = 10_000
@@ -23,9 +24,10 @@ _log = get_logger()
 
 
 class Observer:
-    """Passes each fact on, in order. Never blocks the protocol and never fails it.
+    """Passes what happens on, in order. Never blocks the protocol and never fails it.
 
-    The history queues a fact at once. The log and the hooks get it in a thread of their own, since either may
+    A report takes its time and its numbers in the history at once. What is told of each resource is made in
+    threads of the observer, one for the history, and one for the log and the hooks, since either of these may
     block, as a terminal does under Ctrl-S, and a node that waits for one could not stop in time.
     ``process`` names the process in the history: the stem of the ids of its node's incarnations.
 
@@ -45,29 +47,32 @@ class Observer:
         prepare()
         self._group = group
         self._hooks = hooks
-        self._fenced = settings.fenced
         self._journal = _open_journal(group, label, process, settings, clock)
-        self._told: queue.Queue[Fact | None] = queue.Queue(maxsize=QUEUE_SIZE)
+        self._told: queue.Queue[Report | None] = queue.Queue(maxsize=QUEUE_SIZE)
         self._untold = 0
+        self._in_order = threading.Lock()
+        self._writer = (
+            None if self._journal is None else _HistoryWriter(group, self._journal, settings.fenced)
+        )
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-facts-{group}", daemon=True)
         self._thread.start()
 
-    def observe(self, fact: Fact) -> None:
-        """Pass a fact on. If the log and the hooks are too slow for it, it is counted and dropped."""
-        if self._journal is not None:
-            from rebalanser.history import event_of  # noqa: PLC0415 - loaded with the journal
-
-            self._journal.write(event_of(fact, fenced=self._fenced))
-        try:
-            self._told.put_nowait(fact)
-        except queue.Full:
-            self._untold += 1
+    def observe(self, report: Report) -> None:
+        """Pass a report on. If the log and the hooks are too slow for it, it is counted and dropped."""
+        with self._in_order:
+            if self._writer is not None:
+                self._writer.write(report)
+            try:
+                self._told.put_nowait(report)
+            except queue.Full:
+                self._untold += report.count
 
     def _run(self) -> None:
-        while (fact := self._told.get()) is not None:
-            self._tell(self._log, fact)
-            for hook in self._hooks:
-                self._tell(hook, fact)
+        while (report := self._told.get()) is not None:
+            for fact in report.facts():
+                self._tell(self._log, fact)
+                for hook in self._hooks:
+                    self._tell(hook, fact)
             if self._untold and self._told.empty():
                 untold, self._untold = self._untold, 0
                 self._warn(
@@ -98,8 +103,40 @@ class Observer:
             self._told.put(None, timeout=CLOSE_TIMEOUT_S)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT_S)
+        if self._writer is not None:
+            self._writer.close()
         if self._journal is not None:
             self._journal.close(CLOSE_TIMEOUT_S)
+
+
+class _HistoryWriter:
+    """Writes reports into a history from a thread of its own; what it has no room for is missing there."""
+
+    def __init__(self, group: str, journal: Journal, fenced: bool) -> None:
+        self._journal = journal
+        self._fenced = fenced
+        self._waiting: queue.Queue[tuple[Moment, Report] | None] = queue.Queue(maxsize=QUEUE_SIZE)
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-records-{group}", daemon=True)
+        self._thread.start()
+
+    def write(self, report: Report) -> None:
+        """Take in a report as of now; never waits."""
+        moment = self._journal.moment(report.count)
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait((moment, report))
+
+    def close(self) -> None:
+        """Give everything that was taken in to the journal."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=CLOSE_TIMEOUT_S)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        from rebalanser.history import event_of  # noqa: PLC0415 - loaded with the journal
+
+        while (taken := self._waiting.get()) is not None:
+            moment, report = taken
+            self._journal.write_at(moment, (event_of(fact, fenced=self._fenced) for fact in report.facts()))
 
 
 def _open_journal(group: str, label: str, process: str, settings: Settings, clock: Clock) -> Journal | None:

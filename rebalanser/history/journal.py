@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -45,6 +46,15 @@ def author_here(protocol: Protocol, group: str, process: str, label: str) -> Aut
     return Author(protocol, group, process, label, platform.node() or None, boot())
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When something happened, and the numbers of the records that tell it."""
+
+    sequences: range
+    wall: float
+    monotonic: float
+
+
 class Journal:
     """The records of one :class:`~rebalanser.history.records.Author`. May be called from any thread.
 
@@ -63,13 +73,38 @@ class Journal:
 
     def write(self, event: Event) -> None:
         """Write down what happened, now. Never waits for anything outside of this process, never raises."""
-        with self._lock, contextlib.suppress(Exception):
-            sequence, self._sequence = self._sequence, self._sequence + 1
-            self._sink.write(
-                Record.of(
-                    self._author, event, sequence=sequence, wall=self._wall(), monotonic=self._monotonic()
+        with self._lock:
+            self._write(self._moment(1), (event,))
+
+    def moment(self, records: int) -> Moment:
+        """Return the present moment for so many records, which :meth:`write_at` writes down later.
+
+        Numbers that are not used show as records that were lost.
+        """
+        with self._lock:
+            return self._moment(records)
+
+    def write_at(self, moment: Moment, events: Iterable[Event]) -> None:
+        """Write down what happened at a moment; to be called in the order of the moments."""
+        with self._lock:
+            self._write(moment, events)
+
+    def _moment(self, records: int) -> Moment:
+        first, self._sequence = self._sequence, self._sequence + records
+        return Moment(range(first, self._sequence), self._wall(), self._monotonic())
+
+    def _write(self, moment: Moment, events: Iterable[Event]) -> None:
+        for sequence, event in zip(moment.sequences, events, strict=True):
+            with contextlib.suppress(Exception):
+                self._sink.write(
+                    Record.of(
+                        self._author,
+                        event,
+                        sequence=sequence,
+                        wall=moment.wall,
+                        monotonic=moment.monotonic,
+                    )
                 )
-            )
 
     def close(self, timeout_s: float) -> None:
         """Bring everything to where it belongs, waiting at most ``timeout_s`` seconds."""

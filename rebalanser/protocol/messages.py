@@ -9,7 +9,7 @@ any order between lanes; a node has at most one command under way in each lane. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
@@ -459,9 +459,44 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the sinks what happened."""
+    """Tell the sinks what happened: one fact, or with ``each`` the same of each of these resources.
+
+    Whoever writes it down makes the facts of it, so that a report of many resources costs the node no more
+    than one of a single resource. What it refers to must not change any more.
+    """
 
     fact: Fact
+    each: Collection[Resource] | None = None
+    tokens: Mapping[Resource, Token] = field(default_factory=dict)
+    revisions: Mapping[Resource, int] = field(default_factory=dict)
+    """Revisions of resources, where they differ; otherwise that of ``fact`` holds for all."""
+    holders: Mapping[Resource, NodeId] = field(default_factory=dict)
+    """Told as ``holder`` in the detail."""
+
+    @property
+    def count(self) -> int:
+        """Number of facts that this is."""
+        return 1 if self.each is None else len(self.each)
+
+    def facts(self) -> Iterator[Fact]:
+        """Make the facts, of resources in the order of their names."""
+        if self.each is None:
+            yield self.fact
+            return
+        fact = self.fact
+        for resource in sorted(self.each):
+            holder = self.holders.get(resource)
+            yield Fact(
+                kind=fact.kind,
+                node=fact.node,
+                term=fact.term,
+                version=fact.version,
+                resource=resource,
+                token=self.tokens.get(resource),
+                revision=self.revisions.get(resource, fact.revision),
+                value=fact.value,
+                detail=fact.detail if holder is None else {**fact.detail, "holder": holder},
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import assert_never
 
@@ -234,25 +234,45 @@ class Node:
     def _report(
         self,
         kind: FactKind,
-        resource: Resource | None = None,
-        token: Token | None = None,
+        *,
         revision: int | None = None,
         value: float | None = None,
         **detail: str | float | bool | None,
     ) -> None:
+        self._effects.append(Report(self._fact(kind, revision, value, detail)))
+
+    def _report_each(
+        self,
+        kind: FactKind,
+        each: Collection[Resource],
+        tokens: Mapping[Resource, Token],
+        *,
+        revisions: Mapping[Resource, int] | None = None,
+        value: float | None = None,
+        **detail: str | float | bool | None,
+    ) -> None:
+        """Report the same of each of these resources, if there are any."""
+        if each:
+            fact = self._fact(kind, None, value, detail)
+            self._effects.append(Report(fact, each, tokens, revisions or {}))
+
+    def _fact(
+        self,
+        kind: FactKind,
+        revision: int | None,
+        value: float | None,
+        detail: Mapping[str, str | float | bool | None],
+    ) -> Fact:
         header = self._rebalancing.header
-        fact = Fact(
+        return Fact(
             kind=kind,
             node=self._session.node if self._session else self._node_id,
             term=self._leading.term,
             version=header.version if header else 0,
-            resource=resource,
-            token=token,
             revision=revision,
             value=value,
             detail=detail,
         )
-        self._effects.append(Report(fact))
 
     @property
     def _node_id(self) -> NodeId:
@@ -408,11 +428,13 @@ class Node:
                 self._report_added(found)
             case RemoveBarriers(), BarriersRemoved():
                 self._rebalancing.barriers_removed(outcome.resources)
-                took_s = now - self._removal_sent_at
-                for resource in sorted(outcome.resources):
-                    token = command.barriers.get(resource)
-                    removed_at = outcome.removed_at.get(resource)
-                    self._report(FactKind.BARRIER_REMOVED, resource, token, removed_at, took_s)
+                self._report_each(
+                    FactKind.BARRIER_REMOVED,
+                    outcome.resources,
+                    command.barriers,
+                    revisions=outcome.removed_at,
+                    value=now - self._removal_sent_at,
+                )
             case Acknowledge(), Acknowledged():
                 self._rebalancing.acknowledged = outcome.version
                 self._rebalancing.acknowledged_revision = outcome.revision
@@ -501,12 +523,12 @@ class Node:
     def _barriers_added(self, outcome: BarriersAdded) -> None:
         self._rebalancing.barriers_added(outcome)
         self._report_added(outcome.added)
-        for resource, holder in outcome.blocked.items():
-            self._report(FactKind.BARRIER_BLOCKED, resource, revision=outcome.revision, holder=holder)
+        if outcome.blocked:
+            fact = self._fact(FactKind.BARRIER_BLOCKED, outcome.revision, None, {})
+            self._effects.append(Report(fact, outcome.blocked, holders=outcome.blocked))
 
     def _report_added(self, barriers: Mapping[Resource, Token]) -> None:
-        for resource, token in barriers.items():
-            self._report(FactKind.BARRIER_ADDED, resource, token, token)
+        self._report_each(FactKind.BARRIER_ADDED, barriers, barriers, revisions=barriers)
 
     def _left(self, now: float) -> None:
         self._report(FactKind.LEFT)
@@ -565,9 +587,8 @@ class Node:
         if event.error is None:
             return
         if event.handler is Handler.STOP:
-            for resource in sorted(stopping):
-                token = rebalancing.started[resource]
-                self._report(FactKind.STOP_FAILED, resource, token, error=event.error)
+            started = dict(rebalancing.started)
+            self._report_each(FactKind.STOP_FAILED, stopping, started, error=event.error)
         else:
             self._report(FactKind.START_FAILED, error=event.error)
         self._failures += 1

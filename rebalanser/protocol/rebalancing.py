@@ -38,7 +38,7 @@ class Rebalancing:
         self.running: Handler | None = None
         self.starting: frozenset[Resource] = NOTHING
         self.asked: set[Resource] = set()
-        """What was asked to stop while a handler ran: it passes OnStop, even if it is wanted again by then."""
+        """What was asked to stop while a handler ran: it passes OnStop, even if it is wanted again."""
         self.step = Step.SETTLED
         self._restarting: set[Resource] = set()
         self._giving_back: set[Resource] = set()

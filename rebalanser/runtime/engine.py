@@ -76,7 +76,7 @@ class Snapshot:
 
 
 class Engine:
-    """Runs one node until it is stopped. ``observe`` is told each fact; it must not block nor raise."""
+    """Runs one node until it is stopped. ``observe`` is told what happens; it must not block nor raise."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Engine:
         handlers: Handlers,
         clock: Clock,
         tenure: Tenure,
-        observe: Callable[[Fact], None],
+        observe: Callable[[Report], None],
         switch: Switch | None = None,
     ) -> None:
         self._name = name
@@ -178,19 +178,12 @@ class Engine:
             raise self._failure
         raise InternalError(f"the engine of {self._name} failed") from self._failure
 
-    def _tell(self, kind: FactKind, owned: Owned, value: float | None = None) -> None:
-        snapshot = self._snapshot
-        self._observe(
-            Fact(
-                kind=kind,
-                node=snapshot.node,
-                term=snapshot.term,
-                version=snapshot.version,
-                resource=owned.resource,
-                token=owned.token,
-                value=value,
-            )
-        )
+    def _tell(self, kind: FactKind, tokens: Mapping[str, int], value: float | None = None) -> None:
+        """Report the same of each of these resources, if there are any."""
+        if tokens:
+            snapshot = self._snapshot
+            fact = Fact(kind, snapshot.node, snapshot.term, snapshot.version, value=value)
+            self._observe(Report(fact, tokens, tokens))
 
     def _tell_loads(self) -> None:
         """Tell what the application reported, once a second: the loop looks at the clock oftener anyway."""
@@ -199,7 +192,7 @@ class Engine:
             return
         self._loads_told_at = now
         for owned, load in self._runner.taken_loads():
-            self._tell(FactKind.LOAD_REPORTED, owned, load)
+            self._tell(FactKind.LOAD_REPORTED, {owned.resource: owned.token}, load)
 
     def _fail(self, error: BaseException) -> None:
         """Something is broken that no outcome can express: stop access, let the lease end."""
@@ -282,8 +275,8 @@ class Engine:
                 self._coordinator.watch(
                     self._node.session.node if self._node.session else "", topics, self._inbox.notice
                 )
-            case Report(fact):
-                self._report(fact)
+            case Report():
+                self._report(effect)
             case Finished():
                 self._stopped = True
 
@@ -296,13 +289,14 @@ class Engine:
         else:
             self._switch.arm(deadline)
 
-    def _report(self, fact: Fact) -> None:
+    def _report(self, report: Report) -> None:
+        fact = report.fact
         if fact.kind is FactKind.JOIN_FAILED:
             self._join_error = (str(fact.detail.get("error")), bool(fact.detail.get("fatal")))
         elif fact.kind is FactKind.JOINED:
             self._join_error = None
             self._runner.forget_error()
-        self._observe(fact)
+        self._observe(report)
 
     @property
     def join_error(self) -> tuple[str, bool] | None:

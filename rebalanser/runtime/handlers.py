@@ -24,7 +24,8 @@ class Handlers(Protocol):
         """End all access to these resources; it has ended when this returns."""
 
 
-Tell = Callable[[FactKind, Owned], None]
+Tell = Callable[[FactKind, Mapping[str, int]], None]
+"""``tell(kind, tokens)``: what happened to these resources; it takes no longer for many than for one."""
 
 MAX_LOADS_AT_ONCE = 1000
 """More loads than these are told in turns, so that they never take the room of what matters more."""
@@ -143,40 +144,40 @@ class HandlerRunner:
                 self._stop(CallStop(frozenset(owned)))
 
     def _start(self, effect: CallStart) -> None:
-        too_late = self._clock.now() >= effect.not_after or self._tenure.ended
         with self._lock:
             arriving = [owned for _, owned in sorted(self._arriving.items())]
+            self._owned.update(self._arriving)
             self._arriving = {}
-            refused = too_late or any(owned.stop_requested.is_set() for owned in arriving)
-            if not refused:
-                self._owned.update((owned.resource, owned) for owned in arriving)
-        if refused:
-            self._report(FactKind.START_REFUSED, arriving)
+        refused = any(owned.stop_requested.is_set() for owned in arriving)
+        # Nothing that takes longer with more resources comes between this look at the clock and the handler.
+        if refused or self._clock.now() >= effect.not_after or self._tenure.ended:
+            self._disown(arriving)
+            self._tell(FactKind.START_REFUSED, effect.owned)
             self._returned(HandlerReturned(Handler.START, refused=True))
             return
-        self._report(FactKind.START_ENTERED, arriving)
+        self._tell(FactKind.START_ENTERED, effect.owned)
         error = self._call(Handler.START, self._handlers.start, arriving)
         if error is None:
-            self._report(FactKind.START_RETURNED, arriving)
+            self._tell(FactKind.START_RETURNED, effect.owned)
         self._returned(HandlerReturned(Handler.START, _text(error)))
 
     def _stop(self, effect: CallStop) -> None:
         self.ask_to_stop(effect.resources)
         with self._lock:
             leaving = [self._owned[r] for r in sorted(effect.resources) if r in self._owned]
-        self._report(FactKind.STOP_ENTERED, leaving)
+        tokens = {owned.resource: owned.token for owned in leaving}
+        self._tell(FactKind.STOP_ENTERED, tokens)
         error = self._call(Handler.STOP, self._handlers.stop, leaving)
         self._stop_error = error
         if error is None:
-            self._report(FactKind.STOP_RETURNED, leaving)
-            with self._lock:
-                for owned in leaving:
-                    self._owned.pop(owned.resource, None)
+            self._tell(FactKind.STOP_RETURNED, tokens)
+            self._disown(leaving)
         self._returned(HandlerReturned(Handler.STOP, _text(error)))
 
-    def _report(self, kind: FactKind, resources: Iterable[Owned]) -> None:
-        for owned in resources:
-            self._tell(kind, owned)
+    def _disown(self, gone: Iterable[Owned]) -> None:
+        with self._lock:
+            for owned in gone:
+                self._owned.pop(owned.resource, None)
 
     def _call(
         self, name: Handler, handler: Callable[[list[Owned]], None], owned: list[Owned]

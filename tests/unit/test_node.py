@@ -142,11 +142,11 @@ class Driven:
         return self.feed(HandlerReturned(handler, error))
 
     def facts(self) -> list[FactKind]:
-        return [report.fact.kind for report in self.all(Report)]
+        return [fact.kind for report in self.all(Report) for fact in report.facts()]
 
     def told(self, kind: FactKind) -> list[tuple[str | None, int | None, int | None]]:
         """Of each such fact the resource, the token and the revision."""
-        facts = [report.fact for report in self.all(Report)]
+        facts = [fact for report in self.all(Report) for fact in report.facts()]
         return [(fact.resource, fact.token, fact.revision) for fact in facts if fact.kind is kind]
 
     def join(self) -> None:
@@ -438,6 +438,24 @@ def test_a_superseded_attempt_reads_the_share_again() -> None:
     driven.give(1, "a")
     driven.answer(AddBarriers, BarriersAdded(150, {}, {}, superseded=True))
     assert driven.sent(ReadShare) == ReadShare(SESSION)
+
+
+@pytest.mark.rule("RB-21")
+def test_what_happens_to_many_resources_is_one_report() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a", "b", "c", "d")
+    driven.add(200, "b", "a", blocked={"d": "m-0", "c": "m-1"})
+    added, blocked = driven.all(Report)
+    assert [(fact.resource, fact.token, fact.revision) for fact in added.facts()] == [
+        ("a", 200, 200),
+        ("b", 200, 200),
+    ]
+    assert [(fact.resource, fact.revision, fact.detail) for fact in blocked.facts()] == [
+        ("c", 200, {"holder": "m-1"}),
+        ("d", 200, {"holder": "m-0"}),
+    ]
+    assert (added.count, blocked.count) == (2, 2)
 
 
 @pytest.mark.rule("RB-14")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +29,7 @@ from rebalanser.protocol import (
     Node,
     Noticed,
     OnOverrun,
+    Report,
     ResourceSpec,
     Topic,
     TopicKind,
@@ -155,9 +158,10 @@ class Running:
         )
         self.engine.start()
 
-    def _observe(self, fact: Fact) -> None:
-        self.facts.append(fact)
-        self.story.add(fact.kind)
+    def _observe(self, report: Report) -> None:
+        for fact in report.facts():
+            self.facts.append(fact)
+            self.story.add(fact.kind)
 
     def settle(self) -> None:
         """Wait until everything is done that there is to do, the acknowledgement too."""
@@ -404,8 +408,12 @@ class Runner:
             self.clock,
             self.tenure,
             self.story.add,
-            lambda kind, owned: self.story.add((kind, owned.resource)),
+            self._tell,
         )
+
+    def _tell(self, kind: FactKind, tokens: Mapping[str, int]) -> None:
+        for resource in sorted(tokens):
+            self.story.add((kind, resource))
 
     def close(self) -> None:
         for event in self.handlers.may_return.values():
@@ -445,6 +453,22 @@ def test_a_start_that_comes_too_late_is_not_entered(runner: Runner) -> None:
 
 
 @pytest.mark.rule("RB-21")
+def test_the_clock_is_read_after_all_that_takes_longer_for_many_resources(runner: Runner) -> None:
+    class Slow(str):
+        __slots__ = ()
+
+        def __lt__(self, other: str) -> bool:
+            runner.clock.advance(1)
+            return str.__lt__(self, other)
+
+    many = {Slow("a"): 7, Slow("b"): 7}
+    runner.runner.call(CallStart(many, not_after=runner.clock.now() + 1))
+    runner.story.wait_for(HandlerReturned(Handler.START, refused=True))
+    assert (Handler.START, ("a", "b")) not in runner.story.lines
+    assert runner.runner.owned() == {}
+
+
+@pytest.mark.rule("RB-21")
 def test_what_is_asked_to_stop_before_onstart_is_entered_is_not_started(runner: Runner) -> None:
     runner.handlers.may_return[Handler.START].clear()
     runner.runner.call(CallStart({"b": 7}, not_after=runner.clock.now() + 1))
@@ -467,13 +491,42 @@ def test_a_hook_that_blocks_holds_nobody_up() -> None:
 
     observer = Observer("g", "n", "n", SETTINGS, Clock(), [block])
     for _ in range(20_000):
-        observer.observe(Fact(FactKind.ISOLATED, "n-0"))
+        observer.observe(Report(Fact(FactKind.ISOLATED, "n-0")))
     assert story.lines == []
     may_go.set()
     story.wait_for(FactKind.ISOLATED)
     observer.close()
     observer._thread.join(PATIENCE_S)
     assert not observer._thread.is_alive(), "what it still logged would be in other tests' logs"
+
+
+@pytest.mark.rule("RB-21", "RB-25")
+def test_a_report_of_many_resources_costs_the_reporter_no_more_than_one(tmp_path: Path) -> None:
+    may_go, facts, all_told = threading.Event(), list[Fact](), threading.Event()
+
+    class Many(dict[str, int]):
+        def __iter__(self) -> Iterator[str]:
+            assert may_go.wait(PATIENCE_S)
+            return super().__iter__()
+
+    def hear(fact: Fact) -> None:
+        facts.append(fact)
+        if fact.resource == "b":
+            all_told.set()
+
+    settings = SETTINGS.model_copy(update={"history_dir": tmp_path})
+    observer = Observer("g", "n", "n", settings, Clock(), [hear])
+    many = Many(b=8, a=7)
+    observer.observe(Report(Fact(FactKind.BARRIER_ADDED, "n-0", 1, 2), many, many, revisions=many))
+    assert not facts
+    may_go.set()
+    assert all_told.wait(PATIENCE_S)
+    observer.close()
+    assert [(fact.resource, fact.token, fact.revision) for fact in facts] == [("a", 7, 7), ("b", 8, 8)]
+    records = [
+        json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in file.read_text().splitlines()
+    ]
+    assert [(record["sequence"], record["resource"]) for record in records] == [(0, "a"), (1, "b")]
 
 
 def test_a_log_and_a_hook_that_raise_harm_nobody() -> None:
@@ -490,7 +543,7 @@ def test_a_log_and_a_hook_that_raise_harm_nobody() -> None:
     try:
         observer = Observer("g", "n", "n", SETTINGS, Clock(), [fail, lambda fact: story.add(fact.kind)])
         for kind in (FactKind.SESSION_LOST, FactKind.LEFT):
-            observer.observe(Fact(kind, "n-0"))
+            observer.observe(Report(Fact(kind, "n-0")))
             story.wait_for(kind)
         observer.close()
     finally:

@@ -334,11 +334,15 @@ class Process:
                 self._arm(deadline)
             case Watch(topics=topics):
                 self._watch(topics)
-            case Report(fact=fact):
-                self.world.report(self, fact)
+            case Report():
+                self._report(effect)
             case Finished():
                 self.finished = True
                 self.world.finished(self)
+
+    def _report(self, report: Report) -> None:
+        for fact in report.facts():
+            self.world.report(self, fact)
 
     def answered(self, conversation: Conversation, outcome: Outcome) -> None:
         """A command has ended."""
