@@ -537,9 +537,7 @@ class Node:
     def _depart(self, now: float) -> None:
         """The session is over with nothing of it left: rest, or stop for good."""
         self._abandoned = self._abandoned or bool(self._rebalancing.stuck)
-        self._rebalancing.stuck.clear()
-        self._rebalancing.started.clear()
-        self._rebalancing.asked.clear()
+        self._rebalancing.abandon()
         if self._session is not None:
             self._forget()
         self._incarnation += 1
@@ -699,7 +697,7 @@ class Node:
         if rebalancing.running is not None:
             asked = to_stop - rebalancing.asked - self._stopping
             if asked:
-                rebalancing.asked |= asked
+                rebalancing.ask(asked)
                 self._effects.append(AskStop(asked))
             self._hurry(now)
             return

@@ -1,13 +1,15 @@
 """The four steps: what a node wants, holds and has started, and therefore what is the next thing to do.
 
 Nothing here is sent or called. :class:`Rebalancing` answers questions ("what must be stopped?") about its
-own state, and is told what came of it.
+own state, and is told what came of it. A node may own 100,000 resources, so each question is answered once
+until something changes, and by operations on whole sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar, cast
 
 from rebalanser.errors import InternalError
 from rebalanser.protocol.messages import BarriersAdded, Handler, ShareRead
@@ -15,6 +17,7 @@ from rebalanser.protocol.states import STEPS, Step
 from rebalanser.protocol.types import Header, Mode, NodeId, Resource, Share, Token
 
 NOTHING: frozenset[Resource] = frozenset()
+AnswerT = TypeVar("AnswerT")
 
 
 class Rebalancing:
@@ -43,6 +46,18 @@ class Rebalancing:
         self._restarting: set[Resource] = set()
         self._giving_back: set[Resource] = set()
         self._told_of_nothing = False
+        self._answers: dict[tuple[str, bool], object] = {}
+
+    def _changed(self) -> None:
+        """Forget the answers to questions; to be called by whatever changes what they are about."""
+        self._answers.clear()
+
+    def _once(self, question: str, everything: bool, answer: Callable[[], AnswerT]) -> AnswerT:
+        """Answer a question once until something changes."""
+        key = (question, everything)
+        if key not in self._answers:
+            self._answers[key] = answer()
+        return cast("AnswerT", self._answers[key])
 
     @property
     def wanted(self) -> frozenset[Resource]:
@@ -65,6 +80,7 @@ class Rebalancing:
 
     def adopt(self, read: ShareRead) -> bool:
         """Act on what was read from now on. Whether the share is another than before."""
+        self._changed()
         self.read_revision = read.revision
         if read.header is not None:
             self.header = read.header
@@ -81,25 +97,29 @@ class Rebalancing:
 
     def to_stop(self, everything: bool) -> frozenset[Resource]:
         """Step 1: what is started and must be given up or was asked to stop, or all of it."""
-        stoppable = self.started.keys() - self.stuck
+        return self._once("stop", everything, lambda: self._to_stop(everything))
+
+    def _to_stop(self, everything: bool) -> frozenset[Resource]:
         if everything:
-            return frozenset(stoppable)
+            return frozenset(self.started).difference(self.stuck)
         leaving = self._restarting | self.asked
-        return frozenset(r for r in stoppable if r not in self.wanted or r in leaving)
+        if not leaving and self.wanted.issuperset(self.started):
+            return NOTHING
+        started = frozenset(self.started)
+        return (started.difference(self.wanted) | (started & leaving)).difference(self.stuck)
 
     def to_remove(self, everything: bool) -> dict[Resource, Token]:
         """Step 2: the barriers that are held for nothing that is started or wanted."""
-        return {
-            resource: token
-            for resource, token in self.held.items()
-            if resource not in self.started
-            and (
-                everything
-                or resource not in self.wanted
-                or resource in self._restarting
-                or resource in self._giving_back
-            )
-        }
+        return self._once("remove", everything, lambda: self._to_remove(everything))
+
+    def _to_remove(self, everything: bool) -> dict[Resource, Token]:
+        leaving = self._restarting | self._giving_back
+        if not everything and not leaving and self.wanted.issuperset(self.held):
+            return {}
+        spare = frozenset(self.held).difference(self.started)
+        if not everything:
+            spare = spare.difference(self.wanted) | (spare & leaving)
+        return {r: token for r, token in self.held.items() if r in spare} if spare else {}
 
     def to_find_out(self, everything: bool) -> frozenset[Resource]:
         """Step 2: the barriers that may have been added and are not wanted."""
@@ -107,16 +127,21 @@ class Rebalancing:
 
     def to_add(self) -> frozenset[Resource]:
         """Step 3: the barriers that are wanted, and not known to be held by another node."""
-        return frozenset(self.wanted - self.held.keys() - self.blocked.keys())
+        return self._once("add", False, lambda: self.missing.difference(self.blocked))
+
+    @property
+    def missing(self) -> frozenset[Resource]:
+        """What is wanted and not held."""
+        return self._once("missing", False, lambda: self.wanted.difference(self.held))
 
     def to_start(self) -> dict[Resource, Token] | None:
         """Step 4: what may be started; empty for "you own nothing" (RB-18); None for nothing to say."""
-        ready = {
-            r: token
-            for r, token in self.held.items()
-            if r in self.wanted and r not in self.started and r not in self._restarting | self._giving_back
-        }
-        if ready and (self._start_in_batches or self.wanted <= self.held.keys()):
+        return self._once("start", False, self._to_start)
+
+    def _to_start(self) -> dict[Resource, Token] | None:
+        idle = self.wanted.difference(self.started, self._restarting, self._giving_back)
+        ready = {r: token for r, token in self.held.items() if r in idle} if idle else {}
+        if ready and (self._start_in_batches or not self.missing):
             return ready
         if self.share is not None and not self.wanted and not self.started and not self._told_of_nothing:
             return {}
@@ -129,16 +154,30 @@ class Rebalancing:
             self.share is not None
             and self.running is None
             and not self.uncertain
-            and self.wanted == self.held.keys() == self.started.keys()
+            and self._owns_its_share
             and self.to_start() is None
+        )
+
+    @property
+    def _owns_its_share(self) -> bool:
+        return (
+            len(self.wanted) == len(self.held) == len(self.started)
+            and not self.missing
+            and self._once("started", False, lambda: self.wanted.issuperset(self.started))
         )
 
     def calling_start(self, owned: Mapping[Resource, Token]) -> None:
         """OnStart is being called: access begins when it is entered."""
+        self._changed()
         self._call(Handler.START)
         self.starting = frozenset(owned)
         self.started.update(owned)
         self._told_of_nothing = not owned
+
+    def ask(self, resources: Collection[Resource]) -> None:
+        """These are asked to stop while a handler runs."""
+        self._changed()
+        self.asked.update(resources)
 
     def calling_stop(self) -> None:
         """OnStop is being called."""
@@ -151,6 +190,7 @@ class Rebalancing:
 
     def start_returned(self, entered: bool) -> None:
         """OnStart returned or raised; where it was not ``entered`` there was no access."""
+        self._changed()
         self.running = None
         if not entered:
             for resource in self.starting:
@@ -161,6 +201,7 @@ class Rebalancing:
 
     def stop_returned(self, resources: Iterable[Resource], failed: bool) -> None:
         """OnStop returned: access has ended. If it raised, access is taken as not stopped (RB-24)."""
+        self._changed()
         self.running = None
         self.asked.difference_update(resources)
         if failed:
@@ -175,10 +216,12 @@ class Rebalancing:
         Where an earlier attempt's answer was lost only "added" ends the doubt: that attempt may have taken
         effect before the allocation changed, or may yet, once the holder is gone.
         """
+        self._changed()
         if outcome.superseded:
             self.stale_revision = max(self.stale_revision, outcome.revision)
             return
-        self.uncertain -= outcome.added.keys()
+        if self.uncertain:
+            self.uncertain -= outcome.added.keys()
         self.held.update(outcome.added)
         self.blocked.update((r, holder) for r, holder in outcome.blocked.items() if r in self.wanted)
         for holder in outcome.blocked.values():
@@ -193,6 +236,7 @@ class Rebalancing:
         self, asked: frozenset[Resource], mine: Mapping[Resource, Token]
     ) -> dict[Resource, Token]:
         """It is known again which of these barriers are this node's. Those that it did not know to hold."""
+        self._changed()
         found = {resource: token for resource, token in mine.items() if self.held.get(resource) != token}
         self.uncertain -= asked
         self.held.update(mine)
@@ -203,10 +247,12 @@ class Rebalancing:
 
         So none of them protects anything any more, not even if a newer allocation gives it back.
         """
+        self._changed()
         self._giving_back.update(resources)
 
     def barriers_removed(self, resources: Iterable[Resource]) -> None:
         """None of these barriers is this node's any more."""
+        self._changed()
         for resource in resources:
             self.held.pop(resource, None)
             self._restarting.discard(resource)
@@ -214,6 +260,7 @@ class Rebalancing:
 
     def released(self, holder: NodeId, revision: int) -> None:
         """``holder`` removed barriers, or left, at ``revision``: what it blocked is worth another try."""
+        self._changed()
         if revision > self.blocked_since.get(holder, revision):
             self.blocked = {r: node for r, node in self.blocked.items() if node != holder}
             self._forget_holders()
@@ -223,8 +270,16 @@ class Rebalancing:
         holders = set(self.blocked.values())
         self.blocked_since = {node: since for node, since in self.blocked_since.items() if node in holders}
 
+    def abandon(self) -> None:
+        """What could not be stopped is given up: the session that owned it is over."""
+        self._changed()
+        self.stuck.clear()
+        self.started.clear()
+        self.asked.clear()
+
     def forget(self) -> None:
         """The session is gone, and every barrier with it (RB-22). What is started is still to be stopped."""
+        self._changed()
         self.header = None
         self.share = None
         self.read_revision = -1
@@ -252,7 +307,7 @@ class Rebalancing:
             return Step.STOPPING
         if self.to_remove(everything) or self.to_find_out(everything):
             return Step.REMOVING
-        if not everything and self.wanted - self.held.keys():
+        if not everything and self.missing:
             return Step.ADDING
         if not everything and self.to_start():
             return Step.STARTING

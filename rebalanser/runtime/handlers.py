@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -29,6 +30,9 @@ Tell = Callable[[FactKind, Mapping[str, int]], None]
 
 MAX_LOADS_AT_ONCE = 1000
 """More loads than these are told in turns, so that they never take the room of what matters more."""
+
+MANY = 1000
+"""More resources than these are asked to stop in a thread of their own."""
 
 MAX_WAITING = 3
 """A handler that is not entered yet, OnStop of an engine that gives up, and the end of the runner."""
@@ -59,7 +63,8 @@ class HandlerRunner:
         self._tell = tell
         self._lock = threading.Lock()
         self._owned: dict[str, Owned] = {}
-        self._arriving: dict[str, Owned] = {}
+        self._arriving: Mapping[str, int] = {}
+        self._asked: set[str] = set()
         self._loads: dict[str, tuple[Owned, float]] = {}
         self._stop_error: BaseException | None = None
         self._waiting: queue.Queue[CallStart | CallStop | None] = queue.Queue(maxsize=MAX_WAITING)
@@ -70,10 +75,8 @@ class HandlerRunner:
         """Call a handler as soon as the one before has returned."""
         if isinstance(effect, CallStart):
             with self._lock:
-                self._arriving = {
-                    resource: Owned(resource, token, self._tenure, self._take_load)
-                    for resource, token in effect.owned.items()
-                }
+                self._arriving = effect.owned
+                self._asked.clear()
         self._waiting.put_nowait(effect)
 
     def close(self, timeout_s: float) -> None:
@@ -109,18 +112,34 @@ class HandlerRunner:
             resources = list(islice(self._loads, MAX_LOADS_AT_ONCE))
             return [self._loads.pop(resource) for resource in resources]
 
-    def ask_to_stop(self, resources: Iterable[str]) -> None:
-        """Tell the owners of these resources, also of those that arrive just now, that OnStop is coming."""
+    def ask_to_stop(self, resources: Collection[str]) -> None:
+        """Tell those who work on these resources that OnStop is coming; an OnStart of any is not entered."""
         with self._lock:
-            known = self._arriving | self._owned
-            asked = [known[resource] for resource in resources if resource in known]
-        for owned in asked:
-            owned.stop_requested.set()
+            self._asked.update(self._arriving.keys() & resources)
+            owned = dict(self._owned)
+        self._ask(resources, owned)
+
+    def _ask(self, resources: Collection[str], owned: Mapping[str, Owned]) -> None:
+        """Set the events of these resources, of very many in a thread of its own: the caller must not wait.
+
+        ``owned`` is what was owned when they were asked, since one may be owned anew before its turn comes.
+        """
+
+        def ask() -> None:
+            for resource in resources:
+                if resource in owned:
+                    owned[resource].stop_requested.set()
+
+        if len(resources) > MANY:
+            with contextlib.suppress(RuntimeError):  # there is no room for another thread
+                threading.Thread(target=ask, name=f"{self.thread.name}-ask", daemon=True).start()
+                return
+        ask()
 
     def give_up(self) -> None:
         """Stop all that is owned once the handler under way has returned, or had not been entered."""
         with self._lock:
-            resources = [*self._arriving, *self._owned]
+            resources = {*self._arriving, *self._owned}
         self.ask_to_stop(resources)
         self._waiting.put_nowait(_EVERYTHING)
 
@@ -129,10 +148,8 @@ class HandlerRunner:
         if not self._owned:
             return
         with self._lock:
-            abandoned = list(self._owned.values())
-            self._owned.clear()
-        for owned in abandoned:
-            owned.stop_requested.set()
+            abandoned, self._owned = self._owned, {}
+        self._ask(abandoned, abandoned)
 
     def _run(self) -> None:
         while (effect := self._waiting.get()) is not None:
@@ -144,11 +161,15 @@ class HandlerRunner:
                 self._stop(CallStop(frozenset(owned)))
 
     def _start(self, effect: CallStart) -> None:
+        arriving = [
+            Owned(resource, token, self._tenure, self._take_load)
+            for resource, token in sorted(effect.owned.items())
+        ]
+        entering = {owned.resource: owned for owned in arriving}
         with self._lock:
-            arriving = [owned for _, owned in sorted(self._arriving.items())]
-            self._owned.update(self._arriving)
+            refused = bool(self._asked)
             self._arriving = {}
-        refused = any(owned.stop_requested.is_set() for owned in arriving)
+            self._owned.update(entering)
         # Nothing that takes longer with more resources comes between this look at the clock and the handler.
         if refused or self._clock.now() >= effect.not_after or self._tenure.ended:
             self._disown(arriving)
@@ -162,9 +183,10 @@ class HandlerRunner:
         self._returned(HandlerReturned(Handler.START, _text(error)))
 
     def _stop(self, effect: CallStop) -> None:
-        self.ask_to_stop(effect.resources)
         with self._lock:
             leaving = [self._owned[r] for r in sorted(effect.resources) if r in self._owned]
+        for owned in leaving:
+            owned.stop_requested.set()
         tokens = {owned.resource: owned.token for owned in leaving}
         self._tell(FactKind.STOP_ENTERED, tokens)
         error = self._call(Handler.STOP, self._handlers.stop, leaving)

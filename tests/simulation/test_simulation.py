@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from rebalanser.protocol import FactKind
+from rebalanser.protocol import Event, FactKind, Node
 from rebalanser.testing.simulation import (
     ANYTHING,
+    PROFILES,
     FaultKind,
+    Process,
     Profile,
     Report,
     exercised,
@@ -18,6 +20,7 @@ from rebalanser.testing.simulation import (
     run_seed,
     run_seeds,
 )
+from rebalanser.testing.simulation.safeguards import Switch, switched
 
 SIMULATOR = "rebalanser.testing.simulation"
 CHUNK = 100
@@ -60,6 +63,33 @@ def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
     report = run_seeds(chunk * CHUNK, CHUNK)
     assert not report.violations, report.told(replay_command)
     assert exercised(report) == []
+
+
+def _answers(node: Node) -> dict[str, object]:
+    """What the node's rebalancing says of itself."""
+    state = node._rebalancing
+    return {
+        f"{question.__name__} {everything}": question(everything)
+        for question in (state.to_stop, state.to_remove, state.to_find_out)
+        for everything in (False, True)
+    } | {"add": state.to_add(), "missing": state.missing, "start": state.to_start(), "done": state.completed}
+
+
+@pytest.mark.rule("RB-11")
+@pytest.mark.parametrize("profile", ["anything", "short lives", "overruns"])
+def test_an_answer_is_remembered_only_until_it_changes(profile: str) -> None:
+    def checked(handle: Callable[[Process, Event], None]) -> Callable[[Process, Event], None]:
+        def handle_and_check(process: Process, event: Event) -> None:
+            handle(process, event)
+            remembered = _answers(process.node)
+            process.node._rebalancing._changed()
+            assert remembered == _answers(process.node), event
+
+        return handle_and_check
+
+    with switched([Switch(Process, "handle", checked)]):
+        for seed in range(25):
+            run_seed(seed, PROFILES[profile])
 
 
 @pytest.mark.full_size

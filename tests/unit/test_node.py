@@ -803,6 +803,17 @@ def test_the_deadline_follows_the_proofs_of_life() -> None:
     assert driven.all(Guard) == [Guard(1.0 + TIMINGS.access_s)]
 
 
+@pytest.mark.rule("RB-21")
+def test_a_heartbeat_costs_the_same_however_much_is_owned(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven()
+    driven.own("a")
+    for question in ("_to_stop", "_to_remove", "_to_start"):
+        monkeypatch.setattr(driven.node._rebalancing, question, None)
+    driven.pass_to(1.0)
+    driven.beat()
+    assert driven.node.settled
+
+
 @pytest.mark.rule("RB-22")
 @pytest.mark.lesson(3)
 def test_after_a_lost_lease_everything_is_forgotten_onstop_is_called_once_and_the_node_joins_anew() -> None:

@@ -39,7 +39,7 @@ from rebalanser.protocol.messages import Alive, Failed, Heartbeat
 from rebalanser.protocol.types import Session
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.runtime.engine import Engine
-from rebalanser.runtime.handlers import HandlerRunner
+from rebalanser.runtime.handlers import MANY, HandlerRunner
 from rebalanser.runtime.inbox import Inbox
 from rebalanser.runtime.lane import LaneThread
 from rebalanser.runtime.owned import Owned, Tenure
@@ -479,6 +479,49 @@ def test_what_is_asked_to_stop_before_onstart_is_entered_is_not_started(runner: 
     runner.story.wait_for(HandlerReturned(Handler.START, refused=True))
     assert (Handler.START, ("a",)) not in runner.story.lines
     assert set(runner.runner.owned()) == {"b"}
+
+
+@pytest.mark.rule("RB-21")
+def test_whoever_asks_very_many_to_stop_does_not_wait_for_them(runner: Runner) -> None:
+    many = {f"r{number:04}": 7 for number in range(MANY + 1)}
+    runner.runner.call(CallStart(many, not_after=runner.clock.now() + 1))
+    runner.story.wait_for(HandlerReturned(Handler.START))
+    owned = runner.runner.owned()
+    may_go, asked = threading.Event(), threading.Event()
+    owned["r0000"].stop_requested.call_when_set(lambda: may_go.wait(PATIENCE_S))
+    for each in owned.values():
+        each.stop_requested.call_when_set(
+            lambda: asked.set() if all(one.stop_requested.is_set() for one in owned.values()) else None
+        )
+    runner.runner.ask_to_stop(frozenset(many))
+    assert not asked.is_set()
+    may_go.set()
+    assert asked.wait(PATIENCE_S)
+
+
+@pytest.mark.rule("RB-18", "RB-21")
+def test_a_late_request_to_stop_is_not_for_who_owns_the_resource_anew(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = {f"r{number:04}": 7 for number in range(MANY + 1)}
+    late: list[Callable[[], None]] = []
+
+    class Late(threading.Thread):
+        def start(self) -> None:
+            late.append(self.run)
+
+    runner.runner.call(CallStart(many, not_after=runner.clock.now() + 1))
+    runner.story.wait_for(HandlerReturned(Handler.START))
+    monkeypatch.setattr("rebalanser.runtime.handlers.threading.Thread", Late)
+    runner.runner.ask_to_stop(frozenset(many))
+    runner.runner.call(CallStop(frozenset(many)))
+    runner.story.wait_for(HandlerReturned(Handler.STOP))
+    runner.story.lines.clear()
+    runner.runner.call(CallStart({"r0000": 8}, not_after=runner.clock.now() + 1))
+    runner.story.wait_for(HandlerReturned(Handler.START))
+    for ask in late:
+        ask()
+    assert not runner.runner.owned()["r0000"].stop_requested.is_set()
 
 
 @pytest.mark.rule("RB-25")
