@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
-from rebalanser.protocol.messages import Alive
+from rebalanser.protocol.messages import Alive, MakePlan, PlanMade
 from rebalanser.protocol.states import ROLE, Role, Vote
 from rebalanser.protocol.types import (
     Effort,
@@ -90,6 +90,8 @@ class Leading:
         self._measure = measure
         self.role = ROLE.first
         self.leadership: Leadership | None = None
+        self.asked: MakePlan | None = None
+        """The plan that is being worked out."""
         self.plan: Plan | None = None
         self.group: Group | None = None
         self.header: Header | None = None
@@ -138,7 +140,7 @@ class Leading:
         if self.role is not Role.LEADER:
             self.role = ROLE.move(self.role, Vote.ELECTED)
         self._follow(leadership, leadership.revision)
-        self.group = self.header = self.plan = None
+        self.group = self.header = self.asked = self.plan = None
         self._changed_at = now
         self._changed_revision = leadership.revision
 
@@ -160,7 +162,7 @@ class Leading:
         self._drop()
 
     def _drop(self) -> None:
-        self.group = self.header = self.plan = None
+        self.group = self.header = self.asked = self.plan = None
         self._changed_at = self._published_at = None
         self._acknowledged.clear()
         self._campaign_due = True
@@ -232,14 +234,15 @@ class Leading:
         """Whether a plan that was given up could still be committed, unless another one is."""
         return self._doubtful == (self.term, _revision(group.header))
 
-    def group_read(self, group: Group, now: float) -> None:
-        """The group is known: plan a rebalance if the allocation has to change."""
+    def group_read(self, group: Group, now: float) -> MakePlan:
+        """The group is known: what has to be worked out, to rebalance if the allocation has to change."""
         self.group = group
         self.header = group.header
         self._acknowledged = dict(group.acknowledged)
         self._acknowledgements_read = group.revision
         self._keep_later_changes(group, now)
-        self.plan = self._planned(group)
+        self.asked = MakePlan(group, self._unused_version(group), self._must_forbid(group))
+        return self.asked
 
     def _keep_later_changes(self, group: Group, now: float) -> None:
         """A change after the snapshot leads to another rebalance; those before it are in it (RB-8, RB-9)."""
@@ -248,19 +251,32 @@ class Leading:
         elif self._changed_at is None:
             self._changed_at = now
 
-    def _planned(self, group: Group) -> Plan | None:
+    def make_plan(self, asked: MakePlan) -> PlanMade:
+        """Work out a plan. Depends on nothing that changes, so any thread may call it at any time."""
+        return PlanMade(asked, self._planned(asked))
+
+    def plan_made(self, made: PlanMade) -> None:
+        """Publish the plan, if there is one and this node still leads as it did when it asked for it."""
+        if made.asked is not self.asked:
+            return
+        self.asked = None
+        self.plan = made.plan
+        if made.plan is not None:
+            self._attempted_version = made.plan.version
+            self._remember(made.plan.version, made.plan.effort)
+
+    def _planned(self, asked: MakePlan) -> Plan | None:
+        group = asked.group
         targets = intended(group, self._allocate)
         previous = _previous(group)
         before = group.header.shares if group.header else {}
         changed = {n for n, share in targets.items() if n not in before or previous.get(n) != share}
         if not changed and before.keys() == targets.keys():
-            if not self._must_forbid(group):
+            if not asked.forbids:
                 return None
         else:
             changed |= {n for n, member in group.members.items() if member.mode is Mode.EAGER}
-        version = self._attempted_version = self._unused_version(group)
-        effort = self._effort(group, targets)
-        self._remember(version, effort)
+        version = asked.version
         return Plan(
             version=version,
             based_on=group.header,
@@ -268,7 +284,7 @@ class Leading:
             changed={node: targets[node] for node in changed},
             superseded=frozenset((n, v) for n, v in before.items() if n in changed or n not in targets)
             | group.leftover_shares,
-            effort=effort,
+            effort=self._effort(group, targets),
         )
 
     def _remember(self, version: int, effort: Effort | None) -> None:

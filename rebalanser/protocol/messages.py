@@ -360,7 +360,30 @@ class HandlerReturned:
     refused: bool = False
 
 
-Event: TypeAlias = Start | Stop | Wakeup | Answered | Noticed | HandlerReturned
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """Work out whether the allocation has to change, aside: it takes long for many resources (RB-21).
+
+    It is answered by exactly one :class:`PlanMade`, which :meth:`~rebalanser.protocol.node.Node.make_plan`
+    returns; a node asks for one at a time.
+    """
+
+    group: Group
+    version: int
+    """Of the plan, if one is needed."""
+    forbids: bool
+    """Whether a plan is needed even if nothing changes, to forbid one that was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade:
+    """What came of a :class:`MakePlan`; ``plan`` is None if nothing has to change."""
+
+    asked: MakePlan
+    plan: Plan | None
+
+
+Event: TypeAlias = Start | Stop | Wakeup | Answered | Noticed | HandlerReturned | PlanMade
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,4 +527,4 @@ class Finished:
     """The node has stopped for good and emits nothing more."""
 
 
-Effect: TypeAlias = Perform | CallStart | CallStop | AskStop | Guard | Watch | Report | Finished
+Effect: TypeAlias = Perform | MakePlan | CallStart | CallStop | AskStop | Guard | Watch | Report | Finished

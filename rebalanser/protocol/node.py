@@ -43,9 +43,11 @@ from rebalanser.protocol.messages import (
     Lane,
     Leave,
     Left,
+    MakePlan,
     Noticed,
     Outcome,
     Perform,
+    PlanMade,
     Publish,
     Published,
     ReadBarriers,
@@ -224,12 +226,18 @@ class Node:
                 self._noticed(event, now)
             case HandlerReturned():
                 self._handler_returned(event)
+            case PlanMade():
+                self._leading.plan_made(event)
             case _:
                 assert_never(event)
         self._watch_clock(now)
         self._advance(now)
         self._next_wakeup = self._earliest_wakeup(now)
         return self._effects
+
+    def make_plan(self, asked: MakePlan) -> PlanMade:
+        """Work out a plan, for the caller to :meth:`handle`; any thread may call this at any time."""
+        return self._leading.make_plan(asked)
 
     def _report(
         self,
@@ -461,13 +469,14 @@ class Node:
             case GroupRead(group):
                 # Told before this reading is: what was committed comes from an earlier one.
                 self._report_published(group.header)
-                self._leading.group_read(group, now)
+                asked = self._leading.group_read(group, now)
                 self._report(
                     FactKind.GROUP_READ,
                     revision=group.revision,
                     members=len(group.members),
                     resources=len(group.resources),
                 )
+                self._effects.append(asked)
             case Published(header):
                 self._report_published(header)
                 self._leading.published(header, now)
@@ -683,6 +692,8 @@ class Node:
         if not self._lanes.ready(Lane.LEADER, now):
             return
         if leading.role is Role.LEADER and leading.leadership is not None:
+            if leading.asked is not None:
+                return
             if leading.plan is not None:
                 self._perform(Publish(session, leading.leadership, leading.plan))
             elif leading.rebalance_at is not None and now >= leading.rebalance_at:

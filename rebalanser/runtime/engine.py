@@ -1,8 +1,8 @@
 """The engine: one node of a group, running. It carries out what the protocol core says, in order.
 
 Threads: the *loop* owns the core and never calls a handler nor waits for the registry; three *lanes* wait
-for the registry, one of them for heartbeats only; the *handler runner* calls the application. So neither a
-slow handler nor a slow request delays a heartbeat (RB-25).
+for the registry, one of them for heartbeats only, and that of the leader plans; the *handler runner* calls
+the application. So neither a slow handler nor a slow request delays a heartbeat (RB-25).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rebalanser.protocol import (
     Finished,
     Guard,
     Lane,
+    MakePlan,
     Membership,
     Node,
     Perform,
@@ -107,7 +108,9 @@ class Engine:
         self._join_error: tuple[str, bool] | None = None
         self._snapshot = self._taken()
         self._lanes = {
-            lane: LaneThread(f"rebalanser-{lane.value}-{name}", coordinator, self._inbox.put, self._fail)
+            lane: LaneThread(
+                f"rebalanser-{lane.value}-{name}", coordinator, node.make_plan, self._inbox.put, self._fail
+            )
             for lane in Lane
         }
         self._runner = HandlerRunner(
@@ -265,6 +268,8 @@ class Engine:
         match effect:
             case Perform(command):
                 self._lanes[command.lane].perform(command)
+            case MakePlan():
+                self._lanes[Lane.LEADER].make_plan(effect)
             case CallStart() | CallStop():
                 self._runner.call(effect)
             case AskStop(resources):

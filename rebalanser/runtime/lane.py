@@ -1,4 +1,4 @@
-"""A lane: one thread that carries out one command after the other."""
+"""A lane: one thread that carries out one command, or makes one plan, after the other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from rebalanser.protocol import Answered, Command
+from rebalanser.protocol import Answered, Command, MakePlan, PlanMade
 from rebalanser.registry import Coordinator
 
 
@@ -20,13 +20,15 @@ class LaneThread:
         self,
         name: str,
         coordinator: Coordinator,
-        answer: Callable[[Answered], None],
+        plan: Callable[[MakePlan], PlanMade],
+        answer: Callable[[Answered | PlanMade], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._coordinator = coordinator
+        self._plan = plan
         self._answer = answer
         self._failed = failed
-        self._waiting: queue.Queue[Command | None] = queue.Queue(maxsize=2)
+        self._waiting: queue.Queue[Command | MakePlan | None] = queue.Queue(maxsize=2)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -34,16 +36,25 @@ class LaneThread:
         """Carry out a command as soon as the one before has been answered."""
         self._waiting.put_nowait(command)
 
+    def make_plan(self, asked: MakePlan) -> None:
+        """Work out a plan as soon as the command before has been answered."""
+        self._waiting.put_nowait(asked)
+
     def close(self, timeout_s: float) -> None:
         """Let the command under way end, and stop; wait at most ``timeout_s`` seconds for that."""
         self._waiting.put_nowait(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (command := self._waiting.get()) is not None:
+        while (asked := self._waiting.get()) is not None:
             try:
-                outcome = self._coordinator.perform(command)
+                answer = self._answer_to(asked)
             except BaseException as error:
                 self._failed(error)
                 return
-            self._answer(Answered(command, outcome))
+            self._answer(answer)
+
+    def _answer_to(self, asked: Command | MakePlan) -> Answered | PlanMade:
+        if isinstance(asked, MakePlan):
+            return self._plan(asked)
+        return Answered(asked, self._coordinator.perform(asked))

@@ -30,6 +30,7 @@ from rebalanser.protocol import (
     HandlerReturned,
     Header,
     Leadership,
+    MakePlan,
     Member,
     Membership,
     Mode,
@@ -116,9 +117,13 @@ class Driven:
         self.now = 0.0
         self.effects: list[Effect] = []
         self.under_way: list[Command] = []
+        self.plans_at_once = True
 
     def feed(self, event: Event) -> list[Effect]:
+        """Handle an event; a plan that is asked for is made at once, unless the test makes it."""
         self.effects = self.node.handle(event, self.now)
+        for asked in self.all(MakePlan) if self.plans_at_once else ():
+            self.effects += self.node.handle(self.node.make_plan(asked), self.now)
         self.under_way += [effect.command for effect in self.effects if isinstance(effect, Perform)]
         return self.effects
 
@@ -392,6 +397,61 @@ def test_a_balanced_group_is_left_as_it_is() -> None:
     driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
     driven.pass_to(10.5)
     driven.answer(ReadGroup, GroupRead(group(2, 65, Header(1, 1, 51, {"n-0": 1}), n_0=_share(2))))
+    assert driven.sent(Publish) is None
+
+
+def planning() -> tuple[Driven, MakePlan]:
+    """A leader that has read the group, and the plan that it asked for."""
+    driven = Driven(may_lead=True)
+    driven.plans_at_once = False
+    driven.join()
+    driven.answer(Campaign, Elected(Leadership(1, "n-0", 40)))
+    driven.answer(ReadGroup, GroupRead(group(2, 50)))
+    (asked,) = driven.all(MakePlan)
+    return driven, asked
+
+
+@pytest.mark.rule("RB-9", "RB-21")
+def test_a_leader_heartbeats_and_reads_nothing_anew_while_its_plan_is_made() -> None:
+    driven, asked = planning()
+    driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
+    driven.pass_to(5.0)
+    assert driven.sent(Heartbeat) is not None
+    assert driven.sent(Publish) is None
+    assert driven.sent(ReadGroup) is None
+    driven.feed(driven.node.make_plan(asked))
+    publish = driven.sent(Publish)
+    assert publish is not None
+    assert publish.plan.shares == {"n-0": 1}
+    driven.answer(Publish, Published(Header(1, 1, 61, {"n-0": 1})))
+    driven.pass_to(9.0)
+    assert driven.sent(ReadGroup) is not None, "the change came while the plan was made"
+
+
+@pytest.mark.rule("RB-6")
+def test_a_plan_that_was_asked_for_in_another_term_is_not_published() -> None:
+    driven, asked = planning()
+    driven.feed(Noticed(Topic(TopicKind.LEADERSHIP), 60))
+    driven.answer(Campaign, Elected(Leadership(3, "n-0", 65)))
+    driven.feed(driven.node.make_plan(asked))
+    assert driven.sent(Publish) is None
+    driven.answer(ReadGroup, GroupRead(group(2, 70)))
+    (again,) = driven.all(MakePlan)
+    driven.feed(driven.node.make_plan(asked))
+    assert driven.sent(Publish) is None
+    driven.feed(driven.node.make_plan(again))
+    publish = driven.sent(Publish)
+    assert publish is not None
+    assert publish.leadership.term == 3
+
+
+@pytest.mark.rule("RB-6")
+def test_a_plan_that_is_made_after_its_session_ended_is_not_published() -> None:
+    driven, asked = planning()
+    driven.pass_to(5.0)
+    driven.answer(Heartbeat, SessionLost())
+    assert driven.node.role is not Role.LEADER
+    driven.feed(driven.node.make_plan(asked))
     assert driven.sent(Publish) is None
 
 

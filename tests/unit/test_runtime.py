@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +25,12 @@ from rebalanser.protocol import (
     FactKind,
     Handler,
     HandlerReturned,
+    MakePlan,
     Member,
     Node,
     Noticed,
     OnOverrun,
+    PlanMade,
     Report,
     ResourceSpec,
     Topic,
@@ -36,7 +38,7 @@ from rebalanser.protocol import (
     Wakeup,
 )
 from rebalanser.protocol.messages import Alive, Failed, Heartbeat
-from rebalanser.protocol.types import Session
+from rebalanser.protocol.types import Fingerprint, Group, Session
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import MANY, HandlerRunner
@@ -146,9 +148,11 @@ class Running:
         self.coordinator.story = self.story
         self.coordinator.put_resources([ResourceSpec("a")], lambda _done: None)
         self.facts: list[Fact] = []
+        self.may_plan = threading.Event()
+        self.may_plan.set()
         self.engine = Engine(
             name="group",
-            node=Node(Member("stem", "label"), settings.timings, balanced, settings.node_options),
+            node=Node(Member("stem", "label"), settings.timings, self._allocate, settings.node_options),
             coordinator=self.coordinator,
             handlers=self.handlers,
             clock=self.clock,
@@ -157,6 +161,17 @@ class Running:
             switch=self.switch,
         )
         self.engine.start()
+
+    def _allocate(
+        self,
+        nodes: Collection[str],
+        resources: Collection[str],
+        previous: Mapping[str, Collection[str]],
+        pinned: Mapping[str, str],
+    ) -> dict[str, tuple[str, ...]]:
+        self.story.add("planning")
+        self.may_plan.wait(PATIENCE_S)
+        return balanced(nodes, resources, previous, pinned)
 
     def _observe(self, report: Report) -> None:
         for fact in report.facts():
@@ -180,6 +195,7 @@ class Running:
         self.story.wait_for(Alive, before + 1)
 
     def end(self) -> None:
+        self.may_plan.set()
         self.coordinator.cut = False
         for event in self.handlers.may_return.values():
             event.set()
@@ -192,6 +208,20 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     made = Running(getattr(request, "param", SETTINGS))
     yield made
     made.end()
+
+
+@pytest.mark.rule("RB-21", "RB-25")
+def test_heartbeats_go_on_while_a_plan_is_made(running: Running) -> None:
+    running.settle()
+    running.may_plan.clear()
+    planned = running.story.lines.count("planning")
+    running.coordinator.put_resources([ResourceSpec("b")], lambda _done: None)
+    running.story.wait_for("planning", planned + 1)
+    for _ in range(4):
+        running.beat()
+    assert FactKind.ISOLATED not in running.story.lines
+    running.may_plan.set()
+    running.story.wait_for((Handler.START, ("b",)))
 
 
 @pytest.mark.rule("RB-25")
@@ -674,10 +704,18 @@ def test_a_lane_answers_in_order_and_tells_of_faults() -> None:
         def perform(self, _command: Command) -> Outcome:
             return next(self.outcomes)
 
-    lane = LaneThread("lane", Coordinator(), answers.add, failures.add)  # type: ignore[arg-type]
+    def plan(asked: MakePlan) -> PlanMade:
+        return PlanMade(asked, None)
+
+    asked = MakePlan(
+        Group(3, {}, {}, frozenset(), None, {}, frozenset(), {}, Fingerprint((0, 0), (0, 0))), 1, False
+    )
+    lane = LaneThread("lane", Coordinator(), plan, answers.add, failures.add)  # type: ignore[arg-type]
     for outcome in (Failed("one"), Failed("two")):
         lane.perform(BEAT)
+        lane.make_plan(asked)
         answers.wait_for(Answered(BEAT, outcome))
+    answers.wait_for(PlanMade(asked, None))
     lane.perform(BEAT)
     lane.close(PATIENCE_S)
     assert [type(error) for error in failures.lines] == [StopIteration]

@@ -24,6 +24,7 @@ from rebalanser.protocol.messages import (
     HandlerReturned,
     Join,
     Joined,
+    MakePlan,
     Outcome,
     Perform,
     Report,
@@ -334,8 +335,16 @@ class Process:
                 self._arm(deadline)
             case Watch(topics=topics):
                 self._watch(topics)
+            case Report() | Finished() | MakePlan():
+                self._carry_out_aside(effect)
+
+    def _carry_out_aside(self, effect: Report | Finished | MakePlan) -> None:
+        match effect:
             case Report():
                 self._report(effect)
+            case MakePlan():
+                planned_at = self.world.scheduler.now + self.world.handler_latency()
+                self.post(planned_at, lambda: self.handle(self.node.make_plan(effect)))
             case Finished():
                 self.finished = True
                 self.world.finished(self)
