@@ -158,6 +158,10 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
         GroupKind.LOAD_REPORTED: KindNote(
             "the application reported `value` as the load of `resource`", step=Step.LOAD
         ),
+        GroupKind.LOOP_SLOW: KindNote(
+            "handling `cause` took the loop `value` seconds, `cpu_s` of them on the processor",
+            ("cause", "cpu_s", "limit_s"),
+        ),
         GAP: _GAP_NOTE,
     }
 )

@@ -462,6 +462,7 @@ class FactKind(StrEnum):
     HANDLER_OVERRAN = "handler_overran"
     COMMAND_FAILED = "command_failed"
     LOAD_REPORTED = "load_reported"
+    LOOP_SLOW = "loop_slow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,7 +477,8 @@ class Fact:
     token: Token | None = None
     revision: int | None = None
     value: float | None = None
-    """The number that the kind is about: a published or completed version, a load, seconds of a removal."""
+    """The number that the kind is about: a published or completed version, a load, seconds of a removal or a
+    turn."""
     detail: Mapping[str, str | float | bool | None] = field(default_factory=dict)
 
 

@@ -235,6 +235,11 @@ class Node:
         self._next_wakeup = self._earliest_wakeup(now)
         return self._effects
 
+    @property
+    def slow_turn_s(self) -> float:
+        """Seconds from which handling one event is too slow: a tenth of the safety margin (RB-21)."""
+        return self._timings.safety_margin_s / 10.0
+
     def make_plan(self, asked: MakePlan) -> PlanMade:
         """Work out a plan, for the caller to :meth:`handle`; any thread may call this at any time."""
         return self._leading.make_plan(asked)

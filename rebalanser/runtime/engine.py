@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from rebalanser.errors import InternalError, RebalanserError
 from rebalanser.protocol import (
+    Answered,
     AskStop,
     CallStart,
     CallStop,
@@ -240,13 +242,33 @@ class Engine:
     def _handle(self, event: Event) -> None:
         if self._stopped:
             return
-        for effect in self._node.handle(event, self._clock.now()):
+        began_at, cpu_began_s = self._clock.now(), time.thread_time()
+        for effect in self._node.handle(event, began_at):
             self._carry_out(effect)
         if not self._node.started:
             self._runner.abandon()
         with self._changed:
             self._snapshot = self._taken()
             self._changed.notify_all()
+        self._tell_if_slow(event, self._clock.now() - began_at, time.thread_time() - cpu_began_s)
+
+    def _tell_if_slow(self, event: Event, took_s: float, cpu_s: float) -> None:
+        limit_s = self._node.slow_turn_s
+        if took_s <= limit_s:
+            return
+        words = [type(event).__name__]
+        if isinstance(event, Answered):
+            words += [type(event.command).__name__, type(event.outcome).__name__]
+        detail: dict[str, str | float | bool | None] = {
+            "cause": " ".join(words),
+            "cpu_s": cpu_s,
+            "limit_s": limit_s,
+        }
+        snapshot = self._snapshot
+        fact = Fact(
+            FactKind.LOOP_SLOW, snapshot.node, snapshot.term, snapshot.version, value=took_s, detail=detail
+        )
+        self._observe(Report(fact))
 
     def _taken(self) -> Snapshot:
         node = self._node

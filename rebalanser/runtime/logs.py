@@ -36,7 +36,13 @@ LONGEST_LINE_CHARS: Final = 1000
 In UTF-8 it fits into the 4,096 bytes that Linux writes to a pipe at once, so it never blocks.
 """
 
-_STRANGE: Final = {FactKind.ISOLATED, FactKind.SESSION_LOST, FactKind.LAPSING, FactKind.START_REFUSED}
+_STRANGE: Final = {
+    FactKind.ISOLATED,
+    FactKind.SESSION_LOST,
+    FactKind.LAPSING,
+    FactKind.START_REFUSED,
+    FactKind.LOOP_SLOW,
+}
 _WRONG: Final = {FactKind.HANDLER_OVERRAN, FactKind.START_FAILED, FactKind.STOP_FAILED}
 _DETAILED: Final = {
     FactKind.BARRIER_ADDED,
@@ -104,6 +110,7 @@ def log_fact(fact: Fact, group: str) -> None:
         "token": fact.token,
         "revision": fact.revision,
         "load": fact.value if fact.kind is FactKind.LOAD_REPORTED else None,
+        "took_s": fact.value if fact.kind is FactKind.LOOP_SLOW else None,
     }
     fields: dict[str, Any] = {
         **fact.detail,

@@ -71,6 +71,7 @@ def test_trouble_is_seen_and_routine_is_not() -> None:
         FactKind.SESSION_LOST,
         FactKind.LAPSING,
         FactKind.START_REFUSED,
+        FactKind.LOOP_SLOW,
         FactKind.JOIN_FAILED,
         FactKind.HANDLER_OVERRAN,
         FactKind.START_FAILED,
@@ -88,6 +89,13 @@ def test_a_load_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "rebalanser")
     log_fact(Fact(FactKind.LOAD_REPORTED, "w-1", resource="p", value=2.5), "orders")
     assert "load=2.5" in caplog.text
+
+
+@pytest.mark.rule("RB-21")
+def test_the_seconds_of_a_slow_turn_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    log_fact(Fact(FactKind.LOOP_SLOW, "w-1", value=2.5, detail={"cause": "Wakeup"}), "orders")
+    assert "took_s=2.5" in caplog.text
+    assert "cause=Wakeup" in caplog.text
 
 
 def test_what_is_below_the_level_is_not_made(

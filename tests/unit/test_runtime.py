@@ -150,6 +150,7 @@ class Running:
         self.facts: list[Fact] = []
         self.may_plan = threading.Event()
         self.may_plan.set()
+        self.adopting_s = 0.0
         self.engine = Engine(
             name="group",
             node=Node(Member("stem", "label"), settings.timings, self._allocate, settings.node_options),
@@ -175,6 +176,8 @@ class Running:
 
     def _observe(self, report: Report) -> None:
         for fact in report.facts():
+            if fact.kind is FactKind.ALLOCATION_ADOPTED:
+                self.clock.advance(self.adopting_s)
             self.facts.append(fact)
             self.story.add(fact.kind)
 
@@ -222,6 +225,24 @@ def test_heartbeats_go_on_while_a_plan_is_made(running: Running) -> None:
     assert FactKind.ISOLATED not in running.story.lines
     running.may_plan.set()
     running.story.wait_for((Handler.START, ("b",)))
+
+
+@pytest.mark.rule("RB-21")
+@pytest.mark.parametrize("tenths", [0.99, 1.01])
+def test_a_turn_of_over_a_tenth_of_the_margin_is_told_with_its_cause(running: Running, tenths: float) -> None:
+    running.settle()
+    limit_s = running.settings.timings.safety_margin_s / 10
+    running.adopting_s = tenths * limit_s
+    running.coordinator.put_resources([ResourceSpec("b")], lambda _done: None)
+    running.story.wait_for((Handler.START, ("b",)))
+    running.beat()
+    slow = [fact for fact in running.facts if fact.kind is FactKind.LOOP_SLOW]
+    assert len(slow) == (tenths > 1)
+    for fact in slow:
+        assert fact.value == pytest.approx(tenths * limit_s)
+        assert fact.detail["cause"] == "Answered ReadShare ShareRead"
+        assert fact.detail["limit_s"] == limit_s
+        assert fact.detail["cpu_s"]
 
 
 @pytest.mark.rule("RB-25")
