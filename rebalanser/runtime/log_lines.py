@@ -17,6 +17,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from rebalanser.redaction import HIDDEN, names_secret, redact
 
 _ERROR: Final = "_error"
+_RAISED_AT: Final = "_raised_at"
 _logfmt: Final = structlog.processors.LogfmtRenderer(
     key_order=["action", "group", "node"], drop_missing=True, bool_as_flag=False
 )
@@ -51,9 +52,11 @@ def _to_standard_library(
     """
     text = one_line(str(event.pop("event", "") or ""))
     trace, error = event.pop("exception", None), event.pop(_ERROR, None)
+    raised_at = event.pop(_RAISED_AT, None)
     line = " ".join(part for part in (text, logfmt(event)) if part)
     fields = {"text": text, **event, **({"exception": trace} if trace else {})}
-    extra = {"action": event.get("action", ""), "fields": fields, **({"error": error} if error else {})}
+    extra = {"action": event.get("action", ""), "fields": fields, "error": error, "raised_at": raised_at}
+    extra = {name: value for name, value in extra.items() if value is not None}
     return (f"{line}\n{trace}" if trace else line,), {"extra": extra, "exc_info": False}
 
 
@@ -70,21 +73,32 @@ def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> 
 
 
 def _keep_error(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Keep the exception's type and message beside the traceback that it becomes."""
-    error = error_in(event.get("exc_info"))
-    return event if error is None else {**event, _ERROR: error}
+    """Keep the exception's type, message and place beside the traceback that it becomes."""
+    exc_info = event.get("exc_info")
+    error, raised_at = error_in(exc_info), place_in(exc_info)
+    return event if error is None else {**event, _ERROR: error, _RAISED_AT: raised_at}
 
 
 def error_in(exc_info: object) -> str | None:
     """Return type and message of a logged exception on one line; None without an exception."""
+    error = _exception_in(exc_info)
+    return None if error is None else " ".join("".join(traceback.format_exception_only(error)).split())
+
+
+def place_in(exc_info: object) -> str | None:
+    """Return where a logged exception was raised, as ``FILE:LINE``; None if that is not known."""
+    error = _exception_in(exc_info)
+    frames = traceback.extract_tb(error.__traceback__) if error else None
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+
+def _exception_in(exc_info: object) -> BaseException | None:
     error = exc_info
     if isinstance(exc_info, tuple):
         error = exc_info[1]
     elif exc_info and not isinstance(exc_info, BaseException):
         error = sys.exception()
-    if not isinstance(error, BaseException):
-        return None
-    return " ".join("".join(traceback.format_exception_only(error)).split())
+    return error if isinstance(error, BaseException) else None
 
 
 _PROCESSORS: Final[tuple[Processor, ...]] = (

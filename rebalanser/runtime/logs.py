@@ -5,8 +5,8 @@ is shown, and where. Until it has configured logging, warnings and errors go to 
 
 A line reads ``text action=WORD key=value …``, and a traceback follows it. The same fields are on the record
 as ``action`` and ``fields``, for formatters that write JSON, with an exception's type and message as
-``error``. Neither structlog's nor logging's global configuration is touched or relied on. No secret is ever
-in a line, nor in the exception that belongs to it.
+``error`` and the file and line that raised it as ``raised_at``. Neither structlog's nor logging's global
+configuration is touched or relied on. No secret is ever in a line, nor in the exception that belongs to it.
 """
 
 from __future__ import annotations
@@ -182,18 +182,22 @@ def _can_write(stream: TextIO) -> bool:
 
 def _line_of(record: logging.LogRecord) -> str:
     """Return a record as one line: level, logger, text, fields and the exception without its traceback."""
-    from rebalanser.runtime.log_lines import error_in, logfmt, one_line  # noqa: PLC0415 - slow to import
+    from rebalanser.runtime.log_lines import error_in, logfmt, one_line, place_in  # noqa: PLC0415 - slow
 
     fields = getattr(record, "fields", None)
     shown: dict[str, object] = {}
     if fields is None:
-        text, error = one_line(redact(record.getMessage())), error_in(record.exc_info)
+        text = one_line(redact(record.getMessage()))
+        error, raised_at = error_in(record.exc_info), place_in(record.exc_info)
         if action := getattr(record, "action", None):
             shown["action"] = action
     else:
-        text, error = record.getMessage().partition("\n")[0], getattr(record, "error", None)
+        text = record.getMessage().partition("\n")[0]
+        error, raised_at = getattr(record, "error", None), getattr(record, "raised_at", None)
     if error is not None and "error" not in (fields or {}):
         shown["error"] = one_line(redact(error))
+    if raised_at is not None:
+        shown["raised_at"] = one_line(redact(raised_at))
     return f"{record.levelname} {record.name}: {text} {logfmt(shown)}".rstrip()
 
 

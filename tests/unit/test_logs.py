@@ -198,6 +198,9 @@ def fail(text: str) -> None:
     raise RuntimeError(f"failed: {text}") from ConnectionError(text)
 
 
+RAISED_AT = f"{__file__}:{fail.__code__.co_firstlineno + 2}"
+
+
 @pytest.mark.parametrize("text", SECRETIVE)
 @pytest.mark.parametrize("as_json", [True, False])
 def test_no_secret_is_in_any_line_wherever_it_came_from(
@@ -330,7 +333,7 @@ def test_warnings_and_errors_are_shown_on_one_line_each_by_default(
     assert out == ""
     assert err == (
         "ERROR rebalanser.facts: a worker raised action=worker_failed "
-        'resource="p 1" error="RuntimeError: failed: no more"\n'
+        f'resource="p 1" error="RuntimeError: failed: no more" raised_at={RAISED_AT}\n'
         'WARNING rebalanser: late action=tried error="its own"\n'
         "ERROR rebalanser.facts: stop failed action=stop_failed group=orders node=w-1 term=0 version=0\n"
     )
@@ -349,7 +352,7 @@ def test_standard_records_are_shown_on_one_line_by_default(
         logging.getLogger(name).warning("late", exc_info=ValueError("no"))
     assert capsys.readouterr().err == (
         rf"ERROR {name}: a sink\nraised action=sink_failed "
-        'error="RuntimeError: failed: password=***"\n'
+        f'error="RuntimeError: failed: password=***" raised_at={RAISED_AT}\n'
         f"WARNING {name}: plain\n"
         f'WARNING {name}: late error="ValueError: no"\n'
     )
@@ -414,6 +417,7 @@ def test_a_configured_host_gets_the_traceback_and_the_error(caplog: pytest.LogCa
     (record,) = caplog.records
     assert "Traceback" in record.getMessage()
     assert record.__dict__["error"] == "RuntimeError: failed: no more"
+    assert record.__dict__["raised_at"] == RAISED_AT
 
 
 def test_a_line_that_standard_error_cannot_take_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
