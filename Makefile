@@ -89,9 +89,9 @@ QUICK_EXAMPLES := --hypothesis-profile=quick
 WORKERS ?= 3
 
 .PHONY: quick
-quick: $(INSTALLED) ## A minute, no server: unit tests, a few seeds. T=PATH[::TEST] runs that, M='etcd and not slow' these marks
+quick: $(INSTALLED) ## A minute, no server: unit tests, a few seeds. T='PATH[::TEST] …' runs these, M='etcd and not slow' these marks
 	$(if $(T),$(if $(wildcard $(firstword $(subst ::, ,$(T)))),,$(error no such test file or folder: $(T))))
-	@$(PYTEST) -q $(if $(T),'$(T)',-n auto $(if $(M),,$(QUICK_EXAMPLES))) -m '$(or $(M),$(if $(T),,$(QUICK)))'
+	@$(PYTEST) -q $(if $(T),$(if $(findstring [,$(T)),'$(T)',$(T)),-n auto $(if $(M),,$(QUICK_EXAMPLES))) -m '$(or $(M),$(if $(T),,$(QUICK)))'
 
 .PHONY: lint
 lint: $(INSTALLED) ## Style, types, and whether the generated documentation is current
