@@ -106,6 +106,9 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
         GroupKind.ELECTED: KindNote("this node leads `term`, which began at `revision`", step=Step.ELECTED),
         GroupKind.FOLLOWS: KindNote("another node leads `term`", ("leader",)),
         GroupKind.DEPOSED: KindNote("this node led and leads no more"),
+        GroupKind.RESIGNED: KindNote(
+            "this node gave up `term` at `revision`, after it could not read the group or publish"
+        ),
         GroupKind.GROUP_READ: KindNote(
             "the leader read the whole group at `revision`", ("members", "resources"), step=Step.GROUP_READ
         ),

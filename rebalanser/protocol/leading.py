@@ -5,6 +5,7 @@ Like :mod:`~rebalanser.protocol.rebalancing` this sends nothing; it knows what s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
@@ -25,6 +26,9 @@ from rebalanser.protocol.types import (
     Topic,
     TopicKind,
 )
+
+RESIGN_AFTER: Final = 5
+"""A leader resigns after so many failures in a row to read the group or to publish (RB-43)."""
 
 Allocate: TypeAlias = Callable[
     [
@@ -97,6 +101,8 @@ class Leading:
         self.header: Header | None = None
         self._leadership_seen = 0
         self._campaign_due = may_lead
+        self._campaign_at = -math.inf
+        self._tries = 0
         self._changed_revision = 0
         self._changed_at: float | None = None
         self._published_at: float | None = None
@@ -118,17 +124,21 @@ class Leading:
         """The latest term that this node knows of."""
         return self.leadership.term if self.leadership else 0
 
-    @property
-    def campaign_due(self) -> bool:
+    def campaign_due(self, now: float) -> bool:
         """Whether it is worth finding out who leads."""
-        return self._may_lead and self._campaign_due
+        return self._may_lead and self._campaign_due and now >= self._campaign_at
+
+    @property
+    def must_resign(self) -> bool:
+        """Whether this leader has failed so often that another node shall try (RB-43)."""
+        return self.role is Role.LEADER and self._tries >= RESIGN_AFTER
 
     def topics(self) -> dict[Topic, int]:
         """What to be woken up by, each from its revision."""
         topics: dict[Topic, int] = {}
         if self._may_lead and self.leadership is not None:
             topics[Topic(TopicKind.LEADERSHIP)] = self._leadership_seen + 1
-            if self.role is Role.FOLLOWER:
+            if self.role is Role.FOLLOWER and self.leadership.leader:
                 topics[Topic(TopicKind.NODE, self.leadership.leader)] = self._leadership_seen + 1
         if self.role is Role.LEADER and self.group is not None:
             topics[Topic(TopicKind.GROUP)] = self.group.revision + 1
@@ -145,7 +155,7 @@ class Leading:
         self._changed_revision = leadership.revision
 
     def follows(self, leadership: Leadership, revision: int) -> None:
-        """Another node leads the term, as seen at ``revision``."""
+        """Another node leads the term, or none does, as seen at ``revision``."""
         if self.role is Role.LEADER:
             self.deposed()
         self.role = ROLE.move(self.role, Vote.FOLLOWS)
@@ -154,7 +164,15 @@ class Leading:
     def _follow(self, leadership: Leadership, seen: int) -> None:
         self.leadership = leadership
         self._leadership_seen = seen
-        self._campaign_due = False
+        self._campaign_due = not leadership.leader
+        self._campaign_at = -math.inf
+
+    def resigned(self, leadership: Leadership, now: float) -> None:
+        """The term has no leader. Others campaign at once, and this node with a heartbeat after a lease."""
+        if self.role is Role.LEADER:
+            self.deposed()
+        self._follow(leadership, leadership.revision)
+        self._campaign_at = now + self._timings.lease_ttl_s
 
     def deposed(self) -> None:
         """Another term was seen: revert to follower, and find out who leads (RB-6)."""
@@ -166,11 +184,13 @@ class Leading:
         self._changed_at = self._published_at = None
         self._acknowledged.clear()
         self._campaign_due = True
+        self._tries = 0
 
     def session_ended(self) -> None:
         """The node is no member any more and has no role (RB-22)."""
         self.role = ROLE.move(self.role, Vote.SESSION_ENDED)
         self.leadership = None
+        self._campaign_at = -math.inf
         self._drop()
 
     def leadership_changed(self, revision: int) -> bool:
@@ -180,6 +200,7 @@ class Leading:
         if self.role is Role.LEADER:
             return True
         self._campaign_due = True
+        self._campaign_at = -math.inf
         return False
 
     def group_changed(self, revision: int, now: float) -> None:
@@ -225,6 +246,7 @@ class Leading:
         """The group could not be read or a plan not be published: start over from a fresh read."""
         self.plan = None
         self._changed_at = now
+        self._tries += 1
 
     def publish_unknown(self, plan: Plan, term: int) -> None:
         """The plan may be committed later, until the term or the allocation that it is based on changes."""
@@ -261,7 +283,9 @@ class Leading:
             return
         self.asked = None
         self.plan = made.plan
-        if made.plan is not None:
+        if made.plan is None:
+            self._tries = 0
+        else:
             self._attempted_version = made.plan.version
             self._remember(made.plan.version, made.plan.effort)
 
@@ -320,6 +344,7 @@ class Leading:
 
     def published(self, header: Header, now: float) -> None:
         """The plan is committed."""
+        self._tries = 0
         self.plan = None
         self.header = header
         self._published_at = now

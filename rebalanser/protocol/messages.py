@@ -125,6 +125,15 @@ class Campaign:
 
 
 @dataclass(frozen=True, slots=True)
+class Resign:
+    """Leave the term without a leader, so that any node may take the next one (RB-43)."""
+
+    lane: ClassVar[Lane] = Lane.LEADER
+    session: Session
+    leadership: Leadership
+
+
+@dataclass(frozen=True, slots=True)
 class ReadGroup:
     """Read all of the group at one revision, as its leader (RB-9)."""
 
@@ -153,6 +162,7 @@ Command: TypeAlias = (
     | Acknowledge
     | Leave
     | Campaign
+    | Resign
     | ReadGroup
     | Publish
 )
@@ -263,10 +273,17 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """Another node leads the term; seen at ``revision``."""
+    """Another node leads the term, or none does; seen at ``revision``."""
 
     leadership: Leadership
     revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resigned:
+    """The term has no leader any more; ``leadership`` says so."""
+
+    leadership: Leadership
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +319,7 @@ Outcome: TypeAlias = (
     | Left
     | Elected
     | Follows
+    | Resigned
     | GroupRead
     | Published
     | Conflict
@@ -444,6 +462,7 @@ class FactKind(StrEnum):
     ELECTED = "elected"
     FOLLOWS = "follows"
     DEPOSED = "deposed"
+    RESIGNED = "resigned"
     GROUP_READ = "group_read"
     ALLOCATION_PUBLISHED = "allocation_published"
     REBALANCE_COMPLETED = "rebalance_completed"

@@ -55,6 +55,8 @@ from rebalanser.protocol.messages import (
     ReadShare,
     RemoveBarriers,
     Report,
+    Resign,
+    Resigned,
     SessionLost,
     ShareRead,
     Start,
@@ -425,7 +427,7 @@ class Node:
                 self._alive(outcome, now)
             case Left():
                 self._left(now)
-            case Elected() | Follows() | Deposed() | GroupRead() | Published() | Conflict():
+            case Elected() | Follows() | Resigned() | Deposed() | GroupRead() | Published() | Conflict():
                 self._leading_answered(outcome, now)
             case _:
                 self._barriers_answered(command, outcome, now)
@@ -460,7 +462,7 @@ class Node:
                 raise InternalError(f"{outcome!r} does not answer {command!r}")
 
     def _leading_answered(
-        self, outcome: Elected | Follows | Deposed | GroupRead | Published | Conflict, now: float
+        self, outcome: Elected | Follows | Resigned | Deposed | GroupRead | Published | Conflict, now: float
     ) -> None:
         match outcome:
             case Elected(leadership):
@@ -469,6 +471,9 @@ class Node:
             case Follows(leadership, revision):
                 self._leading.follows(leadership, revision)
                 self._report(FactKind.FOLLOWS, leader=leadership.leader)
+            case Resigned(leadership):
+                self._report(FactKind.RESIGNED, revision=leadership.revision)
+                self._leading.resigned(leadership, now)
             case Deposed():
                 self._deposed()
             case GroupRead(group):
@@ -699,12 +704,14 @@ class Node:
         if leading.role is Role.LEADER and leading.leadership is not None:
             if leading.asked is not None:
                 return
-            if leading.plan is not None:
+            if leading.must_resign:
+                self._perform(Resign(session, leading.leadership))
+            elif leading.plan is not None:
                 self._perform(Publish(session, leading.leadership, leading.plan))
             elif leading.rebalance_at is not None and now >= leading.rebalance_at:
                 leading.reading_group()
                 self._perform(ReadGroup(session, leading.leadership))
-        elif leading.campaign_due and self._membership is Membership.MEMBER and not self._isolated:
+        elif leading.campaign_due(now) and self._membership is Membership.MEMBER and not self._isolated:
             self._perform(Campaign(session))
 
     def _advance_handlers(self, now: float) -> None:

@@ -4,7 +4,8 @@ All keys of a group lie under ``ROOT/GROUP/``; names are percent-encoded, so tha
 another's (RB-33) and every key is printable ASCII.
 
 ==============================  =================================================================
-``term``                        the term and its leader; of no lease, so that terms never go back
+``term``                        the term and its leader, or none if it resigned; of no lease, so that
+                                terms never go back
 ``nodes/NODE``                  a member; under its lease
 ``releases/NODE``               put whenever the node removes barriers; under its lease
 ``acks/NODE``                   the version that the node has completed; under its lease

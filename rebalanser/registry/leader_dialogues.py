@@ -18,6 +18,8 @@ from rebalanser.protocol.messages import (
     Publish,
     Published,
     ReadGroup,
+    Resign,
+    Resigned,
     SessionLost,
 )
 from rebalanser.protocol.types import (
@@ -52,7 +54,7 @@ class LeaderDialogues(Dialogues):
     """What a node does for its group."""
 
     def _campaign(self, command: Campaign) -> Dialogue:
-        """Increment the term if nobody alive leads; after a lost answer find out who won."""
+        """Increment the term if nobody alive leads; after a lost answer find out who won (RB-5)."""
         session, keys = command.session, self.keys
         answer = yield Transaction(guards=self._alive(session), then=(Get(keys.term),))
         outcome = outcome_of(answer)
@@ -83,6 +85,17 @@ class LeaderDialogues(Dialogues):
         if winner.leader == session.node:
             return Elected(winner)
         return Follows(winner, outcome.revision)
+
+    def _resign(self, command: Resign) -> Dialogue:
+        """Write that nobody leads the term, which ends it for this node as another term would."""
+        term = command.leadership.term
+        vacated = Put(self.keys.term, values.dump_leadership(term, ""))
+        outcome = outcome_of((yield self._as_leader(command, [vacated])))
+        if outcome.succeeded:
+            return Resigned(Leadership(term, "", outcome.revision))
+        return (
+            Deposed() if self._is_session(one_entry(outcome.results[0]), command.session) else SessionLost()
+        )
 
     def _group_reads(self) -> tuple[Operation, ...]:
         keys = self.keys
@@ -169,7 +182,7 @@ class LeaderDialogues(Dialogues):
         return Published(Header(plan.version, leadership.term, committed.revision, plan.shares))
 
     def _as_leader(
-        self, command: Publish, operations: Sequence[Operation], guards: tuple[Guard, ...] = ()
+        self, command: Publish | Resign, operations: Sequence[Operation], guards: tuple[Guard, ...] = ()
     ) -> Transaction:
         return Transaction(
             guards=self._alive(command.session) + self._leads(command.leadership) + guards,

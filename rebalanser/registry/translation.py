@@ -25,6 +25,7 @@ from rebalanser.protocol.messages import (
     ReadGroup,
     ReadShare,
     RemoveBarriers,
+    Resign,
 )
 from rebalanser.protocol.types import (
     NodeId,
@@ -78,6 +79,8 @@ class Translation(MemberDialogues, LeaderDialogues):
                 return self._member_dialogue(command)
             case Campaign():
                 return self._campaign(command)
+            case Resign():
+                return self._resign(command)
             case ReadGroup():
                 return self._read_group(command)
             case Publish():

@@ -42,6 +42,7 @@ _STRANGE: Final = {
     FactKind.LAPSING,
     FactKind.START_REFUSED,
     FactKind.LOOP_SLOW,
+    FactKind.RESIGNED,
 }
 _WRONG: Final = {FactKind.HANDLER_OVERRAN, FactKind.START_FAILED, FactKind.STOP_FAILED}
 _DETAILED: Final = {

@@ -55,6 +55,8 @@ from rebalanser.protocol.messages import (
     ReadGroup,
     ReadShare,
     RemoveBarriers,
+    Resign,
+    Resigned,
     SessionLost,
     ShareRead,
 )
@@ -281,6 +283,7 @@ def session_commands(session: Session, leadership: Leadership, header: Header) -
         Campaign(session),
         ReadGroup(session, leadership),
         Publish(session, leadership, plan),
+        Resign(session, leadership),
     ]
 
 
@@ -479,6 +482,20 @@ class CoordinatorConformance:
             assert perform(coordinator, Campaign(follower), Follows).leadership == leadership
         perform(coordinator, Leave(leader), Left)
         assert elect(coordinator, follower).term == leadership.term + 1
+
+    def test_whoever_resigned_leads_no_more_and_anybody_may_lead_next(self, coordinator: Coordinator) -> None:
+        """Holds: "Leave the term without a leader, so that any node may take the next one (RB-43)"."""
+        first, second = join(coordinator), join(coordinator)
+        given_up = elect(coordinator, first)
+        vacated = perform(coordinator, Resign(first, given_up), Resigned).leadership
+        assert (vacated.term, vacated.leader) == (given_up.term, "")
+        assert vacated.revision > given_up.revision
+        assert coordinator.read().leadership == vacated
+        assert coordinator.perform(ReadGroup(first, given_up)) == Deposed()
+        leadership = elect(coordinator, second)
+        assert leadership.term == given_up.term + 1
+        assert coordinator.perform(Resign(first, given_up)) == Deposed()
+        assert perform(coordinator, Campaign(first), Follows).leadership == leadership
 
     def test_an_earlier_term_can_do_nothing(self, coordinator: Coordinator) -> None:
         """Holds: "takes effect only while the term is the latest, else Deposed"."""

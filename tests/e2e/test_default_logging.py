@@ -54,7 +54,7 @@ def stderr_of(program: str, folder: Path) -> str:
 def test_a_worker_that_raises_is_shown_on_one_line(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"ERROR rebalanser: a worker raised; .* action=worker_failed resource=partition-0 token=\d+ "
-        r'attempt=1 error="ValueError: no such account: 17"\n',
+        r'attempt=1 error="ValueError: no such account: 17" raised_at=\S+/program\.py:\d+\n',
         stderr_of(PROGRAM, tmp_path),
     )
 

@@ -53,6 +53,21 @@ def test_the_leader_learns_of_acknowledgements_that_no_watch_told(script: MakeSc
     assert group.world.hits[FaultKind.WATCH_SILENT] > 0
 
 
+@pytest.mark.rule("RB-43")
+@pytest.mark.parametrize("command", ["ReadGroup", "Publish"])
+def test_a_leader_that_can_heartbeat_and_not_lead_gives_way(script: MakeScript, command: str) -> None:
+    group = script(hosts=3, resources=6)
+    group.start()
+    group[0].link.armed += [Armed(FaultKind.REQUEST_LOST, command) for _ in range(100)]
+    group.world.crash(group[2])
+    group.run_until(lambda: group.owned(1) | group.owned(0) == set(group.world.resources), within_s=60.0)
+    assert group.times(FactKind.RESIGNED, 0)
+    assert group.times(FactKind.ELECTED, 1)
+    assert not group.times(FactKind.SESSION_LOST, 0)
+    group[0].link.armed.clear()
+    group.settle()
+
+
 @pytest.mark.rule("RB-9", "RB-2")
 def test_a_plan_that_was_given_up_is_never_committed_later(script: MakeScript) -> None:
     group = script(hosts=2, resources=4)

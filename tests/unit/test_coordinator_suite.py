@@ -150,6 +150,13 @@ class TellsRemovalsLate(RegistryCoordinator):
         return outcome
 
 
+class KeepsTheTerm(Translation):
+    def _resign(self, command: messages.Resign) -> Dialogue:
+        yield Transaction(then=())
+        leadership = command.leadership
+        return messages.Resigned(replace(leadership, leader="", revision=leadership.revision + 1))
+
+
 class LeavesWithoutRevoking(Translation):
     def _leave(self, command: messages.Leave) -> Dialogue:
         yield next(super()._leave(command))
@@ -203,6 +210,7 @@ FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
     CountsFromTheAnswer: "test_life_is_proven_from_before_the_request",
     TellsRemovalsOfOthers: "test_a_removal_is_told_where_it_happened",
     TellsRemovalsLate: "test_each_of_many_removals_is_told_where_it_happened",
+    KeepsTheTerm: "test_whoever_resigned_leads_no_more_and_anybody_may_lead_next",
     LeavesWithoutRevoking: "test_leaving_takes_all_of_the_session_along",
 }
 

@@ -54,6 +54,7 @@ from rebalanser.protocol import (
     Wakeup,
     Watch,
 )
+from rebalanser.protocol.leading import RESIGN_AFTER
 from rebalanser.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -78,6 +79,8 @@ from rebalanser.protocol.messages import (
     ReadGroup,
     ReadShare,
     RemoveBarriers,
+    Resign,
+    Resigned,
     SessionLost,
     ShareRead,
 )
@@ -238,6 +241,87 @@ def test_a_leader_that_sees_another_term_reverts_and_asks_who_leads() -> None:
     assert driven.node.role is Role.FOLLOWER
     driven.answer(Campaign, Follows(Leadership(2, "m-0", 60), 61))
     assert driven.node.leadership == Leadership(2, "m-0", 60)
+
+
+def fails(driven: Driven, kind: type[Command], times: int) -> None:
+    """Let commands of a kind fail, and the time pass until each is tried again."""
+    for _ in range(times):
+        driven.answer(kind, Failed("too slow"))
+        driven.pass_to(driven.now + 4.0)
+        driven.beat()
+
+
+@pytest.mark.rule("RB-43")
+@pytest.mark.parametrize("kind", [ReadGroup, Publish])
+def test_a_leader_that_fails_too_often_resigns(kind: type[Command]) -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.answer(Campaign, Elected(Leadership(1, "n-0", 40)))
+    for failure in range(RESIGN_AFTER):
+        assert driven.sent(Resign) is None, failure
+        if kind is Publish:
+            driven.answer(ReadGroup, GroupRead(group(2, 50)))
+        fails(driven, kind, 1)
+    assert driven.sent(ReadGroup) is None
+    assert driven.sent(Resign) == Resign(SESSION, Leadership(1, "n-0", 40))
+    fails(driven, Resign, 2)
+    driven.answer(Resign, Resigned(Leadership(1, "", 60)))
+    assert FactKind.RESIGNED in driven.facts()
+    assert driven.node.role is Role.FOLLOWER
+    assert driven.sent(Campaign) is None
+    driven.pass_to(driven.now + 0.9 * TIMINGS.lease_ttl_s)
+    assert driven.sent(Campaign) is None, "others come first"
+    driven.beat()
+    driven.pass_to(driven.now + 0.1 * TIMINGS.lease_ttl_s)
+    assert driven.sent(Campaign) == Campaign(SESSION), "nobody else leads"
+
+
+@pytest.mark.rule("RB-43")
+@pytest.mark.parametrize("succeeds", ["with a plan", "without"])
+def test_only_failures_in_a_row_make_a_leader_resign(succeeds: str) -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.answer(Campaign, Elected(Leadership(1, "n-0", 40)))
+    version = 0
+    for _ in range(3):
+        fails(driven, ReadGroup, RESIGN_AFTER - 1)
+        if succeeds == "without" and version:
+            header = Header(version, 1, 50 + version, {"n-0": version})
+            share = Share(version, frozenset({"r0", "r1"}))
+            driven.answer(ReadGroup, GroupRead(group(2, 60 + version, header, n_0=share)))
+        else:
+            version += 1
+            driven.answer(ReadGroup, GroupRead(group(1 + version, 50 + 10 * version)))
+            driven.answer(Publish, Published(Header(version, 1, 51 + 10 * version, {"n-0": version})))
+        driven.feed(Noticed(Topic(TopicKind.GROUP), 100 * (version + 10)))
+        driven.pass_to(driven.now + 4.0)
+        driven.beat()
+    assert driven.sent(Resign) is None
+    assert driven.node.role is Role.LEADER
+
+
+@pytest.mark.rule("RB-43")
+def test_who_resigned_campaigns_as_soon_as_another_leads() -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.answer(Campaign, Elected(Leadership(1, "n-0", 40)))
+    fails(driven, ReadGroup, RESIGN_AFTER)
+    driven.feed(Noticed(Topic(TopicKind.LEADERSHIP), 60))
+    assert driven.node.role is Role.FOLLOWER, "the notice overtook the answer"
+    driven.answer(Resign, Resigned(Leadership(1, "", 60)))
+    assert driven.sent(Campaign) is None
+    driven.feed(Noticed(Topic(TopicKind.LEADERSHIP), 61))
+    driven.answer(Campaign, Follows(Leadership(2, "m-0", 61), 61))
+    assert driven.node.leadership == Leadership(2, "m-0", 61)
+
+
+@pytest.mark.rule("RB-43")
+def test_where_nobody_leads_a_follower_campaigns_again() -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.answer(Campaign, Follows(Leadership(1, "", 60), 60))
+    driven.answer(Campaign, Elected(Leadership(2, "n-0", 61)))
+    assert driven.node.role is Role.LEADER
 
 
 @pytest.mark.rule("RB-7")
@@ -533,7 +617,7 @@ def test_a_newer_allocation_never_interrupts_onstart() -> None:
     assert driven.all(CallStop) == [CallStop(frozenset({"a"}))]
 
 
-@pytest.mark.rule("RB-14", "RB-18")
+@pytest.mark.rule("RB-14", "RB-18", "RB-41")
 def test_what_was_asked_to_stop_passes_onstop_and_starts_anew_even_if_it_is_given_back() -> None:
     driven = Driven()
     driven.join()
@@ -571,7 +655,7 @@ def test_each_resource_is_asked_to_stop_once() -> None:
     assert driven.all(CallStop) == [CallStop(frozenset({"b", "c"}))]
 
 
-@pytest.mark.rule("RB-14")
+@pytest.mark.rule("RB-14", "RB-41")
 def test_an_onstart_that_was_asked_to_stop_before_it_was_entered_is_called_again_without_onstop() -> None:
     driven = Driven()
     driven.join()
@@ -818,7 +902,7 @@ def test_out_of_touch_everything_is_stopped_in_time_and_the_barriers_are_kept() 
     assert driven.all(CallStart) == [CallStart({"a": 200}, 7.5 + TIMINGS.detect_s)]
 
 
-@pytest.mark.rule("RB-18", "RB-21")
+@pytest.mark.rule("RB-18", "RB-21", "RB-41")
 def test_what_was_asked_to_stop_out_of_touch_passes_onstop_and_starts_anew_back_in_touch() -> None:
     driven = Driven()
     driven.own("a")

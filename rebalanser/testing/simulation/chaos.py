@@ -42,6 +42,7 @@ _COMMANDS = (
     "ReadBarriers",
     "Acknowledge",
     "Campaign",
+    "Resign",
     "Join",
     "Leave",
     "Heartbeat",

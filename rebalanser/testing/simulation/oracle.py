@@ -288,6 +288,9 @@ class Oracle:
         if event.value is None:
             raise Violation("RB-5", "the term key was deleted")
         leadership = values.load_leadership(self._entry(event))
+        if not leadership.leader and (self._actor, self.term) == (self.leader, leadership.term):
+            self.leader = ""
+            return
         if leadership.term <= self.term:
             raise Violation("RB-5", f"term {leadership.term} after term {self.term}")
         if self.leader in self.members:
