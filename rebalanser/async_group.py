@@ -13,7 +13,7 @@ from rebalanser.group import Group
 from rebalanser.protocol import Fact
 from rebalanser.runtime.loop_bridge import LoopBridge
 from rebalanser.runtime.owned import Owned
-from rebalanser.runtime.running import run_in_loop_until_stopped
+from rebalanser.runtime.running import in_own_thread, run_in_loop_until_stopped
 from rebalanser.runtime.workers import WorkerTasks
 from rebalanser.settings import Settings
 
@@ -115,16 +115,17 @@ class AsyncGroup:
             self._tasks is not None and self._tasks.includes(asyncio.current_task())
         ):
             raise InvalidState("stop() was called from a handler; call request_stop() there")
-        await asyncio.to_thread(self._group.stop, timeout_s)
+        await in_own_thread(self._group.stop, timeout_s)
 
     def request_stop(self) -> None:
         """Begin a graceful stop and return at once."""
         self._group.request_stop()
 
     async def run(self) -> None:
-        """Take part until SIGINT or SIGTERM, or until :meth:`request_stop`; then stop gracefully.
+        """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
 
-        A second signal has its usual effect. Raises what :meth:`Group.run` does.
+        A second SIGINT has its usual effect. Several may run in one loop; a signal stops them all. Raises
+        what :meth:`Group.run` does.
         """
         await run_in_loop_until_stopped(self, self._group.wait_stopped)
 
@@ -149,4 +150,4 @@ class AsyncGroup:
 
     async def wait_settled(self, timeout_s: float = 30.0) -> None:
         """Wait until this node owns exactly its share; raises what :meth:`Group.wait_settled` does."""
-        await asyncio.to_thread(self._group.wait_settled, timeout_s)
+        await in_own_thread(self._group.wait_settled, timeout_s)

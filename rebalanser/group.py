@@ -314,9 +314,10 @@ class Group:
             self._engine = None
 
     def run(self) -> None:
-        """Take part until SIGINT or SIGTERM, or until :meth:`request_stop`; then stop gracefully.
+        """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
 
-        A second SIGINT has its usual effect; further SIGTERMs are ignored, as some supervisors send several.
+        A second SIGINT has its usual effect, unless it comes with the first one; further ones of the others
+        are ignored, as some supervisors send several.
 
         Raises:
             InvalidState: it was not called in the main thread, which alone gets signals.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from types import FrameType
+import threading
 from typing import Annotated, Final
 
 import typer
@@ -12,6 +11,7 @@ import typer
 from rebalanser.cli.face import REGISTRY_VARIABLE, Face, GroupArgument, JsonOption
 from rebalanser.feed import ResourceFeed
 from rebalanser.redaction import redact
+from rebalanser.runtime.running import stopping_on_signals
 
 LOOK_S: Final = 0.2
 GRACE_S: Final = 1.0
@@ -48,19 +48,14 @@ def feed(
     """
     face = Face.of(target, json, 1 + verbose)
     feeding = ResourceFeed(source, group, face.url)
-    asked: list[int] = []
-
-    def ask(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
-    feeding.start()
-    face.answer(
-        {"feeding": group, "from": redact(source)},
-        f"feeding {group} from {redact(source)}; Ctrl-C stops it",
-    )
-    sys.stdout.flush()
-    while not asked and not feeding.wait(LOOK_S):
-        pass
-    feeding.stop(GRACE_S)
+    asked = threading.Event()
+    with stopping_on_signals(asked.set):
+        feeding.start()
+        face.answer(
+            {"feeding": group, "from": redact(source)},
+            f"feeding {group} from {redact(source)}; Ctrl-C stops it",
+        )
+        sys.stdout.flush()
+        while not asked.is_set() and not feeding.wait(LOOK_S):
+            pass
+        feeding.stop(GRACE_S)

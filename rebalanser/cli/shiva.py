@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json as json_module
-import signal
 import socket
 import sys
 import threading
@@ -29,6 +28,7 @@ from rebalanser.errors import InvalidSettings, InvalidUrl
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import known_schemes
 from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.running import stopping_on_signals
 from rebalanser.settings import Settings
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import AssignmentDocument
@@ -149,15 +149,13 @@ def _recorder(
 
 
 def _run_until_signal(face: Face, running: Sequence[Running], what: str) -> None:
-    """Wait for SIGINT or SIGTERM, or for one of them to end by itself; then stop them all.
+    """Wait for SIGINT, SIGTERM or SIGHUP, or for one of them to end by itself; then stop them all.
 
     Raises:
         RebalanserError: what ended one of them; the others were stopped first.
     """
     asked = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: asked.set())
-    with contextlib.ExitStack() as ending:
+    with stopping_on_signals(asked.set), contextlib.ExitStack() as ending:
         for each in running:
             ending.callback(each.wait)
         for each in running:

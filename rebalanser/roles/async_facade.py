@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +13,7 @@ from rebalanser.neli.settings import Mode, NeliSettings
 from rebalanser.roles.contract import PARTITIONS
 from rebalanser.roles.facade import CONNECT_TIMEOUT_S, FactHook, Neli
 from rebalanser.runtime.loop_bridge import LoopBridge
-from rebalanser.runtime.running import run_in_loop_until_stopped
+from rebalanser.runtime.running import in_own_thread, run_in_loop_until_stopped
 
 AsyncRoleHandler: TypeAlias = Callable[[Role, int], Awaitable[None] | None]
 HandlerT = TypeVar("HandlerT", bound=AsyncRoleHandler)
@@ -103,16 +102,16 @@ class AsyncNeli:
         """Hand over everything and leave the group; raises what :meth:`Neli.stop` does."""
         if self._bridge.is_called_by_handler:
             raise InvalidState("stop() was called from a handler; call request_stop() there")
-        await asyncio.to_thread(self._neli.stop, timeout_s)
+        await in_own_thread(self._neli.stop, timeout_s)
 
     def request_stop(self) -> None:
         """Begin to hand over and leave; returns at once."""
         self._neli.request_stop()
 
     async def run(self) -> None:
-        """Take part until SIGINT or SIGTERM, or until :meth:`request_stop`; then hand over and leave.
+        """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then hand over and leave.
 
-        A second signal has its usual effect. Raises what :meth:`Neli.run` does.
+        A second SIGINT has its usual effect. Raises what :meth:`Neli.run` does.
         """
         await run_in_loop_until_stopped(self, self._neli.wait_stopped)
 
@@ -143,7 +142,7 @@ class AsyncNeli:
 
     async def wait_leader(self, role: Role, timeout_s: float = 30.0) -> bool:
         """Wait until this process leads ``role``, at most ``timeout_s`` seconds; whether it does."""
-        return await asyncio.to_thread(self._neli.wait_leader, role, timeout_s)
+        return await in_own_thread(self._neli.wait_leader, role, timeout_s)
 
     def set_roles(self, roles: Roles) -> None:
         """Name other roles, at any time; see :meth:`Neli.set_roles`."""

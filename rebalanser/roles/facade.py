@@ -196,7 +196,7 @@ class Neli:
             self._candidate.stop()
 
     def run(self) -> None:
-        """Take part until SIGINT or SIGTERM, or until :meth:`request_stop`; then hand over and leave.
+        """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then hand over and leave.
 
         A second SIGINT has its usual effect.
 

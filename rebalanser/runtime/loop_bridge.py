@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec
 
 from rebalanser.errors import InvalidState
-from rebalanser.runtime.running import Participant
+from rebalanser.runtime.running import Participant, in_own_thread
 
 P = ParamSpec("P")
 
@@ -48,7 +48,7 @@ class LoopBridge:
     async def start(self) -> None:
         """Start the participant; handlers run in the loop that awaits this."""
         before, self._loop = self._loop, asyncio.get_running_loop()
-        starting = asyncio.ensure_future(asyncio.to_thread(self._participant.start))
+        starting = asyncio.ensure_future(in_own_thread(self._participant.start))
         try:
             await asyncio.shield(starting)
         except InvalidState:
@@ -58,5 +58,5 @@ class LoopBridge:
             # The thread can't be cancelled: what it starts has to be stopped.
             await asyncio.wait([starting])
             if starting.exception() is None:
-                await asyncio.to_thread(self._participant.stop)
+                await in_own_thread(self._participant.stop)
             raise

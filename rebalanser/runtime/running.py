@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from types import FrameType
-from typing import Final, Protocol
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from rebalanser.errors import InvalidState
 
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask for a graceful stop. SIGHUP does not where it was ignored before, as under nohup."""
+SAME_PRESS_S: Final = 0.3
+"""SIGINTs that follow the first one so soon, as from a terminal and a supervisor at once, count as one."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Participant(Protocol):
@@ -44,88 +53,167 @@ class AsyncParticipant(Protocol):
         """Stop, and wait until that is done."""
 
 
-def run_until_stopped(participant: Participant) -> None:
-    """Take part until SIGINT or SIGTERM, or until asked to stop; then stop.
+class _StopSignals:
+    """What stops on a signal, of the whole process. It handles the signals while there is any."""
 
-    A second SIGINT has its usual effect; further SIGTERMs are ignored, as some supervisors send several.
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._stops: dict[object, Callable[[], None]] = {}
+        self._before: dict[signal.Signals, Any] = {}
+        self._interrupted_at: float | None = None
+        self._may_interrupt = True
+        self._interrupt_due = False
+        self.asked = False
+        """Whether a signal has asked for a stop; what begins to take part afterwards stops at once."""
+
+    @contextlib.contextmanager
+    def stopping(self, request_stop: Callable[[], None]) -> Iterator[None]:
+        """Have ``request_stop`` called, in a thread, for the first signal that comes."""
+        if not self._stops:
+            self._install()
+        registration = object()
+        self._stops[registration] = request_stop
+        try:
+            yield
+        finally:
+            del self._stops[registration]
+            if not self._stops:
+                self._restore()
+
+    def _install(self) -> None:
+        self.asked = self._interrupt_due = False
+        self._interrupted_at = None
+        for number in STOP_SIGNALS:
+            before = signal.getsignal(number)
+            if number == signal.SIGHUP and before is signal.SIG_IGN:
+                continue
+            self._before[number] = before
+            signal.signal(number, self._handle)
+
+    def _restore(self) -> None:
+        while self._before:
+            number, before = self._before.popitem()
+            signal.signal(number, before or signal.SIG_DFL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and not self._is_first_interrupt():
+            self._interrupt(frame)
+            return
+        if self.asked:
+            return
+        self.asked = True
+        for stop in list(self._stops.values()):
+            # A thread of its own: this very one may have been interrupted with a lock that stopping needs.
+            threading.Thread(target=stop, name="rebalanser-signal", daemon=True).start()
+
+    def _is_first_interrupt(self) -> bool:
+        now = self._now()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+        return now - self._interrupted_at < SAME_PRESS_S
+
+    def _interrupt(self, frame: FrameType | None) -> None:
+        """Let a further SIGINT have the effect that it had before, now or as soon as that is safe."""
+        self._interrupt_due = not self._may_interrupt
+        if self._interrupt_due:
+            return
+        before = self._before[signal.SIGINT]
+        (before if callable(before) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Put off a further SIGINT, to the next call of :meth:`interruptible` in the block."""
+        self._may_interrupt = False
+        try:
+            yield
+        finally:
+            self._may_interrupt = True
+
+    def interruptible(self, wait: Callable[[], object]) -> None:
+        """Wait for something; a further SIGINT may end that."""
+        self._may_interrupt = True
+        try:
+            if self._interrupt_due:
+                self._interrupt(None)
+            wait()
+        finally:
+            self._may_interrupt = False
+
+
+_SIGNALS: Final = _StopSignals()
+stopping_on_signals: Final = _SIGNALS.stopping
+
+
+def run_until_stopped(participant: Participant) -> None:
+    """Take part until SIGINT, SIGTERM or SIGHUP, or until asked to stop; then stop.
+
+    A second SIGINT has its usual effect, unless it comes with the first one (``SAME_PRESS_S``). Further ones
+    of the others are ignored, as some supervisors send several. A signal stops all that run in the process.
 
     Raises:
         InvalidState: it was not called in the main thread, which alone gets signals.
     """
     _refuse_other_threads()
-    with _stopping_on_signals(participant.request_stop) as asked:
+    with _SIGNALS.stopping(participant.request_stop):
         participant.start()
-        impatient = False
-        try:
-            if asked.is_set():
-                participant.request_stop()
-            participant.wait_stopped()
-        except KeyboardInterrupt:
-            impatient = True
-            raise
-        finally:
-            if not impatient:
+        with _SIGNALS.held():
+            try:
+                if _SIGNALS.asked:
+                    participant.request_stop()
+                _SIGNALS.interruptible(participant.wait_stopped)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
                 participant.stop()
+                raise
+            participant.stop()
 
 
 async def run_in_loop_until_stopped(
     participant: AsyncParticipant, wait_stopped: Callable[[], object]
 ) -> None:
-    """:func:`run_until_stopped` in an event loop; ``wait_stopped`` blocks, and is called in a thread.
-
-    A second signal has its usual effect.
-    """
+    """:func:`run_until_stopped` in an event loop; ``wait_stopped`` blocks, and is called in a thread."""
     _refuse_other_threads()
-    with _stopping_on_signals_in_loop(participant.request_stop) as asked:
+    with _SIGNALS.stopping(participant.request_stop):
         await participant.start()
         try:
-            if asked.is_set():
+            if _SIGNALS.asked:
                 participant.request_stop()
-            await asyncio.to_thread(wait_stopped)
+            await in_own_thread(wait_stopped)
         finally:
             await participant.stop()
+
+
+async def in_own_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Call what may block for long in a thread of its own, and wait; raises what it does.
+
+    The threads of the loop's default executor are few, and the host application's.
+    """
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[T] = loop.create_future()
+    call = partial(contextvars.copy_context().run, function, *arguments, **named)
+
+    def answer(result: T | None, error: BaseException | None) -> None:
+        if answered.done():
+            return
+        if error is not None:
+            answered.set_exception(error)
+        else:
+            answered.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(answer, result, error)
+
+    threading.Thread(target=run, name="rebalanser-waiting", daemon=True).start()
+    return await answered
 
 
 def _refuse_other_threads() -> None:
     if threading.current_thread() is not threading.main_thread():
         raise InvalidState("run() waits for signals, in the main thread only; use start() and stop()")
-
-
-@contextmanager
-def _stopping_on_signals(request_stop: Callable[[], None]) -> Iterator[threading.Event]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    asked = threading.Event()
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            signal.signal(number, before[signal.SIGINT] or signal.SIG_DFL)
-        asked.set()
-        # A thread of its own: this very one may have been interrupted with a lock that stopping needs.
-        threading.Thread(target=request_stop, name="rebalanser-signal", daemon=True).start()
-
-    for number in STOP_SIGNALS:
-        signal.signal(number, stop)
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-
-
-@contextmanager
-def _stopping_on_signals_in_loop(request_stop: Callable[[], None]) -> Iterator[asyncio.Event]:
-    loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
-
-    def stop(number: signal.Signals) -> None:
-        loop.remove_signal_handler(number)
-        asked.set()
-        request_stop()
-
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        yield asked
-    finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)

@@ -274,9 +274,9 @@ class AsyncQueue:
         return waiting.result_of(stored)
 
     async def run(self, concurrency: int = 1) -> None:
-        """Work on tasks until SIGINT or SIGTERM, or until :meth:`request_stop`; then stop gracefully.
+        """Work on tasks until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
 
-        A second signal has its usual effect.
+        A second SIGINT has its usual effect.
 
         Raises:
             InvalidState: not called in the main thread.

@@ -484,7 +484,7 @@ class Queue:
         return waiting.result_of(stored)
 
     def run(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
-        """Work on tasks until SIGINT or SIGTERM, then stop gracefully; see :meth:`start`.
+        """Work on tasks until SIGINT, SIGTERM or SIGHUP, then stop gracefully; see :meth:`start`.
 
         Raises:
             InvalidState: not called in the main thread.

@@ -8,6 +8,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -324,6 +325,45 @@ def test_runs_until_a_signal(url: str, number: signal.Signals) -> None:
     assert {each: signal.getsignal(each) for each in before} == before
     with Admin("group", url) as admin:
         assert admin.state().nodes == ()
+
+
+@pytest.mark.rule("RB-26")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_all_groups_of_a_loop_that_has_no_thread_to_spare(
+    url: str, number: signal.Signals
+) -> None:
+    """One thread of the default executor is enough for all of them and the handlers."""
+    stopped: list[str] = []
+
+    def group_named(name: str, started: asyncio.Event) -> AsyncGroup:
+        group = AsyncGroup(name, url, settings=QUICK)
+
+        @group.on_start
+        async def start(_owned: list[Owned]) -> None:
+            await asyncio.to_thread(threading.get_ident)
+            started.set()
+
+        @group.on_stop
+        async def stop(_owned: list[Owned]) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.to_thread(threading.get_ident)
+            stopped.append(name)
+
+        return group
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        started = {name: asyncio.Event() for name in ("group", "other", "third")}
+        running = [asyncio.create_task(group_named(*each).run()) for each in started.items()]
+        await asyncio.gather(*(event.wait() for event in started.values()))
+        os.kill(os.getpid(), number)
+        await asyncio.gather(*running)
+
+    for name in ("other", "third"):
+        with Admin(name, url) as admin:
+            admin.add("a")
+    within_patience(main)
+    assert sorted(stopped) == ["group", "other", "third"]
 
 
 def test_starting_twice_is_refused(url: str) -> None:

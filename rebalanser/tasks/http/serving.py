@@ -147,7 +147,7 @@ class Serving:
 
 
 def serve(queue: Queue, options: ServingOptions, started: Callable[[str], None]) -> None:
-    """Serve a queue until SIGINT or SIGTERM; raises what :class:`Serving` and its start do."""
+    """Serve a queue until SIGINT, SIGTERM or SIGHUP; raises what :class:`Serving` and its start do."""
     run_until_stopped(Serving(queue, options, started))
 
 
