@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
@@ -43,6 +44,10 @@ def _check_weight(weight: float) -> None:
         raise InvalidName(f"weight {weight!r} is not a positive number")
 
 
+_TOPICS: Final = tuple(map(Topic, (TopicKind.GROUP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)))
+"""What may make a group balanced."""
+
+
 class Admin:
     """An operator's connection to the group ``name`` in the registry at ``url``; it joins nothing.
 
@@ -61,6 +66,8 @@ class Admin:
         self._settings = settings or Settings()
         self._timeout_s = timeout_s
         self._closed = False
+        self._watching = threading.Lock()
+        self._listeners: list[threading.Event] = []
         self._coordinator: Coordinator = open_coordinator(name, url, self._settings, SystemClock())
 
     def __enter__(self) -> Self:
@@ -183,22 +190,32 @@ class Admin:
             NotSettled: it is not so within ``timeout_s`` seconds; the message says what is missing.
         """
         deadline = time.monotonic() + timeout_s
-        changed = threading.Event()
-        state = self.state()
-        topics = {
-            Topic(kind): state.revision + 1
-            for kind in (TopicKind.GROUP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)
-        }
-        self._coordinator.watch("", topics, lambda _notices: changed.set())
-        try:
-            while not state.balanced:
+        with self._listening() as changed:
+            while not (state := self.state()).balanced:
                 if not changed.wait(max(0.0, deadline - time.monotonic())):
                     raise NotSettled(_unbalanced(state, timeout_s))
                 changed.clear()
-                state = self.state()
-        finally:
-            self._coordinator.watch("", {}, lambda _notices: None)
         return state
+
+    @contextmanager
+    def _listening(self) -> Iterator[threading.Event]:
+        """Have an event set whenever the group changes; all that listen share one watch."""
+        changed = threading.Event()
+        with self._watching:
+            if not self._listeners:
+                self._coordinator.watch("", dict.fromkeys(_TOPICS, self.state().revision + 1), self._tell)
+            self._listeners.append(changed)
+        try:
+            yield changed
+        finally:
+            with self._watching:
+                self._listeners.remove(changed)
+                if not self._listeners:
+                    self._coordinator.watch("", {}, lambda _notices: None)
+
+    def _tell(self, _notices: object) -> None:
+        for changed in tuple(self._listeners):
+            changed.set()
 
 
 def _unbalanced(state: GroupState, timeout_s: float) -> str:

@@ -10,6 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -86,6 +87,24 @@ def open_coordinator(name: str, url: str, settings: Settings, clock: SystemClock
     return RegistryCoordinator(opened, parsed.root, name, clock.now, settings.registry_timeout_s)
 
 
+@dataclass(slots=True)
+class _Run:
+    """What belongs to one time from a start to its stop; another may begin before all of it is closed."""
+
+    engine: Engine
+    observer: Observer
+    tenure: Tenure
+    closing: threading.Lock = field(default_factory=threading.Lock)
+    closed: bool = False
+
+    def close(self) -> None:
+        """Write down what is still to be written; whoever comes second waits for that."""
+        with self.closing:
+            if not self.closed:
+                self.closed = True
+                self.observer.close()
+
+
 class Group:
     """One node's membership in a group whose resources are shared out, each to exactly one owner.
 
@@ -109,9 +128,8 @@ class Group:
         self._on_start: OwnedHandler | None = None
         self._on_stop: OwnedHandler | None = None
         self._worker: Worker | None = None
-        self._engine: Engine | None = None
-        self._observer: Observer | None = None
-        self._tenure: Tenure | None = None
+        self._run: _Run | None = None
+        self._beginning = threading.Lock()
         self._fact_hooks: list[Callable[[Fact], None]] = []
         self._workers: WorkerThreads | None = None
         self._forked = False
@@ -163,7 +181,7 @@ class Group:
         self._refuse_fork()
         if present is not None:
             raise InvalidHandlers(f"{what} is registered already")
-        if self._engine is not None:
+        if self._run is not None:
             raise InvalidState("handlers must be registered before the group starts")
 
     def _handlers(self) -> Handlers:
@@ -193,17 +211,20 @@ class Group:
             RegistryUnavailable: the registry did not answer within ``connect_timeout_s``.
         """
         self._refuse_fork()
-        if self._engine is not None:
-            if not self._engine.finished:
-                raise InvalidState(f"group {self.name!r} runs already on node {self.node!r}")
-            self._clean_up(self._engine)
-        engine = self._made()
-        self._engine = engine
-        engine.start()
-        self._wait_joined(engine)
+        if not self._beginning.acquire(blocking=False):
+            raise InvalidState(f"group {self.name!r} is being started on node {self.node!r}")
+        with ExitStack() as undo:
+            undo.callback(self._beginning.release)
+            if self._run is not None:
+                if not self._run.engine.finished:
+                    raise InvalidState(f"group {self.name!r} runs already on node {self.node!r}")
+                self._clean_up(self._run)
+            run = self._run = self._made()
+            run.engine.start()
+        self._wait_joined(run)
 
-    def _made(self) -> Engine:
-        """An engine that has not begun; nothing stays open if it can't be made."""
+    def _made(self) -> _Run:
+        """A run that has not begun; nothing stays open if it can't be made."""
         handlers = self._handlers()
         clock = SystemClock()
         stem = uuid.uuid4().hex
@@ -216,8 +237,7 @@ class Group:
             observer = Observer(self.name, self.node, stem, self.settings, clock, self._fact_hooks)
             undo.callback(observer.close)
             observer.warn_of(coordinator.capabilities.unsafe_reasons)
-            self._observer = observer
-            self._tenure = Tenure(clock)
+            tenure = Tenure(clock)
             engine = Engine(
                 name=self.name,
                 node=Node(
@@ -226,12 +246,12 @@ class Group:
                 coordinator=coordinator,
                 handlers=handlers,
                 clock=clock,
-                tenure=self._tenure,
+                tenure=tenure,
                 observe=observer.observe,
                 switch=switch,
             )
             undo.pop_all()
-        return engine
+        return _Run(engine, observer, tenure)
 
     def _member(self, stem: str) -> Member:
         return Member(
@@ -244,19 +264,20 @@ class Group:
             attributes=self.settings.attributes,
         )
 
-    def _wait_joined(self, engine: Engine) -> None:
+    def _wait_joined(self, run: _Run) -> None:
+        engine = run.engine
         try:
             engine.wait(
                 lambda s: s.membership is Membership.MEMBER or (engine.join_error or ("", False))[1],
                 self.settings.connect_timeout_s,
             )
         except BaseException:
-            self._end(engine, None)
+            self._end(run, None)
             raise
         if engine.snapshot.membership is Membership.MEMBER or (engine.finished and engine.join_error is None):
             return
         error, fatal = engine.join_error or ("no answer", False)
-        self._end(engine, self.settings.connect_timeout_s)
+        self._end(run, self.settings.connect_timeout_s)
         if fatal:
             raise _refused(f"cannot join group {self.name!r}", error)
         raise RegistryUnavailable(
@@ -275,12 +296,13 @@ class Group:
             HandlerFailed: OnStop raised; its barriers stay until the lease ends (RB-24).
         """
         self._refuse_fork()
-        engine = self._engine
-        if engine is None:
+        run = self._run
+        if run is None:
             return
+        engine = run.engine
         if self._is_called_by_handler(engine):
             raise InvalidState("stop() was called from a handler; call request_stop() there")
-        if not self._end(engine, timeout_s):
+        if not self._end(run, timeout_s):
             raise NotSettled(f"group {self.name!r} has not stopped within {timeout_s:g} s")
         if engine.stop_error is not None:
             raise HandlerFailed(
@@ -296,22 +318,21 @@ class Group:
     def request_stop(self) -> None:
         """Begin a graceful stop and return at once; may be called from handlers and signal handlers."""
         self._refuse_fork()
-        if self._engine is not None:
-            self._engine.stop()
+        if self._run is not None:
+            self._run.engine.stop()
 
-    def _end(self, engine: Engine, timeout_s: float | None) -> bool:
-        engine.stop()
+    def _end(self, run: _Run, timeout_s: float | None) -> bool:
+        run.engine.stop()
         try:
-            return engine.wait_finished(timeout_s)
+            return run.engine.wait_finished(timeout_s)
         finally:
-            if engine.finished:
-                self._clean_up(engine)
+            if run.engine.finished:
+                self._clean_up(run)
 
-    def _clean_up(self, engine: Engine) -> None:
-        if self._observer is not None:
-            self._observer.close()
-        if self._engine is engine:
-            self._engine = None
+    def _clean_up(self, run: _Run) -> None:
+        run.close()
+        if self._run is run:
+            self._run = None
 
     def run(self) -> None:
         """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
@@ -328,7 +349,7 @@ class Group:
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
         """Wait until the node has stopped, for ``timeout_s`` seconds at most; whether it has."""
         self._refuse_fork()
-        return self._engine is None or self._engine.wait_finished(timeout_s)
+        return self._run is None or self._run.engine.wait_finished(timeout_s)
 
     def __enter__(self) -> Self:
         self.start()
@@ -343,13 +364,13 @@ class Group:
     def resources(self) -> Mapping[str, Owned]:
         """What this node owns now: a copy, by resource."""
         self._refuse_fork()
-        return self._engine.owned if self._engine is not None else {}
+        return self._run.engine.owned if self._run is not None else {}
 
     @property
     def is_leader(self) -> bool:
         """Whether this node leads its group, as far as it knows. Never rest exclusion on it."""
         self._refuse_fork()
-        return self._engine is not None and self._engine.snapshot.role is Role.LEADER
+        return self._run is not None and self._run.engine.snapshot.role is Role.LEADER
 
     def wait_settled(self, timeout_s: float = 30.0) -> None:
         """Wait until this node owns exactly its share of the latest allocation and OnStart has returned.
@@ -359,9 +380,9 @@ class Group:
             InvalidState: the group does not run.
         """
         self._refuse_fork()
-        engine = self._engine
-        if engine is None:
+        if self._run is None:
             raise InvalidState(f"group {self.name!r} does not run")
+        engine = self._run.engine
         if engine.wait(lambda s: s.settled, timeout_s):
             return
         snapshot = engine.snapshot
@@ -379,11 +400,10 @@ class Group:
 
     def _after_fork_in_child(self) -> None:
         """Nothing of the group lives in a child: it owns nothing and must not be used."""
-        if self._engine is None:
+        if self._run is None:
             return
         self._forked = True
-        if self._tenure is not None:
-            self._tenure.ended = True
+        self._run.tenure.ended = True
 
 
 def _refused(what: str, error: str) -> FixConfiguration:

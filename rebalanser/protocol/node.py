@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import assert_never
+from zlib import crc32
 
 from rebalanser.errors import InternalError
 from rebalanser.protocol.lanes import Lanes
@@ -118,6 +119,7 @@ class Node:
         self._leave_sent = False
         self._proven_at = 0.0
         self._heartbeat_at = 0.0
+        self._missed = 0
         self._renewal_sent_at = 0.0
         self._removal_sent_at = 0.0
         self._isolated = False
@@ -370,6 +372,13 @@ class Node:
             case _:
                 raise InternalError(f"{outcome!r} answers no registration")
 
+    def _beat_delay(self, missed: int) -> float:
+        """How long after so many refused heartbeats the next one is sent; nodes differ by up to a half."""
+        timings = self._timings
+        limit_s = min(timings.retry_max_s, timings.heartbeat_interval_s)
+        delay_s = min(timings.retry_initial_s * 2.0 ** min(missed - 1, 32), limit_s)
+        return delay_s * (1.0 - crc32(f"{self._node_id} {missed}".encode()) / 2**33)
+
     def _rejoin_delay(self, failures: int) -> float:
         if failures == 0:
             return 0.0
@@ -384,10 +393,8 @@ class Node:
         )
         match command:
             case Heartbeat():
-                self._heartbeat_at = min(
-                    self._heartbeat_at,
-                    now + min(self._timings.retry_initial_s, self._timings.heartbeat_interval_s),
-                )
+                self._missed += 1
+                self._heartbeat_at = min(self._heartbeat_at, now + self._beat_delay(self._missed))
                 return
             case AddBarriers() if outcome.unknown:
                 self._rebalancing.barriers_unknown(command.resources)
@@ -510,6 +517,7 @@ class Node:
 
     def _alive(self, alive: Alive, now: float) -> None:
         self._proven_at = max(self._proven_at, alive.proven_at)
+        self._missed = 0
         self._make_good(alive, now)
 
     def _make_good(self, alive: Alive, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +15,7 @@ from rebalanser import Admin, Group, Settings
 from rebalanser.errors import InvalidName, InvalidState, NotSettled, OutcomeUnknown, RegistryUnavailable
 from rebalanser.registry.contract import Put, Reply, Request, Transaction
 from rebalanser.testing import MemoryRegistry
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUICK = Settings(min_rebalance_interval_s=0.0)
 
@@ -43,6 +44,23 @@ def shop() -> Iterator[Shop]:
 @pytest.fixture
 def admin(shop: Shop) -> Admin:
     return shop.admin
+
+
+@pytest.mark.rule("RB-19")
+def test_several_threads_wait_for_balance_at_once(shop: Shop) -> None:
+    """They share one watch: whoever begins or ends to wait takes it from nobody."""
+    shop.admin.add("a")
+    with ThreadPoolExecutor(3) as pool:
+        with pytest.raises(NotSettled):
+            shop.admin.wait_balanced(0)
+        waiting = [pool.submit(shop.admin.wait_balanced, PATIENCE_S) for _ in range(3)]
+        wait_until(lambda: len(shop.admin._listeners) == 3)
+        with pytest.raises(NotSettled):
+            shop.admin.wait_balanced(0)
+        shop.node("n")
+        for each in waiting:
+            assert each.result(PATIENCE_S / 2).balanced
+    assert shop.admin._listeners == []
 
 
 def names(admin: Admin) -> list[str]:

@@ -8,9 +8,11 @@ import platform
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -405,6 +407,58 @@ def test_each_start_writes_the_history_of_a_new_process(nodes: Nodes, tmp_path: 
         }
 
 
+def test_two_threads_that_start_a_group_start_one_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, _ = nodes.journaled()
+    being_made, may_go_on = threading.Event(), threading.Event()
+    made = group._made
+
+    def slowly() -> object:
+        being_made.set()
+        assert may_go_on.wait(PATIENCE_S)
+        return made()
+
+    monkeypatch.setattr(group, "_made", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(group.start)
+        assert being_made.wait(PATIENCE_S)
+        with pytest.raises(InvalidState, match="is being started"):
+            group.start()
+        may_go_on.set()
+        first.result(PATIENCE_S)
+    with pytest.raises(InvalidState, match="runs already"):
+        group.start()
+    assert len(nodes.admin().state().nodes) == 1
+    group.stop()
+
+
+@pytest.mark.rule("AU-1")
+def test_a_start_while_an_earlier_stop_still_cleans_up_has_its_whole_history(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, _ = nodes.journaled(settings=QUICK.model_copy(update={"history_dir": tmp_path}))
+    group.start()
+    assert group._run is not None
+    engine, cleaned = group._run.engine, threading.Event()
+    clean_up = group._clean_up
+
+    def late(run: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert cleaned.wait(PATIENCE_S)
+        clean_up(run)
+
+    monkeypatch.setattr(group, "_clean_up", late)
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(group.stop)
+        assert engine.wait_finished(PATIENCE_S)
+        group.start()
+        cleaned.set()
+        stopping.result(PATIENCE_S)
+    group.wait_settled(PATIENCE_S)
+    group.stop()
+    records = [item for item in read_records(tmp_path) if isinstance(item, Record)]
+    assert Counter(record.kind for record in records)["left"] == 2
+
+
 def test_a_history_that_goes_nowhere_is_refused_at_start(nodes: Nodes) -> None:
     settings = QUICK.model_copy(update={"history_topic": "pulsar://h:6650/history"})
     group, _ = nodes.journaled(settings=settings)
@@ -510,8 +564,8 @@ def test_waiting_says_what_for(nodes: Nodes) -> None:
     waiting.start()
     admin.drain("slow")
     journal.wait_for_fact(FactKind.BARRIER_BLOCKED)
-    assert waiting._engine is not None
-    assert waiting._engine.wait(lambda snapshot: bool(snapshot.blocked), PATIENCE_S)
+    assert waiting._run is not None
+    assert waiting._run.engine.wait(lambda snapshot: bool(snapshot.blocked), PATIENCE_S)
     with pytest.raises(
         NotSettled, match=r"not settled within 0 s: the node is member, waiting for a held by"
     ):

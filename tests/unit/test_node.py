@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import TypeVar
 
 import pytest
@@ -1226,9 +1227,51 @@ def test_brief_losses_cause_retries_only() -> None:
     driven = Driven()
     driven.own("a")
     driven.pass_to(1.0)
-    for retry in range(10):
+    for retry in range(5):
         driven.answer(Heartbeat, replace(LOST, unknown=retry % 2 == 0))
         assert driven.all(CallStop) == []
-        driven.pass_to(1.01 + (retry + 1) * 1.01 * TIMINGS.retry_initial_s)
+        assert driven.node.next_wakeup is not None
+        driven.pass_to(driven.node.next_wakeup)
     driven.beat()
     assert driven.node.settled
+
+
+def refused_until_isolated(stem: str) -> list[float]:
+    """When a node sends heartbeats that are refused at once, until it has to stop."""
+    driven = Driven()
+    driven.node = Node(Member(stem, label=stem), TIMINGS, balanced, NodeOptions(), effort)
+    driven.own("a")
+    sent_at: list[float] = []
+    driven.pass_to(1.0)
+    while driven.node.isolated is False:
+        if driven.sent(Heartbeat) is not None:
+            sent_at.append(driven.now)
+            driven.answer(Heartbeat, Failed("refused"))
+        assert driven.node.next_wakeup is not None
+        driven.pass_to(driven.node.next_wakeup)
+    return sent_at
+
+
+def test_refused_heartbeats_are_sent_at_growing_distances_that_differ_from_node_to_node() -> None:
+    sent_at = refused_until_isolated("n")
+    distances = [later - earlier for earlier, later in pairwise(sent_at)]
+    for retry, distance in enumerate(distances):
+        longest = min(TIMINGS.retry_initial_s * 2**retry, TIMINGS.retry_max_s)
+        assert longest / 2 < distance <= longest
+    assert len(distances) >= 6
+    assert len({refused_until_isolated(f"n{number}")[5] for number in range(20)}) == 20
+
+
+def test_an_answered_heartbeat_ends_the_growing_distances() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.pass_to(1.0)
+    for _ in range(5):
+        driven.answer(Heartbeat, Failed("refused"))
+        assert driven.node.next_wakeup is not None
+        driven.pass_to(driven.node.next_wakeup)
+    driven.beat()
+    driven.pass_to(driven.now + TIMINGS.heartbeat_interval_s)
+    driven.answer(Heartbeat, Failed("refused"))
+    assert driven.node.next_wakeup is not None
+    assert driven.node.next_wakeup <= driven.now + TIMINGS.retry_initial_s
