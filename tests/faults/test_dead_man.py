@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -90,6 +91,40 @@ def test_a_stopped_process_dies(child: Callable[[str], subprocess.Popen[str]]) -
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status), "it was stopped before it died"
     assert process.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+@pytest.mark.rule("RB-34")
+@pytest.mark.parametrize("linger", [False, True])
+def test_what_the_kernel_had_taken_is_sent_after_death_unless_the_socket_lingers_for_no_time(
+    child: Callable[[str], subprocess.Popen[str]], linger: bool
+) -> None:
+    written = 200_000
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        process = child(f"""
+            import socket, struct
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, {4 * written})
+            client.connect({server.getsockname()})
+            if {linger}:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(bytes({written}))
+            switch.arm(clock.now())
+            time.sleep({LONG_S})
+        """)
+        receiver, _ = server.accept()
+    with receiver:
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+        received, reset = 0, False
+        try:
+            while chunk := receiver.recv(written):
+                received += len(chunk)
+        except ConnectionResetError:
+            reset = True
+    assert reset == linger
+    assert received < written if linger else received == written
 
 
 @pytest.mark.rule("RB-34")
