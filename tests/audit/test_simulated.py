@@ -145,12 +145,12 @@ def test_a_stop_is_written_with_the_token_of_its_start() -> None:
 
 def test_the_run_is_the_same_whoever_looks_on(tmp_path: Path) -> None:
     """What an oracle sees first is what breaks a rule here as well; only then does the run go on."""
-    (run,) = simulated.write_runs((None, range(2, 3), tmp_path))
-    plain = history_of(2, group=run.group)
+    seed = next(seed for seed in range(1, 400) if history_of(seed, group="g").overlaps)
+    (run,) = simulated.write_runs((None, range(seed, seed + 1), tmp_path))
+    plain = history_of(seed, group=run.group)
     assert run.violation is None
     assert run.records == len(plain.records)
     known = {(one.resource, one.older_token, one.newer_token) for one in plain.overlaps}
-    assert known
     assert known == {(older.resource, older.token, newer.token) for older, newer in compared.overlaps(run)}
     (again,) = simulated.write_runs(("barrier absent", range(1, 2), tmp_path))
     assert again.violation is not None

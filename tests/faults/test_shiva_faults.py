@@ -311,6 +311,8 @@ class TestBroker:
     ) -> None:
         with ShivaCluster(broker.bootstrap, tmp_path) as shiva:
             running = [shiva.leader(), shiva.worker(), shiva.daemon()]
+            for process, name in zip(running, ("leader-1", "worker-1", "daemon-1"), strict=True):
+                process.says(f"{name} runs")
             shiva.start()
             shiva.running()
             broker.kill(0)
