@@ -232,12 +232,18 @@ class BarriersRead:
 
 @dataclass(frozen=True, slots=True)
 class BarriersAdded:
-    """What was added, and who holds the rest. ``superseded``: the allocation had changed meanwhile."""
+    """What was added, and who holds the rest. ``superseded``: the allocation had changed meanwhile.
+
+    What is in neither was not tried, because of that or since a request failed.
+    """
 
     revision: int
+    """No later than when that was known of the first of them."""
     added: Mapping[Resource, Token]
     blocked: Mapping[Resource, NodeId]
     superseded: bool = False
+    unknown: frozenset[Resource] = frozenset()
+    """What a request without an answer may have added, now or a little later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,10 +218,10 @@ class Rebalancing:
         """
         self._changed()
         if outcome.superseded:
-            self.stale_revision = max(self.stale_revision, outcome.revision)
-            return
+            self.stale_revision = max(self.stale_revision, outcome.revision, self.read_revision + 1)
         if self.uncertain:
             self.uncertain -= outcome.added.keys()
+        self.uncertain |= outcome.unknown
         self.held.update(outcome.added)
         self.blocked.update((r, holder) for r, holder in outcome.blocked.items() if r in self.wanted)
         for holder in outcome.blocked.values():

@@ -219,8 +219,8 @@ class MemberDialogues(Dialogues):
     def _add_barriers(self, command: AddBarriers) -> Dialogue:
         """Add what is free, in as few transactions as the limits allow; learn who holds the rest.
 
-        A chunk that fails after others took effect makes the whole command's outcome unknown, which is
-        read back or repeated by the node like any other.
+        A chunk that fails ends it. What the chunks before have done is answered all the same, so that every
+        attempt gets further, however often the allocation of others changes.
         """
         added: dict[Resource, Token] = {}
         blocked: dict[Resource, NodeId] = {}
@@ -229,15 +229,18 @@ class MemberDialogues(Dialogues):
             try:
                 answer = yield self._adding(command, chunk)
             except RebalanserError as error:
-                return self._half_done(error, begun=bool(added))
+                failed = self._half_done(error, begun=False)
+                if not added and not blocked:
+                    return failed
+                return BarriersAdded(
+                    revision, added, blocked, unknown=frozenset(chunk) if failed.unknown else frozenset()
+                )
             outcome = outcome_of(answer)
             revision = revision or outcome.revision
             if not outcome.succeeded:
                 if not self._is_session(one_entry(outcome.results[0]), command.session):
                     return SessionLost()
-                if added:
-                    return Failed("the allocation changed between two chunks", unknown=True)
-                return BarriersAdded(outcome.revision, {}, {}, superseded=True)
+                return BarriersAdded(revision, added, blocked, superseded=True)
             self._sort_out(command.session, chunk, outcome, added, blocked)
         return BarriersAdded(revision, added, blocked)
 

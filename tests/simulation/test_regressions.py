@@ -53,6 +53,26 @@ def test_the_leader_learns_of_acknowledgements_that_no_watch_told(script: MakeSc
     assert group.world.hits[FaultKind.WATCH_SILENT] > 0
 
 
+@pytest.mark.rule("RB-2", "RB-14")
+def test_barriers_in_many_transactions_are_added_while_other_shares_keep_changing(script: MakeScript) -> None:
+    group = script(hosts=3, resources=1, max_operations=16)
+    group.start()
+    many = [f"many-{number:03}" for number in range(480)]
+    others = ["host-1", "host-2"]
+    ends = group.world.now + 30.0
+
+    def move_another() -> None:
+        others.reverse()
+        group.world.add(["r0"], others[0])
+        if group.world.now < ends:
+            group.world.scheduler.at(group.world.now + 0.12, move_another)
+
+    group.world.add(many, "host-0")
+    move_another()
+    group.run_until(lambda: group.owned(0) >= set(many), within_s=20.0)
+    assert group.world.now < ends - 5.0, "others still moved"
+
+
 @pytest.mark.rule("RB-43")
 @pytest.mark.parametrize("command", ["ReadGroup", "Publish"])
 def test_a_leader_that_can_heartbeat_and_not_lead_gives_way(script: MakeScript, command: str) -> None:

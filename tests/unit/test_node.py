@@ -577,12 +577,34 @@ def test_a_newer_allocation_aborts_step_3() -> None:
 
 
 @pytest.mark.rule("RB-14")
-def test_a_superseded_attempt_reads_the_share_again() -> None:
+@pytest.mark.parametrize("revision", [101, 150])
+def test_a_superseded_attempt_reads_the_share_again_and_keeps_what_it_added(revision: int) -> None:
     driven = Driven()
     driven.join()
-    driven.give(1, "a")
-    driven.answer(AddBarriers, BarriersAdded(150, {}, {}, superseded=True))
+    driven.give(1, "a", "b")
+    driven.answer(AddBarriers, BarriersAdded(revision, {"a": revision}, {}, superseded=True))
     assert driven.sent(ReadShare) == ReadShare(SESSION)
+    header = Header(2, 1, 160, {"n-0": 2})
+    driven.answer(ReadShare, ShareRead(160, header, Share(2, frozenset({"a", "b"})), None))
+    again = driven.sent(AddBarriers)
+    assert again is not None
+    assert again.resources == {"b"}
+
+
+@pytest.mark.rule("RB-14")
+def test_what_a_lost_answer_may_have_added_is_found_out_once_it_is_not_wanted() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a", "b", "c")
+    driven.answer(AddBarriers, BarriersAdded(150, {"a": 150}, {}, unknown=frozenset({"b"})))
+    again = driven.sent(AddBarriers)
+    assert again is not None
+    assert again.resources == {"b", "c"}
+    driven.answer(AddBarriers, Failed("refused"))
+    driven.notice(2)
+    driven.pass_to(TIMINGS.retry_initial_s)
+    driven.give(2, "a", "c")
+    assert driven.sent(ReadBarriers) == ReadBarriers(SESSION, frozenset({"b"}))
 
 
 @pytest.mark.rule("RB-21")

@@ -589,23 +589,38 @@ class TestPortions:
         assert len(asked) == (3 if kind == "add" else 6)
 
     @pytest.mark.parametrize(
-        ("second", "told"),
+        ("second", "superseded", "unknown"),
         [
-            (Failed("away"), Failed("away", unknown=True)),
-            (Failed("away", unknown=True), Failed("away", unknown=True)),
-            (SessionLost(), SessionLost()),
-            (
-                BarriersAdded(9, {}, {}, superseded=True),
-                Failed("the allocation changed between two parts", unknown=True),
-            ),
+            (Failed("away"), False, False),
+            (Failed("away", unknown=True), False, True),
+            (BarriersAdded(9, {}, {}, superseded=True), True, False),
         ],
     )
-    def test_a_part_that_fails_after_another_leaves_the_whole_unknown(
-        self, second: Outcome, told: Outcome
+    def test_adding_that_fails_in_its_second_part_tells_what_the_first_added(
+        self, second: Outcome, superseded: bool, unknown: bool
     ) -> None:
-        outcomes = iter([BarriersAdded(5, {"r00000": 5}, {}), second])
+        parts: list[frozenset[str]] = []
+        outcomes = iter([BarriersAdded(5, {"r00000": 5}, {"r00001": "m"}), second])
+
+        def perform(part: Command) -> Outcome:
+            assert isinstance(part, AddBarriers)
+            parts.append(part.resources)
+            return next(outcomes)
+
+        told = in_turn(AddBarriers(self.session, 1, frozenset(self.names)), perform)
+        lost = parts[1] if unknown else frozenset()
+        assert told == BarriersAdded(5, {"r00000": 5}, {"r00001": "m"}, superseded, lost)
+
+    @pytest.mark.parametrize("second", [Failed("away"), Failed("away", unknown=True)])
+    def test_removing_that_fails_in_its_second_part_is_unknown_as_a_whole(self, second: Outcome) -> None:
+        outcomes = iter([BarriersRemoved(frozenset({"r00000"}), 5), second])
+        command = RemoveBarriers(self.session, dict.fromkeys(self.names, 1))
+        assert in_turn(command, lambda _part: next(outcomes)) == Failed("away", unknown=True)
+
+    def test_a_session_that_ends_between_two_parts_is_lost(self) -> None:
+        outcomes = iter([BarriersAdded(5, {"r00000": 5}, {}), SessionLost()])
         command = AddBarriers(self.session, 1, frozenset(self.names))
-        assert in_turn(command, lambda _part: next(outcomes)) == told
+        assert in_turn(command, lambda _part: next(outcomes)) == SessionLost()
 
     @pytest.mark.parametrize(
         "first", [Failed("away"), SessionLost(), BarriersAdded(9, {}, {}, superseded=True)]

@@ -191,16 +191,41 @@ def test_a_publish_that_does_not_fit_is_committed_by_its_header() -> None:
 
 
 @pytest.mark.rule("RB-14")
-def test_adding_that_fails_half_way_is_unknown_as_a_whole() -> None:
+@pytest.mark.parametrize("error", [RegistryUnavailable("refused"), OutcomeUnknown("no answer")])
+def test_adding_that_fails_half_way_tells_what_it_added(error: RebalanserError) -> None:
     wire = Wire(max_operations=16)
     session = wire.join()
     wire.add(names(30))
     header = wire.publish(session)
-    wire.disturb = lambda count: RegistryUnavailable("refused") if count == 2 else None
-    assert wire.perform(AddBarriers(session, header.revision, names(30)), Failed).unknown
+    wire.disturb = lambda count: error if count == 2 else None
+    some = wire.perform(AddBarriers(session, header.revision, names(30)), BarriersAdded)
+    assert 0 < len(some.added) < 30
+    assert set(some.added.values()) == {some.revision}
+    assert bool(some.unknown) == isinstance(error, OutcomeUnknown)
+    assert not some.unknown & some.added.keys()
+    rest = names(30) - some.added.keys()
+    wire.disturb = lambda count: error if count == 1 else None
+    assert wire.perform(AddBarriers(session, header.revision, rest), Failed).unknown == bool(some.unknown)
     wire.disturb = lambda _: None
-    added = wire.perform(AddBarriers(session, header.revision, names(30)), BarriersAdded)
-    assert added.added.keys() == names(30)
+    assert wire.perform(AddBarriers(session, header.revision, rest), BarriersAdded).added.keys() == rest
+
+
+@pytest.mark.rule("RB-14")
+def test_adding_that_a_newer_allocation_ends_half_way_tells_what_it_added() -> None:
+    wire = Wire(max_operations=16)
+    session = wire.join()
+    wire.add(names(30))
+    header = wire.publish(session)
+
+    def publish_another(count: int) -> None:
+        if count == 2:
+            Wire(16, store=wire.store).publish(session, version=2)
+
+    wire.disturb = publish_another
+    some = wire.perform(AddBarriers(session, header.revision, names(30)), BarriersAdded)
+    assert some.superseded
+    assert 0 < len(some.added) < 30
+    assert set(some.added.values()) == {some.revision}
 
 
 @pytest.mark.rule("RB-11", "RB-15")

@@ -58,17 +58,18 @@ def in_turn(command: Divisible, perform: Callable[[Command], Outcome]) -> Outcom
             return whole
         if isinstance(whole, BarriersAdded) and whole.superseded:
             return whole
-        whole = _together(whole, perform(part))
+        answer = perform(part)
+        if isinstance(whole, BarriersAdded) and isinstance(part, AddBarriers) and isinstance(answer, Failed):
+            return replace(whole, unknown=part.resources if answer.unknown else frozenset())
+        whole = _together(whole, answer)
     return whole
 
 
 def _together(before: BarriersAdded | BarriersRemoved | BarriersRead, after: Outcome) -> Outcome:
     match before, after:
-        case BarriersAdded(), BarriersAdded(superseded=True):
-            return Failed("the allocation changed between two parts", unknown=True)
         case BarriersAdded(), BarriersAdded():
             added, blocked = {**before.added, **after.added}, {**before.blocked, **after.blocked}
-            return BarriersAdded(before.revision, added, blocked)
+            return BarriersAdded(before.revision, added, blocked, after.superseded)
         case BarriersRemoved(), BarriersRemoved():
             removed_at = {**before.removed_at, **after.removed_at}
             return BarriersRemoved(before.resources | after.resources, after.revision, removed_at)
