@@ -294,6 +294,14 @@ def spark_kafka(spark: SparkSession) -> SparkSession:
     return spark
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP is not ignored, as it is below ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(autouse=True)
 def _library_logging_as_imported() -> Iterator[None]:
     """Undo what a test, or a fixture that outlives it, configured for the library's logging."""

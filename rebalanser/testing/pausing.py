@@ -1,12 +1,13 @@
-"""Pausing a process (SIGSTOP) that shares a SQLite file without stopping all who share it.
+"""Pausing a process (SIGSTOP), and not those who share a SQLite file with it.
 
-SQLite's lock, unlike a lease, does not end: a process that is stopped just while it holds it holds up
-everybody (docs/deployment.md). That takes a stop within a commit, all the likelier on a busy machine.
+SQLite's lock does not end as a lease does: a process that is stopped within a commit holds up everybody
+(docs/deployment.md). On a busy machine that happens often.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sqlite3
 import time
@@ -37,6 +38,14 @@ def can_be_written(url: str, patience_s: float = 0.5) -> bool:
         return True
 
 
+def wait_stopped(pid: int) -> None:
+    """Wait until a child that was sent SIGSTOP runs no more, or has ended.
+
+    The signal goes to one of its threads. Until that one gets a CPU, the others run on.
+    """
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
 def pause(process: Popen[str] | Popen[bytes], *urls: str) -> None:
     """Stop a process (SIGSTOP) at a moment at which it does not hold the lock of a file of these ``urls``.
 
@@ -45,6 +54,7 @@ def pause(process: Popen[str] | Popen[bytes], *urls: str) -> None:
     """
     for _ in range(_TRIES):
         process.send_signal(signal.SIGSTOP)
+        wait_stopped(process.pid)
         if all(can_be_written(url, _BRIEFLY_S) for url in urls):
             return
         process.send_signal(signal.SIGCONT)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rebalanser.testing.pausing import wait_stopped
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ class ServerProcess:
     def pause(self) -> None:
         """Stop its clock and threads (SIGSTOP); its connections stay open and silent."""
         os.killpg(self.pid, signal.SIGSTOP)
+        wait_stopped(self.pid)
         self._paused = True
 
     def resume(self) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from rebalanser.applications import open_cluster
 from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, CommandId, Mode
+from rebalanser.testing.pausing import pause
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Process:
 
     def pause(self) -> None:
         """Stop its clock and its threads (SIGSTOP)."""
-        self._process.send_signal(signal.SIGSTOP)
+        pause(self._process)
 
     def resume(self) -> None:
         """Let it go on."""

@@ -16,10 +16,12 @@ import pytest
 
 from rebalanser.errors import Forked, InternalError, InvalidSettings, InvalidState
 from rebalanser.runtime.dead_man import DeadMansSwitch
+from rebalanser.testing.pausing import pause
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 LONG_S = 600
 OTHERS_S = 300.0
@@ -38,6 +40,24 @@ PRELUDE = textwrap.dedent("""
     def say(word):
         print(word, flush=True)
 """)
+
+COUNTING = textwrap.dedent("""
+    import mmap, os, sys, threading, time
+
+    def count():
+        with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
+            number = 0
+            while True:
+                number += 1
+                shared[:] = number.to_bytes(8, "big")
+
+    os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+    threading.Thread(target=count, daemon=True).start()
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    print("counting", flush=True)
+    time.sleep(600)
+""")
+"""Counts in a file, on one CPU, with a main thread that comes last."""
 
 pytestmark = pytest.mark.skipif(
     DeadMansSwitch.available() is not None, reason=DeadMansSwitch.available() or "it is available"
@@ -91,6 +111,26 @@ def test_a_stopped_process_dies(child: Callable[[str], subprocess.Popen[str]]) -
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status), "it was stopped before it died"
     assert process.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+def test_of_a_paused_process_no_thread_runs_on(tmp_path: Path) -> None:
+    """The signal goes to its main thread, which waits here for the CPU that another thread has."""
+    counter = tmp_path / "counter"
+    counter.write_bytes(bytes(8))
+    process = subprocess.Popen([sys.executable, "-c", COUNTING, str(counter)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(20):
+            pause(process)
+            before = counter.read_bytes()
+            time.sleep(0.02)
+            assert counter.read_bytes() == before
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.rule("RB-34")

@@ -328,6 +328,7 @@ def test_runs_until_a_signal(url: str, number: signal.Signals) -> None:
 
 
 @pytest.mark.rule("RB-26")
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_all_groups_of_a_loop_that_has_no_thread_to_spare(
     url: str, number: signal.Signals

@@ -278,8 +278,11 @@ def test_on_start_that_raises_is_stopped_and_tried_again(nodes: Nodes) -> None:
     journal.wait_for_fact(FactKind.START_FAILED)
     (failed,) = (fact for fact in journal.facts if fact.kind is FactKind.START_FAILED)
     assert failed.detail["error"] == "ValueError: not yet"
-    joined = [fact.node for fact in journal.facts if fact.kind is FactKind.JOINED]
-    assert len(set(joined)) == 2, "it joins again as another incarnation"
+
+    def joined() -> set[str | None]:
+        return {fact.node for fact in journal.facts if fact.kind is FactKind.JOINED}
+
+    journal.wait_until(lambda: len(joined()) == 2)  # as another incarnation
 
 
 @pytest.mark.rule("RB-24")

@@ -56,7 +56,7 @@ class Work:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
+def clock(hangup: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     """The clock by which SIGINTs are told apart."""
     clock = FakeClock()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
