@@ -14,6 +14,10 @@ only while the term is the latest, else :class:`~rebalanser.protocol.messages.De
 only while nobody holds it and the allocation is the one named, and removed only by the session that
 added it.
 
+**What operators ask.** Requests of operators take effect in the order in which they were made, or not at
+all: one that arrives after a later one took effect has none (RB-44). So each of them begins an epoch, even
+if it changes nothing, and takes effect only in the epoch that it was made in. Who was overtaken asks again.
+
 **What is ordered.** Revisions of one group only grow, and so do the tokens of one resource. A command sent
 after another was answered takes effect after it.
 

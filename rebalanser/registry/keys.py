@@ -11,6 +11,7 @@ another's (RB-33) and every key is printable ASCII.
 ``acks/NODE``                   the version that the node has completed; under its lease
 ``resources/RESOURCE``          a resource and what an operator said of it
 ``drains/LABEL``                a drained node
+``operator``                    put with every request of an operator; its revision orders them (RB-44)
 ``header``                      the allocation's version, and since which version each share stands
 ``shares/NODE/VERSION``         a share, compressed; never changed once written
 ``barriers/RESOURCE/SLOT``      a barrier and its holder; under the holder's lease. Beside the
@@ -82,6 +83,7 @@ class GroupKeys:
         self.acks = f"{prefix}acks/"
         self.resources = f"{prefix}resources/"
         self.drains = f"{prefix}drains/"
+        self.operator = f"{prefix}operator"
         self.shares = f"{prefix}shares/"
         self.barriers = f"{prefix}barriers/"
 

@@ -42,8 +42,10 @@ from rebalanser.registry.contract import (
     Get,
     HistoryLost,
     KeyValue,
+    Operation,
     Put,
     Range,
+    Result,
     Target,
     Transaction,
     Unchanged,
@@ -61,8 +63,9 @@ from rebalanser.registry.dialogue import (
 from rebalanser.registry.leader_dialogues import LeaderDialogues
 from rebalanser.registry.member_dialogues import MemberDialogues
 
-MOST_READINGS: Final = 20
-"""So often resources are read again that others changed before they could be weighed."""
+MOST_TRIES: Final = 100
+"""So often an operator's request is made again because another's took effect before it."""
+OTHERS_CHANGE_IT: Final = "other operators change the same group all the time; try again"
 
 
 class Translation(MemberDialogues, LeaderDialogues):
@@ -120,40 +123,40 @@ class Translation(MemberDialogues, LeaderDialogues):
 
     def put_resources(self, specs: Sequence[ResourceSpec], progress: Progress) -> Reading[int]:
         """Write what differs from what is there; how many resources are new."""
-        answer = yield Transaction(then=(Range(self.keys.resources),))
-        present = {entry.key: entry.value for entry in all_entries(outcome_of(answer).results[0])}
+        answer = yield Transaction(then=(Range(self.keys.resources), Get(self.keys.operator)))
+        resources, operator = outcome_of(answer).results
+        present = {entry.key: entry.value for entry in all_entries(resources)}
         puts = [Put(self.keys.resource(spec.resource), values.dump_resource(spec)) for spec in specs]
         differing = [put for put in puts if present.get(put.key) != put.value]
-        yield from self._change(differing, len(specs) - len(differing), progress)
+        yield from self._change(differing, _epoch_in(operator), len(specs) - len(differing), progress)
         return sum(put.key not in present for put in puts)
 
     def weigh_resources(self, weights: Mapping[Resource, float], progress: Progress) -> Reading[int]:
         """Change the weights of those that are there, and nothing else of them; how many changed (AU-7).
 
-        What somebody else changes between the reading and the writing is read again, some times over.
+        What another operator changes between the reading and the writing is read again, some times over.
         """
         changed = 0
-        for _ in range(MOST_READINGS):
-            answer = yield Transaction(then=(Range(self.keys.resources),))
-            differing = self._weighed(all_entries(outcome_of(answer).results[0]), weights)
-            done = len(weights) - len(differing)
+        for _ in range(MOST_TRIES):
+            answer = yield Transaction(then=(Range(self.keys.resources), Get(self.keys.operator)))
+            resources, operator = outcome_of(answer).results
+            epoch = _epoch_in(operator)
+            puts = self._weighed(all_entries(resources), weights)
+            done = len(weights) - len(puts)
             progress(done)
-            for chunk in self._chunks((each, _size(each[0])) for each in differing):
-                guards = tuple(Unchanged(put.key, revision) for put, revision in chunk)
-                written = yield Transaction(guards=guards, then=tuple(put for put, _ in chunk))
-                if not outcome_of(written).succeeded:
+            for chunk in self._operator_chunks(puts):
+                answer = yield self._in_epoch(epoch, chunk)
+                if not outcome_of(answer).succeeded:
                     break
+                epoch = outcome_of(answer).revision
                 changed += len(chunk)
                 done += len(chunk)
                 progress(done)
             else:
                 return changed
-        raise RegistryUnavailable("somebody else changes the same resources all the time; weigh them again")
+        raise RegistryUnavailable(OTHERS_CHANGE_IT)
 
-    def _weighed(
-        self, entries: Iterable[KeyValue], weights: Mapping[Resource, float]
-    ) -> list[tuple[Put, int]]:
-        """What to write, and the revision at which the key of each was read."""
+    def _weighed(self, entries: Iterable[KeyValue], weights: Mapping[Resource, float]) -> list[Put]:
         found = {self.keys.resource(resource): resource for resource in weights}
         puts = []
         for entry in entries:
@@ -161,31 +164,61 @@ class Translation(MemberDialogues, LeaderDialogues):
                 continue
             spec = replace(values.load_resource(resource, entry), weight=weights[resource])
             if (value := values.dump_resource(spec)) != entry.value:
-                puts.append((Put(entry.key, value), entry.mod_revision))
+                puts.append(Put(entry.key, value))
         return puts
 
     def remove_resources(self, resources: Sequence[Resource], progress: Progress) -> Reading[int]:
         """Delete what is there; how many there were."""
-        answer = yield Transaction(then=(Range(self.keys.resources),))
-        present = {entry.key for entry in all_entries(outcome_of(answer).results[0])}
+        answer = yield Transaction(then=(Range(self.keys.resources), Get(self.keys.operator)))
+        found, operator = outcome_of(answer).results
+        present = {entry.key for entry in all_entries(found)}
         deletes = [Delete(key) for key in map(self.keys.resource, resources) if key in present]
-        yield from self._change(deletes, len(resources) - len(deletes), progress)
+        yield from self._change(deletes, _epoch_in(operator), len(resources) - len(deletes), progress)
         return len(deletes)
-
-    def _change(self, operations: Sequence[Put | Delete], done: int, progress: Progress) -> Reading[None]:
-        progress(done)
-        for chunk in self._chunks(sized(operations)):
-            yield Transaction(then=tuple(chunk))
-            done += len(chunk)
-            progress(done)
 
     def set_drained(self, label: str, drained: bool) -> Reading[None]:
         """Mark a node as drained, or not; changes nothing where it is so already."""
         key = self.keys.drain(label)
-        if drained:
-            yield Transaction(guards=(Absent(key),), then=(Put(key, b""),))
-        else:
-            yield Transaction(then=(Delete(key),))
+        answer = yield Transaction(then=(Get(key), Get(self.keys.operator)))
+        present, operator = outcome_of(answer).results
+        change: list[Put | Delete] = []
+        if (one_entry(present) is not None) != drained:
+            change.append(Put(key, b"") if drained else Delete(key))
+        yield from self._change(change, _epoch_in(operator), 0, lambda _: None)
+
+    def _change(
+        self, operations: Sequence[Put | Delete], epoch: int, done: int, progress: Progress
+    ) -> Reading[None]:
+        """Write for an operator; if another's request took effect since ``epoch``, after that one."""
+        progress(done)
+        for chunk in self._operator_chunks(operations):
+            for _ in range(MOST_TRIES):
+                outcome = outcome_of((yield self._in_epoch(epoch, chunk)))
+                epoch = outcome.revision if outcome.succeeded else _epoch_in(outcome.results[0])
+                if outcome.succeeded:
+                    break
+            else:
+                raise RegistryUnavailable(OTHERS_CHANGE_IT)
+            done += len(chunk)
+            progress(done)
+
+    def _operator_chunks(self, operations: Sequence[Put | Delete]) -> list[list[Operation]]:
+        """Chunks of what an operator writes; an empty one if that is nothing, as it begins an epoch too."""
+        return list(self._chunks(sized(operations))) or [[]]
+
+    def _in_epoch(self, epoch: int, operations: Sequence[Operation]) -> Transaction:
+        """Write for an operator and begin an epoch, if no request of an operator took effect since ``epoch``.
+
+        So a request that arrives late, after its operator has made another, has no effect (RB-44). ``epoch``
+        is the revision at which the latest request took effect, 0 if there was none. The answer to one that
+        has no effect tells the present epoch.
+        """
+        key = self.keys.operator
+        return Transaction(
+            guards=(Unchanged(key, epoch) if epoch else Absent(key),),
+            then=(*operations, Put(key, b"")),
+            otherwise=(Get(key),),
+        )
 
     def targets(self, topic: Topic) -> tuple[Target, ...]:
         """What to watch for a topic."""
@@ -229,9 +262,10 @@ class Translation(MemberDialogues, LeaderDialogues):
         return Noticed(Topic(topic.kind, acknowledger), event.revision, version)
 
 
-def _size(guarded: Put) -> int:
-    """In bytes, with that of a guard of the same key."""
-    return 2 * len(guarded.key) + len(guarded.value)
+def _epoch_in(result: Result) -> int:
+    """The revision at which the latest request of an operator took effect; 0 before the first one."""
+    entry = one_entry(result)
+    return entry.mod_revision if entry else 0
 
 
 def _is_deletion(event: WatchEvent) -> bool:

@@ -1036,6 +1036,23 @@ class CoordinatorConformance:
         assert coordinator.put_resources(specs, no_progress) == 0
         assert coordinator.read().group.fingerprint == fingerprint
 
+    def test_operators_at_once_wait_for_each_other(self, coordinator: Coordinator, connect: Connect) -> None:
+        """Holds: "Requests of operators take effect in the order in which they were made"."""
+        operators = [coordinator, *(connect() for _ in range(3))]
+        names = [f"r{number}" for number in range(10)]
+
+        def operate(number: int) -> None:
+            for name in names:
+                spec = ResourceSpec(f"{name} of {number}")
+                assert operators[number].put_resources([spec, ResourceSpec(name)], no_progress) in {1, 2}
+                assert operators[number].weigh_resources({spec.resource: 2.0}, no_progress) == 1
+
+        with ThreadPoolExecutor(len(operators)) as pool:
+            list(pool.map(operate, range(len(operators))))
+        weights = {name: spec.weight for name, spec in coordinator.read().group.resources.items()}
+        of_each = {f"{name} of {number}": 2.0 for name in names for number in range(len(operators))}
+        assert weights == {**dict.fromkeys(names, 1.0), **of_each}
+
     def test_long_changes_show_their_progress(self, coordinator: Coordinator) -> None:
         """Progress is "Called with how many of the items of a long change are done so far"."""
         specs = [ResourceSpec(f"resource {number}") for number in range(MANY)]

@@ -51,7 +51,7 @@ def _as_if_stopped_once_it_overruns(original: property) -> Any:
 def _barriers_go_with_the_resource(original: Callable[..., Reading[int]]) -> Any:
     def remove_resources(self: Translation, resources: Sequence[str], progress: Any) -> Reading[int]:
         removed = yield from original(self, resources, progress)
-        yield from self._change([Delete(self.keys.barrier(name)) for name in resources], 0, progress)
+        yield from self._change([Delete(self.keys.barrier(name)) for name in resources], 0, 0, progress)
         return removed
 
     return remove_resources

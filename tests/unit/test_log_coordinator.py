@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import count
 from typing import TypeAlias
 
 import pytest
@@ -24,7 +26,7 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.protocol.messages import Alive, Failed, Heartbeat, Join, Joined, Noticed, SessionLost
-from rebalanser.protocol.types import Member, Session, Topic, TopicKind
+from rebalanser.protocol.types import Member, ResourceSpec, Session, Topic, TopicKind
 from rebalanser.testing import FakeClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder
 from rebalanser.testing.waiting import PATIENCE_S
@@ -173,6 +175,53 @@ def test_a_silent_log_leaves_the_outcome_unknown(connect: Connect) -> None:
     assert isinstance(outcome, Failed)
     assert outcome.unknown
     assert "no answer within 0.01 s: the request was not acknowledged, the log was read to" in outcome.error
+
+
+@pytest.mark.rule("RB-44")
+def test_a_late_request_of_an_operator_undoes_no_later_one(connect: Connect, shared: SharedLog) -> None:
+    slow, log = connect(timeout_s=0.01)
+    late: list[bytes] = []
+    log.append = lambda value, done: late.append(value)  # type: ignore[method-assign]
+    specs, weights = [ResourceSpec("a"), ResourceSpec("b")], {"a": 2.0, "b": 2.0}
+    operations: list[Callable[[LogCoordinator], object]] = [
+        lambda on: on.put_resources(specs, lambda _: None),
+        lambda on: on.weigh_resources(weights, lambda _: None),
+        lambda on: on.remove_resources(["a"], lambda _: None),
+        lambda on: on.set_drained("label", drained=True),
+        lambda on: on.set_drained("label", drained=False),
+    ]
+    for operation in operations:
+        with pytest.raises(OutcomeUnknown):
+            operation(slow)
+    other, _ = connect()
+    for operation in (*operations, *reversed(operations)):
+        operation(other)
+    done = other.read().group
+    for value in late:
+        shared.append(value)
+    assert replace(other.read().group, revision=done.revision) == done
+
+
+@pytest.mark.rule("RB-44")
+def test_an_operator_asks_again_until_others_come_before_each_of_its_tries(
+    connect: Connect, shared: SharedLog
+) -> None:
+    (one, log), (other, _) = connect(), connect()
+    append, tries = log.append, count(1)
+    overtaken = 3
+
+    def overtake(value: bytes, done: OnDone) -> None:
+        if next(tries) <= overtaken:
+            other.set_drained("other", drained=True)
+        append(value, done)
+
+    log.append = overtake  # type: ignore[method-assign]
+    assert one.put_resources([ResourceSpec("a")], lambda _: None) == 1
+    assert next(tries) == overtaken + 2
+    overtaken = 1_000
+    with pytest.raises(RegistryUnavailable, match="other operators change the same group"):
+        one.set_drained("label", drained=True)
+    assert other.read().group.drained == {"other"}
 
 
 @pytest.mark.rule("RB-20", "RB-21")

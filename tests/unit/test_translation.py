@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count, product
 from math import ceil
+from types import MappingProxyType
 from typing import TypeVar
 
 import pytest
@@ -39,7 +42,7 @@ from rebalanser.protocol.messages import (
     ShareRead,
 )
 from rebalanser.registry import values
-from rebalanser.registry.contract import KeyValue, Reply, Request, Transaction
+from rebalanser.registry.contract import KeyValue, Put, Reply, Request, Transaction
 from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
 from rebalanser.registry.translation import Translation
@@ -74,6 +77,22 @@ class Wire:
         except StopIteration as stop:
             result: ResultT = stop.value
             return result
+
+    def lose_write(self, number: int) -> list[Request]:
+        """Give no answer to the write of this number, and keep it."""
+        numbers = count(1)
+        on_its_way: list[Request] = []
+
+        def lose(_: int) -> RebalanserError | None:
+            request = self.requests[-1]
+            assert isinstance(request, Transaction)
+            if any(isinstance(each, Put) for each in request.then) and next(numbers) == number:
+                on_its_way.append(request)
+                return OutcomeUnknown("no answer in time")
+            return None
+
+        self.disturb = lose
+        return on_its_way
 
     def reply(self, request: Request) -> Reply:
         return self.store.execute(request)
@@ -151,6 +170,7 @@ def test_ten_thousand_resources_are_added_with_progress_and_only_once() -> None:
     assert progress == sorted(progress)
     assert progress[-1] == 10_000
     assert len(progress) > 50
+    assert len(wire.requests) == len(progress), "a reading, and as many writes as the limit makes of it"
     assert wire.drive(wire.translation.put_resources(specs, progress.append)) == 0
     assert progress[-1] == 10_000
 
@@ -360,6 +380,65 @@ def test_removing_a_resource_leaves_its_barrier() -> None:
     other = wire.join("m-0")
     refused = wire.perform(AddBarriers(other, _header_revision(wire), frozenset({"r"})), BarriersAdded)
     assert refused.blocked == {"r": "n-0"}
+
+
+OPERATIONS: Mapping[str, Callable[[Translation], Reading[object]]] = MappingProxyType(
+    {
+        "add": lambda translation: translation.put_resources(_specs(5), lambda _: None),
+        "add heavier": lambda translation: translation.put_resources(_specs(5, 2.0), lambda _: None),
+        "remove": lambda translation: translation.remove_resources(
+            [s.resource for s in _specs(5)], lambda _: None
+        ),
+        "weigh": lambda translation: translation.weigh_resources(
+            {s.resource: 3.0 for s in _specs(5)}, lambda _: None
+        ),
+        "drain": lambda translation: translation.set_drained("label", drained=True),
+        "undrain": lambda translation: translation.set_drained("label", drained=False),
+    }
+)
+"""What an operator may ask; on resources in several transactions."""
+
+
+def _specs(count: int, weight: float = 1.0) -> list[ResourceSpec]:
+    return [ResourceSpec(f"resource-{number}", weight) for number in range(count)]
+
+
+@pytest.mark.rule("RB-44")
+@pytest.mark.parametrize("again", [False, True], ids=["given up", "asked again"])
+@pytest.mark.parametrize("later", OPERATIONS)
+@pytest.mark.parametrize("late", OPERATIONS)
+def test_a_late_request_of_an_operator_undoes_no_later_one(late: str, later: str, again: bool) -> None:
+    """Whichever of its writes it is that had no answer, and whatever there was."""
+    for before, lost in product((None, *OPERATIONS), range(1, 5)):
+        wire = Wire(max_operations=6)
+        if before is not None:
+            wire.drive(OPERATIONS[before](wire.translation))
+        on_its_way = wire.lose_write(lost)
+        with suppress(OutcomeUnknown):
+            wire.drive(OPERATIONS[late](wire.translation))
+        wire.disturb = lambda _: None
+        if again:
+            wire.drive(OPERATIONS[late](wire.translation))
+        wire.drive(OPERATIONS[later](wire.translation))
+        done = wire.store.items()
+        for request in on_its_way:
+            wire.store.execute(request)
+        assert wire.store.items() == done, (before, lost)
+
+
+@pytest.mark.rule("RB-44")
+def test_an_operator_is_told_if_others_come_before_each_of_its_tries() -> None:
+    wire = Wire()
+
+    def meddle(number: int) -> RebalanserError | None:
+        wire.store.execute(Transaction(then=(Put(wire.keys.operator, str(number).encode()),)))
+        return None
+
+    wire.disturb = meddle
+    for operate in OPERATIONS.values():
+        with pytest.raises(RegistryUnavailable, match="other operators change the same group"):
+            wire.drive(operate(wire.translation))
+    assert wire.under(wire.keys.prefix) == [wire.keys.operator]
 
 
 def _header_revision(wire: Wire) -> int:

@@ -36,9 +36,18 @@ from rebalanser.protocol.types import NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities
 from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Progress
 from rebalanser.registry.dialogue import failure
+from rebalanser.registry.translation import MOST_TRIES, OTHERS_CHANGE_IT
 from rebalanser.runtime.logs import log_aside
 from rebalanser_kafka.group.applications import LeaderFeed, RunningApplications
-from rebalanser_kafka.group.follower import Ended, Event, Follower, LogEntry, SetAside, SnapshotRead
+from rebalanser_kafka.group.follower import (
+    Ended,
+    Event,
+    Follower,
+    LogEntry,
+    Overtaken,
+    SetAside,
+    SnapshotRead,
+)
 from rebalanser_kafka.group.leases import REPEAT_S, LeaseCounter, rank
 from rebalanser_kafka.group.portions import RESOURCES_PER_COMMAND, in_turn, portions
 from rebalanser_kafka.group.records import (
@@ -261,18 +270,27 @@ class LogCoordinator(Coordinator):
 
     def set_drained(self, label: str, drained: bool) -> None:
         """Mark a node as drained, or not (RB-30)."""
-        self._ask(SetDrained(label, drained))
+        self._operate(SetDrained(label, drained))
 
     def _change(self, parts: Sequence[Wish], total: int, progress: Progress) -> int:
         progress(0)
         changed = 0
         for number, part in enumerate(parts, start=1):
-            counted = self._ask(part)
+            counted = self._operate(part)
             if not isinstance(counted, int):
                 raise InternalError(f"a change of resources was answered with {counted!r}")
             changed += counted
             progress(min(total, number * RESOURCES_PER_COMMAND))
         return changed
+
+    def _operate(self, wish: Wish) -> Result:
+        """Ask for an operator, and again after others whose requests took effect before this one (RB-44)."""
+        for _ in range(MOST_TRIES):
+            with self._lock:
+                epoch = self._follower.replica.operator_epoch
+            with suppress(Overtaken):
+                return self._ask(wish, epoch)
+        raise RegistryUnavailable(OTHERS_CHANGE_IT)
 
     def forget_history(self) -> None:
         """Forget what changed so far, as after a gap: whoever watches from before is told to look again."""
@@ -290,10 +308,10 @@ class LogCoordinator(Coordinator):
             self._thread.join(CLOSE_TIMEOUT_S)
         self._log.close()
 
-    def _ask(self, wish: Wish) -> Result:
+    def _ask(self, wish: Wish, epoch: int | None = None) -> Result:
         """Append a wish, and wait until it was read back and carried out; what came of it."""
         name = uuid.uuid4().hex
-        value = self._encoded(name, wish)
+        value = self._encoded(name, wish, epoch)
         answer: Future[Result] = Future()
         written: list[int] = []
 
@@ -323,8 +341,8 @@ class LogCoordinator(Coordinator):
                 self._waiting.pop(name, None)
                 self._asked.pop(name, None)
 
-    def _encoded(self, name: str, wish: Wish) -> bytes:
-        return encode(Request(name, wish, self._follower.replica.birth_ms))
+    def _encoded(self, name: str, wish: Wish, epoch: int | None = None) -> bytes:
+        return encode(Request(name, wish, self._follower.replica.birth_ms, epoch))
 
     def _fail_waiting(self, error: RebalanserError) -> None:
         with self._lock:

@@ -64,6 +64,10 @@ class SnapshotRead:
 Event: TypeAlias = Ended | SetAside | SnapshotRead
 
 
+class Overtaken(RegistryUnavailable):
+    """Another request of an operator took effect before this one, which had no effect (RB-44)."""
+
+
 class Follower:
     """The replica of a log that begins at offset ``log_start``, and how far it has come."""
 
@@ -164,6 +168,10 @@ class Follower:
         result: Result = None
         failed: RebalanserError | None = None
         try:
+            if request.epoch not in {None, self.replica.operator_epoch}:
+                raise Overtaken(
+                    "another request of an operator took effect before this one, which had no effect"
+                )
             result = self.replica.apply(request.wish, sent_at)
         except RebalanserError as error:
             failed = error

@@ -118,11 +118,15 @@ class Request:
 
     ``born_ms`` says which log it was written for: when the first record of that log was appended, or 0 where
     whoever wrote it knew of none yet. It is carried out in no other log.
+
+    ``epoch`` is the revision at which an operator's request last took effect, or 0 if none did. This one is
+    carried out only while that is so, or at any time if ``epoch`` is None (RB-44).
     """
 
     id: str
     wish: Wish
     born_ms: int = 0
+    epoch: int | None = None
 
 
 class Unreadable(ValueError):
@@ -144,7 +148,7 @@ def encode(request: Request) -> bytes:
     kind = type(request.wish).__name__
     # A default of the protocol's types is a read-only mapping, of which pydantic would warn.
     body = _KINDS[kind].dump_python(request.wish, warnings=False)
-    whole = {"id": request.id, "born_ms": request.born_ms, "kind": kind, "body": body}
+    whole = {"id": request.id, "born_ms": request.born_ms, "epoch": request.epoch, "kind": kind, "body": body}
     try:
         text = json.dumps(
             whole, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_as_json
@@ -190,7 +194,10 @@ def decode(value: bytes | None) -> Request:
     try:
         whole = json.loads(_inflated(rest) if packing == _COMPRESSED else rest)
         wish: Wish = _KINDS[whole["kind"]].validate_python(whole["body"], strict=False)
-        return Request(_text(whole["id"]), wish, int(whole.get("born_ms", 0)))
+        epoch = whole.get("epoch")
+        return Request(
+            _text(whole["id"]), wish, int(whole.get("born_ms", 0)), None if epoch is None else int(epoch)
+        )
     except (ValidationError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
 

@@ -163,6 +163,12 @@ class Replica:
         return self._store.leases
 
     @property
+    def operator_epoch(self) -> int:
+        """The revision at which an operator's request last took effect; 0 before the first one (RB-44)."""
+        entry = self._store.get(self.keys.operator)
+        return entry.mod_revision if entry else 0
+
+    @property
     def fed_epoch(self) -> tuple[int, int] | None:
         """The epoch of the document that was fed last (SH-19)."""
         return self._fed()[0]
