@@ -306,8 +306,7 @@ class Leading:
             based_on=group.header,
             shares={node: version if node in changed else before[node] for node in targets},
             changed={node: targets[node] for node in changed},
-            superseded=frozenset((n, v) for n, v in before.items() if n in changed or n not in targets)
-            | group.leftover_shares,
+            superseded=group.outdated_parts(changed | (before.keys() - targets.keys())),
             effort=self._effort(group, targets),
         )
 
@@ -328,7 +327,7 @@ class Leading:
     def _unused_version(self, group: Group) -> int:
         """A version that no share was ever written for, nor may be by a late request."""
         committed = group.header.version if group.header else 0
-        leftover = max((version for _, version in group.leftover_shares), default=0)
+        leftover = max((part.version for part in group.leftover_shares), default=0)
         return max(committed, leftover, self._attempted_version) + 1
 
     def learn_own(self, header: Header) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 NodeId: TypeAlias = str
 """Names one incarnation of a node and is never used again; a user's name for a node is a label."""
@@ -121,6 +121,16 @@ class Share:
 
     version: int
     resources: frozenset[Resource]
+    parts: int = field(default=1, compare=False)
+    """In how many parts it is stored, as a request has a limit."""
+
+
+class SharePart(NamedTuple):
+    """A stored part of a share; parts are counted from 0."""
+
+    node: NodeId
+    version: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +156,18 @@ class Group:
     drained: frozenset[str]
     header: Header | None
     shares: Mapping[NodeId, Share]
-    leftover_shares: frozenset[tuple[NodeId, int]]
-    """Shares by node and version that no header names (any more)."""
+    leftover_shares: frozenset[SharePart]
+    """What is stored of shares that no header names (any more)."""
     acknowledged: Mapping[NodeId, int]
     fingerprint: Fingerprint
+
+    def outdated_parts(self, replaced: Iterable[NodeId]) -> frozenset[SharePart]:
+        """What is stored of shares that no header names once those of these nodes are replaced."""
+        return self.leftover_shares | {
+            SharePart(node, share.version, part)
+            for node, share in ((node, self.shares[node]) for node in replaced if node in self.shares)
+            for part in range(share.parts)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +192,8 @@ class Plan:
     based_on: Header | None
     shares: Mapping[NodeId, int]
     changed: Mapping[NodeId, frozenset[Resource]]
-    superseded: frozenset[tuple[NodeId, int]]
-    """Shares by node and version that the new header does not name."""
+    superseded: frozenset[SharePart]
+    """What is stored of shares that the new header does not name."""
     effort: Effort | None = None
     """What it costs; None where nobody measures."""
 

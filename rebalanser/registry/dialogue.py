@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
 from rebalanser.errors import (
@@ -25,11 +26,14 @@ from rebalanser.protocol.messages import (
 from rebalanser.protocol.types import (
     Header,
     Leadership,
+    NodeId,
     Resource,
     Session,
+    Share,
+    SharePart,
     Token,
 )
-from rebalanser.registry import contract
+from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (
     Absent,
     Capabilities,
@@ -50,6 +54,10 @@ from rebalanser.registry.keys import GroupKeys
 ItemT = TypeVar("ItemT")
 _RESERVED_OPERATIONS = 4
 _RESERVED_BYTES = 4096
+_ROOM_FOR_NUMBERS = 8
+"""Bytes of a key in which the number of a share's part fits."""
+LEAST_PART_BYTES = 256
+"""A part of a share is not cut smaller than this, whatever a registry's limit."""
 ROUNDING_S = 1.0
 """A registry may round a lease up to whole seconds; more than that would delay every take-over unasked."""
 
@@ -182,6 +190,24 @@ class Dialogues:
             room -= size
         if chunk:
             yield chunk
+
+    def _part_bytes(self, share: SharePart) -> int:
+        """How long the value of a part of a share may be, so that it fits in a request."""
+        return max(LEAST_PART_BYTES, self._chunk_bytes - len(self.keys.share(share)) - _ROOM_FOR_NUMBERS)
+
+    def _shares_in(self, header: Header, entries: Iterable[KeyValue]) -> dict[NodeId, Share]:
+        """The shares that the header names, of those nodes of which there is any part among the entries."""
+        parts: dict[NodeId, list[tuple[int, KeyValue]]] = {}
+        for entry in entries:
+            stored = self.keys.share_part(entry.key)
+            if header.shares.get(stored.node) == stored.version:
+                parts.setdefault(stored.node, []).append((stored.part, entry))
+        return {
+            node: values.load_share(
+                header.shares[node], [entry for _, entry in sorted(found, key=itemgetter(0))]
+            )
+            for node, found in parts.items()
+        }
 
     def _barrier_chunks(self, resources: Iterable[Resource]) -> Iterator[list[Resource]]:
         return self._chunks((r, 3 * len(self.keys.barrier(r)) + 256) for r in sorted(resources))

@@ -13,7 +13,7 @@ another's (RB-33) and every key is printable ASCII.
 ``drains/LABEL``                a drained node
 ``operator``                    put with every request of an operator; its revision orders them (RB-44)
 ``header``                      the allocation's version, and since which version each share stands
-``shares/NODE/VERSION``         a share, compressed; never changed once written
+``shares/NODE/VERSION/PART``    a part of a share, compressed; never changed once written
 ``barriers/RESOURCE/SLOT``      a barrier and its holder; under the holder's lease. Beside the
                                 resource, not under it (RB-16)
 ==============================  =================================================================
@@ -26,6 +26,7 @@ from __future__ import annotations
 from urllib.parse import quote, unquote
 
 from rebalanser.errors import InvalidName
+from rebalanser.protocol.types import SharePart
 
 MAX_NAME_BYTES = 512
 """The longest name, in bytes of UTF-8."""
@@ -107,18 +108,18 @@ class GroupKeys:
         """The key that marks a node as drained."""
         return self.drains + _quoted(label)
 
-    def share(self, node: str, version: int) -> str:
-        """A node's share as of a version."""
-        return f"{self.shares_of(node)}{version}"
+    def share(self, part: SharePart) -> str:
+        """A part of a node's share as of a version."""
+        return f"{self.shares_of(part.node)}{part.version}/{part.part}"
 
     def shares_of(self, node: str) -> str:
         """The prefix of all shares of a node."""
         return f"{self.shares}{_quoted(node)}/"
 
-    def node_and_version(self, share_key: str) -> tuple[str, int]:
-        """The node and the version that a share's key belongs to."""
-        node, _, version = share_key.removeprefix(self.shares).rpartition("/")
-        return unquote(node), int(version)
+    def share_part(self, key: str) -> SharePart:
+        """The part of a share that a key belongs to."""
+        node, version, part = key.removeprefix(self.shares).split("/")
+        return SharePart(unquote(node), int(version), int(part))
 
     def barrier(self, resource: str) -> str:
         """A resource's barrier."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rebalanser.errors import (
     InternalError,
@@ -27,6 +27,9 @@ from rebalanser.protocol.types import (
     Group,
     Header,
     Leadership,
+    NodeId,
+    Resource,
+    SharePart,
 )
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (
@@ -113,9 +116,9 @@ class LeaderDialogues(Dialogues):
         header_entry = one_entry(outcome.results[0])
         nodes, resources, drains, shares, acks = (all_entries(result) for result in outcome.results[1:6])
         header = values.load_header(header_entry) if header_entry else None
-        by_key = {entry.key: entry for entry in shares}
+        stored = frozenset(keys.share_part(entry.key) for entry in shares)
         named = {
-            node: keys.share(node, version) for node, version in (header.shares if header else {}).items()
+            part for part in stored if header is not None and header.shares.get(part.node) == part.version
         }
         names = {keys.name(entry.key, keys.nodes): entry for entry in nodes}
         return Group(
@@ -127,12 +130,8 @@ class LeaderDialogues(Dialogues):
             },
             drained=frozenset(keys.name(entry.key, keys.drains) for entry in drains),
             header=header,
-            shares={
-                node: values.load_share(header.shares[node], by_key[key])
-                for node, key in named.items()
-                if header is not None
-            },
-            leftover_shares=frozenset(keys.node_and_version(k) for k in by_key.keys() - set(named.values())),
+            shares=self._shares_in(header, shares) if header else {},
+            leftover_shares=stored - named,
             acknowledged={keys.name(e.key, keys.acks): values.load_acknowledgement(e) for e in acks},
             fingerprint=Fingerprint(*map(fingerprint_of, (nodes, resources, drains, acks))),
         )
@@ -158,10 +157,11 @@ class LeaderDialogues(Dialogues):
         leadership, plan = command.leadership, command.plan
         header = Put(self.keys.header, values.dump_header(plan.version, leadership.term, plan.shares))
         shares = [
-            Put(self.keys.share(node, plan.version), values.dump_share(resources))
-            for node, resources in sorted(plan.changed.items())
+            put
+            for node in sorted(plan.changed)
+            for put in self._parts(node, plan.version, plan.changed[node])
         ]
-        outdated = [Delete(self.keys.share(node, version)) for node, version in sorted(plan.superseded)]
+        outdated = [Delete(self.keys.share(part)) for part in sorted(plan.superseded)]
         together = list(self._chunks(sized([*shares, *outdated, header])))
         if len(together) == 1:
             before, commit, after = [], together[0], []
@@ -180,6 +180,11 @@ class LeaderDialogues(Dialogues):
         for chunk in after:
             yield self._as_leader(command, chunk)
         return Published(Header(plan.version, leadership.term, committed.revision, plan.shares))
+
+    def _parts(self, node: NodeId, version: int, resources: Iterable[Resource]) -> list[Put]:
+        share = SharePart(node, version)
+        parts = values.dump_share(resources, self._part_bytes(share))
+        return [Put(self.keys.share(share._replace(part=part)), value) for part, value in enumerate(parts)]
 
     def _as_leader(
         self, command: Publish | Resign, operations: Sequence[Operation], guards: tuple[Guard, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rebalanser.errors import (
     InternalError,
@@ -32,11 +32,9 @@ from rebalanser.protocol.messages import (
 )
 from rebalanser.protocol.types import (
     Fingerprint,
-    Header,
     NodeId,
     Resource,
     Session,
-    Share,
     Token,
 )
 from rebalanser.registry import contract, values
@@ -184,21 +182,15 @@ class MemberDialogues(Dialogues):
         header = values.load_header(header_entry) if header_entry else None
         share = None
         if header is not None and node in header.shares:
-            share = self._share_in(all_entries(outcome.results[2]), node, header)
+            share = self._shares_in(header, all_entries(outcome.results[2])).get(node)
+            if share is None:
+                raise InternalError(f"version {header.version} names a share of {node!r} that is not there")
         return ShareRead(
             revision=outcome.revision,
             header=header,
             share=share,
             leadership=values.load_leadership(term_entry) if term_entry else None,
         )
-
-    def _share_in(self, entries: Iterable[KeyValue], node: NodeId, header: Header) -> Share:
-        version = header.shares[node]
-        key = self.keys.share(node, version)
-        for entry in entries:
-            if entry.key == key:
-                return values.load_share(version, entry)
-        raise InternalError(f"the header of version {header.version} names {key!r}, which is not there")
 
     def _read_barriers(self, command: ReadBarriers) -> Dialogue:
         mine: dict[Resource, Token] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,15 +122,17 @@ def load_header(entry: KeyValue) -> Header:
         )
 
 
-def dump_share(resources: Iterable[str]) -> bytes:
-    """A share's value."""
-    return zlib.compress(json.dumps(sorted(resources), ensure_ascii=False).encode())
+def dump_share(resources: Iterable[str], max_bytes: int) -> list[bytes]:
+    """The values of a share's parts, of at most ``max_bytes`` each."""
+    whole = zlib.compress(json.dumps(sorted(resources), ensure_ascii=False).encode())
+    return [whole[start : start + max_bytes] for start in range(0, len(whole), max_bytes)]
 
 
-def load_share(version: int, entry: KeyValue) -> Share:
-    """A share from its key."""
-    with _reading(entry.key):
-        return Share(version=version, resources=frozenset(json.loads(zlib.decompress(entry.value))))
+def load_share(version: int, parts: Sequence[KeyValue]) -> Share:
+    """A share from its parts, of which there is at least one."""
+    with _reading(parts[0].key):
+        whole = zlib.decompress(b"".join(part.value for part in parts))
+        return Share(version=version, resources=frozenset(json.loads(whole)), parts=len(parts))
 
 
 def load_acknowledgement(entry: KeyValue) -> int:

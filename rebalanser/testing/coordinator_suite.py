@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from hashlib import shake_256
 from itertools import count, pairwise
 from typing import TypeAlias, TypeVar
 
@@ -225,10 +226,7 @@ def planned(group: Group, shares: Mapping[NodeId, Iterable[Resource]]) -> Plan:
         based_on=group.header,
         shares={node: version if node in changed else before[node] for node in targets},
         changed=changed,
-        superseded=frozenset(
-            (node, old) for node, old in before.items() if node in changed or node not in targets
-        )
-        | group.leftover_shares,
+        superseded=group.outdated_parts(changed.keys() | (before.keys() - targets.keys())),
     )
 
 
@@ -550,6 +548,19 @@ class CoordinatorConformance:
             second.node: Share(two.version, frozenset({"b", "c"})),
         }
         assert group.leftover_shares == frozenset()
+
+    def test_a_share_may_be_larger_than_a_request(self, coordinator: Coordinator) -> None:
+        """Holds: "``Publish`` commits all shares of a version at one point", however large they are."""
+        session = join(coordinator)
+        leadership = elect(coordinator, session)
+        names = [shake_256(str(number).encode()).hexdigest(250) for number in range(8_000)]
+        for share in (names, names[1:], ["few"]):
+            header = publish(coordinator, session, leadership, {session.node: share})
+            read = perform(coordinator, ReadShare(session), ShareRead)
+            assert read.share == Share(header.version, frozenset(share))
+            group = coordinator.read().group
+            assert group.shares == {session.node: read.share}
+            assert group.leftover_shares == frozenset()
 
     def test_a_plan_on_an_old_allocation_conflicts(self, coordinator: Coordinator) -> None:
         """Holds: "The allocation that the plan was based on is not the latest: read the group again"."""

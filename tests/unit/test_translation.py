@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, product
 from math import ceil
+from random import Random
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -41,8 +43,9 @@ from rebalanser.protocol.messages import (
     SessionLost,
     ShareRead,
 )
+from rebalanser.protocol.types import Share, SharePart
 from rebalanser.registry import values
-from rebalanser.registry.contract import KeyValue, Put, Reply, Request, Transaction
+from rebalanser.registry.contract import Delete, KeyValue, Put, Reply, Request, Transaction
 from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
 from rebalanser.registry.translation import Translation
@@ -56,8 +59,16 @@ ODD_NAMES = ("100%", "%2F", "a/b", "a", "a/", "/", "ü", "日本", "*", "a b", "
 class Wire:
     """A store, with the means to count requests and to lose some."""
 
-    def __init__(self, max_operations: int = 128, group: str = "g", store: MemoryStore | None = None) -> None:
-        capabilities = replace(MEMORY_CAPABILITIES, max_operations=max_operations)
+    def __init__(
+        self,
+        max_operations: int = 128,
+        group: str = "g",
+        store: MemoryStore | None = None,
+        max_request_bytes: int = MEMORY_CAPABILITIES.max_request_bytes,
+    ) -> None:
+        capabilities = replace(
+            MEMORY_CAPABILITIES, max_operations=max_operations, max_request_bytes=max_request_bytes
+        )
         self.store = store or MemoryStore(FakeClock(), capabilities)
         self.keys = GroupKeys("root", group)
         self.translation = Translation(self.keys, capabilities)
@@ -134,7 +145,7 @@ def plan_for(group: Group, version: int) -> Plan:
         based_on=group.header,
         shares=dict.fromkeys(shares, version),
         changed={node: frozenset(share) for node, share in shares.items()},
-        superseded=group.leftover_shares | frozenset((group.header.shares if group.header else {}).items()),
+        superseded=group.outdated_parts(group.shares.keys()),
     )
 
 
@@ -207,7 +218,54 @@ def test_a_publish_that_does_not_fit_is_committed_by_its_header() -> None:
     shares = [wire.perform(ReadShare(session), ShareRead).share for session in sessions]
     owned = [name for share in shares if share is not None for name in share.resources]
     assert sorted(owned) == sorted(names(24))
-    assert wire.under(wire.keys.shares) == sorted(wire.keys.share(s.node, 2) for s in sessions)
+    assert wire.under(wire.keys.shares) == sorted(wire.keys.share(SharePart(s.node, 2)) for s in sessions)
+
+
+def parts_of(wire: Wire) -> list[SharePart]:
+    return [wire.keys.share_part(key) for key in wire.under(wire.keys.shares)]
+
+
+@pytest.mark.rule("RB-9", "RB-29")
+@pytest.mark.parametrize("lost", [0, 1, 2, 6, 11, 12])
+def test_a_share_larger_than_a_request_is_stored_in_parts(lost: int) -> None:
+    """Whichever request has no answer, and takes effect late, the next attempt leaves nothing else behind."""
+    wire = Wire(max_request_bytes=6_000)
+    session = wire.join("a")
+    everything = frozenset(uuid.UUID(int=Random(number).getrandbits(128)).hex for number in range(1_000))
+    wire.add(everything)
+    elected, group = wire.lead(session)
+    wire.requests = []
+    wire.disturb = lambda count: OutcomeUnknown("lost") if count == lost else None
+    first = Publish(session, elected.leadership, plan_for(group, 1))
+    wire.perform(first, Failed if lost else Published)
+    late = wire.requests[-1]
+    wire.disturb = lambda _: None
+
+    group = wire.perform(ReadGroup(session, elected.leadership), GroupRead).group
+    second = wire.perform(Publish(session, elected.leadership, plan_for(group, 2)), Published)
+    share = wire.perform(ReadShare(session), ShareRead).share
+    assert share == Share(2, everything)
+    assert share.parts > 10
+    if lost:
+        wire.store.execute(late)
+
+    group = wire.perform(ReadGroup(session, elected.leadership), GroupRead).group
+    assert group.shares == {"a": Share(2, everything)}
+    assert {part.version for part in group.leftover_shares} <= {1}
+    plan = replace(plan_for(group, 3), based_on=second.header, changed={"a": frozenset("few")})
+    wire.perform(Publish(session, elected.leadership, plan), Published)
+    assert wire.perform(ReadShare(session), ShareRead).share == Share(3, frozenset("few"))
+    assert parts_of(wire) == [SharePart("a", 3)]
+
+
+@pytest.mark.parametrize("missing", [0, 1, -1])
+def test_a_share_without_one_of_its_parts_is_never_taken_for_whole(missing: int) -> None:
+    wire = Wire(max_request_bytes=6_000)
+    session = wire.join("a")
+    wire.add(uuid.UUID(int=Random(number).getrandbits(128)).hex for number in range(1_000))
+    wire.publish(session)
+    wire.store.execute(Transaction(then=(Delete(wire.keys.share(sorted(parts_of(wire))[missing])),)))
+    assert "holds what no Rebalanser wrote" in wire.perform(ReadShare(session), Failed).error
 
 
 @pytest.mark.rule("RB-14")
@@ -507,7 +565,7 @@ def test_every_request_keeps_the_limits_of_a_small_registry() -> None:
         values.load_acknowledgement,
         lambda entry: values.load_member("n-0", entry),
         lambda entry: values.load_resource("r", entry),
-        lambda entry: values.load_share(1, entry),
+        lambda entry: values.load_share(1, [entry]),
     ],
 )
 @pytest.mark.parametrize("value", [b"hello", b"[]", b"\xff"])

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from rebalanser.protocol.types import Header, NodeId, Resource, Session, Share, Token
+from rebalanser.protocol.types import Header, NodeId, Resource, Session, Share, SharePart, Token
 from rebalanser.registry import values
 from rebalanser.registry.contract import (
     Changed,
@@ -275,8 +276,8 @@ class Oracle:
         self._shares[event.key] = event.value
 
     def _named(self, share_key: str) -> bool:
-        node, version = self._keys.node_and_version(share_key)
-        return self.header is not None and self.header.shares.get(node) == version
+        part = self._keys.share_part(share_key)
+        return self.header is not None and self.header.shares.get(part.node) == part.version
 
     def _writes(self, key: str) -> bool:
         request = self._request
@@ -320,17 +321,20 @@ class Oracle:
             return
         owners: dict[Resource, str] = {}
         for node, version in self.header.shares.items():
-            value = self._shares.get(self._keys.share(node, version))
-            if value is None:
+            share = self._share(node, version)
+            if share is None:
                 raise Violation("RB-9", f"the header names a share of {node} that is not there")
-            for resource in self._share(version, value).resources:
+            for resource in share.resources:
                 if resource in owners:
                     raise Violation("RB-2", f"{resource} is given to {owners[resource]} and to {node}")
                 owners[resource] = node
 
-    @staticmethod
-    def _share(version: int, value: bytes) -> Share:
-        return values.load_share(version, KeyValue("a share", value, 0, 0))
+    def _share(self, node: str, version: int) -> Share | None:
+        parts = (self._keys.share(SharePart(node, version, part)) for part in count())
+        stored = [
+            KeyValue(key, self._shares[key], 0, 0) for key in takewhile(self._shares.__contains__, parts)
+        ]
+        return values.load_share(version, stored) if stored else None
 
     @staticmethod
     def _entry(event: Changed) -> KeyValue:
@@ -463,10 +467,10 @@ class Oracle:
 
     def acknowledging(self, process: Process, command: Acknowledge) -> None:
         """A process is about to say that it has completed its share, which must be true (RB-19)."""
-        share = self._shares.get(self._keys.share(command.session.node, command.version))
+        share = self._share(command.session.node, command.version)
         if share is None:
             return
-        due = self._share(command.version, share).resources
+        due = share.resources
         accessed = {
             resource
             for resource, accesses in self.accesses.items()
