@@ -223,4 +223,6 @@ def _unbalanced(state: GroupState, timeout_s: float) -> str:
     reason = f"waiting for {', '.join(waiting[:5])}" if waiting else "waiting for a new allocation"
     if state.leader is None:
         reason = "it has no leader" if state.nodes else "it has no nodes"
+    if state.trouble is not None:
+        reason += f"; {state.trouble}"
     return f"group {state.group!r} is not balanced after {timeout_s:g} s: {reason} (version {state.version})"

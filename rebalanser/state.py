@@ -58,6 +58,9 @@ class GroupState(BaseModel):
     balanced: bool = Field(
         description="completed, and the allocation is the one for these nodes and resources"
     )
+    trouble: str | None = Field(
+        description="why the last leader that resigned did so; null if balanced, or rebalanced since"
+    )
     nodes: tuple[NodeState, ...]
     resources: tuple[ResourceState, ...]
 
@@ -94,6 +97,7 @@ def describe(name: str, view: GroupView) -> GroupState:
         for resource in sorted(group.resources.keys() | held.keys())
     )
     all_completed = header is not None and all(completed.values())
+    is_balanced = all_completed and shares.keys() == group.members.keys() and _is_stable(group)
     return GroupState(
         group=name,
         revision=group.revision,
@@ -101,10 +105,18 @@ def describe(name: str, view: GroupView) -> GroupState:
         leader=group.members[leader].label if leader else None,
         version=header.version if header else 0,
         completed=all_completed,
-        balanced=all_completed and shares.keys() == group.members.keys() and _is_stable(group),
+        balanced=is_balanced,
+        trouble=None if is_balanced else _trouble(view),
         nodes=nodes,
         resources=resources,
     )
+
+
+def _trouble(view: GroupView) -> str | None:
+    trouble, header = view.leadership.trouble if view.leadership else None, view.group.header
+    if trouble is None or (header is not None and header.term > trouble.term):
+        return None
+    return f"the leader of term {trouble.term} resigned: {trouble.error}"
 
 
 def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
@@ -114,7 +126,8 @@ def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
 def _is_stable(group: Group) -> bool:
     """Whether a leader that read the group now would leave the allocation as it is."""
     targets = intended(group, balanced)
-    return all(group.shares[node].resources == target for node, target in targets.items())
+    shares = group.shares
+    return all(node in shares and shares[node].resources == target for node, target in targets.items())
 
 
 def _resource(resource: str, group: Group, assigned_to: str | None, holding: Holding | None) -> ResourceState:

@@ -62,7 +62,7 @@ def resource_line(resource: ResourceState) -> str:
 
 
 def _printable(value: str) -> str:
-    """An attribute's value may be any text; none may give orders to the terminal."""
+    """An attribute or an error may be any text; none may give orders to the terminal."""
     return value if value.isprintable() else repr(value)
 
 
@@ -83,8 +83,9 @@ def condition_of(node: NodeState) -> str:
 
 
 def first_waits(state: GroupState) -> list[str]:
-    """Who waits for what: the first lines, and how many more there are."""
+    """Why a leader resigned; then who waits for what, the first lines of it, and how many more there are."""
     every = waits(state)
-    lines = [f"  {line}" for line in islice(every, MOST_WAITS)]
+    lines = [f"  {_printable(state.trouble)}"] if state.trouble else []
+    lines += [f"  {line}" for line in islice(every, MOST_WAITS)]
     rest = sum(1 for _ in every)
     return [*lines, f"  and {rest:,} more"] if rest else lines

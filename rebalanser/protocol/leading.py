@@ -103,6 +103,8 @@ class Leading:
         self._campaign_due = may_lead
         self._campaign_at = -math.inf
         self._tries = 0
+        self.last_error = ""
+        """What this leader failed with last."""
         self._changed_revision = 0
         self._changed_at: float | None = None
         self._published_at: float | None = None
@@ -242,8 +244,9 @@ class Leading:
         """The group is about to be read: changes from now on lead to another read."""
         self._changed_at = None
 
-    def read_failed(self, now: float) -> None:
+    def read_failed(self, error: str, now: float) -> None:
         """The group could not be read or a plan not be published: start over from a fresh read."""
+        self.last_error = error
         self.plan = None
         self._changed_at = now
         self._tries += 1

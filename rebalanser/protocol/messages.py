@@ -131,6 +131,8 @@ class Resign:
     lane: ClassVar[Lane] = Lane.LEADER
     session: Session
     leadership: Leadership
+    error: str
+    """What the leader failed with last; whoever reads the group is told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,11 +405,11 @@ class Node:
                     self._rebalancing.stale_revision, self._rebalancing.read_revision + 1
                 )
             case ReadGroup():
-                self._leading.read_failed(now)
+                self._leading.read_failed(outcome.error, now)
             case Publish():
                 if outcome.unknown:
                     self._leading.publish_unknown(command.plan, command.leadership.term)
-                self._leading.read_failed(now)
+                self._leading.read_failed(outcome.error, now)
             case _:
                 pass
         self._lanes.failed(command.lane, now)
@@ -498,7 +498,7 @@ class Node:
                 self._report_published(header)
                 self._leading.published(header, now)
             case Conflict():
-                self._leading.read_failed(now)
+                self._leading.read_failed("the allocation that the plan was based on had changed", now)
             case _:
                 assert_never(outcome)
 
@@ -713,7 +713,7 @@ class Node:
             if leading.asked is not None:
                 return
             if leading.must_resign:
-                self._perform(Resign(session, leading.leadership))
+                self._perform(Resign(session, leading.leadership, leading.last_error))
             elif leading.plan is not None:
                 self._perform(Publish(session, leading.leadership, leading.plan))
             elif leading.rebalance_at is not None and now >= leading.rebalance_at:

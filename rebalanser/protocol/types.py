@@ -97,12 +97,22 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why the leader of a term resigned (RB-43)."""
+
+    term: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leadership:
     """Who leads: the term, its leader, and the revision at which the term began (RB-5)."""
 
     term: int
     leader: NodeId
     revision: int
+    trouble: Trouble | None = None
+    """The trouble of the last leader that resigned; an allocation of a later term ended it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from rebalanser.errors import (
     InternalError,
@@ -30,6 +31,7 @@ from rebalanser.protocol.types import (
     NodeId,
     Resource,
     SharePart,
+    Trouble,
 )
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (
@@ -52,6 +54,9 @@ from rebalanser.registry.dialogue import (
     sized,
 )
 
+MOST_ERROR_CHARACTERS: Final = 500
+"""What a leader says of why it resigns is cut to this length."""
+
 
 class LeaderDialogues(Dialogues):
     """What a node does for its group."""
@@ -71,14 +76,15 @@ class LeaderDialogues(Dialogues):
         if current is not None:
             vacant = (*self._leads(current), Absent(keys.node(current.leader)))
         term = (current.term if current else 0) + 1
+        trouble = current.trouble if current else None
         answer = yield Transaction(
             guards=self._alive(session) + vacant,
-            then=(Put(keys.term, values.dump_leadership(term, session.node)),),
+            then=(Put(keys.term, values.dump_leadership(term, session.node, trouble)),),
             otherwise=(Get(keys.node(session.node)), Get(keys.term)),
         )
         outcome = outcome_of(answer)
         if outcome.succeeded:
-            return Elected(Leadership(term, session.node, outcome.revision))
+            return Elected(Leadership(term, session.node, outcome.revision, trouble))
         if not self._is_session(one_entry(outcome.results[0]), session):
             return SessionLost()
         entry = one_entry(outcome.results[1])
@@ -92,10 +98,11 @@ class LeaderDialogues(Dialogues):
     def _resign(self, command: Resign) -> Dialogue:
         """Write that nobody leads the term, which ends it for this node as another term would."""
         term = command.leadership.term
-        vacated = Put(self.keys.term, values.dump_leadership(term, ""))
+        trouble = Trouble(term, command.error[:MOST_ERROR_CHARACTERS])
+        vacated = Put(self.keys.term, values.dump_leadership(term, "", trouble))
         outcome = outcome_of((yield self._as_leader(command, [vacated])))
         if outcome.succeeded:
-            return Resigned(Leadership(term, "", outcome.revision))
+            return Resigned(Leadership(term, "", outcome.revision, trouble))
         return (
             Deposed() if self._is_session(one_entry(outcome.results[0]), command.session) else SessionLost()
         )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rebalanser.errors import UnusableStore
-from rebalanser.protocol.types import Header, Leadership, Member, Mode, ResourceSpec, Share
+from rebalanser.protocol.types import Header, Leadership, Member, Mode, ResourceSpec, Share, Trouble
 from rebalanser.registry.contract import KeyValue
 
 SCHEMA_VERSION = 1
@@ -70,16 +70,25 @@ def load_member(node: str, entry: KeyValue) -> Member:
         )
 
 
-def dump_leadership(term: int, leader: str) -> bytes:
+def dump_leadership(term: int, leader: str, trouble: Trouble | None) -> bytes:
     """The term key's value."""
-    return _dump({"schema": SCHEMA_VERSION, "term": term, "leader": leader})
+    value: dict[str, Any] = {"schema": SCHEMA_VERSION, "term": term, "leader": leader}
+    if trouble is not None:
+        value["trouble"] = {"term": trouble.term, "error": trouble.error}
+    return _dump(value)
 
 
 def load_leadership(entry: KeyValue) -> Leadership:
     """Who leads, from the term key."""
     with _reading(entry.key):
         value = _load(entry)
-        return Leadership(term=value["term"], leader=value["leader"], revision=entry.mod_revision)
+        trouble = value.get("trouble")
+        return Leadership(
+            term=value["term"],
+            leader=value["leader"],
+            revision=entry.mod_revision,
+            trouble=None if trouble is None else Trouble(trouble["term"], trouble["error"]),
+        )
 
 
 def dump_resource(spec: ResourceSpec) -> bytes:

@@ -76,6 +76,7 @@ from rebalanser.protocol.types import (
     Token,
     Topic,
     TopicKind,
+    Trouble,
 )
 from rebalanser.registry.contract import Capabilities
 from rebalanser.registry.coordinator import Coordinator, Holding
@@ -281,7 +282,7 @@ def session_commands(session: Session, leadership: Leadership, header: Header) -
         Campaign(session),
         ReadGroup(session, leadership),
         Publish(session, leadership, plan),
-        Resign(session, leadership),
+        Resign(session, leadership, "why"),
     ]
 
 
@@ -485,14 +486,17 @@ class CoordinatorConformance:
         """Holds: "Leave the term without a leader, so that any node may take the next one (RB-43)"."""
         first, second = join(coordinator), join(coordinator)
         given_up = elect(coordinator, first)
-        vacated = perform(coordinator, Resign(first, given_up), Resigned).leadership
+        vacated = perform(coordinator, Resign(first, given_up, "why"), Resigned).leadership
         assert (vacated.term, vacated.leader) == (given_up.term, "")
         assert vacated.revision > given_up.revision
         assert coordinator.read().leadership == vacated
         assert coordinator.perform(ReadGroup(first, given_up)) == Deposed()
         leadership = elect(coordinator, second)
         assert leadership.term == given_up.term + 1
-        assert coordinator.perform(Resign(first, given_up)) == Deposed()
+        assert leadership.trouble == vacated.trouble == Trouble(given_up.term, "why"), (
+            "the next term tells it on"
+        )
+        assert coordinator.perform(Resign(first, given_up, "why")) == Deposed()
         assert perform(coordinator, Campaign(first), Follows).leadership == leadership
 
     def test_an_earlier_term_can_do_nothing(self, coordinator: Coordinator) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 from rebalanser.protocol import FactKind, Membership
+from rebalanser.protocol.types import Trouble
+from rebalanser.registry import values
 from rebalanser.testing.simulation import Armed, FaultKind
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ def test_a_leader_that_can_heartbeat_and_not_lead_gives_way(script: MakeScript, 
     assert group.times(FactKind.RESIGNED, 0)
     assert group.times(FactKind.ELECTED, 1)
     assert not group.times(FactKind.SESSION_LOST, 0)
+    trouble = values.load_leadership(group.world.stored(group.world.keys.term)).trouble
+    assert trouble == Trouble(1, "OutcomeUnknown: no answer in time")
     group[0].link.armed.clear()
     group.settle()
 

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from rebalanser import Admin, Group, Settings
-from rebalanser.errors import InvalidName, InvalidState, NotSettled, OutcomeUnknown, RegistryUnavailable
+from rebalanser.errors import (
+    InvalidName,
+    InvalidState,
+    NotSettled,
+    OutcomeUnknown,
+    RegistryUnavailable,
+)
 from rebalanser.registry.contract import Put, Reply, Request, Transaction
 from rebalanser.testing import MemoryRegistry
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
@@ -193,6 +199,14 @@ def test_waiting_says_what_is_missing(shop: Shop) -> None:
             shop.admin.wait_balanced(0)
         may_return.set()
         shop.admin.wait_balanced(PATIENCE_S)
+
+
+@pytest.mark.rule("RB-43")
+def test_waiting_says_why_a_leader_resigned(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = shop.admin.state().model_copy(update={"trouble": "the leader of term 1 resigned: too large"})
+    monkeypatch.setattr(Admin, "state", lambda _: state)
+    with pytest.raises(NotSettled, match="no nodes; the leader of term 1 resigned: too large"):
+        shop.admin.wait_balanced(0)
 
 
 @pytest.mark.rule("RB-16")

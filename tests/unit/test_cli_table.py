@@ -55,6 +55,7 @@ def state(*resources: ResourceState, nodes: tuple[NodeState, ...], balanced: boo
         version=3,
         completed=balanced,
         balanced=balanced,
+        trouble=None,
         nodes=nodes,
         resources=resources,
     )
@@ -99,6 +100,16 @@ def test_plain_lines_name_nodes_and_waits() -> None:
         "  two: drained, rebalancing, holds 1 of 1 assigned",
     ]
     assert len(rest) == 2 + 5
+
+
+@pytest.mark.rule("RB-43")
+def test_why_a_leader_resigned_comes_first() -> None:
+    troubled = MOVING.model_copy(update={"trouble": "the leader of term 1 resigned: \x1b[2J"})
+    assert plain(troubled)[3:5] == [
+        r"  'the leader of term 1 resigned: \x1b[2J'",
+        "  two waits for moving, held by one",
+    ]
+    assert r"resigned: \x1b[2J" in shown(troubled)
 
 
 def test_a_balanced_group_waits_for_nothing() -> None:

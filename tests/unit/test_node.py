@@ -264,7 +264,7 @@ def test_a_leader_that_fails_too_often_resigns(kind: type[Command]) -> None:
             driven.answer(ReadGroup, GroupRead(group(2, 50)))
         fails(driven, kind, 1)
     assert driven.sent(ReadGroup) is None
-    assert driven.sent(Resign) == Resign(SESSION, Leadership(1, "n-0", 40))
+    assert driven.sent(Resign) == Resign(SESSION, Leadership(1, "n-0", 40), "too slow")
     fails(driven, Resign, 2)
     driven.answer(Resign, Resigned(Leadership(1, "", 60)))
     assert FactKind.RESIGNED in driven.facts()

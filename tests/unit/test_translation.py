@@ -40,6 +40,8 @@ from rebalanser.protocol.messages import (
     ReadGroup,
     ReadShare,
     RemoveBarriers,
+    Resign,
+    Resigned,
     SessionLost,
     ShareRead,
 )
@@ -48,7 +50,9 @@ from rebalanser.registry import values
 from rebalanser.registry.contract import Delete, KeyValue, Put, Reply, Request, Transaction
 from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
+from rebalanser.registry.leader_dialogues import MOST_ERROR_CHARACTERS
 from rebalanser.registry.translation import Translation
+from rebalanser.state import describe
 from rebalanser.testing import MEMORY_CAPABILITIES, FakeClock, MemoryStore
 
 ResultT = TypeVar("ResultT")
@@ -438,6 +442,38 @@ def test_removing_a_resource_leaves_its_barrier() -> None:
     other = wire.join("m-0")
     refused = wire.perform(AddBarriers(other, _header_revision(wire), frozenset({"r"})), BarriersAdded)
     assert refused.blocked == {"r": "n-0"}
+
+
+@pytest.mark.rule("RB-43")
+def test_why_a_leader_resigned_is_told_until_a_later_one_rebalanced() -> None:
+    wire = Wire()
+
+    def trouble() -> str | None:
+        return describe("g", wire.drive(wire.translation.read())).trouble
+
+    def resign(session: Session, elected: Elected, error: str) -> None:
+        wire.perform(Resign(session, elected.leadership, error), Resigned)
+
+    one, two = wire.join("one"), wire.join("two")
+    wire.add("a")
+    elected, _ = wire.lead(one)
+    assert trouble() is None
+    resign(one, elected, "RequestTooLarge: " + 1_000 * "x")
+    told = "the leader of term 1 resigned: RequestTooLarge: "
+    assert trouble() == told + (MOST_ERROR_CHARACTERS - len("RequestTooLarge: ")) * "x"
+    elected, _ = wire.lead(two)
+    assert (trouble() or "").startswith(told), "whoever leads next has done nothing yet"
+    wire.publish(two)
+    assert trouble() is None
+    assert not describe("g", wire.drive(wire.translation.read())).balanced, "nobody has acknowledged yet"
+    resign(two, elected, "no plan")
+    assert trouble() == "the leader of term 2 resigned: no plan"
+    for session in (one, two):
+        read = wire.perform(ReadShare(session), ShareRead)
+        assert read.header is not None
+        found = wire.store.items(wire.keys.ack(session.node))[0].mod_revision
+        wire.perform(Acknowledge(session, read.header.version, found), Acknowledged)
+    assert trouble() is None, "it is balanced all the same"
 
 
 OPERATIONS: Mapping[str, Callable[[Translation], Reading[object]]] = MappingProxyType(
