@@ -208,7 +208,7 @@ def parse_arguments() -> argparse.Namespace:
     producer = commands.add_parser("produce", help="fill the stream")
     producer.add_argument("--lines-per-second", type=float, default=5000)
     worker = commands.add_parser("worker", help="take part in the group")
-    worker.add_argument("--node", help="a name for this worker; default: host and process id")
+    worker.add_argument("--node", help="a name for this worker; default: host, process id and a random part")
     commands.add_parser("check", help="compare the output with a direct count")
     return parser.parse_args()
 

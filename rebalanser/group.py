@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import socket
@@ -61,8 +62,17 @@ def _refuse_coroutine(handler: object) -> None:
 
 
 def default_label() -> str:
-    """A node's name where the user gives none: host and process."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    """A node's name where the user gives none: host, process, and a random part.
+
+    Host and process id alone come again where a container is replaced, and with them a drain that was meant
+    for the process before (RB-30).
+    """
+    return f"{socket.gethostname()}:{os.getpid()}-{_random_part(os.getpid())}"
+
+
+@functools.cache
+def _random_part(_pid: int) -> str:
+    return uuid.uuid4().hex[:6]
 
 
 def open_coordinator(name: str, url: str, settings: Settings, clock: SystemClock) -> Coordinator:
@@ -108,9 +118,10 @@ class _Run:
 class Group:
     """One node's membership in a group whose resources are shared out, each to exactly one owner.
 
-    ``name`` is the group's name and ``url`` its registry's. ``node`` is a label for people; the node's
-    identity is made anew for each incarnation (RB-4). Register either :meth:`on_start` and :meth:`on_stop`
-    or one :meth:`worker`, then :meth:`run`, or :meth:`start` and :meth:`stop`, or ``with group:``.
+    ``name`` is the group's name and ``url`` its registry's. ``node`` is a label for people, by default
+    host, process and a random part; the node's identity is made anew for each incarnation (RB-4). Register
+    either :meth:`on_start` and :meth:`on_stop` or one :meth:`worker`, then :meth:`run`, or :meth:`start` and
+    :meth:`stop`, or ``with group:``.
 
     Raises:
         InvalidName: the group or node name cannot be stored.

@@ -28,7 +28,9 @@ def run(
     ],
     node: Annotated[
         str | None,
-        typer.Option(metavar="LABEL", help="This node's label.", show_default="host and process"),
+        typer.Option(
+            metavar="LABEL", help="This node's label.", show_default="host, process and a random part"
+        ),
     ] = None,
     add: Annotated[
         list[str] | None,

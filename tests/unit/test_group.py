@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import platform
+import socket
 import threading
 import time
 import uuid
@@ -32,6 +33,7 @@ from rebalanser.errors import (
     RegistryUnavailable,
     UnknownScheme,
 )
+from rebalanser.group import _random_part
 from rebalanser.history import Record, read_records
 from rebalanser.protocol import FactKind, Mode, OnOverrun
 from rebalanser.registry import GroupKeys, GroupStore, RegistryCoordinator, Translation, open_registry
@@ -867,8 +869,19 @@ def test_a_group_is_of_no_use_in_a_child(nodes: Nodes, use: str) -> None:
     group._forked = False
 
 
-def test_default_labels_name_the_process() -> None:
-    assert Group("group", "memory://x").node.endswith(f":{os.getpid()}")
+@pytest.mark.rule("RB-30")
+def test_default_labels_name_the_process_and_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later one may have the same host and process id, as in a container that is replaced."""
+    label = Group("group", "memory://x").node
+    assert label.startswith(f"{socket.gethostname()}:{os.getpid()}-")
+    assert Group("other", "memory://x").node == label
+    _random_part.cache_clear()
+    later = Group("group", "memory://x").node
+    assert later != label
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert Group("group", "memory://x").node.rpartition("-")[2] != later.rpartition("-")[2], (
+        "a fork has its own"
+    )
 
 
 def test_what_a_group_cannot_call_is_refused(nodes: Nodes) -> None:
