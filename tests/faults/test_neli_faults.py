@@ -182,8 +182,9 @@ def test_a_successor_of_a_killed_leader(cast: Cast, mode: Mode, protocol: GroupP
     successor.expect("induced")
     wait_until(lambda: successor.leads)
     assert cast.overlap_s() < 0
-    first, second = cast.tokens()
-    assert first < second
+    tokens = cast.tokens()  # on a busy machine more than two: who is fenced leads again with a new one
+    assert len(tokens) >= 2
+    assert tokens == sorted(set(tokens))
 
 
 @pytest.mark.rule("NE-6")
@@ -220,6 +221,7 @@ def test_a_process_that_is_stuck_lapses_long_before_it_is_expelled(
 @pytest.mark.parametrize("mode", SAFE_MODES)
 def test_a_process_paused_past_its_session_drains_a_backlog_and_leads_nothing(cast: Cast, mode: Mode) -> None:
     leader, successor = cast.pair(mode)
+    before = len(leader.led)
     leader.send(signal.SIGSTOP)
     successor.expect("induced")
     began = wait_until(lambda: successor.leads).since
@@ -229,7 +231,7 @@ def test_a_process_paused_past_its_session_drains_a_backlog_and_leads_nothing(ca
     leader.expect("fenced")
     wait_until(lambda: "lost" in {each["kind"] for each in leader.of("fact")})
     assert successor.leads
-    assert len(leader.led) == 1, "it led once, before it was paused"
+    assert len(leader.led) == before, "not again after it was paused"
     assert cast.overlap_s() < 0
 
 
