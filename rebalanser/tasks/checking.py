@@ -167,13 +167,19 @@ class Check:
                 return
 
     def _of_counts(self, before: Mapping[Status, int], counted: Mapping[Status, int]) -> Iterator[Finding]:
-        """Compare only what did not change meanwhile: who counts a store that changes counts wrong."""
+        """Compare only what did not change meanwhile: who counts a store that changes counts wrong.
+
+        The same counts before and after prove nothing, as they may have changed and changed back. A fault is
+        what two looks in a row find.
+        """
+        seen: tuple[Mapping[Status, int], Mapping[Status, int]] | None = None
         for _ in range(MAX_LOOKS):
             told = _without_zeros(self.engine.count(self.queue, self.timeout_s))
             if told == counted:
                 return
-            if told == before:
+            if told == before and seen == (told, counted):
                 break
+            seen = told, counted
             before = told
             counted = Counter(each.state.status for page in self._pages() for each in page)
         else:

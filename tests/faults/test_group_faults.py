@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 RESOURCES = tuple(f"r{number}" for number in range(4))
 SLACK_S = 3.0 * patience_ratio()
 """How much later than at best a process of a busy machine may do something."""
+SEEN_LATE_S = 0.1
+"""How much later than it is a death is seen: memory is freed first, and who waits for it needs a CPU."""
 LONG_TTL_S = 120.0
 """A lease so long that nothing in a test waits for its end."""
 PROCESS = Path(__file__).with_name("group_process.py")
@@ -440,7 +442,7 @@ def test_with_kill_what_hangs_is_dead_before_its_lease_ends(stage: Stage, hang: 
     assert died_at <= at + stage.place.ttl_s + SLACK_S
     waiting.wait_until_owning(set(RESOURCES))
     taken_at = min(e["at"] for e in waiting.of("start", at) if lost & e["owned"].keys())
-    assert died_at < taken_at
+    assert died_at < taken_at + SEEN_LATE_S * patience_ratio()
     assert stage.overlaps() == []
 
 

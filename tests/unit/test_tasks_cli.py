@@ -374,6 +374,18 @@ def test_a_count_that_is_wrong_is_found(stage: Stage, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.rule("SK-12")
+def test_counts_that_changed_and_changed_back_are_no_fault(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.enqueue()
+    engine = stage.queue.context.engine
+    counts = [{Status.WAITING: 1}, {Status.WAITING: 2}, {Status.WAITING: 2}]
+    monkeypatch.setattr(engine, "count", lambda *_: counts.pop())
+    assert list(Check(engine, "work", 4, 1.0).findings()) == []
+    assert counts == []
+
+
+@pytest.mark.rule("SK-12")
 def test_a_count_that_was_changed_in_the_file_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
