@@ -59,7 +59,7 @@ class GroupState(BaseModel):
         description="completed, and the allocation is the one for these nodes and resources"
     )
     trouble: str | None = Field(
-        description="why the last leader that resigned did so; null if balanced, or rebalanced since"
+        description="why the last leader resigned; null while balanced, and once a later one has published"
     )
     nodes: tuple[NodeState, ...]
     resources: tuple[ResourceState, ...]

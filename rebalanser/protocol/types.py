@@ -112,7 +112,7 @@ class Leadership:
     leader: NodeId
     revision: int
     trouble: Trouble | None = None
-    """The trouble of the last leader that resigned; an allocation of a later term ended it."""
+    """The trouble of the last leader that resigned; obsolete once a later term publishes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ only while the term is the latest, else :class:`~rebalanser.protocol.messages.De
 only while nobody holds it and the allocation is the one named, and removed only by the session that
 added it.
 
-**What operators ask.** Requests of operators take effect in the order in which they were made, or not at
-all: one that arrives after a later one took effect has none (RB-44). So each of them begins an epoch, even
-if it changes nothing, and takes effect only in the epoch that it was made in. Who was overtaken asks again.
+**Operator requests.** They take effect in the order in which they were made, or not at all (RB-44). Each
+names the revision of the last one that took effect, and is refused if another came first. The client then
+retries.
 
 **What is ordered.** Revisions of one group only grow, and so do the tokens of one resource. A command sent
 after another was answered takes effect after it.
@@ -36,7 +36,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rebalanser.protocol.messages import Command, Noticed, Outcome
 from rebalanser.protocol.types import Group, Leadership, NodeId, ResourceSpec, Topic
@@ -45,6 +45,12 @@ from rebalanser.registry.contract import Capabilities
 Listener: TypeAlias = Callable[[Sequence[Noticed]], None]
 Progress: TypeAlias = Callable[[int], None]
 """Called with how many of the items of a long change are done so far."""
+MAX_OPERATOR_TRIES: Final = 100
+"""Maximum tries of an operator request before which others take effect."""
+OVERTAKEN: Final = (
+    f"gave up after {MAX_OPERATOR_TRIES} tries: other operator requests kept coming first; "
+    "what was written stays, try again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,7 @@ class Coordinator(ABC):
         Whatever else is said of a resource stays, also where somebody else changes it at the same time.
 
         Raises:
-            RetryLater: others changed the same resources all the time; what was written stays.
+            RetryLater: the store was away, or others kept coming first; what was written stays.
         """
 
     @abstractmethod

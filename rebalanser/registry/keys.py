@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
-from rebalanser.errors import InvalidName
+from rebalanser.errors import InvalidName, UnusableStore
 from rebalanser.protocol.types import SharePart
 
 MAX_NAME_BYTES = 512
@@ -117,9 +117,16 @@ class GroupKeys:
         return f"{self.shares}{_quoted(node)}/"
 
     def share_part(self, key: str) -> SharePart:
-        """The part of a share that a key belongs to."""
-        node, version, part = key.removeprefix(self.shares).split("/")
-        return SharePart(unquote(node), int(version), int(part))
+        """The part of a share that a key belongs to.
+
+        Raises:
+            UnusableStore: no Rebalanser wrote this key.
+        """
+        try:
+            node, version, part = key.removeprefix(self.shares).split("/")
+            return SharePart(unquote(node), int(version), int(part))
+        except ValueError:
+            raise UnusableStore(f"{key!r} is the key of no share: delete it") from None
 
     def barrier(self, resource: str) -> str:
         """A resource's barrier."""

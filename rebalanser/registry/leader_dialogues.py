@@ -33,6 +33,7 @@ from rebalanser.protocol.types import (
     SharePart,
     Trouble,
 )
+from rebalanser.redaction import redact
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (
     Absent,
@@ -54,8 +55,8 @@ from rebalanser.registry.dialogue import (
     sized,
 )
 
-MOST_ERROR_CHARACTERS: Final = 500
-"""What a leader says of why it resigns is cut to this length."""
+MAX_ERROR_CHARS: Final = 500
+"""Maximum characters of the error with which a leader resigns."""
 
 
 class LeaderDialogues(Dialogues):
@@ -98,7 +99,8 @@ class LeaderDialogues(Dialogues):
     def _resign(self, command: Resign) -> Dialogue:
         """Write that nobody leads the term, which ends it for this node as another term would."""
         term = command.leadership.term
-        trouble = Trouble(term, command.error[:MOST_ERROR_CHARACTERS])
+        error = redact(command.error).encode(errors="backslashreplace").decode()
+        trouble = Trouble(term, error[:MAX_ERROR_CHARS])
         vacated = Put(self.keys.term, values.dump_leadership(term, "", trouble))
         outcome = outcome_of((yield self._as_leader(command, [vacated])))
         if outcome.succeeded:

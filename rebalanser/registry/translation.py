@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import TypeAlias
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.protocol.messages import (
@@ -45,27 +45,30 @@ from rebalanser.registry.contract import (
     Operation,
     Put,
     Range,
-    Result,
     Target,
     Transaction,
     Unchanged,
     WatchEvent,
 )
-from rebalanser.registry.coordinator import GroupView, Holding, Progress
+from rebalanser.registry.coordinator import (
+    MAX_OPERATOR_TRIES,
+    OVERTAKEN,
+    GroupView,
+    Holding,
+    Progress,
+)
 from rebalanser.registry.dialogue import (
     Dialogue,
     Reading,
     all_entries,
     one_entry,
     outcome_of,
-    sized,
 )
 from rebalanser.registry.leader_dialogues import LeaderDialogues
 from rebalanser.registry.member_dialogues import MemberDialogues
 
-MOST_TRIES: Final = 100
-"""So often an operator's request is made again because another's took effect before it."""
-OTHERS_CHANGE_IT: Final = "other operators change the same group all the time; try again"
+Found: TypeAlias = Mapping[str, KeyValue]
+"""What was read, by key."""
 
 
 class Translation(MemberDialogues, LeaderDialogues):
@@ -123,101 +126,98 @@ class Translation(MemberDialogues, LeaderDialogues):
 
     def put_resources(self, specs: Sequence[ResourceSpec], progress: Progress) -> Reading[int]:
         """Write what differs from what is there; how many resources are new."""
-        answer = yield Transaction(then=(Range(self.keys.resources), Get(self.keys.operator)))
-        resources, operator = outcome_of(answer).results
-        present = {entry.key: entry.value for entry in all_entries(resources)}
         puts = [Put(self.keys.resource(spec.resource), values.dump_resource(spec)) for spec in specs]
-        differing = [put for put in puts if present.get(put.key) != put.value]
-        yield from self._change(differing, _epoch_in(operator), len(specs) - len(differing), progress)
-        return sum(put.key not in present for put in puts)
+
+        def differing(found: Found) -> list[Put]:
+            return [put for put in puts if put.key not in found or found[put.key].value != put.value]
+
+        def new(chunk: Sequence[Put | Delete], found: Found) -> int:
+            return sum(put.key not in found for put in chunk)
+
+        return (yield from self._change(self.keys.resources, differing, new, len(specs), progress))
 
     def weigh_resources(self, weights: Mapping[Resource, float], progress: Progress) -> Reading[int]:
-        """Change the weights of those that are there, and nothing else of them; how many changed (AU-7).
+        """Change the weights of those that are there, and nothing else of them; how many changed (AU-7)."""
+        by_key = {self.keys.resource(resource): resource for resource in weights}
 
-        What another operator changes between the reading and the writing is read again, some times over.
-        """
-        changed = 0
-        for _ in range(MOST_TRIES):
-            answer = yield Transaction(then=(Range(self.keys.resources), Get(self.keys.operator)))
-            resources, operator = outcome_of(answer).results
-            epoch = _epoch_in(operator)
-            puts = self._weighed(all_entries(resources), weights)
-            done = len(weights) - len(puts)
-            progress(done)
-            for chunk in self._operator_chunks(puts):
-                answer = yield self._in_epoch(epoch, chunk)
-                if not outcome_of(answer).succeeded:
-                    break
-                epoch = outcome_of(answer).revision
-                changed += len(chunk)
-                done += len(chunk)
-                progress(done)
-            else:
-                return changed
-        raise RegistryUnavailable(OTHERS_CHANGE_IT)
+        def weighed(found: Found) -> list[Put]:
+            specs = {
+                key: replace(values.load_resource(resource, found[key]), weight=weights[resource])
+                for key, resource in by_key.items()
+                if key in found
+            }
+            puts = [Put(key, values.dump_resource(spec)) for key, spec in specs.items()]
+            return [put for put in puts if put.value != found[put.key].value]
 
-    def _weighed(self, entries: Iterable[KeyValue], weights: Mapping[Resource, float]) -> list[Put]:
-        found = {self.keys.resource(resource): resource for resource in weights}
-        puts = []
-        for entry in entries:
-            if (resource := found.get(entry.key)) is None:
-                continue
-            spec = replace(values.load_resource(resource, entry), weight=weights[resource])
-            if (value := values.dump_resource(spec)) != entry.value:
-                puts.append(Put(entry.key, value))
-        return puts
+        return (yield from self._change(self.keys.resources, weighed, _all, len(weights), progress))
 
     def remove_resources(self, resources: Sequence[Resource], progress: Progress) -> Reading[int]:
         """Delete what is there; how many there were."""
-        answer = yield Transaction(then=(Range(self.keys.resources), Get(self.keys.operator)))
-        found, operator = outcome_of(answer).results
-        present = {entry.key for entry in all_entries(found)}
-        deletes = [Delete(key) for key in map(self.keys.resource, resources) if key in present]
-        yield from self._change(deletes, _epoch_in(operator), len(resources) - len(deletes), progress)
-        return len(deletes)
+        keys = [self.keys.resource(resource) for resource in resources]
+
+        def present(found: Found) -> list[Delete]:
+            return [Delete(key) for key in keys if key in found]
+
+        return (yield from self._change(self.keys.resources, present, _all, len(resources), progress))
 
     def set_drained(self, label: str, drained: bool) -> Reading[None]:
-        """Mark a node as drained, or not; changes nothing where it is so already."""
+        """Set or clear the mark that a node is drained."""
         key = self.keys.drain(label)
-        answer = yield Transaction(then=(Get(key), Get(self.keys.operator)))
-        present, operator = outcome_of(answer).results
-        change: list[Put | Delete] = []
-        if (one_entry(present) is not None) != drained:
-            change.append(Put(key, b"") if drained else Delete(key))
-        yield from self._change(change, _epoch_in(operator), 0, lambda _: None)
+
+        def mark(found: Found) -> list[Put] | list[Delete]:
+            if (key in found) == drained:
+                return []
+            return [Put(key, b"")] if drained else [Delete(key)]
+
+        yield from self._change(self.keys.drains, mark, _all, 1, lambda _: None)
 
     def _change(
-        self, operations: Sequence[Put | Delete], epoch: int, done: int, progress: Progress
-    ) -> Reading[None]:
-        """Write for an operator; if another's request took effect since ``epoch``, after that one."""
-        progress(done)
-        for chunk in self._operator_chunks(operations):
-            for _ in range(MOST_TRIES):
-                outcome = outcome_of((yield self._in_epoch(epoch, chunk)))
-                epoch = outcome.revision if outcome.succeeded else _epoch_in(outcome.results[0])
-                if outcome.succeeded:
-                    break
-            else:
-                raise RegistryUnavailable(OTHERS_CHANGE_IT)
-            done += len(chunk)
-            progress(done)
+        self,
+        prefix: str,
+        work_out: Callable[[Found], Sequence[Put | Delete]],
+        count: Callable[[Sequence[Put | Delete], Found], int],
+        total: int,
+        progress: Progress,
+    ) -> Reading[int]:
+        """Read the keys below a prefix, and write in chunks what is worked out from them.
 
-    def _operator_chunks(self, operations: Sequence[Put | Delete]) -> list[list[Operation]]:
-        """Chunks of what an operator writes; an empty one if that is nothing, as it begins an epoch too."""
-        return list(self._chunks(sized(operations))) or [[]]
+        If another operator request takes effect meanwhile, read again and start over (RB-44). The answer is
+        the sum of ``count``.
+        """
+        counted = tries = 0
+        while tries < MAX_OPERATOR_TRIES:
+            answer = yield Transaction(then=(Range(prefix), Get(self.keys.operator)))
+            entries, operator = outcome_of(answer).results
+            found = {entry.key: entry for entry in all_entries(entries)}
+            latest = one_entry(operator)
+            epoch = latest.mod_revision if latest else 0
+            changes = work_out(found)
+            done = total - len(changes)
+            progress(done)
+            # An empty chunk if there is nothing to write: that request has its place in the order too.
+            for chunk in list(self._chunks((each, _size(each)) for each in changes)) or [[]]:
+                outcome = outcome_of((yield self._in_epoch(epoch, chunk)))
+                if not outcome.succeeded:
+                    tries += 1
+                    break
+                epoch, tries = outcome.revision, 0
+                counted += count(chunk, found)
+                done += len(chunk)
+                progress(done)
+            else:
+                return counted
+        raise RegistryUnavailable(OVERTAKEN)
 
     def _in_epoch(self, epoch: int, operations: Sequence[Operation]) -> Transaction:
-        """Write for an operator and begin an epoch, if no request of an operator took effect since ``epoch``.
+        """Write for an operator and begin an epoch, if no other operator request took effect since ``epoch``.
 
         So a request that arrives late, after its operator has made another, has no effect (RB-44). ``epoch``
-        is the revision at which the latest request took effect, 0 if there was none. The answer to one that
-        has no effect tells the present epoch.
+        is the revision at which the latest request took effect, 0 if there was none.
         """
         key = self.keys.operator
         return Transaction(
             guards=(Unchanged(key, epoch) if epoch else Absent(key),),
             then=(*operations, Put(key, b"")),
-            otherwise=(Get(key),),
         )
 
     def targets(self, topic: Topic) -> tuple[Target, ...]:
@@ -262,10 +262,12 @@ class Translation(MemberDialogues, LeaderDialogues):
         return Noticed(Topic(topic.kind, acknowledger), event.revision, version)
 
 
-def _epoch_in(result: Result) -> int:
-    """The revision at which the latest request of an operator took effect; 0 before the first one."""
-    entry = one_entry(result)
-    return entry.mod_revision if entry else 0
+def _all(chunk: Sequence[Put | Delete], _found: Found) -> int:
+    return len(chunk)
+
+
+def _size(operation: Put | Delete) -> int:
+    return len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
 
 
 def _is_deletion(event: WatchEvent) -> bool:

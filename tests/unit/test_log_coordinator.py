@@ -219,7 +219,7 @@ def test_an_operator_asks_again_until_others_come_before_each_of_its_tries(
     assert one.put_resources([ResourceSpec("a")], lambda _: None) == 1
     assert next(tries) == overtaken + 2
     overtaken = 1_000
-    with pytest.raises(RegistryUnavailable, match="other operators change the same group"):
+    with pytest.raises(RegistryUnavailable, match="other operator requests kept coming first"):
         one.set_drained("label", drained=True)
     assert other.read().group.drained == {"other"}
 

@@ -50,7 +50,7 @@ from rebalanser.registry import values
 from rebalanser.registry.contract import Delete, KeyValue, Put, Reply, Request, Transaction
 from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
-from rebalanser.registry.leader_dialogues import MOST_ERROR_CHARACTERS
+from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS
 from rebalanser.registry.translation import Translation
 from rebalanser.state import describe
 from rebalanser.testing import MEMORY_CAPABILITIES, FakeClock, MemoryStore
@@ -460,14 +460,14 @@ def test_why_a_leader_resigned_is_told_until_a_later_one_rebalanced() -> None:
     assert trouble() is None
     resign(one, elected, "RequestTooLarge: " + 1_000 * "x")
     told = "the leader of term 1 resigned: RequestTooLarge: "
-    assert trouble() == told + (MOST_ERROR_CHARACTERS - len("RequestTooLarge: ")) * "x"
+    assert trouble() == told + (MAX_ERROR_CHARS - len("RequestTooLarge: ")) * "x"
     elected, _ = wire.lead(two)
     assert (trouble() or "").startswith(told), "whoever leads next has done nothing yet"
     wire.publish(two)
     assert trouble() is None
     assert not describe("g", wire.drive(wire.translation.read())).balanced, "nobody has acknowledged yet"
-    resign(two, elected, "no plan")
-    assert trouble() == "the leader of term 2 resigned: no plan"
+    resign(two, elected, "http://ann:secret@host refused /\udcff.db")
+    assert trouble() == r"the leader of term 2 resigned: http://ann:***@host refused /\udcff.db"
     for session in (one, two):
         read = wire.perform(ReadShare(session), ShareRead)
         assert read.header is not None
@@ -511,6 +511,7 @@ def test_a_late_request_of_an_operator_undoes_no_later_one(late: str, later: str
         with suppress(OutcomeUnknown):
             wire.drive(OPERATIONS[late](wire.translation))
         wire.disturb = lambda _: None
+        assert on_its_way or lost > 1
         if again:
             wire.drive(OPERATIONS[late](wire.translation))
         wire.drive(OPERATIONS[later](wire.translation))
@@ -518,6 +519,35 @@ def test_a_late_request_of_an_operator_undoes_no_later_one(late: str, later: str
         for request in on_its_way:
             wire.store.execute(request)
         assert wire.store.items() == done, (before, lost)
+
+
+@pytest.mark.rule("RB-44")
+@pytest.mark.parametrize("later", OPERATIONS)
+@pytest.mark.parametrize("late", OPERATIONS)
+def test_an_operator_request_holds_though_a_late_one_arrives_while_it_is_carried_out(
+    late: str, later: str
+) -> None:
+    """Making it again changes nothing: so it was carried out as a whole, after the late one or without it."""
+    for before, arrives in product((None, *OPERATIONS), range(2, 5)):
+        wire = Wire(max_operations=6)
+        if before is not None:
+            wire.drive(OPERATIONS[before](wire.translation))
+        on_its_way = wire.lose_write(1)
+        with suppress(OutcomeUnknown):
+            wire.drive(OPERATIONS[late](wire.translation))
+        assert on_its_way
+        wire.requests = []
+
+        def arrive(number: int, at: int = arrives, late: Request = on_its_way[0], wire: Wire = wire) -> None:
+            if number == at:
+                wire.store.execute(late)
+
+        wire.disturb = arrive
+        wire.drive(OPERATIONS[later](wire.translation))
+        wire.disturb = lambda _: None
+        done = {entry.key: entry.value for entry in wire.store.items()}
+        wire.drive(OPERATIONS[later](wire.translation))
+        assert {entry.key: entry.value for entry in wire.store.items()} == done, (before, arrives)
 
 
 @pytest.mark.rule("RB-44")
@@ -530,7 +560,7 @@ def test_an_operator_is_told_if_others_come_before_each_of_its_tries() -> None:
 
     wire.disturb = meddle
     for operate in OPERATIONS.values():
-        with pytest.raises(RegistryUnavailable, match="other operators change the same group"):
+        with pytest.raises(RegistryUnavailable, match="other operator requests kept coming first"):
             wire.drive(operate(wire.translation))
     assert wire.under(wire.keys.prefix) == [wire.keys.operator]
 
@@ -591,6 +621,15 @@ def test_every_request_keeps_the_limits_of_a_small_registry() -> None:
     header = wire.publish(session)
     wire.perform(AddBarriers(session, header.revision, names(40)), BarriersAdded)
     assert all(len(r.then) <= 8 for r in wire.requests if isinstance(r, Transaction))
+
+
+@pytest.mark.parametrize("stray", ["a/1", "a/1/x", "a/1/2/3"])
+def test_a_stray_key_among_the_shares_is_named_for_a_person_to_delete(stray: str) -> None:
+    wire = Wire()
+    wire.join()
+    wire.store.execute(Transaction(then=(Put(f"{wire.keys.shares}{stray}", b""),)))
+    with pytest.raises(UnusableStore, match=f"{stray}' is the key of no share"):
+        wire.drive(wire.translation.read())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from rebalanser import Admin
 from rebalanser.errors import InvalidName, RegistryUnavailable
 from rebalanser.registry.contract import Reply, Request, Transaction
-from rebalanser.registry.translation import MOST_TRIES
+from rebalanser.registry.coordinator import MAX_OPERATOR_TRIES
 from rebalanser.testing import MemoryRegistry
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ def test_who_is_always_too_late_is_told_to_come_again(
             seen.append(other.add("a", attributes={"number": str(len(seen))}))
 
         before_each_weighing(monkeypatch, meddle)
-        with pytest.raises(RegistryUnavailable, match="other operators"):
+        with pytest.raises(RegistryUnavailable, match="other operator requests"):
             admin.weigh({"a": 2.0})
-    assert len(seen) == MOST_TRIES
-    assert said(admin)["a"] == (1.0, None, {"number": str(MOST_TRIES - 1)})
+    assert len(seen) == MAX_OPERATOR_TRIES
+    assert said(admin)["a"] == (1.0, None, {"number": str(MAX_OPERATOR_TRIES - 1)})
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])

@@ -34,9 +34,15 @@ from rebalanser.feed import Applications
 from rebalanser.protocol.messages import AddBarriers, Command, Joined, Outcome, ReadBarriers, RemoveBarriers
 from rebalanser.protocol.types import NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities
-from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Progress
+from rebalanser.registry.coordinator import (
+    MAX_OPERATOR_TRIES,
+    OVERTAKEN,
+    Coordinator,
+    GroupView,
+    Listener,
+    Progress,
+)
 from rebalanser.registry.dialogue import failure
-from rebalanser.registry.translation import MOST_TRIES, OTHERS_CHANGE_IT
 from rebalanser.runtime.logs import log_aside
 from rebalanser_kafka.group.applications import LeaderFeed, RunningApplications
 from rebalanser_kafka.group.follower import (
@@ -284,13 +290,13 @@ class LogCoordinator(Coordinator):
         return changed
 
     def _operate(self, wish: Wish) -> Result:
-        """Ask for an operator, and again after others whose requests took effect before this one (RB-44)."""
-        for _ in range(MOST_TRIES):
+        """Append an operator request; retry if another took effect first (RB-44)."""
+        for _ in range(MAX_OPERATOR_TRIES):
             with self._lock:
                 epoch = self._follower.replica.operator_epoch
             with suppress(Overtaken):
                 return self._ask(wish, epoch)
-        raise RegistryUnavailable(OTHERS_CHANGE_IT)
+        raise RegistryUnavailable(OVERTAKEN)
 
     def forget_history(self) -> None:
         """Forget what changed so far, as after a gap: whoever watches from before is told to look again."""

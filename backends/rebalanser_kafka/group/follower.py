@@ -65,7 +65,7 @@ Event: TypeAlias = Ended | SetAside | SnapshotRead
 
 
 class Overtaken(RegistryUnavailable):
-    """Another request of an operator took effect before this one, which had no effect (RB-44)."""
+    """Another operator request took effect first; this one had no effect (RB-44)."""
 
 
 class Follower:
@@ -169,9 +169,7 @@ class Follower:
         failed: RebalanserError | None = None
         try:
             if request.epoch not in {None, self.replica.operator_epoch}:
-                raise Overtaken(
-                    "another request of an operator took effect before this one, which had no effect"
-                )
+                raise Overtaken
             result = self.replica.apply(request.wish, sent_at)
         except RebalanserError as error:
             failed = error
