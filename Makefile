@@ -85,13 +85,16 @@ audit-demo: $(INSTALLED) $(filter etcd kafka,$(REGISTRY)) ## Run the demo, audit
 PYTEST := $(PYTHON) -m pytest --durations=20
 QUICK := not (browser or etcd or full_size or kafka or slow or spark)
 QUICK_EXAMPLES := --hypothesis-profile=quick
+# A glob is the shell's to expand; the id of a test is quoted, with its spaces if it is the only path.
+QUOTED = $(if $(and $(findstring ::,$(T)),$(filter 1,$(words $(filter tests/%,$(T))))),'$(T)',$(foreach path,$(T),$(if \
+	$(findstring ::,$(path)),'$(path)',$(path))))
 # The tests of real parts mostly wait, so more of them than there are cores run at once.
 WORKERS ?= 3
 
 .PHONY: quick
 quick: $(INSTALLED) ## A minute, no server: unit tests, a few seeds. T='PATH[::TEST] …' runs these, M='etcd and not slow' these marks
 	$(if $(T),$(if $(wildcard $(firstword $(subst ::, ,$(T)))),,$(error no such test file or folder: $(T))))
-	@$(PYTEST) -q $(if $(T),$(if $(findstring [,$(T)),'$(T)',$(T)),-n auto $(if $(M),,$(QUICK_EXAMPLES))) -m '$(or $(M),$(if $(T),,$(QUICK)))'
+	@$(PYTEST) -q $(if $(T),$(QUOTED),-n auto $(if $(M),,$(QUICK_EXAMPLES))) -m '$(or $(M),$(if $(T),,$(QUICK)))'
 
 .PHONY: lint
 lint: $(INSTALLED) ## Style, types, and whether the generated documentation is current

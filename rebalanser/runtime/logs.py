@@ -31,10 +31,11 @@ ROOT: Final = "rebalanser"
 FACTS: Final = "rebalanser.facts"
 LOG_ASIDE_S: Final = 0.5
 LONGEST_LINE_CHARS: Final = 1000
-"""Maximum length of a line on standard error by default.
-
-In UTF-8 it fits into the 4,096 bytes that Linux writes to a pipe at once, so it never blocks.
-"""
+"""Maximum length of a line on standard error by default."""
+PIPE_BYTES: Final = 4096
+"""What Linux writes to a pipe at once: no line has more, so none blocks."""
+MOST_BYTES_PER_CHAR: Final = 10
+"""As in an ASCII stream, where a character may be written as ``\\U0001f98a``."""
 
 _STRANGE: Final = {
     FactKind.ISOLATED,
@@ -156,7 +157,7 @@ class DefaultHandler(logging.Handler):
         with contextlib.suppress(Exception):
             stream = sys.stderr
             if not self._is_handled_by_host(record) and _can_write(stream):
-                stream.write(f"{_line_of(record)[:LONGEST_LINE_CHARS]}\n")
+                stream.write(f"{_fitting(_line_of(record), stream)}\n")
                 stream.flush()
 
     def _is_handled_by_host(self, record: logging.LogRecord) -> bool:
@@ -168,6 +169,16 @@ class DefaultHandler(logging.Handler):
                 return True
             logger = logger.parent
         return logging.lastResort is None
+
+
+def _fitting(line: str, stream: TextIO) -> str:
+    """As much of a line as the stream writes at once."""
+    line = line[:LONGEST_LINE_CHARS]
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    errors = getattr(stream, "errors", None) or "strict"
+    if len(line.encode(encoding, errors)) < PIPE_BYTES:
+        return line
+    return line[: PIPE_BYTES // MOST_BYTES_PER_CHAR - 1]
 
 
 def _can_write(stream: TextIO) -> bool:

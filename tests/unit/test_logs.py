@@ -22,6 +22,7 @@ from rebalanser.registry.urls import open_registry, parse_url
 from rebalanser.runtime.logs import (
     LEVELS,
     LONGEST_LINE_CHARS,
+    PIPE_BYTES,
     DefaultHandler,
     configure_cli_logging,
     get_logger,
@@ -435,6 +436,18 @@ def test_a_line_that_standard_error_cannot_take_is_dropped(monkeypatch: pytest.M
         shown = source.read(size).decode()
     assert shown.startswith("ERROR rebalanser: ää")
     assert len(shown) == LONGEST_LINE_CHARS + 1
+
+
+@pytest.mark.parametrize("character", ["x", "ä", "🦊"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "utf-16-le", "utf-32-le"])
+def test_a_line_is_as_long_as_a_pipe_takes_at_once(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, character: str
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace"))
+    with unconfigured_logging():
+        get_logger().error(character * 2 * LONGEST_LINE_CHARS, action="tried")
+    assert PIPE_BYTES / 20 < len(raw.getvalue()) <= PIPE_BYTES
 
 
 def test_a_broken_standard_error_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
