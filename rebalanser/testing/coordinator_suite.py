@@ -1051,8 +1051,10 @@ class CoordinatorConformance:
         assert coordinator.put_resources(specs, no_progress) == 0
         assert coordinator.read().group.fingerprint == fingerprint
 
-    def test_operators_at_once_wait_for_each_other(self, coordinator: Coordinator, connect: Connect) -> None:
-        """Holds: "Requests of operators take effect in the order in which they were made"."""
+    def test_concurrent_operator_requests_all_succeed(
+        self, coordinator: Coordinator, connect: Connect
+    ) -> None:
+        """Holds: "is refused if another came first. The client then retries"."""
         operators = [coordinator, *(connect() for _ in range(3))]
         names = [f"r{number}" for number in range(10)]
 

@@ -15,7 +15,7 @@ from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
 from rebalanser.protocol.types import Group, Timings
-from rebalanser.registry.contract import Delete
+from rebalanser.registry.contract import Delete, Transaction
 from rebalanser.registry.dialogue import Answer, Reading
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation import PROFILES, Process, run_seed, run_seeds
@@ -51,7 +51,7 @@ def _as_if_stopped_once_it_overruns(original: property) -> Any:
 def _barriers_go_with_the_resource(original: Callable[..., Reading[int]]) -> Any:
     def remove_resources(self: Translation, resources: Sequence[str], progress: Any) -> Reading[int]:
         removed = yield from original(self, resources, progress)
-        yield from self._change([Delete(self.keys.barrier(name)) for name in resources], 0, 0, progress)
+        yield Transaction(then=tuple(Delete(self.keys.barrier(name)) for name in resources))
         return removed
 
     return remove_resources
