@@ -28,10 +28,10 @@ each node that changes, and a *header* that commits the new *version*. If nothin
 3. add barriers for what is wanted, waiting for each until its present holder removes it;
 4. OnStart.
 
-A barrier is a key of the node's lease. It can be added only while it is absent, while the allocation acted
-on is the latest, and while the node's own key lives; its create revision is the *fencing token* handed to
-OnStart. Exclusion rests on barriers alone: an allocation that is wrong, late, or written by two leaders can
-delay a resource but never give it two owners. The leader merely proposes.
+A barrier is a key of the node's lease. It can be added only while it is absent, while the share acted on is
+the last that the node has read, and while the node's own key lives; its create revision is the *fencing
+token* handed to OnStart. Exclusion rests on barriers alone: an allocation that is wrong, late, or written by
+two leaders can delay a resource but never give it two owners. The leader merely proposes.
 
 Two steps run code of the application and are never interrupted: 1 and 4. A newer allocation cuts 2 and 3
 short. A node does not follow a script: after every event it looks at what it wants, holds and has started,
@@ -44,8 +44,8 @@ and the session lives, it starts them again; if not, they ended with the lease.
 **Unknown outcomes.** A command whose answer is lost may still take effect later. Each command is therefore
 either idempotent and sent again, or read back, or made impossible:
 
-- a barrier that may have been added is *uncertain* until it is added for sure or, once a newer allocation
-  forbids the late write, read;
+- a barrier that may have been added is *uncertain* until it is added for sure or, once a later share forbids
+  the late write, read. A node that reads a share therefore deletes its earlier ones;
 - a barrier that may have been removed protects nothing any more. Its removal is finished first, even where a
   newer allocation gives the resource back;
 - an acknowledgement is written only over the one before it, so that a late one can't replace a newer one;

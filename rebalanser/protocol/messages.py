@@ -60,7 +60,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ReadShare:
-    """Read the allocation's header, this node's share, and who leads."""
+    """Read the allocation's header, this node's share, and who leads; delete its earlier shares."""
 
     lane: ClassVar[Lane] = Lane.MEMBER
     session: Session
@@ -77,11 +77,15 @@ class ReadBarriers:
 
 @dataclass(frozen=True, slots=True)
 class AddBarriers:
-    """Add barriers, each one only if absent, the allocation unchanged, and the own node key alive."""
+    """Add barriers, each one only if absent, the own node key alive, and the own share the one that was read.
+
+    ``version`` and ``revision`` are the share's.
+    """
 
     lane: ClassVar[Lane] = Lane.MEMBER
     session: Session
-    header_revision: int
+    version: int
+    revision: int
     resources: frozenset[Resource]
 
 
@@ -234,7 +238,7 @@ class BarriersRead:
 
 @dataclass(frozen=True, slots=True)
 class BarriersAdded:
-    """What was added, and who holds the rest. ``superseded``: the allocation had changed meanwhile.
+    """What was added, and who holds the rest. ``superseded``: the node has another share meanwhile.
 
     What is in neither was not tried, because of that or since a request failed.
     """

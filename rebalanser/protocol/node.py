@@ -797,10 +797,9 @@ class Node:
             return RemoveBarriers(session, to_remove)
         if leaving:
             return self._leave(session)
-        to_add = rebalancing.to_add()
-        if to_add and rebalancing.header is not None:
-            return AddBarriers(session, rebalancing.header.revision, to_add)
-        share = rebalancing.share
+        to_add, share = rebalancing.to_add(), rebalancing.share
+        if to_add and share is not None:
+            return AddBarriers(session, share.version, share.revision, to_add)
         if share is not None and rebalancing.completed and rebalancing.acknowledged < share.version:
             return Acknowledge(session, share.version, rebalancing.acknowledged_revision)
         return None

@@ -133,6 +133,8 @@ class Share:
     resources: frozenset[Resource]
     parts: int = field(default=1, compare=False)
     """In how many parts it is stored, as a request has a limit."""
+    revision: int = field(default=0, compare=False)
+    """When the first of them was written."""
 
 
 class SharePart(NamedTuple):

@@ -11,8 +11,8 @@ one point.
 **What is guarded.** A command that carries a session takes effect only while that session lives, else it is
 answered with :class:`~rebalanser.protocol.messages.SessionLost`. One that carries a leadership takes effect
 only while the term is the latest, else :class:`~rebalanser.protocol.messages.Deposed`. A barrier is added
-only while nobody holds it and the allocation is the one named, and removed only by the session that
-added it.
+only while nobody holds it and the node's share is the one named, and removed only by the session that
+added it. A share is the one named until the node has read a later one, or none names it any more.
 
 **Operator requests.** They take effect in the order in which they were made, or not at all (RB-44). Each
 names the revision of the last one that took effect, and is refused if another came first. The client then

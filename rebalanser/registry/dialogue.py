@@ -146,9 +146,9 @@ class Dialogues:
         """The term is still the leader's."""
         return (Unchanged(self.keys.term, leadership.revision),)
 
-    def _acted_on(self, header_revision: int) -> tuple[Guard, ...]:
-        """The allocation is still the one acted on."""
-        return (Unchanged(self.keys.header, header_revision),)
+    def _has_share(self, node: NodeId, version: int, revision: int) -> tuple[Guard, ...]:
+        """The share that the node read is still there: nobody has removed it for a later one."""
+        return (Unchanged(self.keys.share(SharePart(node, version)), revision),)
 
     def _free(self, barrier: str) -> tuple[Guard, ...]:
         """Nobody holds the barrier."""

@@ -62,6 +62,7 @@ from rebalanser.registry.dialogue import (
     nested_outcome,
     one_entry,
     outcome_of,
+    sized,
     stats_of,
 )
 
@@ -170,6 +171,10 @@ class MemberDialogues(Dialogues):
         )
 
     def _read_share(self, command: ReadShare) -> Dialogue:
+        """Read the share, and delete the node's earlier ones: no late request can act on them any more.
+
+        So the allocation of others may change without this node, which goes on adding barriers (RB-14).
+        """
         node = command.session.node
         answer = yield Transaction(
             guards=self._alive(command.session),
@@ -182,9 +187,15 @@ class MemberDialogues(Dialogues):
         header = values.load_header(header_entry) if header_entry else None
         share = None
         if header is not None and node in header.shares:
-            share = self._shares_in(header, all_entries(outcome.results[2])).get(node)
+            stored = all_entries(outcome.results[2])
+            share = self._shares_in(header, stored).get(node)
             if share is None:
                 raise InternalError(f"version {header.version} names a share of {node!r} that is not there")
+            earlier = [e.key for e in stored if self.keys.share_part(e.key).version < share.version]
+            for chunk in self._chunks(sized(map(Delete, earlier))):
+                answer = yield Transaction(guards=self._alive(command.session), then=tuple(chunk))
+                if not outcome_of(answer).succeeded:
+                    return SessionLost()
         return ShareRead(
             revision=outcome.revision,
             header=header,
@@ -239,7 +250,7 @@ class MemberDialogues(Dialogues):
     def _adding(self, command: AddBarriers, chunk: Sequence[Resource]) -> Transaction:
         session = command.session
         return Transaction(
-            guards=self._alive(session) + self._acted_on(command.header_revision),
+            guards=self._alive(session) + self._has_share(session.node, command.version, command.revision),
             then=tuple(
                 Transaction(
                     guards=self._free(barrier),

@@ -141,7 +141,12 @@ def load_share(version: int, parts: Sequence[KeyValue]) -> Share:
     """A share from its parts, of which there is at least one."""
     with _reading(parts[0].key):
         whole = zlib.decompress(b"".join(part.value for part in parts))
-        return Share(version=version, resources=frozenset(json.loads(whole)), parts=len(parts))
+        return Share(
+            version=version,
+            resources=frozenset(json.loads(whole)),
+            parts=len(parts),
+            revision=parts[0].mod_revision,
+        )
 
 
 def load_acknowledgement(entry: KeyValue) -> int:

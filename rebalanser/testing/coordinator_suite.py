@@ -242,11 +242,11 @@ def publish(
     return perform(coordinator, Publish(session, leadership, plan), Published).header
 
 
-def add(
-    coordinator: Coordinator, session: Session, header: Header, resources: Iterable[Resource]
-) -> BarriersAdded:
-    """Add barriers."""
-    command = AddBarriers(session, header.revision, frozenset(resources))
+def add(coordinator: Coordinator, session: Session, resources: Iterable[Resource]) -> BarriersAdded:
+    """Add barriers, on the share that the node has."""
+    share = perform(coordinator, ReadShare(session), ShareRead).share
+    assert share is not None
+    command = AddBarriers(session, share.version, share.revision, frozenset(resources))
     return perform(coordinator, command, BarriersAdded)
 
 
@@ -276,7 +276,7 @@ def session_commands(session: Session, leadership: Leadership, header: Header) -
         Heartbeat(session, leader=leadership.leader, blockers=frozenset({"other"}), leading=True),
         ReadShare(session),
         ReadBarriers(session, frozenset({"r"})),
-        AddBarriers(session, header.revision, frozenset({"r"})),
+        AddBarriers(session, header.version, header.revision, frozenset({"r"})),
         RemoveBarriers(session, {"r": 1}),
         Acknowledge(session, header.version, session.created),
         Campaign(session),
@@ -410,8 +410,8 @@ class CoordinatorConformance:
         """Holds: "Remove the node, then revoke its lease", and "The node and its lease are gone"."""
         stays, goes = join(coordinator), join(coordinator)
         leadership = elect(coordinator, stays)
-        header = publish(coordinator, stays, leadership, {goes.node: ["r"], stays.node: []})
-        add(coordinator, goes, header, ["r"])
+        publish(coordinator, stays, leadership, {goes.node: ["r"], stays.node: []})
+        add(coordinator, goes, ["r"])
         assert coordinator.perform(Leave(goes)) == Left()
         assert list(coordinator.read().group.members) == [stays.node]
         assert holders(coordinator) == {}
@@ -424,14 +424,14 @@ class CoordinatorConformance:
         """Holds: "this session's node key is gone", and its barriers with it (RB-20)."""
         stays, dies = join(coordinator), join(coordinator, ttl_s=harness.min_ttl_s)
         leadership = elect(coordinator, stays)
-        header = publish(coordinator, stays, leadership, {stays.node: ["s"], dies.node: ["d"]})
-        add(coordinator, stays, header, ["s"])
-        token = add(coordinator, dies, header, ["d"]).added["d"]
+        publish(coordinator, stays, leadership, {stays.node: ["s"], dies.node: ["d"]})
+        add(coordinator, stays, ["s"])
+        token = add(coordinator, dies, ["d"]).added["d"]
         self.end_lease(harness, coordinator)
         view = coordinator.read()
         assert list(view.group.members) == [stays.node]
         assert [holding.resource for holding in view.holdings] == ["s"]
-        assert add(coordinator, stays, header, ["d"]).added["d"] > token
+        assert add(coordinator, stays, ["d"]).added["d"] > token
 
     # -- leading
 
@@ -653,10 +653,10 @@ class CoordinatorConformance:
     # -- barriers
 
     def test_a_free_barrier_is_added(self, coordinator: Coordinator, connect: Connect) -> None:
-        """Holds: "A barrier is added only while nobody holds it and the allocation is the one named"."""
+        """Holds: "A barrier is added only while nobody holds it and the node's share is the one named"."""
         session = join(coordinator)
-        header = publish(coordinator, session, elect(coordinator, session), {session.node: ["a", "b"]})
-        outcome = add(coordinator, session, header, ["a", "b"])
+        publish(coordinator, session, elect(coordinator, session), {session.node: ["a", "b"]})
+        outcome = add(coordinator, session, ["a", "b"])
         assert set(outcome.added) == {"a", "b"}
         assert (outcome.blocked, outcome.superseded) == ({}, False)
         assert outcome.revision >= max(outcome.added.values())
@@ -668,9 +668,9 @@ class CoordinatorConformance:
     def test_a_held_barrier_blocks(self, coordinator: Coordinator) -> None:
         """Holds: "What was added, and who holds the rest"."""
         first, second = join(coordinator), join(coordinator)
-        header = publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
-        theirs = add(coordinator, first, header, ["a"]).added
-        outcome = add(coordinator, second, header, ["a", "b"])
+        publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        theirs = add(coordinator, first, ["a"]).added
+        outcome = add(coordinator, second, ["a", "b"])
         assert outcome.blocked == {"a": first.node}
         assert set(outcome.added) == {"b"}
         assert holders(coordinator) == {"a": first.node, "b": second.node}
@@ -680,9 +680,9 @@ class CoordinatorConformance:
     def test_adding_again_answers_with_the_token(self, coordinator: Coordinator, connect: Connect) -> None:
         """Holds: "adding a barrier that is held by the same session answers with its token"."""
         session = join(coordinator)
-        header = publish(coordinator, session, elect(coordinator, session), {session.node: ["a"]})
-        first = add(coordinator, session, header, ["a"])
-        again = add(connect(), session, header, ["a", "b"])
+        publish(coordinator, session, elect(coordinator, session), {session.node: ["a"]})
+        first = add(coordinator, session, ["a"])
+        again = add(connect(), session, ["a", "b"])
         assert again.added["a"] == first.added["a"]
         assert again.added["b"] > first.added["a"]
 
@@ -690,12 +690,12 @@ class CoordinatorConformance:
         """Holds: "Revisions of one group only grow, and so do the tokens of one resource"."""
         leader = join(coordinator)
         leadership = elect(coordinator, leader)
-        header = publish(coordinator, leader, leadership, {leader.node: []})
         tokens = []
         for round_number in range(4):
             dies = round_number == 2
             session = join(coordinator, ttl_s=harness.min_ttl_s if dies else LONG_TTL_S)
-            tokens.append(add(coordinator, session, header, ["r"]).added["r"])
+            publish(coordinator, leader, leadership, {leader.node: [], session.node: ["r"]})
+            tokens.append(add(coordinator, session, ["r"]).added["r"])
             if dies:
                 self.end_lease(harness, coordinator)
             else:
@@ -704,25 +704,41 @@ class CoordinatorConformance:
             coordinator.put_resources([ResourceSpec("r")], no_progress)
         assert all(earlier < later for earlier, later in pairwise(tokens))
 
-    def test_another_allocation_adds_nothing(self, coordinator: Coordinator) -> None:
-        """Holds: "``superseded``: the allocation had changed meanwhile"."""
+    def test_another_share_adds_nothing(self, coordinator: Coordinator) -> None:
+        """Holds: "``superseded``: the node has another share meanwhile"."""
         session = join(coordinator)
         leadership = elect(coordinator, session)
-        outdated = publish(coordinator, session, leadership, {session.node: ["a"]})
+        publish(coordinator, session, leadership, {session.node: ["a"]})
+        outdated = perform(coordinator, ReadShare(session), ShareRead).share
+        assert outdated is not None
         current = publish(coordinator, session, leadership, {session.node: ["a", "b"]})
-        outcome = add(coordinator, session, outdated, ["a", "b"])
+        late = AddBarriers(session, outdated.version, outdated.revision, frozenset("ab"))
+        outcome = perform(coordinator, late, BarriersAdded)
         assert outcome.superseded
         assert (outcome.added, outcome.blocked) == ({}, {})
         assert outcome.revision >= current.revision
         assert holders(coordinator) == {}
-        assert not add(coordinator, session, current, ["a", "b"]).superseded
+        assert not add(coordinator, session, ["a", "b"]).superseded
+
+    def test_the_shares_of_others_may_change_meanwhile(self, coordinator: Coordinator) -> None:
+        """Holds: "the own share the one that was read"."""
+        session, other = join(coordinator), join(coordinator)
+        leadership = elect(coordinator, session)
+        publish(coordinator, session, leadership, {session.node: ["a"], other.node: []})
+        share = perform(coordinator, ReadShare(session), ShareRead).share
+        assert share is not None
+        publish(coordinator, session, leadership, {session.node: ["a"], other.node: ["b"]})
+        meanwhile = AddBarriers(session, share.version, share.revision, frozenset("a"))
+        outcome = perform(coordinator, meanwhile, BarriersAdded)
+        assert outcome.added.keys() == {"a"}
+        assert not outcome.superseded
 
     def test_only_own_barriers_are_removed(self, coordinator: Coordinator) -> None:
         """Holds: "and removed only by the session that added it"."""
         first, second = join(coordinator), join(coordinator)
-        header = publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
-        theirs = add(coordinator, first, header, ["a"]).added
-        mine = add(coordinator, second, header, ["b"]).added
+        publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        theirs = add(coordinator, first, ["a"]).added
+        mine = add(coordinator, second, ["b"]).added
         remove(coordinator, second, {"a": mine["b"], "b": mine["b"], "never": mine["b"]})
         assert holders(coordinator) == {"a": first.node}
         remove(coordinator, first, theirs)
@@ -731,10 +747,10 @@ class CoordinatorConformance:
     def test_a_barrier_of_the_past_is_not_removed(self, coordinator: Coordinator) -> None:
         """Holds: "each one only if still this session's (RB-15)", whoever has it now."""
         first, second = join(coordinator), join(coordinator)
-        header = publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
-        once_mine = add(coordinator, first, header, ["a"]).added
+        publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        once_mine = add(coordinator, first, ["a"]).added
         remove(coordinator, first, once_mine)
-        add(coordinator, second, header, ["a"])
+        add(coordinator, second, ["a"])
         outcome = remove(coordinator, first, once_mine)
         assert outcome.resources == {"a"}
         assert holders(coordinator) == {"a": second.node}
@@ -742,8 +758,8 @@ class CoordinatorConformance:
     def test_removing_again_changes_nothing(self, coordinator: Coordinator) -> None:
         """Holds: "None of these barriers is this session's any more"."""
         session = join(coordinator)
-        header = publish(coordinator, session, elect(coordinator, session), {session.node: ["a"]})
-        added = add(coordinator, session, header, ["a", "b"]).added
+        publish(coordinator, session, elect(coordinator, session), {session.node: ["a"]})
+        added = add(coordinator, session, ["a", "b"]).added
         for _ in range(2):
             assert remove(coordinator, session, {"a": added["a"]}).resources == {"a"}
             assert holders(coordinator) == {"b": session.node}
@@ -753,12 +769,10 @@ class CoordinatorConformance:
         connections = [coordinator, *(connect() for _ in range(3))]
         sessions = [join(each) for each in connections]
         shares: dict[NodeId, list[Resource]] = {session.node: [] for session in sessions}
-        header = publish(coordinator, sessions[0], elect(coordinator, sessions[0]), shares)
+        publish(coordinator, sessions[0], elect(coordinator, sessions[0]), shares)
         resources = [f"r{number}" for number in range(20)]
         with ThreadPoolExecutor(len(connections)) as pool:
-            outcomes = list(
-                pool.map(lambda each, own: add(each, own, header, resources), connections, sessions)
-            )
+            outcomes = list(pool.map(lambda each, own: add(each, own, resources), connections, sessions))
         held = holders(coordinator)
         assert set(held) == set(resources)
         for session, outcome in zip(sessions, outcomes, strict=True):
@@ -770,8 +784,8 @@ class CoordinatorConformance:
         """Holds: "Barriers are left alone (RB-16)"."""
         first, second = join(coordinator), join(coordinator)
         coordinator.put_resources([ResourceSpec("r")], no_progress)
-        header = publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
-        token = add(coordinator, first, header, ["r"]).added["r"]
+        publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        token = add(coordinator, first, ["r"]).added["r"]
         changes: list[Callable[[], object]] = [
             lambda: coordinator.remove_resources(["r"], no_progress),
             lambda: coordinator.put_resources([ResourceSpec("r")], no_progress),
@@ -779,14 +793,14 @@ class CoordinatorConformance:
         for change in changes:
             change()
             assert coordinator.read().holdings == (Holding("r", first.node, token),)
-            assert add(coordinator, second, header, ["r"]).blocked == {"r": first.node}
+            assert add(coordinator, second, ["r"]).blocked == {"r": first.node}
 
     def test_many_barriers_at_once(self, coordinator: Coordinator) -> None:
         """Holds: "where it concerns many resources, in parts that each do"."""
         session = join(coordinator)
         resources = [f"resource {number}" for number in range(MANY)]
-        header = publish(coordinator, session, elect(coordinator, session), {session.node: resources})
-        added = add(coordinator, session, header, resources).added
+        publish(coordinator, session, elect(coordinator, session), {session.node: resources})
+        added = add(coordinator, session, resources).added
         assert set(added) == set(resources)
         asked = ReadBarriers(session, frozenset(resources))
         assert perform(coordinator, asked, BarriersRead).mine == added
@@ -796,12 +810,12 @@ class CoordinatorConformance:
     def test_a_removal_is_told_where_it_happened(self, coordinator: Coordinator) -> None:
         """Holds: "the revision at which this command removed a barrier; without those that it found gone"."""
         first, second = join(coordinator), join(coordinator)
-        header = publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
-        mine = add(coordinator, first, header, ["a", "b"]).added
+        publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        mine = add(coordinator, first, ["a", "b"]).added
         outcome = remove(coordinator, first, {**mine, "never": mine["a"]})
         assert outcome.removed_at.keys() == {"a", "b"}
         assert all(mine[r] < removed_at <= outcome.revision for r, removed_at in outcome.removed_at.items())
-        theirs = add(coordinator, second, header, ["a"]).added
+        theirs = add(coordinator, second, ["a"]).added
         assert theirs["a"] > outcome.removed_at["a"]
         assert remove(coordinator, first, mine).removed_at == {}
 
@@ -812,15 +826,15 @@ class CoordinatorConformance:
         other = connect()
         first, second = join(coordinator), join(other)
         resources = {f"resource {number}" for number in range(MANY)}
-        header = publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
-        mine = add(coordinator, first, header, resources).added
+        publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        mine = add(coordinator, first, resources).added
         theirs: dict[Resource, Token] = {}
         with ThreadPoolExecutor(1) as pool:
             removing = pool.submit(remove, coordinator, first, mine)
             over = False
             while not over and theirs.keys() != resources:
                 over = removing.done()
-                theirs.update(add(other, second, header, resources - theirs.keys()).added)
+                theirs.update(add(other, second, resources - theirs.keys()).added)
             removed_at = removing.result().removed_at
         assert removed_at.keys() == theirs.keys() == resources
         assert all(mine[r] < removed_at[r] < theirs[r] for r in resources)
@@ -833,7 +847,7 @@ class CoordinatorConformance:
         beat = Heartbeat(second, leader=first.node, blockers=frozenset({first.node}))
         leadership = elect(coordinator, first)
         header = publish(coordinator, first, leadership, {first.node: ["a"], second.node: []})
-        added = add(coordinator, first, header, ["a"])
+        added = add(coordinator, first, ["a"])
         alive = perform(coordinator, beat, Alive)
         assert (alive.header_revision, alive.leadership_revision) == (header.revision, leadership.revision)
         assert alive.leader_alive
@@ -916,16 +930,16 @@ class CoordinatorConformance:
     ) -> None:
         """Holds: "Remove barriers, each one only if still this session's (RB-15), and tell who waits"."""
         first, second = join(coordinator), join(coordinator)
-        header = publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
-        added = add(coordinator, first, header, ["a", "b"])
-        blocked = add(coordinator, second, header, ["a", "b"])
+        publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        added = add(coordinator, first, ["a", "b"])
+        blocked = add(coordinator, second, ["a", "b"])
         topics = {Topic(TopicKind.PROGRESS, first.node): blocked.revision + 1}
         coordinator.watch(second.node, topics, notices)
         one = remove(coordinator, first, {"a": added.added["a"]})
         notices.wait_for(TopicKind.PROGRESS, one.revision, first.node)
         two = remove(coordinator, first, {"b": added.added["b"]})
         notices.wait_for(TopicKind.PROGRESS, two.revision, first.node)
-        assert set(add(coordinator, second, header, ["a", "b"]).added) == {"a", "b"}
+        assert set(add(coordinator, second, ["a", "b"]).added) == {"a", "b"}
 
     def test_notices_of_every_change_of_the_group(
         self, coordinator: Coordinator, connect: Connect, notices: NoticeRecorder
@@ -969,7 +983,7 @@ class CoordinatorConformance:
         header = publish(coordinator, session, leadership, {session.node: ["a"]})
         coordinator.put_resources([ResourceSpec("a")], no_progress)
         acknowledge(coordinator, session, header.version)
-        added = add(coordinator, session, header, ["a"])
+        added = add(coordinator, session, ["a"])
         removed = remove(coordinator, session, added.added)
         topics = {
             Topic(TopicKind.ALLOCATION): revision + 1,
@@ -1012,10 +1026,10 @@ class CoordinatorConformance:
         session = join(coordinator)
         revision = coordinator.read().group.revision
         leadership = elect(coordinator, session)
-        header = publish(coordinator, session, leadership, {session.node: ["a"]})
+        publish(coordinator, session, leadership, {session.node: ["a"]})
         coordinator.put_resources([ResourceSpec("a")], no_progress)
         acknowledge(coordinator, session, 1)
-        remove(coordinator, session, add(coordinator, session, header, ["a"]).added)
+        remove(coordinator, session, add(coordinator, session, ["a"]).added)
         harness.lose_history()
         shared = (
             TopicKind.ALLOCATION,
@@ -1132,7 +1146,7 @@ class CoordinatorConformance:
         shares = {session.node: [name] for name, session in sessions.items()}
         header = publish(coordinator, leader, elect(coordinator, leader), shares)
         for name, session in sessions.items():
-            add(coordinator, session, header, [name])
+            add(coordinator, session, [name])
             acknowledge(coordinator, session, header.version)
             share = perform(coordinator, ReadShare(session), ShareRead).share
             assert share is not None
@@ -1145,7 +1159,7 @@ class CoordinatorConformance:
         assert {(each.resource, each.node) for each in view.holdings} == {
             (name, session.node) for name, session in sessions.items()
         }
-        blocked = add(coordinator, leader, header, AWKWARD_NAMES[1:]).blocked
+        blocked = add(coordinator, leader, AWKWARD_NAMES[1:]).blocked
         assert blocked == {name: sessions[name].node for name in AWKWARD_NAMES[1:]}
 
     def test_groups_never_touch_each_other(self, connect: Connect, notices: NoticeRecorder) -> None:
@@ -1155,7 +1169,7 @@ class CoordinatorConformance:
         quiet.put_resources([ResourceSpec("r")], no_progress)
         leadership = elect(quiet, bystander)
         header = publish(quiet, bystander, leadership, {bystander.node: ["r"]})
-        add(quiet, bystander, header, ["r"])
+        add(quiet, bystander, ["r"])
         before = quiet.read()
         kinds = (TopicKind.ALLOCATION, TopicKind.LEADERSHIP, TopicKind.GROUP, TopicKind.ACKNOWLEDGEMENTS)
         since = before.group.revision + 1
@@ -1168,7 +1182,7 @@ class CoordinatorConformance:
             assert elect(busy, session).leader == session.node
             busy.put_resources([ResourceSpec("r"), ResourceSpec("s")], no_progress)
             theirs = publish(busy, session, elect(busy, session), {session.node: ["r"]})
-            assert set(add(busy, session, theirs, ["r"]).added) == {"r"}
+            assert set(add(busy, session, ["r"]).added) == {"r"}
             busy.set_drained("node", drained=True)
             acknowledge(busy, session, theirs.version)
             busy.remove_resources(["r", "s"], no_progress)
@@ -1189,7 +1203,7 @@ class CoordinatorConformance:
         revisions = [coordinator.read().group.revision]
         leadership = elect(coordinator, session)
         header = publish(coordinator, session, leadership, {session.node: ["a"]})
-        added = add(coordinator, session, header, ["a"])
+        added = add(coordinator, session, ["a"])
         removed = remove(coordinator, session, added.added)
         revisions += [leadership.revision, header.revision, added.added["a"], removed.revision]
         coordinator.put_resources([ResourceSpec("a")], no_progress)

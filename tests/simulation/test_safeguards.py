@@ -195,9 +195,9 @@ SAFEGUARDS = (
         "silent watches",
     ),
     Safeguard(
-        "barrier guarded by allocation",
-        "a barrier is added only while the allocation acted on is the latest",
-        _guard("_acted_on"),
+        "barrier guarded by share",
+        "a barrier is added only while the node's share is the one acted on",
+        _guard("_has_share"),
         frozenset({"RB-3"}),
         "late requests",
     ),

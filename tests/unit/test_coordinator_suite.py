@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import pytest
 from rebalanser.protocol import messages, types
 from rebalanser.protocol.messages import Join, Noticed
 from rebalanser.registry import Coordinator, GroupKeys, RegistryCoordinator, Translation, coordinator
-from rebalanser.registry.contract import Delete, Transaction
+from rebalanser.registry.contract import Delete, Transaction, Unchanged
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.coordinator_suite import (
     CoordinatorConformance,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from rebalanser.protocol import Command, Session, Topic
     from rebalanser.protocol.messages import Outcome
-    from rebalanser.protocol.types import Header, Leadership
+    from rebalanser.protocol.types import Header, Leadership, SharePart
     from rebalanser.registry.contract import Capabilities, Guard, KeyValue, WatchEvent
     from rebalanser.registry.coordinator import Listener, Progress
     from rebalanser.registry.dialogue import Dialogue, Reading
@@ -60,9 +61,19 @@ class NoTermGuard(Translation):
         return ()
 
 
-class NoAllocationGuard(Translation):
-    def _acted_on(self, header_revision: int) -> tuple[Guard, ...]:
+class NoShareGuard(Translation):
+    def _has_share(self, node: str, version: int, revision: int) -> tuple[Guard, ...]:
         return ()
+
+
+class GuardedByAllocation(Translation):
+    def _has_share(self, node: str, version: int, revision: int) -> tuple[Guard, ...]:
+        return (Unchanged(self.keys.header, revision),)
+
+
+class SharesInOnePart(Translation):
+    def _part_bytes(self, share: SharePart) -> int:
+        return sys.maxsize
 
 
 class NoBaseGuard(Translation):
@@ -196,7 +207,9 @@ class Faulty(CoordinatorHarness):
 FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
     NoSessionGuard: "test_every_command_of_an_ended_session_is_refused",
     NoTermGuard: "test_an_earlier_term_can_do_nothing",
-    NoAllocationGuard: "test_another_allocation_adds_nothing",
+    NoShareGuard: "test_another_share_adds_nothing",
+    GuardedByAllocation: "test_the_shares_of_others_may_change_meanwhile",
+    SharesInOnePart: "test_a_share_may_be_larger_than_a_request",
     NoBaseGuard: "test_a_plan_on_an_old_allocation_conflicts",
     TakesHeldBarriers: "test_a_held_barrier_blocks",
     RemovesAnyBarrier: "test_only_own_barriers_are_removed",

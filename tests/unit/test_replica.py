@@ -191,8 +191,8 @@ class Chance:
             Heartbeat(session, leader=leadership.leader, leading=True, blockers=frozenset({"n1"})),
             ReadShare(session),
             ReadBarriers(session, self.some()),
-            AddBarriers(session, header.revision, self.some()),
-            AddBarriers(session, header.revision, frozenset(RESOURCES)),
+            AddBarriers(session, header.version, header.revision, self.some()),
+            AddBarriers(session, header.version, header.revision, frozenset(RESOURCES)),
             RemoveBarriers(session, {r: self.random.choice(self.tokens[r][-2:]) for r in self.some()}),
             Acknowledge(session, header.version, self.random.choice([session.created, header.revision])),
             Leave(session),
@@ -349,13 +349,13 @@ def test_the_end_of_a_lease_takes_the_barriers_along_and_frees_them() -> None:
     log = Log()
     dies, stays = joined(log, "dies"), joined(log, "stays")
     header = published(log, stays, elected(log, stays), {"dies": ["a"], "stays": []})
-    held = log.ask(AddBarriers(dies, header.revision, frozenset("a")))
-    blocked = log.ask(AddBarriers(stays, header.revision, frozenset("a")))
+    held = log.ask(AddBarriers(dies, header.version, header.revision, frozenset("a")))
+    blocked = log.ask(AddBarriers(stays, header.version, header.revision, frozenset("a")))
     assert isinstance(held, BarriersAdded)
     assert isinstance(blocked, BarriersAdded)
     assert blocked.blocked == {"a": "dies"}
     log.say(Expire(dies.lease, log.follower.replica.leases[dies.lease].renewal))
-    taken = log.ask(AddBarriers(stays, header.revision, frozenset("a")))
+    taken = log.ask(AddBarriers(stays, header.version, header.revision, frozenset("a")))
     assert isinstance(taken, BarriersAdded)
     assert taken.added["a"] > held.added["a"]
 
@@ -376,7 +376,7 @@ def test_a_command_of_ten_thousand_resources_is_one_point() -> None:
     leadership = elected(log, session)
     names = [f"resource {number}" for number in range(10_000)]
     header = published(log, session, leadership, {"n": names})
-    added = log.ask(AddBarriers(session, header.revision, frozenset(names)), max_bytes=4_000)
+    added = log.ask(AddBarriers(session, header.version, header.revision, frozenset(names)), max_bytes=4_000)
     assert isinstance(added, BarriersAdded)
     assert set(added.added) == set(names)
     assert len(set(added.added.values())) == 1
@@ -555,10 +555,10 @@ class TestPortions:
     session = Session("n", 1, 1)
 
     def test_a_small_command_stays_whole(self) -> None:
-        command = AddBarriers(self.session, 1, frozenset("ab"))
+        command = AddBarriers(self.session, 1, 1, frozenset("ab"))
         assert divided(command) == [command]
-        assert divided(AddBarriers(self.session, 1, frozenset())) == [
-            AddBarriers(self.session, 1, frozenset())
+        assert divided(AddBarriers(self.session, 1, 1, frozenset())) == [
+            AddBarriers(self.session, 1, 1, frozenset())
         ]
 
     @pytest.mark.parametrize("kind", ["add", "remove", "read"])
@@ -574,7 +574,7 @@ class TestPortions:
             assert not isinstance(outcome, int | GroupView | None)
             return outcome
 
-        added = in_turn(AddBarriers(session, header.revision, frozenset(self.names)), perform)
+        added = in_turn(AddBarriers(session, header.version, header.revision, frozenset(self.names)), perform)
         assert isinstance(added, BarriersAdded)
         assert set(added.added) == set(self.names)
         if kind == "read":
@@ -607,7 +607,7 @@ class TestPortions:
             parts.append(part.resources)
             return next(outcomes)
 
-        told = in_turn(AddBarriers(self.session, 1, frozenset(self.names)), perform)
+        told = in_turn(AddBarriers(self.session, 1, 1, frozenset(self.names)), perform)
         lost = parts[1] if unknown else frozenset()
         assert told == BarriersAdded(5, {"r00000": 5}, {"r00001": "m"}, superseded, lost)
 
@@ -619,7 +619,7 @@ class TestPortions:
 
     def test_a_session_that_ends_between_two_parts_is_lost(self) -> None:
         outcomes = iter([BarriersAdded(5, {"r00000": 5}, {}), SessionLost()])
-        command = AddBarriers(self.session, 1, frozenset(self.names))
+        command = AddBarriers(self.session, 1, 1, frozenset(self.names))
         assert in_turn(command, lambda _part: next(outcomes)) == SessionLost()
 
     @pytest.mark.parametrize(
@@ -627,7 +627,7 @@ class TestPortions:
     )
     def test_a_first_part_that_fails_is_the_end(self, first: Outcome) -> None:
         outcomes = iter([first])
-        command = AddBarriers(self.session, 1, frozenset(self.names))
+        command = AddBarriers(self.session, 1, 1, frozenset(self.names))
         assert in_turn(command, lambda _part: next(outcomes)) == first
 
 

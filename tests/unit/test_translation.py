@@ -47,7 +47,7 @@ from rebalanser.protocol.messages import (
 )
 from rebalanser.protocol.types import Share, SharePart
 from rebalanser.registry import values
-from rebalanser.registry.contract import Delete, KeyValue, Put, Reply, Request, Transaction
+from rebalanser.registry.contract import Delete, KeyValue, Put, Reply, Request, Revoke, Transaction
 from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
 from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS
@@ -138,6 +138,12 @@ class Wire:
         plan = plan_for(group, version)
         return self.perform(Publish(session, elected.leadership, plan), Published).header
 
+    def adding(self, session: Session, resources: Iterable[str]) -> AddBarriers:
+        """The command that adds barriers on the share that the node has."""
+        share = self.perform(ReadShare(session), ShareRead).share
+        assert share is not None
+        return AddBarriers(session, share.version, share.revision, frozenset(resources))
+
     def under(self, prefix: str) -> list[str]:
         return [entry.key for entry in self.store.items(prefix)]
 
@@ -164,7 +170,7 @@ def test_a_thousand_barriers_take_as_few_transactions_as_the_limit_allows(max_op
     session = wire.join()
     wire.add(names(1000))
     header = wire.publish(session)
-    added = wire.perform(AddBarriers(session, header.revision, names(1000)), BarriersAdded)
+    added = wire.perform(AddBarriers(session, header.version, header.revision, names(1000)), BarriersAdded)
     assert added.added.keys() == names(1000)
     assert len(wire.requests) == ceil(1000 / (max_operations - 4))
     assert len(set(added.added.values())) == len(wire.requests)
@@ -250,6 +256,7 @@ def test_a_share_larger_than_a_request_is_stored_in_parts(lost: int) -> None:
     share = wire.perform(ReadShare(session), ShareRead).share
     assert share == Share(2, everything)
     assert share.parts > 10
+    assert wire.perform(wire.adding(session, ["any"]), BarriersAdded).added.keys() == {"any"}
     if lost:
         wire.store.execute(late)
 
@@ -260,6 +267,50 @@ def test_a_share_larger_than_a_request_is_stored_in_parts(lost: int) -> None:
     wire.perform(Publish(session, elected.leadership, plan), Published)
     assert wire.perform(ReadShare(session), ShareRead).share == Share(3, frozenset("few"))
     assert parts_of(wire) == [SharePart("a", 3)]
+
+
+@pytest.mark.rule("RB-14", "RB-3")
+def test_what_acts_on_an_earlier_share_is_late_once_the_node_has_read_another() -> None:
+    """Though the leader has not removed the earlier share yet, and while a third allocation is written."""
+    wire = Wire(max_operations=10)
+    sessions = [wire.join(f"n-{number:02}") for number in range(12)]
+    first = sessions[0]
+    wire.add(names(12))
+    elected, group = wire.lead(first)
+    wire.perform(Publish(first, elected.leadership, plan_for(group, 1)), Published)
+    late = [wire.adding(session, names(12)) for session in sessions]
+    group = wire.perform(ReadGroup(first, elected.leadership), GroupRead).group
+    plan = plan_for(group, 2)
+    wire.disturb = lambda count: OutcomeUnknown("lost") if count == 4 else None  # after shares and header
+    wire.perform(Publish(first, elected.leadership, plan), Failed)
+    wire.disturb = lambda count: OutcomeUnknown("lost") if count == 2 else None
+    wire.perform(Publish(first, elected.leadership, replace(plan, version=3)), Failed)
+    wire.disturb = lambda _: None
+    assert {part.version for part in parts_of(wire)} == {1, 2, 3}
+
+    assert wire.perform(late[1], BarriersAdded).added.keys() == names(12), "nobody has read the next one"
+    for session in sessions:
+        share = wire.perform(ReadShare(session), ShareRead).share
+        assert share is not None
+        assert share.version == 2
+    assert {part.version for part in parts_of(wire)} == {2, 3}, "of what is being written nothing is removed"
+    for command in late:
+        outcome = wire.perform(command, BarriersAdded)
+        assert (outcome.superseded, outcome.added) == (True, {})
+
+
+def test_a_session_that_ends_while_it_removes_earlier_shares_is_lost() -> None:
+    wire = Wire()
+    session = wire.join()
+    wire.publish(session)
+    wire.store.execute(Transaction(then=(Put(wire.keys.share(SharePart(session.node, 0)), b""),)))
+
+    def end(count: int) -> None:
+        if count == 2:
+            wire.store.execute(Revoke(session.lease))
+
+    wire.disturb = end
+    wire.perform(ReadShare(session), SessionLost)
 
 
 @pytest.mark.parametrize("missing", [0, 1, -1])
@@ -280,16 +331,21 @@ def test_adding_that_fails_half_way_tells_what_it_added(error: RebalanserError) 
     wire.add(names(30))
     header = wire.publish(session)
     wire.disturb = lambda count: error if count == 2 else None
-    some = wire.perform(AddBarriers(session, header.revision, names(30)), BarriersAdded)
+    some = wire.perform(AddBarriers(session, header.version, header.revision, names(30)), BarriersAdded)
     assert 0 < len(some.added) < 30
     assert set(some.added.values()) == {some.revision}
     assert bool(some.unknown) == isinstance(error, OutcomeUnknown)
     assert not some.unknown & some.added.keys()
     rest = names(30) - some.added.keys()
     wire.disturb = lambda count: error if count == 1 else None
-    assert wire.perform(AddBarriers(session, header.revision, rest), Failed).unknown == bool(some.unknown)
+    assert wire.perform(AddBarriers(session, header.version, header.revision, rest), Failed).unknown == bool(
+        some.unknown
+    )
     wire.disturb = lambda _: None
-    assert wire.perform(AddBarriers(session, header.revision, rest), BarriersAdded).added.keys() == rest
+    assert (
+        wire.perform(AddBarriers(session, header.version, header.revision, rest), BarriersAdded).added.keys()
+        == rest
+    )
 
 
 @pytest.mark.rule("RB-14")
@@ -304,7 +360,7 @@ def test_adding_that_a_newer_allocation_ends_half_way_tells_what_it_added() -> N
             Wire(16, store=wire.store).publish(session, version=2)
 
     wire.disturb = publish_another
-    some = wire.perform(AddBarriers(session, header.revision, names(30)), BarriersAdded)
+    some = wire.perform(AddBarriers(session, header.version, header.revision, names(30)), BarriersAdded)
     assert some.superseded
     assert 0 < len(some.added) < 30
     assert set(some.added.values()) == {some.revision}
@@ -315,7 +371,8 @@ def test_removing_that_fails_half_way_is_unknown_as_a_whole() -> None:
     wire = Wire(max_operations=16)
     session = wire.join()
     wire.add(names(30))
-    added = wire.perform(AddBarriers(session, wire.publish(session).revision, names(30)), BarriersAdded).added
+    wire.publish(session)
+    added = wire.perform(wire.adding(session, names(30)), BarriersAdded).added
     wire.disturb = lambda count: RegistryUnavailable("refused") if count == 2 else None
     assert wire.perform(RemoveBarriers(session, added), Failed).unknown
     wire.disturb = lambda count: RegistryUnavailable("refused") if count == 1 else None
@@ -328,15 +385,15 @@ def test_each_chunk_of_a_removal_is_told_at_its_own_revision() -> None:
     wire = Wire(max_operations=16)
     session, next_session = wire.join("n-0"), wire.join("n-1")
     wire.add(names(30))
-    revision = wire.publish(session).revision
-    added = wire.perform(AddBarriers(session, revision, names(30)), BarriersAdded).added
+    wire.publish(session)
+    added = wire.perform(wire.adding(session, names(30)), BarriersAdded).added
     theirs: dict[str, int] = {}
 
     def add_what_is_free(count: int) -> None:
         if count > 1:
             other = Wire(16, store=wire.store)
             free = names(30) - theirs.keys()
-            theirs.update(other.perform(AddBarriers(next_session, revision, free), BarriersAdded).added)
+            theirs.update(other.perform(other.adding(next_session, free), BarriersAdded).added)
 
     wire.disturb = add_what_is_free
     removed = wire.perform(RemoveBarriers(session, added), BarriersRemoved)
@@ -354,7 +411,8 @@ def test_what_an_earlier_attempt_may_have_removed_has_no_revision(takes_effect: 
     wire = Wire()
     session = wire.join()
     wire.add(names(5))
-    added = wire.perform(AddBarriers(session, wire.publish(session).revision, names(5)), BarriersAdded).added
+    wire.publish(session)
+    added = wire.perform(wire.adding(session, names(5)), BarriersAdded).added
 
     def lose(_count: int) -> OutcomeUnknown:
         if takes_effect:
@@ -417,7 +475,7 @@ def test_after_leaving_nothing_of_the_session_is_left_and_nothing_it_sends_takes
     session = wire.join()
     wire.add(["r"])
     header = wire.publish(session)
-    add = AddBarriers(session, header.revision, frozenset({"r"}))
+    add = AddBarriers(session, header.version, header.revision, frozenset({"r"}))
     wire.perform(add, BarriersAdded)
     wire.perform(Leave(session), Left)
     assert wire.under(wire.keys.nodes) == wire.under(wire.keys.barriers) == wire.under(wire.keys.acks) == []
@@ -433,14 +491,13 @@ def test_removing_a_resource_leaves_its_barrier() -> None:
     wire = Wire()
     session = wire.join()
     wire.add(["r"])
-    token = wire.perform(
-        AddBarriers(session, wire.publish(session).revision, frozenset({"r"})), BarriersAdded
-    ).added["r"]
+    other = wire.join("m-0")
+    wire.publish(session)
+    token = wire.perform(wire.adding(session, ["r"]), BarriersAdded).added["r"]
     assert wire.drive(wire.translation.remove_resources(["r"], lambda _: None)) == 1
     wire.add(["r"])
     assert wire.store.items(wire.keys.barrier("r"))[0].create_revision == token
-    other = wire.join("m-0")
-    refused = wire.perform(AddBarriers(other, _header_revision(wire), frozenset({"r"})), BarriersAdded)
+    refused = wire.perform(wire.adding(other, ["r"]), BarriersAdded)
     assert refused.blocked == {"r": "n-0"}
 
 
@@ -565,10 +622,6 @@ def test_an_operator_is_told_if_others_come_before_each_of_its_tries() -> None:
     assert wire.under(wire.keys.prefix) == [wire.keys.operator]
 
 
-def _header_revision(wire: Wire) -> int:
-    return wire.store.items(wire.keys.header)[0].mod_revision
-
-
 @pytest.mark.rule("RB-33")
 def test_names_may_hold_any_printable_text() -> None:
     wire = Wire(group="50% / ü")
@@ -578,7 +631,9 @@ def test_names_may_hold_any_printable_text() -> None:
     assert set(group.resources) == set(ODD_NAMES)
     assert set(group.members) == {"worker/1 %"}
     header = wire.publish(session)
-    added = wire.perform(AddBarriers(session, header.revision, frozenset(ODD_NAMES)), BarriersAdded)
+    added = wire.perform(
+        AddBarriers(session, header.version, header.revision, frozenset(ODD_NAMES)), BarriersAdded
+    )
     assert set(added.added) == set(ODD_NAMES)
     share = wire.perform(ReadShare(session), ShareRead).share
     assert share is not None
@@ -619,7 +674,7 @@ def test_every_request_keeps_the_limits_of_a_small_registry() -> None:
     session = wire.join()
     wire.add(names(40))
     header = wire.publish(session)
-    wire.perform(AddBarriers(session, header.revision, names(40)), BarriersAdded)
+    wire.perform(AddBarriers(session, header.version, header.revision, names(40)), BarriersAdded)
     assert all(len(r.then) <= 8 for r in wire.requests if isinstance(r, Transaction))
 
 

@@ -34,7 +34,6 @@ from rebalanser.protocol.messages import (
     Outcome,
     ReadBarriers,
     ReadGroup,
-    ReadShare,
 )
 from rebalanser.protocol.types import NodeId, ResourceSpec
 from rebalanser.registry import contract, values
@@ -255,7 +254,7 @@ class Replica:
     def _command(self, command: Command, sent_at: float | None) -> Outcome | None:
         if sent_at is None:
             match command:
-                case ReadShare() | ReadBarriers() | ReadGroup():
+                case ReadBarriers() | ReadGroup():
                     return None
                 case Heartbeat(session=session):
                     command = Heartbeat(session)
