@@ -89,7 +89,10 @@ class Verdict:
     overlaps: tuple[Overlap, ...]
     """Accesses of two at once: none where nothing was paused beyond its lease (RB-1)."""
     disorders: tuple[tuple[Access, Access], ...]
-    """Successive accesses to one resource whose tokens do not grow: never (RB-12)."""
+    """Successive accesses to one resource whose tokens do not grow: never (RB-12).
+
+    A node that stops and starts anew under the barrier that it still holds keeps its token (RB-41).
+    """
 
     @property
     def unfenced_overlaps(self) -> tuple[Overlap, ...]:
@@ -152,7 +155,8 @@ class Witness:
                 (before, after)
                 for each in by_resource.values()
                 for before, after in pairwise(each)
-                if after.token <= before.token
+                if after.token < before.token
+                or (after.token == before.token and not _same_owner(before, after))
             ),
         )
 
@@ -197,6 +201,10 @@ def _accesses(sightings: Iterable[Sighting]) -> tuple[Access, ...]:
     for key in list(begun):
         end(key, inf)
     return tuple(sorted(done, key=lambda access: (access.began, access.ended)))
+
+
+def _same_owner(before: Access, after: Access) -> bool:
+    return (before.pid, before.node) == (after.pid, after.node) and before.ended <= after.began
 
 
 def _overlaps(accesses: Iterable[Access]) -> Iterator[Overlap]:

@@ -88,6 +88,16 @@ def test_a_smaller_token_later_is_a_disorder_without_any_overlap(scene: Scene) -
     assert [(before.token, after.token) for before, after in verdict.disorders] == [(5, 4)]
 
 
+@pytest.mark.rule("RB-12", "RB-41")
+@pytest.mark.parametrize(("nodes", "disorders"), [("aa", []), ("ab", [("a", "b")])])
+def test_only_the_same_node_starts_anew_with_its_token(
+    scene: Scene, nodes: str, disorders: list[tuple[str, str]]
+) -> None:
+    for node in nodes:
+        scene.access("r", node, 5, lasts_s=1)
+    assert [(before.node, after.node) for before, after in scene.witness.check().disorders] == disorders
+
+
 def test_all_pairs_of_three_at_once_are_seen_and_other_resources_do_not_count(scene: Scene) -> None:
     for token, node in enumerate("abc", 1):
         scene.witness.entered("r", node, token)
