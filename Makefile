@@ -138,9 +138,9 @@ coverage: $(INSTALLED) ## Branch coverage of `make test`
 simulate: $(INSTALLED) ## A soak of the simulator on all cores: SEEDS=100000
 	@$(PYTHON) -m rebalanser.testing.simulation --seeds $(SEEDS)
 
-.PHONY: safeguards
-safeguards: $(INSTALLED) ## Take out each safeguard in turn and print what catches it
-	@$(PYTHON) -m pytest -q -s tests/simulation/test_safeguards.py
+.PHONY: mutants
+mutants: $(INSTALLED) ## Break each rule on purpose and print what notices, after how many seeds
+	@$(PYTHON) -m pytest -q -s tests/simulation/test_mutants.py
 
 .PHONY: bench
 bench: etcd ## The benchmark tables; those of Kafka where one can be had

@@ -259,7 +259,7 @@ COMPARE: Final = {
 
 
 def scores(runs: Iterable[Any], findings: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Score]:
-    """What became of each kind, for the sound runs and for those without each safeguard."""
+    """What became of each kind, for the sound runs and for those of each mutant."""
     found = seen(findings)
     result: dict[tuple[str, str], Score] = defaultdict(Score)
     for run in runs:

@@ -23,9 +23,9 @@ from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue
 from rebalanser.testing.simulation import PROFILES, Oracle, Process, Violation, history_of
 from rebalanser.testing.simulation import world as world_module
-from rebalanser.testing.simulation.safeguards import Safeguard, switched
+from rebalanser.testing.simulation.mutants import Mutant, switched
 
-SAFEGUARDS_FILE: Final = Path(__file__).parents[1] / "simulation" / "test_safeguards.py"
+MUTANTS_FILE: Final = Path(__file__).parents[1] / "simulation" / "test_mutants.py"
 AFTERMATH_S: Final = 5.0
 SOUND: Final = "seed"
 ROUNDING_S: Final = 1e-6
@@ -272,18 +272,18 @@ class Onlooker(Oracle):
 
 
 @lru_cache
-def safeguards() -> dict[str, Safeguard]:
-    """What can be taken out of the protocol, by name."""
-    spec = importlib.util.spec_from_file_location("simulated_safeguards", SAFEGUARDS_FILE)
+def mutants() -> dict[str, Mutant]:
+    """The mutants of the protocol by name."""
+    spec = importlib.util.spec_from_file_location("simulated_mutants", MUTANTS_FILE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return {safeguard.name: safeguard for safeguard in module.SAFEGUARDS}
+    return {mutant.name: mutant for mutant in module.MUTANTS}
 
 
 def run(seed: int, without: str | None = None) -> tuple[Run, list[Record]]:
-    """One seed with all safeguards or without one of them, of the profile in which that one matters."""
+    """One seed of the product, or of a mutant in the profile that shows it."""
     group = f"{without or SOUND}/{seed}"
     onlookers: list[Onlooker] = []
     made: list[Any] = []
@@ -313,9 +313,9 @@ def run(seed: int, without: str | None = None) -> tuple[Run, list[Record]]:
         carried_out(process, effect)
 
     carried_out = Process._carry_out
-    safeguard = safeguards()[without] if without else None
-    switches = (*safeguard.switches, *safeguard.second_line) if safeguard else ()
-    profile = PROFILES[safeguard.profile] if safeguard else next(iter(PROFILES.values()))
+    mutant = mutants()[without] if without else None
+    switches = (*mutant.switches, *mutant.second_line) if mutant else ()
+    profile = PROFILES[mutant.profile] if mutant else next(iter(PROFILES.values()))
     watched = (
         mock.patch.object(world_module, "Oracle", look),
         mock.patch.object(Process, "_carry_out", carry_out),

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rebalanser.protocol import Fact, FactKind
 from rebalanser.testing.simulation import Host, HostPlan, Scenario, Trace, World, settle, stay
-from rebalanser.testing.simulation.safeguards import Caught, table_of
+from rebalanser.testing.simulation.mutants import Caught, table_of
 
 
 @dataclass

@@ -49,7 +49,7 @@ def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
 
 @pytest.mark.full_size
 @pytest.mark.parametrize("name", [name for name in PROFILES if name != ANYTHING.name])
-def test_with_all_safeguards_every_profile_is_clean(name: str) -> None:
+def test_without_a_mutant_every_profile_is_clean(name: str) -> None:
     report = run_seeds(0, 50, PROFILES[name])
     assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES[name]))
     assert report.starts > report.seeds

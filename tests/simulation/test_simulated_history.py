@@ -21,8 +21,8 @@ from rebalanser.testing.simulation import (
     history_of,
     run_seed,
 )
+from rebalanser.testing.simulation.mutants import Switch, always, switched
 from rebalanser.testing.simulation.process import Process
-from rebalanser.testing.simulation.safeguards import Switch, always, switched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -180,7 +180,7 @@ def test_what_was_published_says_what_it_costs() -> None:
 
 @pytest.mark.full_size
 @pytest.mark.rule("RB-1")
-def test_without_a_safeguard_the_rule_and_the_overlap_stand_beside_the_history() -> None:
+def test_in_a_mutant_the_rule_and_the_overlap_stand_beside_the_history() -> None:
     free = Switch(Translation, "_free", always(()))
     with switched([free]):
         histories = [history_of(seed, group=f"g{seed}") for seed in range(40)]

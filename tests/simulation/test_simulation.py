@@ -20,7 +20,7 @@ from rebalanser.testing.simulation import (
     run_seed,
     run_seeds,
 )
-from rebalanser.testing.simulation.safeguards import Switch, switched
+from rebalanser.testing.simulation.mutants import Switch, switched
 
 SIMULATOR = "rebalanser.testing.simulation"
 CHUNK = 100

@@ -35,7 +35,7 @@ def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
 @pytest.mark.full_size
 @pytest.mark.rule("SK-6", "SK-8", "SK-14")
 @pytest.mark.parametrize("profile", PROFILES)
-def test_with_all_safeguards_every_profile_is_clean(profile: str) -> None:
+def test_without_a_mutant_every_profile_is_clean(profile: str) -> None:
     report = run_seeds(0, 60, PROFILES[profile])
     assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES[profile]))
     assert exercised(report, PROFILES[profile]) == []

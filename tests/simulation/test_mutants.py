@@ -1,7 +1,7 @@
-"""Proof that the oracle sees: each safeguard of the protocol is taken out in turn, and that is noticed.
+"""Proof that the oracle sees: it notices each mutant of the protocol.
 
-The switches exist here only: a safeguard is a small method of the product, replaced while the seeds of a
-profile are scanned, from seed 0 on. ``make safeguards`` prints the table.
+The switches exist here only: a mutant replaces small methods of the product while the seeds of a profile are
+scanned, from seed 0 on. ``make mutants`` prints the table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rebalanser.registry.contract import Delete, Transaction
 from rebalanser.registry.dialogue import Answer, Reading
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation import PROFILES, Process, run_seed, run_seeds
-from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, scan, switched
+from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, scan, switched
 
 pytestmark = pytest.mark.full_size
 
@@ -96,28 +96,28 @@ def _stop_when_access_must_have_ended(_: Any) -> Any:
 
 _SELF_HEAL = Switch(Node, "_make_good", always(None))
 
-SAFEGUARDS = (
-    Safeguard(
+MUTANTS = (
+    Mutant(
         "term guard",
         "what a leader writes takes effect in its own term only",
         _guard("_leads"),
         frozenset({"RB-5", "RB-6"}),
         "leaders",
     ),
-    Safeguard(
+    Mutant(
         "create-revision check",
         "what a node writes takes effect, and its lease counts as alive, only while its own key is there",
         _guard("_alive"),
         frozenset({"RB-1", "RB-12", "RB-21", "RB-22", "RB-3", "RB-6"}),
     ),
-    Safeguard(
+    Mutant(
         "remove only own barriers",
         "a barrier is removed only if it is the very one that this session added",
         _guard("_mine"),
         frozenset({"RB-15", "RB-11"}),
         "late requests",
     ),
-    Safeguard(
+    Mutant(
         "OnStop before remove",
         "a barrier is removed only once OnStop has returned",
         (
@@ -126,60 +126,60 @@ SAFEGUARDS = (
         ),
         frozenset({"RB-11"}),
     ),
-    Safeguard(
+    Mutant(
         "barrier independent of resource",
         "removing a resource leaves its barrier alone",
         (Switch(Translation, "remove_resources", _barriers_go_with_the_resource),),
         frozenset({"RB-15"}),
     ),
-    Safeguard(
+    Mutant(
         "clear on lost lease",
         "barriers and tokens are forgotten with the session",
         (Switch(Rebalancing, "forget", _keep_after_lost_lease),),
         frozenset({"RB-11", "RB-12", "RB-15", "RB-21"}),
         "short lives",
     ),
-    Safeguard(
+    Mutant(
         "deadline from before the send",
         "a proof of life counts from before the renewal was sent",
         (Switch(Translation, "_proven_at", _proven_when_answered),),
         frozenset({"RB-21", "RB-1"}),
         "slow network",
     ),
-    Safeguard(
+    Mutant(
         "early self-fence",
         "OnStop is called so early that it can return before the lease ends",
         (Switch(Timings, "detect_s", _stop_when_access_must_have_ended),),
         frozenset({"RB-1", "RB-21"}),
         "isolation",
     ),
-    Safeguard(
+    Mutant(
         "idempotent registration",
         "registering again takes over what an earlier attempt left",
         _guard("_unregistered"),
         frozenset({"RB-4"}),
         "late requests",
     ),
-    Safeguard(
+    Mutant(
         "fresh id",
         "every incarnation has an id of its own",
         (Switch(Node, "_node_id", _constant_id),),
         frozenset({"RB-4"}),
     ),
-    Safeguard(
+    Mutant(
         "acknowledgement by version",
         "an acknowledgement counts for its version only",
         (Switch(Leading, "_has_completed", _any_acknowledgement_counts),),
         frozenset({"RB-19"}),
     ),
-    Safeguard(
+    Mutant(
         "acknowledgement not overtaken",
         "a late acknowledgement never replaces a newer one",
         _guard("_not_overtaken"),
         frozenset({"RB-3"}),
         "late requests",
     ),
-    Safeguard(
+    Mutant(
         "last change not lost",
         "a change after the snapshot leads to another rebalance",
         (Switch(Leading, "_keep_later_changes", _forget_changes),),
@@ -187,27 +187,27 @@ SAFEGUARDS = (
         "operator",
         second_line=(_SELF_HEAL,),
     ),
-    Safeguard(
+    Mutant(
         "self-heal by heartbeat",
         "a heartbeat makes good what a watch did not tell",
         (_SELF_HEAL,),
         frozenset({"RB-3"}),
         "silent watches",
     ),
-    Safeguard(
+    Mutant(
         "barrier guarded by share",
         "a barrier is added only while the node's share is the one acted on",
         _guard("_has_share"),
         frozenset({"RB-3"}),
         "late requests",
     ),
-    Safeguard(
+    Mutant(
         "barrier absent",
         "a barrier is added only where there is none",
         _guard("_free"),
         frozenset({"RB-1"}),
     ),
-    Safeguard(
+    Mutant(
         "hold on overrun",
         "barriers stay held while a handler overruns its limit",
         (
@@ -217,48 +217,48 @@ SAFEGUARDS = (
         frozenset({"RB-11"}),
         "overruns",
     ),
-    Safeguard(
+    Mutant(
         "clock checked at entry",
         "OnStart is not entered once it is too late for OnStop",
         (Switch(Process, "refuses", always(False)),),
         frozenset({"RB-21"}),
         "isolation",
     ),
-    Safeguard(
+    Mutant(
         "uncertain barriers read back",
         "a barrier that may have been added is looked for before it is forgotten",
         (Switch(Rebalancing, "barriers_unknown", always(None)),),
         frozenset({"RB-3"}),
         "late requests",
     ),
-    Safeguard(
+    Mutant(
         "uncertain removals finished",
         "a barrier that may be gone protects nothing any more",
         (Switch(Rebalancing, "removal_unknown", always(None)),),
         frozenset({"RB-11", "RB-12"}),
         "late requests",
     ),
-    Safeguard(
+    Mutant(
         "given-up plan forbidden",
         "a plan that was given up is made impossible before the leader rests",
         (Switch(Leading, "_must_forbid", always(False)),),
         frozenset({"RB-3"}),
         "given-up plans",
     ),
-    Safeguard(
+    Mutant(
         "version never used twice",
         "a late request can't rewrite a share that is in use",
         (Switch(Leading, "_unused_version", _next_version),),
         frozenset({"RB-9", "RB-3"}),
         "late requests",
     ),
-    Safeguard(
+    Mutant(
         "empty allocation told",
         "a node that owns nothing is told so",
         (Switch(Rebalancing, "to_start", _say_nothing_of_nothing),),
         frozenset({"RB-3", "RB-18"}),
     ),
-    Safeguard(
+    Mutant(
         "dead man's switch",
         "a process that asked for it is killed before its lease can end",
         (Switch(Process, "_fire", always(None)),),
@@ -273,25 +273,23 @@ LIMIT = 500
 
 
 @pytest.mark.lesson(12)
-@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
-def test_the_oracle_sees_that_a_safeguard_is_missing(
-    safeguard: Safeguard, caught: Callable[[Caught], None]
-) -> None:
-    found = scan(safeguard, run_seed, PROFILES, LIMIT)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_oracle_sees_every_mutant(mutant: Mutant, caught: Callable[[Caught], None]) -> None:
+    found = scan(mutant, run_seed, PROFILES, LIMIT)
     assert found is not None, f"{LIMIT} seeds without it, and nothing was noticed"
-    assert found.rule in safeguard.rules, found.sentence
+    assert found.rule in mutant.rules, found.sentence
     caught(found)
 
 
-@pytest.mark.parametrize("safeguard", [s for s in SAFEGUARDS if s.second_line], ids=lambda s: s.name)
-def test_it_is_the_safeguard_that_is_missed_and_not_its_second_line(safeguard: Safeguard) -> None:
-    with switched(safeguard.second_line):
-        report = run_seeds(0, 60, PROFILES[safeguard.profile])
+@pytest.mark.parametrize("mutant", [s for s in MUTANTS if s.second_line], ids=lambda s: s.name)
+def test_it_is_the_mutant_that_is_seen_and_not_its_second_line(mutant: Mutant) -> None:
+    with switched(mutant.second_line):
+        report = run_seeds(0, 60, PROFILES[mutant.profile])
     assert not report.violations
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_with_all_safeguards_every_profile_is_clean(profile: str) -> None:
+def test_without_a_mutant_every_profile_is_clean(profile: str) -> None:
     report = run_seeds(0, 60, PROFILES[profile])
     assert not report.violations
     assert report.rebalances > 60

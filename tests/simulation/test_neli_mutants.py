@@ -1,7 +1,7 @@
-"""Proof that the oracle of NELI sees: each safeguard is taken out in turn, and that is noticed.
+"""Proof that the oracle of NELI sees: it notices each mutant.
 
-The switches exist here only: a safeguard is a small method of the product, replaced while the seeds of a
-profile are scanned, from seed 0 on.
+The switches exist here only: a mutant replaces small methods of the product while the seeds of a profile are
+scanned, from seed 0 on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rebalanser.neli.settings import NeliSettings
 from rebalanser.neli.succession import Succession
 from rebalanser.neli.tenure import Tenure
 from rebalanser.testing.neli_simulation import PROFILES, run_seed, run_seeds
-from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, scan
+from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, scan
 
 pytestmark = pytest.mark.full_size
 
@@ -73,62 +73,62 @@ def _count_taken_for_granted(original: Callable[..., None]) -> Any:
     return told_by_client
 
 
-SAFEGUARDS = (
-    Safeguard(
+MUTANTS = (
+    Mutant(
         "checked commit",
         "leadership needs an accepted commit, not only heartbeats that come back",
         (Switch(Member, "_commit_answered", _taken_for_accepted),),
         frozenset({"NE-10", "NE-15", "NE-4"}),
         "zombies",
     ),
-    Safeguard(
+    Mutant(
         "own heartbeat",
         "leadership needs a heartbeat that came back",
         (Switch(Member, "_heard_at", _just_now),),
         frozenset({"NE-9", "NE-7"}),
     ),
-    Safeguard(
+    Mutant(
         "stale heartbeats renew nothing",
         "a heartbeat counts for its tenure, from before it was sent",
         (Switch(Tenure, "read", _stale_ones_renew),),
         frozenset({"NE-9", "NE-15"}),
     ),
-    Safeguard(
+    Mutant(
         "successor waits",
         "who is newly assigned waits until a predecessor's evidence is too old",
         (Switch(Succession, "is_over", always(True)),),
         frozenset({"NE-4"}),
         "zombies",
     ),
-    Safeguard(
+    Mutant(
         "drift of both clocks",
         "a wait by a fast clock outlasts a deadline by a slow one",
         (Switch(NeliSettings, "drift_factor", _without_drift),),
         frozenset({"NE-4"}),
         "bad clocks",
     ),
-    Safeguard(
+    Mutant(
         "longer deadline of a predecessor",
         "a successor waits as long as its predecessor may lead",
         (Switch(Succession, "_longest_wait_s", _own_wait_only),),
         frozenset({"NE-4"}),
         "roll-outs",
     ),
-    Safeguard(
+    Mutant(
         "revoke waits for handlers",
         "a partition goes to others once the work on it has ended",
         (Switch(Member, "_let_go_of_lapsed", _while_handlers_run),),
         frozenset({"NE-9"}),
         "hand-overs",
     ),
-    Safeguard(
+    Mutant(
         "broker's timestamps",
         "a backlog of heartbeats makes nobody a leader",
         (Switch(Member, "_hear", _received_now),),
         frozenset({"NE-7"}),
         "backlogs",
     ),
-    Safeguard(
+    Mutant(
         "partition count confirmed",
         "who goes by another partition count stops leading before others begin",
         (
@@ -145,18 +145,16 @@ LIMIT = 300
 
 
 @pytest.mark.lesson(12)
-@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
-def test_the_oracle_sees_that_a_safeguard_is_missing(
-    safeguard: Safeguard, caught: Callable[[Caught], None]
-) -> None:
-    found = scan(safeguard, run_seed, PROFILES, LIMIT)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_oracle_sees_every_mutant(mutant: Mutant, caught: Callable[[Caught], None]) -> None:
+    found = scan(mutant, run_seed, PROFILES, LIMIT)
     assert found is not None, f"{LIMIT} seeds without it, and nothing was noticed"
-    assert found.rule in safeguard.rules, found.sentence
+    assert found.rule in mutant.rules, found.sentence
     caught(found)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_with_all_safeguards_every_profile_is_clean(profile: str) -> None:
+def test_without_a_mutant_every_profile_is_clean(profile: str) -> None:
     report = run_seeds(0, 60, PROFILES[profile])
     assert not report.violations
     assert report.inductions > 60

@@ -1,7 +1,7 @@
-"""Proof that the oracle sees: each safeguard of Shiva is taken out in turn, and that is noticed.
+"""Proof that the oracle of Shiva sees: it notices each mutant.
 
-The switches exist here only: a safeguard is a small method of the product, or of the modelled broker and
-supervisor, replaced while the seeds of a profile are scanned, from seed 0 on.
+The switches exist here only: a mutant replaces small methods of the product, or of the modelled broker and
+supervisor, while the seeds of a profile are scanned, from seed 0 on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rebalanser.shiva.types import ApplicationId, Incarnation, Leaving
 from rebalanser.shiva.worker import Worker
 from rebalanser.testing.shiva_simulation import PROFILES, Broker, World, run_seed
 from rebalanser.testing.shiva_simulation.running import ApplicationProcess
-from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, instead, scan
+from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, instead, scan
 
 pytestmark = pytest.mark.full_size
 
@@ -48,8 +48,8 @@ def _any_later_process(_: Safeguards, behind: Incarnation, leaving: Leaving) -> 
 
 _EXCLUSIVE = frozenset({"SH-13", "SH-14"})
 
-SAFEGUARDS = (
-    Safeguard(
+MUTANTS = (
+    Mutant(
         "broker's fence",
         "the broker takes nothing of a deposed leader, and its leader stops",
         (
@@ -60,126 +60,126 @@ SAFEGUARDS = (
         frozenset({"SH-7"}),
         "leaders",
     ),
-    Safeguard(
+    Mutant(
         "announced term",
         "a worker refuses a document from before the last announcement, even past the fence",
         (Switch(Worker, "_is_of_present_leader", always(True)),),
         frozenset({"SH-7"}),
         "zombies",
     ),
-    Safeguard(
+    Mutant(
         "growing epochs",
         "a worker acts on no document that is older than the one before",
         (Switch(Worker, "_is_of_present_leader", always(True)), Switch(Worker, "_is_newer", always(True))),
         frozenset({"SH-7"}),
         "zombies",
     ),
-    Safeguard(
+    Mutant(
         "incarnation of the worker",
         "a document means one process, not every one that bears its name",
         (Switch(Worker, "_is_this_incarnation", instead(_any_process)),),
         _EXCLUSIVE,
         "twins",
     ),
-    Safeguard(
+    Mutant(
         "impostors refused",
         "of two data folders under one worker id one is refused",
         (Switch(Safeguards, "is_impostor", always(False)),),
         _EXCLUSIVE | {"SH-8", "SH-4", "SH-11"},
         "twins",
     ),
-    Safeguard(
+    Mutant(
         "lineage proves the end",
         "only a later process of the same folder proves that the one before has ended",
         (Switch(Safeguards, "proves_ended", instead(_any_later_process)),),
         _EXCLUSIVE,
         "twins",
     ),
-    Safeguard(
+    Mutant(
         "stop before start elsewhere",
         "a worker that may still run an application is waited for",
         (Switch(Safeguards, "stops_first", always(None)),),
         _EXCLUSIVE,
         "moves",
     ),
-    Safeguard(
+    Mutant(
         "leaving confirmed by epoch",
         "only a pong by the document that took it away shows that it has stopped",
         (Switch(Safeguards, "proves_stopped", instead(_by_any_document)),),
         _EXCLUSIVE,
         "moves",
     ),
-    Safeguard(
+    Mutant(
         "exclusive wait",
         "a worker that was removed is waited for until its deadline has passed",
         (Switch(Safeguards, "is_gone", always(True)),),
         frozenset({"SH-14"}),
         "cut off",
     ),
-    Safeguard(
+    Mutant(
         "permission to run",
         "a worker starts nothing exclusive, and stops it, without a leader's answer",
         (Switch(Worker, "_is_permitted", always(True)),),
         frozenset({"SH-14"}),
         "cut off",
     ),
-    Safeguard(
+    Mutant(
         "permission's epoch",
         "a worker that comes back starts nothing exclusive by an old document",
         (Switch(Worker, "_is_recent_enough", always(True)),),
         frozenset({"SH-14"}),
         "come back",
     ),
-    Safeguard(
+    Mutant(
         "deadline from the sending",
         "a permission counts from when the pong was sent, not from when it was answered",
         (Switch(Worker, "_counted_from", instead(_when_answered)),),
         frozenset({"SH-14"}),
         "cut off",
     ),
-    Safeguard(
+    Mutant(
         "deadline enforced beside the worker",
         "the processes of a worker that is stopped end at its deadline",
         (Switch(ApplicationProcess, "_deadline_came", always(None)),),
         frozenset({"SH-14"}),
         "cut off",
     ),
-    Safeguard(
+    Mutant(
         "heard before removed",
         "a new leader removes nobody before its second round",
         (Switch(Safeguards, "is_silent", instead(_a_round_too_soon)),),
         frozenset({"SH-4", "SH-8", "SH-9"}),
         "leaders",
     ),
-    Safeguard(
+    Mutant(
         "leader catches up first",
         "a leader publishes nothing before it has read COMMAND",
         (Switch(Safeguards, "may_publish", always(True)),),
         frozenset({"SH-2", "SH-4", "SH-5", "SH-9"}),
         "commands",
     ),
-    Safeguard(
+    Mutant(
         "files before start",
         "a worker starts what it has the files of",
         (Switch(Worker, "_are_files_stored", always(True)),),
         frozenset({"SH-6"}),
         "commands",
     ),
-    Safeguard(
+    Mutant(
         "kept commands",
         "a start command of what is to run is written again before COMMAND forgets it",
         (Switch(Keeper, "look", always(None)),),
         frozenset({"SH-15"}),
         "retention",
     ),
-    Safeguard(
+    Mutant(
         "place of a kept copy",
         "a copy counts where the client's record stood, so that it overrides no stop",
         (Switch(Safeguards, "comes_after", always(True)),),
         frozenset({"SH-2", "SH-5"}),
         "kept copies",
     ),
-    Safeguard(
+    Mutant(
         "size budget",
         "what does not fit into COMMAND's retention is refused",
         (Switch(Safeguards, "fits", always(True)),),
@@ -190,11 +190,9 @@ SAFEGUARDS = (
 
 
 @pytest.mark.lesson(12)
-@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
-def test_the_oracle_sees_that_a_safeguard_is_missing(
-    safeguard: Safeguard, caught: Callable[[Caught], None]
-) -> None:
-    found = scan(safeguard, run_seed, PROFILES, LIMIT)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_oracle_sees_every_mutant(mutant: Mutant, caught: Callable[[Caught], None]) -> None:
+    found = scan(mutant, run_seed, PROFILES, LIMIT)
     assert found is not None, f"{LIMIT} seeds without it, and nothing was noticed"
-    assert found.rule in safeguard.rules, found.sentence
+    assert found.rule in mutant.rules, found.sentence
     caught(found)

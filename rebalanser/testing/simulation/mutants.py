@@ -1,6 +1,6 @@
-"""Proof that an oracle sees: a safeguard of the product is taken out, and that must be noticed.
+"""Proof that an oracle sees: a mutant of the product breaks a rule, and that must be noticed.
 
-Nothing of this is known to the product: a safeguard is a small method of it, replaced while seeds run.
+Nothing of this is known to the product: a mutant replaces small methods of it while seeds run.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Safeguard:
-    """What is taken out, what it is for, and the rules of which one is then seen to be broken."""
+class Mutant:
+    """A small change of the product, the promise that it breaks, and the rules that show it."""
 
     name: str
-    purpose: str
+    promise: str
     switches: tuple[Switch, ...]
     rules: frozenset[str]
     profile: str = USUAL_PROFILE
+    first: int = 0
+    """The first seed that is run."""
     second_line: tuple[Switch, ...] = ()
-    """Another safeguard that would make the loss good; with it alone taken out no rule is broken."""
+    """What would make the change good; switched alone, it breaks no rule."""
 
 
 @dataclass(frozen=True)
 class Caught:
     """The first seed in which a rule was seen to be broken."""
 
-    safeguard: Safeguard
+    mutant: Mutant
     seeds: int
     rule: str
     sentence: str
@@ -71,25 +73,25 @@ def switched(switches: Iterable[Switch]) -> Iterator[None]:
 
 
 def scan(
-    safeguard: Safeguard,
+    mutant: Mutant,
     run_seed: Callable[[int, ProfileT], RunReport[Any, Any]],
     profiles: Mapping[str, ProfileT],
     limit: int,
 ) -> Caught | None:
-    """Run seeds of the safeguard's profile, from 0 on, without it; None where ``limit`` seeds saw nothing."""
-    with switched((*safeguard.switches, *safeguard.second_line)):
-        for seed in range(limit):
-            for _, rule, sentence in run_seed(seed, profiles[safeguard.profile]).violations:
-                return Caught(safeguard, seed + 1, rule, sentence)
+    """Run seeds of the mutant's profile; None where ``limit`` seeds saw nothing."""
+    with switched((*mutant.switches, *mutant.second_line)):
+        for seed in range(mutant.first, mutant.first + limit):
+            for _, rule, sentence in run_seed(seed, profiles[mutant.profile]).violations:
+                return Caught(mutant, seed + 1 - mutant.first, rule, sentence)
     return None
 
 
 def table_of(found: Iterable[Caught]) -> Table:
-    """What was caught, a line for each safeguard."""
-    table = Table(title="safeguards, each taken out in turn")
-    for column in ("safeguard", "what it is for", "profile", "rule broken", "seeds"):
+    """What was caught, a line for each mutant."""
+    table = Table(title="mutants")
+    for column in ("mutant", "promise", "profile", "rule broken", "seeds"):
         table.add_column(column)
     for caught in found:
-        safeguard = caught.safeguard
-        table.add_row(safeguard.name, safeguard.purpose, safeguard.profile, caught.rule, str(caught.seeds))
+        mutant = caught.mutant
+        table.add_row(mutant.name, mutant.promise, mutant.profile, caught.rule, str(caught.seeds))
     return table

@@ -1,7 +1,7 @@
-"""Proof that the oracle of tasks sees: each safeguard is taken out in turn, and that is noticed.
+"""Proof that the oracle of tasks sees: it notices each mutant.
 
-The switches exist here only: a safeguard is a small method or function of the product, or a guard of the
-engine's contract, replaced while the seeds of a profile are scanned, from seed 0 on.
+The switches exist here only: a mutant replaces small methods or functions of the product, or guards of the
+engine's contract, while the seeds of a profile are scanned, from seed 0 on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.model import OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Reason, Refused
-from rebalanser.testing.simulation.safeguards import Caught, Safeguard, Switch, always, instead, scan
+from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, instead, scan
 from rebalanser.testing.tasks_simulation import PROFILES, run_seed
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
 from rebalanser.testing.tasks_simulation.network import Network
@@ -89,21 +89,21 @@ def _not_looked_at(_: Any) -> Any:
 _ANY_REVISION = Switch(SimulatedEngine, "_is_unchanged", always(True))
 _ALSO_COMPLETE = instead(OPEN | {Status.COMPLETED})  # type: ignore[arg-type] # a constant, not a function
 
-SAFEGUARDS = (
-    Safeguard(
+MUTANTS = (
+    Mutant(
         "state's revision",
         "a state is replaced only if it is still the one that was read",
         (_ANY_REVISION,),
         frozenset({"SK-6", "SK-7", "SK-9", "SK-10", "SK-13"}),
     ),
-    Safeguard(
+    Mutant(
         "epoch",
         "an owner that was followed by another claims nothing",
         (Switch(SimulatedEngine, "_is_in_epoch", always(True)),),
         frozenset({"SK-13"}),
         "zombies",
     ),
-    Safeguard(
+    Mutant(
         "holder of a claim",
         "a claim of the same number is not one's own",
         (
@@ -113,47 +113,47 @@ SAFEGUARDS = (
         frozenset({"SK-6"}),
         "zombies",
     ),
-    Safeguard(
+    Mutant(
         "current claim",
         "who asks for a change must hold the current claim",
         (Switch(rules, "_current", _whoever_asks),),  # type: ignore[arg-type]
         frozenset({"SK-7", "SK-10", "SK-9"}),
         "stale workers",
     ),
-    Safeguard(
+    Mutant(
         "next update",
         "an update is the next one of its claim",
         (Switch(rules, "update", _gaps_are_skipped),),  # type: ignore[arg-type]
         frozenset({"SK-9"}),
         "lost requests",
     ),
-    Safeguard(
+    Mutant(
         "complete for good",
         "a completed task is not claimed again",
         (Switch(rules, "OPEN", _ALSO_COMPLETE),),  # type: ignore[arg-type]
         frozenset({"SK-10"}),
         second_line=(Switch(owner_module, "OPEN", _ALSO_COMPLETE),),  # type: ignore[arg-type]
     ),
-    Safeguard(
+    Mutant(
         "one's own clock",
         "the time of a claim is not compared with the clock of another host",
         (Switch(Owner, "_over", _by_the_others_clock),),
         frozenset({"SK-8"}),
     ),
-    Safeguard(
+    Mutant(
         "claims that a new owner has read",
         "whoever takes over waits until they are over",
         (Switch(Owner, "_over", _over_when_read),),
         frozenset({"SK-8"}),
     ),
-    Safeguard(
+    Mutant(
         "from before the request",
         "a worker counts its claim's time from before it asked",
         (Switch(Working, "counted_from", instead(lambda self, asked_at: self.worker.now)),),
         frozenset({"SK-8"}),
         "stale workers",
     ),
-    Safeguard(
+    Mutant(
         "unknown outcome",
         "a claim whose answer was lost is read back, not made again",
         (Switch(Network, "lost", instead(Network.given_up)),),
@@ -161,7 +161,7 @@ SAFEGUARDS = (
         "lost requests",
         second_line=(_ANY_REVISION,),
     ),
-    Safeguard(
+    Mutant(
         "neighbours of what is collected",
         "what is connected is collected together, once all of it is complete",
         (Switch(Components, "collectable", _any_of_them),),
@@ -169,27 +169,27 @@ SAFEGUARDS = (
         "collection",
         second_line=(Switch(SimulatedEngine, "_has_dependents", always(False)),),
     ),
-    Safeguard(
+    Mutant(
         "dependents that came meanwhile",
         "the store collects nothing on which a task depends that is not collected with it",
         (Switch(SimulatedEngine, "_has_dependents", always(False)),),
         frozenset({"SK-14"}),
         "collection",
     ),
-    Safeguard(
+    Mutant(
         "one task by one id",
         "enqueueing an id that is taken writes nothing",
         (Switch(SimulatedEngine, "_taken", always(None)),),
         frozenset({"SK-3"}),
     ),
-    Safeguard(
+    Mutant(
         "count of an outbox",
         "what an outbox has forwarded is not taken again, even once it was collected",
         (Switch(Tally, "refusal", always(None)),),
         frozenset({"SK-4"}),
         "outboxes",
     ),
-    Safeguard(
+    Mutant(
         "dependencies",
         "a task is claimed once all is complete that it depends on",
         (Switch(owner_module.Dependencies, "add", _not_looked_at),),
@@ -202,11 +202,9 @@ LIMIT = 600
 
 
 @pytest.mark.lesson(12)
-@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
-def test_the_oracle_sees_that_a_safeguard_is_missing(
-    safeguard: Safeguard, caught: Callable[[Caught], None]
-) -> None:
-    found = scan(safeguard, run_seed, PROFILES, LIMIT)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_oracle_sees_every_mutant(mutant: Mutant, caught: Callable[[Caught], None]) -> None:
+    found = scan(mutant, run_seed, PROFILES, LIMIT)
     assert found is not None, f"{LIMIT} seeds without it, and nothing was noticed"
-    assert found.rule in safeguard.rules, found.sentence
+    assert found.rule in mutant.rules, found.sentence
     caught(found)
