@@ -38,6 +38,7 @@ class ResourceState(BaseModel):
     held_by: str | None = Field(description="the node that holds the barrier")
     owner: str | None = Field(description="the label of the node that holds the barrier")
     token: int | None = Field(description="the fencing token of the barrier")
+    reason: str | None = Field(description="why no live node owns it; null while one does")
     weight: float
     pin: str | None
     attributes: dict[str, str]
@@ -61,8 +62,16 @@ class GroupState(BaseModel):
     trouble: str | None = Field(
         description="why the last leader resigned; null while balanced, and once a later one has published"
     )
+    owned: int = Field(description="how many of the resources a live node owns")
+    unowned: int = Field(description="how many of them nobody owns; the reason stands at each")
+    drained: tuple[str, ...] = Field(description="the labels that are drained, of live nodes and of others")
     nodes: tuple[NodeState, ...]
     resources: tuple[ResourceState, ...]
+
+    @property
+    def all_owned(self) -> bool:
+        """Whether the group is balanced and leaves no resource without an owner."""
+        return self.balanced and self.unowned == 0
 
 
 def describe(name: str, view: GroupView) -> GroupState:
@@ -93,9 +102,10 @@ def describe(name: str, view: GroupView) -> GroupState:
         for node, member in sorted(group.members.items(), key=_by_label)
     )
     resources = tuple(
-        _resource(resource, group, assigned.get(resource), held.get(resource))
+        _resource(resource, group, leader, assigned.get(resource), held.get(resource))
         for resource in sorted(group.resources.keys() | held.keys())
     )
+    unowned = sum(resource.reason is not None for resource in resources)
     all_completed = header is not None and all(completed.values())
     is_balanced = all_completed and shares.keys() == group.members.keys() and _is_stable(group)
     return GroupState(
@@ -107,6 +117,9 @@ def describe(name: str, view: GroupView) -> GroupState:
         completed=all_completed,
         balanced=is_balanced,
         trouble=None if is_balanced else _trouble(view),
+        owned=len(group.resources) - unowned,
+        unowned=unowned,
+        drained=tuple(sorted(group.drained)),
         nodes=nodes,
         resources=resources,
     )
@@ -130,7 +143,10 @@ def _is_stable(group: Group) -> bool:
     return all(node in shares and shares[node].resources == target for node, target in targets.items())
 
 
-def _resource(resource: str, group: Group, assigned_to: str | None, holding: Holding | None) -> ResourceState:
+def _resource(
+    resource: str, group: Group, leader: str | None, assigned_to: str | None, holding: Holding | None
+) -> ResourceState:
+    removed = resource not in group.resources
     spec = group.resources.get(resource, ResourceSpec(resource))
     holder = group.members.get(holding.node) if holding else None
     return ResourceState(
@@ -139,8 +155,24 @@ def _resource(resource: str, group: Group, assigned_to: str | None, holding: Hol
         held_by=holding.node if holding else None,
         owner=holder.label if holder else None,
         token=holding.token if holding else None,
+        reason=None if removed or holder else _why_unowned(spec.pin, group, leader, assigned_to),
         weight=spec.weight,
         pin=spec.pin,
         attributes=dict(spec.attributes),
-        removed=resource not in group.resources,
+        removed=removed,
     )
+
+
+def _why_unowned(pin: str | None, group: Group, leader: str | None, assigned_to: str | None) -> str:
+    labels = {member.label for member in group.members.values()}
+    if not labels:
+        return "no node takes part"
+    if pin is not None and pin not in labels:
+        return f"pinned to {pin}, which is not there"
+    if pin is not None and pin in group.drained:
+        return f"pinned to {pin}, which is drained"
+    if labels <= group.drained:
+        return "every node is drained"
+    if assigned_to is not None and assigned_to in group.members:
+        return f"{group.members[assigned_to].label} has yet to take it"
+    return "the next allocation is to place it" if leader else "the group has no leader"

@@ -43,7 +43,7 @@ _COMMANDS: Final = {
     "status": _Command(
         "state",
         "status",
-        "Show a group: its nodes, its leader, whether it is balanced, and who waits for what.",
+        "Show a group: its nodes, its leader, whether it is balanced, and what waits for an owner.",
     ),
     "watch": _Command(
         "state",

@@ -10,32 +10,41 @@ from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_WAITS: Final = 10
 """How many waits are listed."""
+MOST_NAMES: Final = 5
+"""How many resources are named that nobody owns for the same reason."""
 
 
 def waits(state: GroupState) -> Iterator[str]:
-    """Who waits for what, one sentence each."""
+    """Who waits for what, one sentence each; then what nobody owns, one for each reason."""
     labels = {node.node: node.label for node in state.nodes}
+    unowned: dict[str, list[str]] = {}
     for resource in state.resources:
-        wanted_by = labels.get(resource.assigned_to or "")
+        wanted_by = labels.get(resource.assigned_to or "", "a node to come")
         holder = resource.owner or (f"{resource.held_by} (gone)" if resource.held_by else None)
         if resource.removed:
             yield f"{resource.resource} is removed and still held by {holder}"
         elif holder is not None and resource.held_by != resource.assigned_to:
-            yield f"{wanted_by or 'a node to come'} waits for {resource.resource}, held by {holder}"
-        elif holder is None and wanted_by is not None:
-            yield f"{wanted_by} has not taken {resource.resource} yet"
-        elif holder is None:
-            yield f"{resource.resource} waits for a node" + (f" named {resource.pin}" if resource.pin else "")
+            yield f"{wanted_by} waits for {resource.resource}, held by {holder}"
+        elif resource.reason is not None:
+            unowned.setdefault(resource.reason, []).append(resource.resource)
+    for reason, names in unowned.items():
+        rest = len(names) - MOST_NAMES
+        named = ", ".join(names[:MOST_NAMES]) + (f" and {rest:,} more" if rest > 0 else "")
+        yield f"nobody owns {named}: {_printable(reason)}"
 
 
 def headline(state: GroupState) -> str:
     """The group in one line."""
-    owned = sum(resource.held_by is not None for resource in state.resources)
     return (
         f"{state.group}: {condition(state)}, version {state.version}, term {state.term}, "
         f"leader {state.leader or 'none'}, {counted(len(state.nodes), 'node')}, "
-        f"{owned:,} of {counted(len(state.resources), 'resource')} owned"
+        f"{owned(state)}"
     )
+
+
+def owned(state: GroupState) -> str:
+    """How many of the resources have an owner."""
+    return f"{state.owned:,} of {counted(state.owned + state.unowned, 'resource')} owned"
 
 
 def counted(number: int, noun: str) -> str:
@@ -83,9 +92,14 @@ def condition_of(node: NodeState) -> str:
 
 
 def first_waits(state: GroupState) -> list[str]:
-    """Why a leader resigned; then who waits for what, the first lines of it, and how many more there are."""
+    """Why a leader resigned; then who waits for what, the first lines of it, and how many more there are.
+
+    Before that the drained labels that no live node has: nodes that come with them will own nothing.
+    """
     every = waits(state)
+    absent = sorted(set(state.drained) - {node.label for node in state.nodes})
     lines = [f"  {_printable(state.trouble)}"] if state.trouble else []
+    lines += [f"  drained, and not there: {', '.join(absent)}"] if absent else []
     lines += [f"  {line}" for line in islice(every, MOST_WAITS)]
     rest = sum(1 for _ in every)
     return [*lines, f"  and {rest:,} more"] if rest else lines

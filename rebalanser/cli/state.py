@@ -29,12 +29,15 @@ WATCHED: Final = (TopicKind.GROUP, TopicKind.LEADERSHIP, TopicKind.ALLOCATION, T
 def status(
     group: GroupArgument,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 1 unless it is balanced.")
+        bool,
+        typer.Option(
+            "--exit-code", help="Exit with 1 unless it is balanced and every resource has an owner."
+        ),
     ] = False,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a group: its nodes, its leader, whether it is balanced, and who waits for what."""
+    """Show a group: its nodes, its leader, whether it is balanced, and what waits for an owner."""
     face = Face.of(registry, json)
     with face.admin(group) as admin:
         state = admin.state()
@@ -44,7 +47,7 @@ def status(
         face.draw(render(state))
     else:
         face.answer(state, *plain(state))
-    if exit_code and not state.balanced:
+    if exit_code and not state.all_owned:
         raise typer.Exit(1)
 
 

@@ -14,7 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rebalanser.cli.lines import condition, condition_of, counted, first_waits
+from rebalanser.cli.lines import condition, condition_of, counted, first_waits, owned
 from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_LINES: Final = 10
@@ -51,11 +51,10 @@ def render(state: GroupState, note: str | None = None, height: int | None = None
 
 
 def _title(state: GroupState) -> Text:
-    owned = sum(resource.held_by is not None for resource in state.resources)
     title = Text(no_wrap=True, overflow="ellipsis")
     title.append(f"{state.group}  ", style="bold")
-    title.append(condition(state), style=f"bold {HELD if state.balanced else COMING}")
-    title.append(f"  {owned:,} of {counted(len(state.resources), 'resource')} owned")
+    title.append(condition(state), style=f"bold {HELD if state.all_owned else COMING}")
+    title.append(f"  {owned(state)}")
     title.append(f" · {counted(len(state.nodes), 'node')}")
     title.append(f" · version {state.version} · term {state.term}", style="dim")
     return title

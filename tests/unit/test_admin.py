@@ -175,6 +175,25 @@ def test_drains_a_node_and_lets_it_work_again(shop: Shop) -> None:
     assert [node.held for node in shop.admin.wait_balanced(PATIENCE_S).nodes] == [2, 2]
 
 
+@pytest.mark.rule("RB-19", "RB-30")
+def test_a_group_may_be_balanced_and_own_nothing(shop: Shop) -> None:
+    shop.admin.add("a", "b")
+    shop.admin.add("c", pin="n9")
+    shop.node("n1")
+    state = shop.admin.wait_balanced(PATIENCE_S)
+    assert (state.owned, state.unowned, state.all_owned) == (2, 1, False)
+    assert [each.reason for each in state.resources] == [None, None, "pinned to n9, which is not there"]
+    shop.admin.drain("n1")
+    shop.admin.drain("n9")
+    state = shop.admin.wait_balanced(PATIENCE_S)
+    assert (state.owned, state.unowned, state.drained) == (0, 3, ("n1", "n9"))
+    assert {each.reason for each in state.resources[:2]} == {"every node is drained"}
+    for node in ("n1", "n9"):
+        shop.admin.undrain(node)
+    shop.admin.remove("c")
+    assert shop.admin.wait_balanced(PATIENCE_S).all_owned
+
+
 @pytest.mark.rule("RB-29")
 def test_a_pin_is_kept(shop: Shop) -> None:
     shop.admin.add("a", pin="n2")

@@ -272,9 +272,7 @@ def test_the_state_of_a_group_can_be_asked_for(cli: Cli) -> None:
     assert answer.code == 0
     assert answer.out.splitlines() == [
         "orders: nobody takes part, version 0, term 0, leader none, 0 nodes, 0 of 3 resources owned",
-        "  a waits for a node",
-        "  b waits for a node",
-        "  c waits for a node named worker-9",
+        "  nobody owns a, b, c: no node takes part",
     ]
     assert cli("status", "orders", "--exit-code").code == 1
     state = cli("status", "orders", "--json", "--exit-code")

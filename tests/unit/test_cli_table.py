@@ -31,7 +31,13 @@ def node(label: str, *, leader: bool = False, drained: bool = False, completed: 
 
 
 def resource(
-    name: str, assigned: str | None, held: str | None, *, removed: bool = False, pin: str | None = None
+    name: str,
+    assigned: str | None,
+    held: str | None,
+    *,
+    removed: bool = False,
+    pin: str | None = None,
+    reason: str | None = None,
 ) -> ResourceState:
     return ResourceState(
         resource=name,
@@ -39,6 +45,7 @@ def resource(
         held_by=held and f"{held}-id",
         owner=held if held != "dead" else None,
         token=7 if held else None,
+        reason=reason,
         weight=1.0,
         pin=pin,
         attributes={},
@@ -46,7 +53,13 @@ def resource(
     )
 
 
-def state(*resources: ResourceState, nodes: tuple[NodeState, ...], balanced: bool = False) -> GroupState:
+def state(
+    *resources: ResourceState,
+    nodes: tuple[NodeState, ...],
+    balanced: bool = False,
+    drained: tuple[str, ...] = ("two",),
+) -> GroupState:
+    unowned = sum(each.reason is not None for each in resources)
     return GroupState(
         group="orders",
         revision=9,
@@ -56,6 +69,9 @@ def state(*resources: ResourceState, nodes: tuple[NodeState, ...], balanced: boo
         completed=balanced,
         balanced=balanced,
         trouble=None,
+        owned=sum(not each.removed for each in resources) - unowned,
+        unowned=unowned,
+        drained=drained,
         nodes=nodes,
         resources=resources,
     )
@@ -65,10 +81,10 @@ NODES = (node("one", leader=True), node("two", drained=True, completed=False))
 MOVING = state(
     resource("kept", "one", "one"),
     resource("moving", "two", "one"),
-    resource("free", "two", None),
-    resource("orphan", "one", "dead"),
+    resource("free", "two", None, reason="two has yet to take it"),
+    resource("orphan", "one", "dead", reason="one has yet to take it"),
     resource("gone", None, "two", removed=True),
-    resource("homeless", None, None, pin="three"),
+    resource("homeless", None, None, pin="three", reason="pinned to three, which is not there"),
     nodes=NODES,
 )
 
@@ -84,22 +100,39 @@ def shown(of: GroupState, width: int = 160, note: str | None = None, height: int
 def test_it_is_said_who_waits_for_what() -> None:
     assert list(waits(MOVING)) == [
         "two waits for moving, held by one",
-        "two has not taken free yet",
         "one waits for orphan, held by dead-id (gone)",
         "gone is removed and still held by two",
-        "homeless waits for a node named three",
+        "nobody owns free: two has yet to take it",
+        "nobody owns homeless: pinned to three, which is not there",
     ]
 
 
 @pytest.mark.rule("RB-19")
 def test_plain_lines_name_nodes_and_waits() -> None:
     first, *rest = plain(MOVING)
-    assert first == "orders: rebalancing, version 3, term 2, leader one, 2 nodes, 4 of 6 resources owned"
+    assert first == "orders: rebalancing, version 3, term 2, leader one, 2 nodes, 2 of 5 resources owned"
     assert rest[:2] == [
         "  one: leader, ready, holds 1 of 1 assigned",
         "  two: drained, rebalancing, holds 1 of 1 assigned",
     ]
     assert len(rest) == 2 + 5
+
+
+@pytest.mark.rule("RB-19")
+def test_what_nobody_owns_is_named_once_for_each_reason() -> None:
+    idle = state(
+        *(resource(f"r{n}", None, None, reason="every node is drained") for n in range(7)),
+        nodes=NODES[1:],
+        balanced=True,
+        drained=("three", "two"),
+    )
+    headline, _, *rest = plain(idle)
+    assert "balanced" in headline
+    assert "0 of 7 resources owned" in headline
+    assert rest == [
+        "  drained, and not there: three",
+        "  nobody owns r0, r1, r2, r3, r4 and 2 more: every node is drained",
+    ]
 
 
 @pytest.mark.rule("RB-43")
@@ -113,7 +146,7 @@ def test_why_a_leader_resigned_comes_first() -> None:
 
 
 def test_a_balanced_group_waits_for_nothing() -> None:
-    balanced = state(resource("kept", "one", "one"), nodes=NODES[:1], balanced=True)
+    balanced = state(resource("kept", "one", "one"), nodes=NODES[:1], balanced=True, drained=())
     assert plain(balanced) == [
         "orders: balanced, version 3, term 2, leader one, 1 node, 1 of 1 resource owned",
         "  one: leader, ready, holds 1 of 1 assigned",
@@ -131,8 +164,9 @@ def test_the_table_shows_what_each_node_holds_gets_and_gives_up() -> None:
 
 
 def test_names_are_never_taken_for_markup() -> None:
-    odd = state(resource("[red]a[/red]", "one", "one"), resource("[x", None, None), nodes=(node("[b]"),))
-    assert "[x waits for a node" in shown(odd)
+    names = (resource("[red]a[/red]", "one", "one"), resource("[x", None, None, reason="none"))
+    odd = state(*names, nodes=(node("[b]"),))
+    assert "nobody owns [x: none" in shown(odd)
     assert "[b]" in shown(odd)
     held = odd.model_copy(update={"nodes": (NODES[0],)})
     assert "[red]a[/red]" in shown(held)
@@ -141,7 +175,7 @@ def test_names_are_never_taken_for_markup() -> None:
 @pytest.mark.parametrize("width", [20, 80, 300])
 def test_thousands_of_resources_are_cut_short(width: int) -> None:
     held = [resource(f"held-{number}", "one", "one") for number in range(2_000)]
-    waiting = [resource(f"waiting-{number}", None, None) for number in range(2_000)]
+    waiting = [resource(f"waiting-{number}", None, "dead") for number in range(2_000)]
     text = shown(state(*held, *waiting, nodes=NODES[:1]), width)
     assert len(text.splitlines()) < 300
     assert f"and {2_000 - MOST_WAITS:,} more" in " ".join(text.split())

@@ -280,6 +280,7 @@ def resource(name: str, feed: str | None, epoch: tuple[int, int] = (0, 0)) -> Re
         held_by=None,
         owner=None,
         token=None,
+        reason=None,
         weight=1.0,
         pin=None,
         attributes=attributes,
