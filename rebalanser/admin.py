@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
     from rebalanser.state import GroupState, ResourceState
 
 ResultT = TypeVar("ResultT")
+
+
+class Unchanged(Enum):
+    """What stands for an argument that was not given."""
+
+    UNCHANGED = "unchanged"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
 Progress = Callable[[int, int], None]
 """``progress(done, total)``, called along a long change."""
 
@@ -98,15 +111,16 @@ class Admin:
     def add(
         self,
         *resources: str | Iterable[str],
-        weight: float = 1.0,
-        pin: str | None = None,
-        attributes: Mapping[str, str] | None = None,
+        weight: float | Unchanged = UNCHANGED,
+        pin: str | Unchanged | None = UNCHANGED,
+        attributes: Mapping[str, str] | Unchanged = UNCHANGED,
         progress: Progress = _no_progress,
     ) -> int:
         """Add resources, or change what is said of those that are there; how many are new (RB-29).
 
-        ``weight`` says how much of a node a resource takes, ``pin`` names the node (by its label) that alone
-        may own it. All names are checked before anything is written.
+        ``weight`` says how much of a node a resource takes (1 unless given), ``pin`` names the node (by its
+        label) that alone may own it, None lets every node own it again. What is not given stays as it is;
+        ``attributes`` are replaced as a whole. All names are checked before anything is written.
 
         Raises:
             InvalidName: a name can't be stored, or is given twice; nothing was changed.
@@ -114,13 +128,22 @@ class Admin:
         """
         names = _named(resources)
         self._check(names)
-        _check_weight(weight)
-        if pin is not None:
-            check_name(pin, "node")
-        for name, value in (attributes or {}).items():
-            check_attribute(name, value, "resource")
-        specs = [ResourceSpec(name, weight, pin, dict(attributes or {})) for name in names]
-        return self._insist(lambda: self._coordinator.put_resources(specs, lambda n: progress(n, len(names))))
+        said: dict[str, Any] = {}
+        if weight is not UNCHANGED:
+            _check_weight(weight)
+            said["weight"] = weight
+        if pin is not UNCHANGED:
+            if pin is not None:
+                check_name(pin, "node")
+            said["pin"] = pin
+        if attributes is not UNCHANGED:
+            for name, value in attributes.items():
+                check_attribute(name, value, "resource")
+            said["attributes"] = dict(attributes)
+        specs = [ResourceSpec(name, **said) for name in names]
+        return self._insist(
+            lambda: self._coordinator.put_resources(specs, lambda n: progress(n, len(names)), frozenset(said))
+        )
 
     def weigh(self, weights: Mapping[str, float], *, progress: Progress = _no_progress) -> int:
         """Change the weights of resources, and nothing else that is said of them; how many changed (AU-7).

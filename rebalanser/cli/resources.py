@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rebalanser.admin import UNCHANGED
 from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
 from rebalanser.cli.lines import counted, resource_line
 from rebalanser.cli.names import read_attributes, read_names
@@ -35,24 +36,42 @@ def add(
     group: GroupArgument,
     names: NamesArgument = None,
     file: FileOption = None,
-    weight: Annotated[float, typer.Option(help="How much of a node each takes.", metavar="NUMBER")] = 1.0,
+    weight: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER", help="How much of a node each takes; 1 unless said.", show_default=False
+        ),
+    ] = None,
     pin: Annotated[
         str | None,
         typer.Option(metavar="NODE", help="The node that alone may own them.", show_default=False),
     ] = None,
+    unpin: Annotated[bool, typer.Option("--unpin", help="Let every node own them again.")] = False,
     attribute: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="What to say of them; repeatable.", show_default=False),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="What to say of them, in place of what was said; repeatable.",
+            show_default=False,
+        ),
     ] = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add resources, or change what is said of those that are there."""
+    """Add resources, or change what is said of those that are there. What is not given stays as it is."""
+    if unpin and pin is not None:
+        raise typer.BadParameter("--pin and --unpin exclude each other")
     resources = read_names(names or (), file)
-    attributes = read_attributes(attribute or ())
+    attributes = UNCHANGED if attribute is None else read_attributes(attribute)
     face = Face.of(registry, json)
     with face.admin(group) as admin, face.progress("adding", len(resources)) as progress:
-        added = admin.add(resources, weight=weight, pin=pin, attributes=attributes, progress=progress)
+        added = admin.add(
+            resources,
+            weight=UNCHANGED if weight is None else weight,
+            pin=UNCHANGED if pin is None and not unpin else pin,
+            attributes=attributes,
+            progress=progress,
+        )
     already = len(resources) - added
     face.answer(
         {"group": group, "given": len(resources), "added": added},

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 NodeId: TypeAlias = str
 """Names one incarnation of a node and is never used again; a user's name for a node is a label."""
@@ -85,6 +85,10 @@ class ResourceSpec:
     weight: float = 1.0
     pin: str | None = None
     attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+SAID: Final = frozenset({"weight", "pin", "attributes"})
+"""The fields of a :class:`ResourceSpec` that an operator may set."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from rebalanser.protocol.messages import Command, Noticed, Outcome
-from rebalanser.protocol.types import Group, Leadership, NodeId, ResourceSpec, Topic
+from rebalanser.protocol.types import SAID, Group, Leadership, NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities
 
 Listener: TypeAlias = Callable[[Sequence[Noticed]], None]
@@ -100,8 +100,13 @@ class Coordinator(ABC):
         """
 
     @abstractmethod
-    def put_resources(self, specs: Sequence[ResourceSpec], progress: Progress) -> int:
-        """Add resources, or change what is said of them; how many are new. Idempotent (RB-29)."""
+    def put_resources(
+        self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
+    ) -> int:
+        """Add resources, or change what is said of them; how many are new. Idempotent (RB-29).
+
+        Of those that are there only the fields in ``said`` change.
+        """
 
     @abstractmethod
     def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:

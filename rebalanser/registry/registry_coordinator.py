@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from rebalanser.errors import InternalError, RebalanserError
 from rebalanser.protocol.messages import Command, Outcome
-from rebalanser.protocol.types import NodeId, ResourceSpec, Topic
+from rebalanser.protocol.types import SAID, NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities, Registry, Watch, WatchEvent
 from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Progress
 from rebalanser.registry.dialogue import Answer, Reading, failure
@@ -90,9 +90,11 @@ class RegistryCoordinator(Coordinator):
         """All of the group and its barriers, at one revision, for anyone who asks (RB-19)."""
         return self._drive(self._translation.read())
 
-    def put_resources(self, specs: Sequence[ResourceSpec], progress: Progress) -> int:
-        """Add resources, or change what is said of them; how many are new (RB-29)."""
-        return self._drive(self._translation.put_resources(specs, progress))
+    def put_resources(
+        self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
+    ) -> int:
+        """Add resources, or change this of them; how many are new (RB-29)."""
+        return self._drive(self._translation.put_resources(specs, progress, said))
 
     def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:
         """Change the weights of those resources that are there, and nothing else of them (AU-7, RB-29)."""

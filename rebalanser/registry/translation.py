@@ -28,6 +28,7 @@ from rebalanser.protocol.messages import (
     Resign,
 )
 from rebalanser.protocol.types import (
+    SAID,
     NodeId,
     Resource,
     ResourceSpec,
@@ -124,11 +125,13 @@ class Translation(MemberDialogues, LeaderDialogues):
             ),
         )
 
-    def put_resources(self, specs: Sequence[ResourceSpec], progress: Progress) -> Reading[int]:
-        """Write what differs from what is there; how many resources are new."""
-        puts = [Put(self.keys.resource(spec.resource), values.dump_resource(spec)) for spec in specs]
+    def put_resources(
+        self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
+    ) -> Reading[int]:
+        """Write what differs in the fields ``said`` from what is there; how many resources are new."""
 
         def differing(found: Found) -> list[Put]:
+            puts = (_put(self.keys.resource(spec.resource), spec, said, found) for spec in specs)
             return [put for put in puts if put.key not in found or found[put.key].value != put.value]
 
         def new(chunk: Sequence[Put | Delete], found: Found) -> int:
@@ -260,6 +263,14 @@ class Translation(MemberDialogues, LeaderDialogues):
         with suppress(UnusableStore):
             version = values.load_acknowledgement(_as_entry(event))
         return Noticed(Topic(topic.kind, acknowledger), event.revision, version)
+
+
+def _put(key: str, spec: ResourceSpec, said: frozenset[str], found: Found) -> Put:
+    """Write a resource; if it is there only the fields ``said`` change."""
+    if key in found and said != SAID:
+        known = values.load_resource(spec.resource, found[key])
+        spec = replace(known, **{name: getattr(spec, name) for name in said})
+    return Put(key, values.dump_resource(spec))
 
 
 def _all(chunk: Sequence[Put | Delete], _found: Found) -> int:

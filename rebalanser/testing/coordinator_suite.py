@@ -62,6 +62,7 @@ from rebalanser.protocol.messages import (
     ShareRead,
 )
 from rebalanser.protocol.types import (
+    SAID,
     Group,
     Header,
     Leadership,
@@ -1056,6 +1057,22 @@ class CoordinatorConformance:
         lighter = ResourceSpec("heavy", 1.5)
         assert coordinator.put_resources([lighter, ResourceSpec("new")], no_progress) == 1
         assert connect().read().group.resources["heavy"] == lighter
+
+    @pytest.mark.parametrize("said", [frozenset(), frozenset({"weight"}), frozenset({"pin", "attributes"})])
+    def test_only_what_is_said_changes(self, coordinator: Coordinator, said: frozenset[str]) -> None:
+        """Holds: "Of those that are there only the fields in ``said`` change"."""
+        known = ResourceSpec("known", 3.5, "worker 1", {"k": "v"})
+        other = ResourceSpec("known", 2.0, None, {"other": "value"})
+        coordinator.put_resources([known], no_progress)
+        assert coordinator.put_resources([other, ResourceSpec("new", 2.0)], no_progress, said) == 1
+        fields = {name: getattr(other if name in said else known, name) for name in SAID}
+        assert coordinator.read().group.resources == {
+            "known": ResourceSpec("known", **fields),
+            "new": ResourceSpec("new", 2.0),
+        }
+        fingerprint = coordinator.read().group.fingerprint
+        assert coordinator.put_resources([other], no_progress, said) == 0
+        assert coordinator.read().group.fingerprint == fingerprint
 
     def test_putting_again_changes_nothing(self, coordinator: Coordinator) -> None:
         """Holds: "how many are new. Idempotent (RB-29)"."""

@@ -102,9 +102,26 @@ def test_says_things_of_resources(admin: Admin) -> None:
     (resource,) = admin.resources()
     assert (resource.weight, resource.pin, resource.attributes) == (2.5, "worker 1", {"zone": "z1"})
     assert (resource.owner, resource.token, resource.removed) == (None, None, False)
-    admin.add("a")
+
+
+@pytest.mark.rule("RB-29")
+@pytest.mark.parametrize(
+    ("said", "after"),
+    [
+        ({}, (2.5, "worker 1", {"zone": "z1"})),
+        ({"weight": 1.0}, (1.0, "worker 1", {"zone": "z1"})),
+        ({"pin": None}, (2.5, None, {"zone": "z1"})),
+        ({"attributes": {}}, (2.5, "worker 1", {})),
+        ({"attributes": {"disk": "ssd"}}, (2.5, "worker 1", {"disk": "ssd"})),
+    ],
+)
+def test_what_is_not_given_stays_as_it_is(
+    admin: Admin, said: dict[str, Any], after: tuple[float, str | None, dict[str, str]]
+) -> None:
+    admin.add("a", weight=2.5, pin="worker 1", attributes={"zone": "z1"})
+    assert admin.add("a", **said) == 0
     (resource,) = admin.resources()
-    assert (resource.weight, resource.pin, resource.attributes) == (1.0, None, {})
+    assert (resource.weight, resource.pin, resource.attributes) == after
 
 
 @pytest.mark.rule("RB-33")

@@ -93,8 +93,13 @@ def test_resources_are_weighed_pinned_and_described_at_any_time(cli: Cli) -> Non
     (resource,) = cli("resources", "list", "orders", "--json").document["resources"]
     assert (resource["weight"], resource["pin"]) == (2.5, "worker 1")
     assert resource["attributes"] == {"zone": "eu=1", "owner": ""}
-    line = cli("resources", "list", "orders").out
-    assert line == "a: no owner, weight 2.5, pinned to worker 1, owner=, zone=eu=1\n"
+    line = "a: no owner, weight 2.5, pinned to worker 1, owner=, zone=eu=1\n"
+    assert cli("resources", "list", "orders").out == line
+    cli("resources", "add", "orders", "a")
+    assert cli("resources", "list", "orders").out == line, "adding it again wipes nothing"
+    cli("resources", "add", "orders", "a", "--unpin", "--weight", "1")
+    assert cli("resources", "list", "orders").out == "a: no owner, owner=, zone=eu=1\n"
+    refused(cli("resources", "add", "orders", "a", "--unpin", "--pin", "x"), 2, "exclude each other")
 
 
 @pytest.mark.rule("RB-29")

@@ -32,7 +32,7 @@ from rebalanser.errors import (
 )
 from rebalanser.feed import Applications
 from rebalanser.protocol.messages import AddBarriers, Command, Joined, Outcome, ReadBarriers, RemoveBarriers
-from rebalanser.protocol.types import NodeId, ResourceSpec, Topic
+from rebalanser.protocol.types import SAID, NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities
 from rebalanser.registry.coordinator import (
     MAX_OPERATOR_TRIES,
@@ -259,9 +259,11 @@ class LogCoordinator(Coordinator):
             raise InternalError(f"a reading was answered with {view!r}")
         return view
 
-    def put_resources(self, specs: Sequence[ResourceSpec], progress: Progress) -> int:
-        """Add resources, or change what is said of them; how many are new (RB-29)."""
-        parts = [PutResources(tuple(part)) for part in portions(specs)]
+    def put_resources(
+        self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
+    ) -> int:
+        """Add resources, or change this of them; how many are new (RB-29)."""
+        parts = [PutResources(tuple(part), said) for part in portions(specs)]
         return self._change(parts, len(specs), progress)
 
     def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rebalanser.errors import InvalidName, RequestTooLarge, UnusableStore
 from rebalanser.protocol.messages import Command
-from rebalanser.protocol.types import ResourceSpec
+from rebalanser.protocol.types import SAID, ResourceSpec
 
 FORMAT: Final = 1
 _MAGIC: Final = b"RG"
@@ -31,9 +31,10 @@ MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PutResources:
-    """An operator adds resources, or changes what is said of them (RB-29)."""
+    """An operator adds resources, or changes the fields ``said`` of those that are there (RB-29)."""
 
     specs: tuple[ResourceSpec, ...]
+    said: frozenset[str] = SAID
 
 
 @dataclass(frozen=True, slots=True)

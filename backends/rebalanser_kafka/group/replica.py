@@ -244,8 +244,8 @@ class Replica:
 
     def _change_resources(self, wish: PutResources | WeighResources | RemoveResources) -> int:
         match wish:
-            case PutResources(specs=specs):
-                return self._drive(self.translation.put_resources(specs, _no_progress))
+            case PutResources(specs=specs, said=said):
+                return self._drive(self.translation.put_resources(specs, _no_progress, said))
             case WeighResources(weights=weights):
                 return self._drive(self.translation.weigh_resources(weights, _no_progress))
             case RemoveResources(resources=resources):
