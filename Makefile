@@ -14,6 +14,7 @@ INSTALLED := $(VENV)/installed
 QUEUES := $(VENV)/queues
 REGISTRY ?= sqlite
 SEEDS ?= 10000
+STATES ?= 1000000
 SIZES ?= 1,5,20
 WAITING ?= 10,1000
 
@@ -137,6 +138,10 @@ coverage: $(INSTALLED) ## Branch coverage of `make test`
 .PHONY: simulate
 simulate: $(INSTALLED) ## A soak of the simulator on all cores: SEEDS=100000
 	@$(PYTHON) -m rebalanser.testing.simulation --seeds $(SEEDS)
+
+.PHONY: explore
+explore: $(INSTALLED) ## Every order of events of two nodes and two resources: STATES=1000000
+	@$(PYTHON) -m rebalanser.testing.exploration --states $(STATES)
 
 .PHONY: mutants
 mutants: $(INSTALLED) ## Break each rule on purpose and print what notices, after how many seeds
