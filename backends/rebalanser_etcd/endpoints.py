@@ -251,6 +251,9 @@ class Endpoints:
         match verdict.effect:
             case Effect.UNKNOWN if sent and tries.repeat is Repeat.NEVER:
                 raise OutcomeUnknown(f"etcd gave no answer; {tries.story()}") from failed
+            case Effect.PERHAPS_REFUSED if tries.repeat is not Repeat.READ:
+                refused = verdict.error(f"{endpoint.address}: {verdict.text}")
+                raise OutcomeUnknown(f"it may have been carried out: {refused}") from refused
             case Effect.UNKNOWN:
                 tries.perhaps_done |= sent and tries.repeat is Repeat.HARMLESS
             case Effect.NONE:

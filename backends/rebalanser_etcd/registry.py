@@ -14,7 +14,7 @@ import grpc
 import tenacity
 from etcd3 import etcdrpc
 
-from rebalanser.errors import InvalidUrl, LeaseNotFound, OutcomeUnknown, RegistryUnavailable
+from rebalanser.errors import InvalidUrl, LeaseNotFound, OutcomeUnknown, QuotaExceeded, RegistryUnavailable
 from rebalanser.registry.contract import (
     Capabilities,
     Done,
@@ -132,7 +132,12 @@ class EtcdRegistry(Registry):
     def _grant(self, ttl_s: float, timeout_s: float) -> Granted:
         asked_s = max(1, math.ceil(ttl_s))
         grant = etcdrpc.LeaseGrantRequest(TTL=asked_s)
-        reply = self._endpoints.call("grant", grant, timeout_s, Repeat.NEVER)
+        try:
+            reply = self._endpoints.call("grant", grant, timeout_s, Repeat.NEVER)
+        except OutcomeUnknown as unknown:
+            if isinstance(unknown.__cause__, QuotaExceeded):
+                raise unknown.__cause__ from None  # a lease whose id nobody was told has no effect
+            raise
         if asked_s < reply.TTL:
             self._min_lease_ttl_s = float(reply.TTL)
         return Granted(lease=reply.ID, ttl_s=float(reply.TTL))
@@ -142,7 +147,7 @@ class EtcdRegistry(Registry):
         reply = self._endpoints.call("keep_alive", renew, timeout_s, Repeat.HARMLESS)
         if reply.TTL <= 0:
             raise LeaseNotFound("the lease has ended")
-        return Done()
+        return Done(reply.header.raft_term)
 
     def _revoke(self, lease: int, timeout_s: float) -> Done:
         revoke = etcdrpc.LeaseRevokeRequest(ID=lease)

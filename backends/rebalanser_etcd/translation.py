@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from etcd3 import etcdrpc
@@ -93,8 +94,10 @@ def to_request(transaction: Transaction, anchor: str) -> Any:
 def to_outcome(transaction: Transaction, reply: Any, follow_up: FollowUp) -> Outcome:
     """The outcome that a TxnResponse tells; ranges longer than a page are completed by ``follow_up``."""
     if _is_bare(transaction):
-        return Outcome(succeeded=reply.succeeded, revision=reply.header.revision, results=())
-    return _outcome(transaction, reply, reply.header.revision, follow_up)
+        outcome = Outcome(succeeded=reply.succeeded, revision=reply.header.revision, results=())
+    else:
+        outcome = _outcome(transaction, reply, reply.header.revision, follow_up)
+    return replace(outcome, term=reply.header.raft_term)
 
 
 def to_watch_request(target: Target, from_revision: int) -> Any:

@@ -34,6 +34,8 @@ class Effect(Enum):
     """Something now, something later, or nothing."""
     REFUSED = auto()
     """Nothing: the store answered, and would answer the same again."""
+    PERHAPS_REFUSED = auto()
+    """All of it or nothing: the store said no, and may have carried the request out nevertheless."""
     STALE_TOKEN = auto()
     """Nothing: the credentials have to be shown again first."""
     COMPACTED = auto()
@@ -57,7 +59,8 @@ OVER_QUOTA: Final = (
 
 _BY_MESSAGE: Final[tuple[tuple[str, Effect, type[RebalanserError], str], ...]] = (
     ("requested lease not found", Effect.REFUSED, LeaseNotFound, "the lease has ended"),
-    ("database space exceeded", Effect.REFUSED, QuotaExceeded, OVER_QUOTA),
+    # Said of the request, too, by which the quota was passed, and of those beside it: these were applied.
+    ("database space exceeded", Effect.PERHAPS_REFUSED, QuotaExceeded, OVER_QUOTA),
     ("request is too large", Effect.REFUSED, RequestTooLarge, ""),
     ("too many operations in txn", Effect.REFUSED, RequestTooLarge, ""),
     ("required revision has been compacted", Effect.COMPACTED, RegistryUnavailable, ""),

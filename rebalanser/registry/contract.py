@@ -20,7 +20,10 @@ raises any other error, and then it had and will have no effect.
 **Leases.** A lease ends when its time to live has passed on the registry's clock without a
 :class:`KeepAlive`; never earlier, and as soon afterwards as the registry notices (its
 ``lease_detection_s``). An answered keep-alive does not prove that the lease lives; a later transaction that
-sees a key of the lease at its create revision does.
+sees a key of the lease at its create revision does. Nor does it prove that the lease was renewed: it may
+come from a leader of the store that was deposed and does not know it yet. A store that has leaders says
+with each answer in which ``term`` it was given; a keep-alive renewed the lease only if a later transaction
+was answered in the same term.
 
 **Watches.** A watch tells what changed, in the order of revisions, from the revision asked for on: each
 change at least once, or :class:`HistoryLost`, which means "read again: changes up to this revision may be
@@ -32,7 +35,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 
@@ -177,7 +180,9 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to :class:`KeepAlive` and :class:`Revoke`."""
+    """The answer to :class:`KeepAlive` and :class:`Revoke`; ``term`` as for :class:`Outcome`."""
+
+    term: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +190,14 @@ class Outcome:
     """The answer to a transaction: which branch ran, at which revision, and a result for each operation.
 
     ``revision`` is the transaction's own if it changed something, else the registry's latest at the point
-    where it read. Results are None for :class:`Put` and :class:`Delete`.
+    where it read. Results are None for :class:`Put` and :class:`Delete`. ``term`` is that of the
+    store's leader, as far as whoever answered knew; 0 where a store has no leaders.
     """
 
     succeeded: bool
     revision: int
     results: tuple[Result, ...]
+    term: int = field(default=0, compare=False)
 
 
 Result: TypeAlias = KeyValue | tuple[KeyValue, ...] | Stats | Outcome | None

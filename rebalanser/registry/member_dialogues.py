@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from rebalanser.errors import (
     InternalError,
@@ -40,6 +41,7 @@ from rebalanser.protocol.types import (
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (
     Delete,
+    Done,
     Get,
     Grant,
     Granted,
@@ -65,6 +67,8 @@ from rebalanser.registry.dialogue import (
     sized,
     stats_of,
 )
+
+RENEWED_IN_VAIN: Final = "the keep-alive was answered in another term of the registry's leader than the proof"
 
 
 class MemberDialogues(Dialogues):
@@ -109,6 +113,8 @@ class MemberDialogues(Dialogues):
         answer = yield Transaction(guards=self._alive(session))
         if not outcome_of(answer).succeeded:
             return Failed("the lease of an earlier attempt has ended; register again")
+        if not self._is_renewal(renewed, answer):
+            return Failed(RENEWED_IN_VAIN)
         return Joined(session, renewed.sent_at)
 
     def _heartbeat(self, command: Heartbeat) -> Dialogue:
@@ -129,7 +135,15 @@ class MemberDialogues(Dialogues):
         outcome = outcome_of(answer)
         if not outcome.succeeded:
             return SessionLost()
+        if not self._is_renewal(renewed, answer):
+            return Failed(RENEWED_IN_VAIN)
         return self._seen(command, outcome, self._proven_at(renewed, answer), blockers)
+
+    def _is_renewal(self, renewed: Answer, proof: Answer) -> bool:
+        """Whether one leader of the registry answered both; one that was deposed renews nothing (RB-21)."""
+        if not isinstance(renewed.reply, Done):
+            raise InternalError(f"a keep-alive was answered with {renewed.reply!r}")
+        return renewed.reply.term == outcome_of(proof).term
 
     def _proven_at(self, renewed: Answer, proof: Answer) -> float:  # noqa: ARG002 - the proof's own time proves less
         """The lease was renewed no earlier than the instant just before the renewal was sent."""

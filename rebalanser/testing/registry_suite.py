@@ -746,6 +746,14 @@ class RegistryConformance:
         harness.let_pass(past_end(registry, granted))
         assert get(registry, harness.prefix + "k") is None
 
+    def test_one_leader_answers_in_one_term(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "a keep-alive renewed the lease only if a later transaction was answered in the same
+        term"."""
+        granted = grant(registry, harness.min_ttl_s)
+        renewed = registry.execute(KeepAlive(granted.lease), TIMEOUT_S)
+        assert isinstance(renewed, Done)
+        assert renewed.term == commit(registry).term
+
     def test_putting_a_key_renews_nothing(self, registry: Registry, harness: RegistryHarness) -> None:
         """A lease ends "without a :class:`KeepAlive`", whatever else its holder does."""
         granted = grant(registry, harness.min_ttl_s)

@@ -147,6 +147,12 @@ MUTANTS = (
         "slow network",
     ),
     Mutant(
+        "renewal by the registry's leader",
+        "a keep-alive that a deposed leader of the registry answered counts for nothing",
+        (Switch(Translation, "_is_renewal", always(True)),),
+        frozenset({"RB-21"}),
+    ),
+    Mutant(
         "early self-fence",
         "OnStop is called so early that it can return before the lease ends",
         (Switch(Timings, "detect_s", _stop_when_access_must_have_ended),),

@@ -97,12 +97,6 @@ def test_no_status_without_a_known_message_is_taken_for_no_effect(code: grpc.Sta
     ("code", "details", "error", "text"),
     [
         (Code.NOT_FOUND, "etcdserver: requested lease not found", LeaseNotFound, "ended"),
-        (
-            Code.RESOURCE_EXHAUSTED,
-            "etcdserver: mvcc: database space exceeded",
-            QuotaExceeded,
-            "no node can join",
-        ),
         (Code.INVALID_ARGUMENT, "etcdserver: request is too large", RequestTooLarge, "too large"),
         (
             Code.INVALID_ARGUMENT,
@@ -148,6 +142,13 @@ def test_these_ask_for_the_credentials_again(code: grpc.StatusCode, details: str
     verdict = judge(code, details)
     assert verdict.effect is Effect.STALE_TOKEN
     assert verdict.error is AccessDenied
+
+
+def test_a_full_store_may_have_done_what_it_refused() -> None:
+    verdict = judge(Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
+    assert verdict.effect is Effect.PERHAPS_REFUSED
+    assert verdict.error is QuotaExceeded
+    assert "no node can join" in verdict.text
 
 
 def test_a_compacted_revision_is_told_apart() -> None:

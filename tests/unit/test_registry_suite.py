@@ -217,6 +217,14 @@ class AlwaysAlive(MemoryStore):
             raise
 
 
+class AnswersInManyTerms(MemoryStore):
+    """Each keep-alive is answered in another term."""
+
+    def execute(self, request: Request) -> Reply:
+        reply = super().execute(request)
+        return Done(self._revision + 1) if isinstance(request, KeepAlive) else reply
+
+
 class RevokesOnce(MemoryStore):
     """Revoking an unknown lease is an error."""
 
@@ -376,6 +384,7 @@ FAULTS: dict[type[MemoryStore], str] = {
     NeverEnds: "test_a_lease_ends_though_nobody_asks",
     EndsKeyByKey: "test_a_lease_ends_with_all_its_keys_at_once",
     AlwaysAlive: "test_keeping_an_ended_lease_alive",
+    AnswersInManyTerms: "test_one_leader_answers_in_one_term",
     RevokesOnce: "test_revoking_twice",
     KeepsNoLease: "test_keeping_alive_renews_to_the_full_time",
     PutRenews: "test_putting_a_key_renews_nothing",

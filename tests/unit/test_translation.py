@@ -21,6 +21,7 @@ from rebalanser.protocol.messages import (
     Acknowledge,
     Acknowledged,
     AddBarriers,
+    Alive,
     BarriersAdded,
     BarriersRead,
     BarriersRemoved,
@@ -29,6 +30,7 @@ from rebalanser.protocol.messages import (
     Elected,
     Failed,
     GroupRead,
+    Heartbeat,
     Join,
     Joined,
     Leave,
@@ -46,8 +48,18 @@ from rebalanser.protocol.messages import (
     ShareRead,
 )
 from rebalanser.protocol.types import Share, SharePart
-from rebalanser.registry import values
-from rebalanser.registry.contract import Delete, KeyValue, Put, Reply, Request, Revoke, Transaction
+from rebalanser.registry import contract, values
+from rebalanser.registry.contract import (
+    Delete,
+    Done,
+    KeepAlive,
+    KeyValue,
+    Put,
+    Reply,
+    Request,
+    Revoke,
+    Transaction,
+)
 from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
 from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS
@@ -157,6 +169,25 @@ def plan_for(group: Group, version: int) -> Plan:
         changed={node: frozenset(share) for node, share in shares.items()},
         superseded=group.outdated_parts(group.shares.keys()),
     )
+
+
+@pytest.mark.rule("RB-21")
+@pytest.mark.parametrize(("renewed_in", "outcome"), [(7, Alive), (6, Failed), (8, Failed)])
+def test_only_the_leader_that_proves_a_lease_can_have_renewed_it(
+    monkeypatch: pytest.MonkeyPatch, renewed_in: int, outcome: type[Outcome]
+) -> None:
+    wire = Wire()
+    session = wire.join()
+    reply = wire.reply
+
+    def of_a_cluster(request: Request) -> Reply:
+        answer = reply(request)
+        assert isinstance(answer, Done | contract.Outcome)
+        return replace(answer, term=renewed_in if isinstance(request, KeepAlive) else 7)
+
+    monkeypatch.setattr(wire, "reply", of_a_cluster)
+    wire.perform(Heartbeat(session), outcome)
+    assert wire.under(wire.keys.nodes), "the node lives, whoever renewed"
 
 
 def names(count: int) -> frozenset[str]:

@@ -115,7 +115,7 @@ class Chaos:
     def _disturb_requests(self, kind: FaultKind, host: Host) -> None:
         random, link = self._random, host.link
         if random.random() < 0.75:
-            command = random.choice(_COMMANDS)
+            command = "Heartbeat" if kind is FaultKind.RENEWED_IN_VAIN else random.choice(_COMMANDS)
             link.armed.append(Armed(kind, command, random.choice((0, 0, 0, 1, 2))))
             return
         link.storm[kind] = random.uniform(0.1, 0.9)

@@ -16,6 +16,8 @@ class FaultKind(StrEnum):
     """Its reply is lost, and it takes effect a second time later."""
     REQUEST_REFUSED = "request refused"
     REPLY_SLOW = "reply slow"
+    RENEWED_IN_VAIN = "renewed in vain"
+    """A leader of the registry that was deposed answers a keep-alive, which renews nothing."""
     WATCH_LOST = "watch lost"
     """The stream breaks; it comes back with :class:`~rebalanser.registry.contract.HistoryLost`."""
     WATCH_SLOW = "watch slow"
@@ -58,6 +60,7 @@ REQUEST_FAULTS = (
     FaultKind.REQUEST_DOUBLED,
     FaultKind.REQUEST_REFUSED,
     FaultKind.REPLY_SLOW,
+    FaultKind.RENEWED_IN_VAIN,
 )
 """The faults that concern one request."""
 

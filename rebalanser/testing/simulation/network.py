@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable
-from rebalanser.registry.contract import Reply, Request
+from rebalanser.registry.contract import Done, KeepAlive, Reply, Request
 from rebalanser.testing.simulation.faults import FaultKind
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ Answered: TypeAlias = "Callable[[float, Reply | RebalanserError], None]"
 LATENCY_S = (0.0004, 0.004)
 SLOW_S = (0.02, 0.7)
 LATE_S = (0.55, 2.5)
+DEPOSED_TERM = -1
+"""The term of a leader of the registry that was deposed; the memory store answers in term 0."""
 
 
 @dataclass(slots=True)
@@ -103,6 +105,8 @@ class Network:
     ) -> bool:
         """Send a request; ``answered`` is called at most once. Whether that is certain to be soon."""
         fate = link.fate(command, self._random) if link.cut or link.armed or link.storm else None
+        if fate is FaultKind.RENEWED_IN_VAIN and not isinstance(request, KeepAlive):
+            fate = None
         arrives = self._scheduler.now + self.latency()
         if fate is None:
             self._arrive(arrives, request, origin, answered)
@@ -113,6 +117,9 @@ class Network:
             case FaultKind.REQUEST_REFUSED:
                 refused = RegistryUnavailable("connection refused")
                 self._scheduler.at(arrives, lambda: answered(arrives, refused))
+            case FaultKind.RENEWED_IN_VAIN:
+                replies = arrives + self.latency()
+                self._scheduler.at(arrives, lambda: answered(replies, Done(term=DEPOSED_TERM)))
             case FaultKind.REQUEST_LATE:
                 self._arrive(self._late(), request, origin, None)
             case FaultKind.REPLY_LOST:

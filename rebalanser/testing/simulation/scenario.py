@@ -155,6 +155,7 @@ ANYTHING = Profile(
             FaultKind.REQUEST_DOUBLED: 3,
             FaultKind.REQUEST_REFUSED: 2,
             FaultKind.REPLY_SLOW: 3,
+            FaultKind.RENEWED_IN_VAIN: 2,
             FaultKind.WATCH_LOST: 2,
             FaultKind.WATCH_SLOW: 2,
             FaultKind.WATCH_SILENT: 2,
