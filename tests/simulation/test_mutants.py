@@ -151,6 +151,7 @@ MUTANTS = (
         "a keep-alive that a deposed leader of the registry answered counts for nothing",
         (Switch(Translation, "_is_renewal", always(True)),),
         frozenset({"RB-21"}),
+        "vain renewals",
     ),
     Mutant(
         "early self-fence",

@@ -149,7 +149,8 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
         missing.append(f"{report.seeds} seeds had {report.leader_changes} changes of the leader only")
     if not report.stale_writes and profile is ANYTHING:
         missing.append("no stale write was ever refused")
-    return [*missing, *report.too_rare(FaultKind if profile is ANYTHING else profile.faults)]
+    kinds = [*profile.faults, FaultKind.KILLED_BY_GUARD] if profile is ANYTHING else profile.faults
+    return [*missing, *report.too_rare(kinds)]
 
 
 def run_seeds(first: int, count: int, profile: Profile = ANYTHING) -> Report:

@@ -155,7 +155,6 @@ ANYTHING = Profile(
             FaultKind.REQUEST_DOUBLED: 3,
             FaultKind.REQUEST_REFUSED: 2,
             FaultKind.REPLY_SLOW: 3,
-            FaultKind.RENEWED_IN_VAIN: 2,
             FaultKind.WATCH_LOST: 2,
             FaultKind.WATCH_SLOW: 2,
             FaultKind.WATCH_SILENT: 2,
@@ -241,6 +240,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 },
                 max_operations=(8, 10, 128),
             ),
+            _closer("vain renewals", {**_CHANGES, FaultKind.RENEWED_IN_VAIN: 8, FaultKind.PARTITION: 1}),
             _closer("silent watches", {**_CHANGES, FaultKind.WATCH_SILENT: 8}),
             _closer(
                 "slow network",
