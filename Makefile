@@ -14,6 +14,7 @@ INSTALLED := $(VENV)/installed
 QUEUES := $(VENV)/queues
 REGISTRY ?= sqlite
 SEEDS ?= 10000
+PROFILE ?= all
 STATES ?= 1000000
 SIZES ?= 1,5,20
 WAITING ?= 10,1000
@@ -136,8 +137,8 @@ coverage: $(INSTALLED) ## Branch coverage of `make test`
 	@$(PYTEST) -n $(WORKERS) -m 'not slow' --cov --cov-report=term:skip-covered
 
 .PHONY: simulate
-simulate: $(INSTALLED) ## A soak of the simulator on all cores: SEEDS=100000
-	@$(PYTHON) -m rebalanser.testing.simulation --seeds $(SEEDS)
+simulate: $(INSTALLED) ## A soak of the simulator on all cores: SEEDS=100000 PROFILE=anything
+	@$(PYTHON) -m rebalanser.testing.simulation --profile $(PROFILE) --seeds $(SEEDS)
 
 .PHONY: explore
 explore: $(INSTALLED) ## Every order of events of two nodes and two resources: STATES=1000000

@@ -59,6 +59,7 @@ happen before what are described in :mod:`~rebalanser.protocol.messages`.
 
 from rebalanser.protocol.leading import Allocate, intended
 from rebalanser.protocol.messages import (
+    OUTCOMES,
     Answered,
     AskStop,
     CallStart,
@@ -107,6 +108,7 @@ from rebalanser.protocol.types import (
 
 __all__ = [
     "MEMBERSHIP",
+    "OUTCOMES",
     "ROLE",
     "STEPS",
     "Allocate",

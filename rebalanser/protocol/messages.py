@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from rebalanser.protocol.types import (
@@ -336,6 +337,24 @@ Outcome: TypeAlias = (
     | Published
     | Conflict
 )
+
+OUTCOMES: Mapping[type[Command], frozenset[type[Outcome]]] = MappingProxyType(
+    {
+        Join: frozenset({Joined, Failed}),
+        Heartbeat: frozenset({Alive, SessionLost, Failed}),
+        ReadShare: frozenset({ShareRead, SessionLost, Failed}),
+        ReadBarriers: frozenset({BarriersRead, SessionLost, Failed}),
+        AddBarriers: frozenset({BarriersAdded, SessionLost, Failed}),
+        RemoveBarriers: frozenset({BarriersRemoved, SessionLost, Failed}),
+        Acknowledge: frozenset({Acknowledged, SessionLost, Failed}),
+        Leave: frozenset({Left, Failed}),
+        Campaign: frozenset({Elected, Follows, SessionLost, Failed}),
+        Resign: frozenset({Resigned, Deposed, SessionLost, Failed}),
+        ReadGroup: frozenset({GroupRead, Deposed, SessionLost, Failed}),
+        Publish: frozenset({Published, Conflict, Deposed, SessionLost, Failed}),
+    }
+)
+"""What each command may end with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from rebalanser.errors import InternalError
 from rebalanser.protocol.lanes import Lanes
 from rebalanser.protocol.leading import Allocate, Leading, Measure
 from rebalanser.protocol.messages import (
+    OUTCOMES,
     Acknowledge,
     Acknowledged,
     AddBarriers,
@@ -334,6 +335,8 @@ class Node:
             self._effects.append(Guard(now))
 
     def _answered(self, command: Command, outcome: Outcome, now: float) -> None:
+        if type(outcome) not in OUTCOMES[type(command)]:
+            raise InternalError(f"{outcome!r} does not answer {command!r}")
         self._lanes.answered(command)
         if isinstance(command, Join):
             self._join_answered(outcome, now)

@@ -19,6 +19,7 @@ from rebalanser.testing.simulation import (
     run_seed,
     run_seeds,
 )
+from rebalanser.testing.simulation.coverage import ANSWERS, ENOUGH, TRANSITIONS, seldom
 from rebalanser.testing.simulation.mutants import Switch, switched
 
 SIMULATOR = "rebalanser.testing.simulation"
@@ -106,6 +107,24 @@ def test_runs_that_exercised_nothing_fail() -> None:
     assert "changes of the leader" in missing
     for kind in ANYTHING.faults:
         assert kind in missing
+
+
+def test_what_a_soak_met_too_seldom_is_told() -> None:
+    met = Counter(dict.fromkeys(ANSWERS | TRANSITIONS, ENOUGH))
+    assert seldom(met) == {}
+    met["Join → Joined"] -= 1
+    del met["role: leader, another term seen"]
+    assert seldom(met) == {"Join → Joined": ENOUGH - 1, "role: leader, another term seen": 0}
+
+
+@pytest.mark.full_size
+def test_a_soak_of_all_profiles_runs_each_and_tells_what_it_met_too_seldom(
+    command_line: Callable[..., tuple[int, str]],
+) -> None:
+    seeds = len(PROFILES) + 1
+    status, said = command_line(SIMULATOR, "--profile", "all", "--seeds", str(seeds), "--jobs", "1")
+    assert status == 0, said
+    assert "seldom met: Campaign → SessionLost" in said
 
 
 def test_a_batch_too_small_to_judge_still_needs_rebalances() -> None:

@@ -27,6 +27,7 @@ from rebalanser.protocol.messages import (
     BarriersRemoved,
     Campaign,
     Command,
+    Deposed,
     Elected,
     Failed,
     GroupRead,
@@ -228,6 +229,24 @@ def test_ten_thousand_resources_are_added_with_progress_and_only_once() -> None:
 
 
 @pytest.mark.rule("RB-9")
+@pytest.mark.rule("RB-5", "RB-6")
+def test_a_leader_whose_term_is_over_is_told_so_whatever_it_asks() -> None:
+    wire = Wire()
+    one, two = wire.join("one"), wire.join("two")
+    wire.add("a")
+    elected, group = wire.lead(one)
+    wire.perform(Resign(one, elected.leadership, "it can't read"), Resigned)
+    wire.lead(two)
+    before = wire.store.revision
+    for command in (
+        ReadGroup(one, elected.leadership),
+        Publish(one, elected.leadership, plan_for(group, 1)),
+        Resign(one, elected.leadership, "once more"),
+    ):
+        wire.perform(command, Deposed)
+    assert wire.store.revision == before
+
+
 def test_a_publish_that_fits_is_one_transaction() -> None:
     wire = Wire()
     session = wire.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rebalanser.testing.simulation.command_line import Simulator, run
+from rebalanser.testing.simulation.coverage import seldom
 from rebalanser.testing.simulation.runner import Report, exercised, replay_command, run_chunk, run_seed
 from rebalanser.testing.simulation.scenario import PROFILES
 
@@ -30,5 +31,6 @@ if __name__ == "__main__":
             counts=_counts,
             exercised=exercised,
             replay_command=replay_command,
+            seldom=lambda total: seldom(total.met),
         )
     )

@@ -141,6 +141,14 @@ class Chaos:
         host.link.watch_silent = True
         self._later(0.05, 1.5, lambda: setattr(host.link, "watch_silent", False))
 
+    def _leading_refused(self, host: Host) -> None:
+        link = host.link
+        link.leading_refused = True
+        if self._random.random() < 0.7:
+            kind = self._random.choice((FaultKind.REPLY_LOST, FaultKind.REQUEST_LATE))
+            link.armed.append(Armed(kind, "Resign"))
+        self._later(0.5, 4.0, lambda: setattr(link, "leading_refused", False))
+
     def _later(self, low_s: float, high_s: float, action: Callable[[], None]) -> None:
         self._world.scheduler.at(self._world.now + self._random.uniform(low_s, high_s), action)
 
@@ -171,6 +179,13 @@ class Chaos:
         self._world.stop(host)
         if self._random.random() < 0.8:
             self._start_later(host, self._random.uniform(0.5, 4.0))
+
+    def _stop_unbegun(self, host: Host) -> None:
+        if host.running is None:
+            self._world.hit(
+                FaultKind.STOPPED_UNBEGUN, f"{host.plan.label}: is asked to stop before it takes part"
+            )
+            self._world.start(host, stopped=True)
 
     def _pause_short(self, host: Host) -> None:
         process = host.running
@@ -262,6 +277,7 @@ _STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {
     FaultKind.WATCH_LOST: Chaos._watch_lost,  # noqa: SLF001 - its own table
     FaultKind.WATCH_SLOW: Chaos._watch_slow,  # noqa: SLF001
     FaultKind.WATCH_SILENT: Chaos._watch_silent,  # noqa: SLF001
+    FaultKind.LEADING_REFUSED: Chaos._leading_refused,  # noqa: SLF001
     FaultKind.PARTITION: Chaos._partition,  # noqa: SLF001
     FaultKind.OUTAGE: Chaos._outage,  # noqa: SLF001
     FaultKind.CRASH: Chaos._crash,  # noqa: SLF001
@@ -280,4 +296,5 @@ _STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {
     FaultKind.UNDRAIN: Chaos._undrain,  # noqa: SLF001
     FaultKind.PIN: Chaos._pin,  # noqa: SLF001
     FaultKind.GRACEFUL_STOP: Chaos._stop,  # noqa: SLF001
+    FaultKind.STOPPED_UNBEGUN: Chaos._stop_unbegun,  # noqa: SLF001
 }

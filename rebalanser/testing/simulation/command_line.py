@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -17,7 +17,21 @@ from rebalanser.testing.simulation.trace import Write
 ReportT = TypeVar("ReportT", bound=RunReport[Any, Any])
 ProfileT = TypeVar("ProfileT")
 
+ALL = "all"
+"""Stands for every profile."""
+SOAK_SEEDS = 100_000
+"""Fewer seeds of all profiles need not have met everything often."""
 _CHUNK = 50
+
+
+@dataclass(frozen=True)
+class _Named(Generic[ReportT]):
+    """Runs a chunk and says of which profile it is."""
+
+    run_chunk: Callable[[tuple[int, int, str]], ReportT]
+
+    def __call__(self, chunk: tuple[int, int, str]) -> tuple[str, ReportT]:
+        return chunk[2], self.run_chunk(chunk)
 
 
 @dataclass(frozen=True)
@@ -37,22 +51,32 @@ class Simulator(Generic[ReportT, ProfileT]):
     counts: Callable[[ReportT], Mapping[str, int | str]]
     exercised: Callable[[ReportT, ProfileT], list[str]]
     replay_command: Callable[[int, ProfileT], str]
+    seldom: Callable[[ReportT], Mapping[str, int]] = lambda _: {}
+    """What a long soak of all profiles must have met more often, and how often it did."""
 
-    def soak(self, first: int, seeds: int, profile: str, jobs: int, console: Console) -> ReportT:
-        """Run many seeds in ``jobs`` processes, and print at once what breaks a rule."""
-        total, end = self.make_report(), first + seeds
-        chunks = [(start, min(_CHUNK, end - start), profile) for start in range(first, end, _CHUNK)]
+    def soak(
+        self, first: int, seeds: int, profiles: Sequence[str], jobs: int, console: Console
+    ) -> dict[str, ReportT]:
+        """Run many seeds, spread over the profiles, in ``jobs`` processes; what breaks a rule is printed."""
+        totals = {name: self.make_report() for name in profiles}
+        each, more = divmod(seeds, len(profiles))
+        ends = {name: first + each + (place < more) for place, name in enumerate(profiles)}
+        chunks = [
+            (start, min(_CHUNK, end - start), name)
+            for name, end in ends.items()
+            for start in range(first, end, _CHUNK)
+        ]
         columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         spawning = multiprocessing.get_context("spawn")
         with spawning.Pool(jobs) as pool, Progress(*columns, console=console) as bar:
             task = bar.add_task("seeds", total=seeds)
-            for report in pool.imap_unordered(self.run_chunk, chunks):
-                total.add(report)
+            for name, report in pool.imap_unordered(_Named(self.run_chunk), chunks):
+                totals[name].add(report)
                 bar.advance(task, report.seeds)
                 for seed, _, sentence in report.violations:
-                    command = self.replay_command(seed, self.profiles[profile])
+                    command = self.replay_command(seed, self.profiles[name])
                     bar.console.print(f"[red]{sentence}[/red]\n  {command}", soft_wrap=True)
-        return total
+        return totals
 
     def summary(self, total: ReportT) -> Table:
         """The table of what runs did."""
@@ -63,6 +87,7 @@ class Simulator(Generic[ReportT, ProfileT]):
             "events": total.events,
             **self.counts(total),
             **{f"fault: {kind}": count for kind, count in sorted(total.faults.items())},
+            **{f"seldom met: {name}": count for name, count in self.seldom(total).items()},
             "violations": len(total.violations),
         }
         for name, value in rows.items():
@@ -90,16 +115,27 @@ def run(simulator: Simulator[ReportT, ProfileT]) -> None:
         seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 1000,
         first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
         jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
-        profile: Annotated[str, typer.Option(help=f"One of: {known}.")] = USUAL_PROFILE,
+        profile: Annotated[
+            str, typer.Option(help=f"One of: {known}; or {ALL}, one after another.")
+        ] = USUAL_PROFILE,
     ) -> None:
-        if profile not in simulator.profiles:
+        if profile not in simulator.profiles and (profile != ALL or seed is not None):
             raise typer.BadParameter(f"unknown profile {profile!r}; known: {known}")
         if seed is not None:
             raise typer.Exit(simulator.replay(seed, profile, trace=trace))
         console = Console()
-        total = simulator.soak(first, seeds, profile, jobs, console)
+        totals = simulator.soak(
+            first, seeds, list(simulator.profiles) if profile == ALL else [profile], jobs, console
+        )
+        total = type(simulator.make_report()).of(totals.values())
         console.print(simulator.summary(total))
-        missing = simulator.exercised(total, simulator.profiles[profile])
+        missing = [
+            f"{name}: {sentence}"
+            for name, report in totals.items()
+            for sentence in simulator.exercised(report, simulator.profiles[name])
+        ]
+        if profile == ALL and seeds >= SOAK_SEEDS:
+            missing += [f"{count} times only: {name}" for name, count in simulator.seldom(total).items()]
         for sentence in missing:
             console.print(f"[red]{sentence}[/red]")
         raise typer.Exit(1 if total.violations or missing else 0)

@@ -24,6 +24,8 @@ Answered: TypeAlias = "Callable[[float, Reply | RebalanserError], None]"
 LATENCY_S = (0.0004, 0.004)
 SLOW_S = (0.02, 0.7)
 LATE_S = (0.55, 2.5)
+LEADING = frozenset({"ReadGroup", "Publish"})
+"""What a leader can't lead without."""
 DEPOSED_TERM = -1
 """The term of a leader of the registry that was deposed; the memory store answers in term 0."""
 
@@ -47,8 +49,14 @@ class Link:
     armed: list[Armed] = field(default_factory=list)
     storm: dict[FaultKind, float] = field(default_factory=dict)
     """How probable each fault is for every request, while a storm lasts."""
+    leading_refused: bool = False
     watch_lag_s: float = 0.0
     watch_silent: bool = False
+
+    @property
+    def troubled(self) -> bool:
+        """Whether a fault may strike a request."""
+        return bool(self.cut or self.armed or self.storm or self.leading_refused)
 
     def calm(self, kind: FaultKind) -> None:
         """End a storm."""
@@ -59,6 +67,7 @@ class Link:
         self.cut = None
         self.armed.clear()
         self.storm.clear()
+        self.leading_refused = False
         self.watch_lag_s = 0.0
         self.watch_silent = False
 
@@ -66,6 +75,8 @@ class Link:
         """What becomes of a request."""
         if self.cut is not None:
             return FaultKind.REQUEST_REFUSED if self.refuses else FaultKind.REQUEST_LOST
+        if self.leading_refused and command in LEADING:
+            return FaultKind.LEADING_REFUSED
         for armed in self.armed:
             if armed.command is None or armed.command == command:
                 if armed.skip == 0:
@@ -104,7 +115,7 @@ class Network:
         self, link: Link, host: str, command: str, origin: Origin, request: Request, answered: Answered
     ) -> bool:
         """Send a request; ``answered`` is called at most once. Whether that is certain to be soon."""
-        fate = link.fate(command, self._random) if link.cut or link.armed or link.storm else None
+        fate = link.fate(command, self._random) if link.troubled else None
         if fate is FaultKind.RENEWED_IN_VAIN and not isinstance(request, KeepAlive):
             fate = None
         arrives = self._scheduler.now + self.latency()
@@ -114,7 +125,7 @@ class Network:
         if link.cut is None:
             self._hit(fate, f"{host}: {fate} ({command}, {type(request).__name__})")
         match fate:
-            case FaultKind.REQUEST_REFUSED:
+            case FaultKind.REQUEST_REFUSED | FaultKind.LEADING_REFUSED:
                 refused = RegistryUnavailable("connection refused")
                 self._scheduler.at(arrives, lambda: answered(arrives, refused))
             case FaultKind.RENEWED_IN_VAIN:

@@ -18,6 +18,7 @@ from rebalanser.protocol.messages import (
     Event,
     Fact,
     FactKind,
+    Failed,
     Finished,
     Guard,
     Handler,
@@ -37,6 +38,7 @@ from rebalanser.protocol.messages import (
 from rebalanser.protocol.node import Node
 from rebalanser.registry.contract import HistoryLost, Reply, Request
 from rebalanser.registry.dialogue import Answer, Dialogue, failure
+from rebalanser.testing.simulation.coverage import answer_name
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.network import no_answer
 from rebalanser.testing.simulation.trace import listed, text
@@ -362,6 +364,8 @@ class Process:
             self.world.oracle.told_joined(outcome.session)
         if self.world.trace:
             self.world.say(self.label, f"{type(command).__name__} → {text(outcome)}")
+        unknown = isinstance(outcome, Failed) and outcome.unknown
+        self.world.met[answer_name(type(command), type(outcome), unknown)] += 1
         self.handle(Answered(command, outcome))
 
     def _set_timer(self) -> None:

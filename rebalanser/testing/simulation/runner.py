@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from rebalanser.protocol.messages import FactKind
 from rebalanser.testing.simulation.chaos import Chaos
+from rebalanser.testing.simulation.coverage import counting
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.simulation.reports import MIN_SEEDS_TO_JUDGE, RunReport, command_to_replay
@@ -32,6 +33,8 @@ class Report(RunReport[FaultKind, FactKind]):
     writes: int = 0
     stale_writes: int = 0
     excused: int = 0
+    met: Counter[str] = field(default_factory=Counter)
+    """How each command ended, and each transition of the tables: how often."""
 
 
 def replay_command(seed: int, profile: Profile = ANYTHING) -> str:
@@ -50,7 +53,7 @@ def run_seed(
     random = Random(f"{profile.name}/{seed}")  # noqa: S311 - to be repeated, not to be secret
     world = make_world(profile.draw(random), random, Trace(write), on_fact)
     report = Report(seeds=1)
-    with report.judging(seed, world.say):
+    with report.judging(seed, world.say), counting(world.met):
         _run(world)
     _account(world, report)
     return report
@@ -66,6 +69,7 @@ def _account(world: World, report: Report) -> None:
     report.writes, report.stale_writes, report.excused = oracle.writes, oracle.stale_writes, oracle.excused
     report.faults = world.hits
     report.facts = world.facts
+    report.met = world.met
 
 
 def _run(world: World) -> None:

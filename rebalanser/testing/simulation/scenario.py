@@ -276,6 +276,25 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     FaultKind.PARTITION: 2,
                     FaultKind.REQUEST_LATE: 3,
                     FaultKind.REPLY_SLOW: 3,
+                    FaultKind.STOPPED_UNBEGUN: 1,
+                },
+            ),
+            _closer(
+                "stuck leaders",
+                {
+                    **_CHANGES,
+                    FaultKind.LEADING_REFUSED: 8,
+                    FaultKind.CRASH: 1,
+                },
+            ),
+            _closer(
+                "slow clocks",
+                {
+                    **_CHANGES,
+                    FaultKind.DRIFT_BEYOND: 6,
+                    FaultKind.PARTITION: 6,
+                    FaultKind.HANDLER_SLOW: 2,
+                    FaultKind.STOP_RAISES: 2,
                 },
             ),
             _closer(

@@ -122,6 +122,8 @@ class World:
         self.hits: Counter[FaultKind] = Counter()
         self.facts: Counter[FactKind] = Counter()
         self.commands: Counter[str] = Counter()
+        self.met: Counter[str] = Counter()
+        """How often each command ended with each outcome, by :func:`~.runner.answer_name`."""
         self.completed_version = 0
         self.oracle = Oracle(self)
         self.network = Network(self.scheduler, random, self._deliver, self.hit)
@@ -245,8 +247,8 @@ class World:
         self.store.expire()
         self._time_leases()
 
-    def start(self, host: Host) -> Process:
-        """Start a process on a host where none runs."""
+    def start(self, host: Host, stopped: bool = False) -> Process:
+        """Start a process where none runs; ``stopped``: it is asked to stop before it takes part."""
         host.generation += 1
         process = Process(self, host, f"{host.plan.label}.{host.generation}")
         host.process = process
@@ -254,7 +256,10 @@ class World:
         host.pause_at_entry_s = 0.0
         if self.trace:
             self.say(host.plan.label, f"starts as {process.stem}")
-        process.begin()
+        if stopped:
+            process.ask_stop()
+        else:
+            process.begin()
         return process
 
     def start_soon(self, host: Host) -> None:

@@ -1,0 +1,81 @@
+"""What runs met of the core: how each command ended, and each row of the transition tables.
+
+An oracle that never saw a row happen says nothing about it. So a long soak must meet each of them often.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rebalanser.protocol.messages import OUTCOMES, Command, Deposed, Failed, Outcome, Publish, ReadGroup
+from rebalanser.protocol.rebalancing import Rebalancing
+from rebalanser.protocol.states import MEMBERSHIP, ROLE, STEPS, Step, Table
+from rebalanser.testing.simulation.mutants import Switch, switched
+
+ENOUGH = 100
+"""How often a soak must have met each answer and each transition."""
+
+
+def answer_name(command: type[Command], outcome: type[Outcome], unknown: bool = False) -> str:
+    """How a summary calls the end of a command; ``unknown``: it failed, and may have had an effect."""
+    return f"{command.__name__} → {outcome.__name__}{' (unknown)' if unknown else ''}"
+
+
+def _transition(table: str, before: object, why: object) -> str:
+    return f"{table}: {before}, {why}"
+
+
+def _step(before: Step, after: Step) -> str:
+    return f"step: {before} → {after}"
+
+
+ANSWERS = frozenset(
+    answer_name(command, outcome, unknown)
+    for command, outcomes in OUTCOMES.items()
+    for outcome in outcomes
+    for unknown in ({False, True} if outcome is Failed else {False})
+)
+"""Every end of every command."""
+TRANSITIONS = frozenset(
+    {
+        *(_transition(table.name, *row) for table in (MEMBERSHIP, ROLE) for row in table.rows),
+        *(_step(before, after) for before, row in STEPS.items() for after in row),
+    }
+)
+"""Every row of the tables."""
+UNMET = frozenset({answer_name(ReadGroup, Deposed), answer_name(Publish, Deposed)})
+"""What no run can meet: a leader loses its term with its session, or by a :class:`Resign` of its own, after
+which it reads and publishes nothing until it knows. The guards of the term stay; the conformance suite and
+``test_translation`` hold them."""
+
+
+@contextmanager
+def counting(met: Counter[str]) -> Iterator[None]:
+    """Count the transitions of every node that runs in here."""
+
+    def move(original: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(table: Table[Any, Any], state: Any, trigger: Any) -> Any:
+            met[_transition(table.name, state, trigger)] += 1
+            return original(table, state, trigger)
+
+        return counted
+
+    def observe_step(original: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(rebalancing: Rebalancing, everything: bool) -> None:
+            before = rebalancing.step
+            original(rebalancing, everything)
+            if rebalancing.step is not before:
+                met[_step(before, rebalancing.step)] += 1
+
+        return counted
+
+    with switched((Switch(Table, "move", move), Switch(Rebalancing, "observe_step", observe_step))):
+        yield
+
+
+def seldom(met: Counter[str]) -> dict[str, int]:
+    """What was met less than :data:`ENOUGH` times, and how often."""
+    return {name: met[name] for name in sorted((ANSWERS | TRANSITIONS) - UNMET) if met[name] < ENOUGH}
