@@ -145,9 +145,21 @@ class Chaos:
         link = host.link
         link.leading_refused = True
         if self._random.random() < 0.7:
-            kind = self._random.choice((FaultKind.REPLY_LOST, FaultKind.REQUEST_LATE))
-            link.armed.append(Armed(kind, "Resign"))
-        self._later(0.5, 4.0, lambda: setattr(link, "leading_refused", False))
+            unheard = Armed(FaultKind.REPLY_LOST, "Heartbeat")
+            link.armed.append(Armed(FaultKind.REPLY_LOST, "Resign", then=(unheard, unheard)))
+            link.watch_silent = True
+
+        def accept() -> None:
+            link.leading_refused = link.watch_silent = False
+
+        self._later(0.5, 4.0, accept)
+
+    def _plan_overtaken(self, host: Host) -> None:
+        read_slowly = Armed(FaultKind.REPLY_SLOW, "ReadGroup")
+        host.link.armed.append(Armed(FaultKind.PLAN_OVERTAKEN, "Publish", then=(read_slowly,)))
+
+    def _lease_revoked(self, host: Host) -> None:
+        host.revoked_in_s = self._random.choice((0.005, 0.05)) * self._random.random()
 
     def _later(self, low_s: float, high_s: float, action: Callable[[], None]) -> None:
         self._world.scheduler.at(self._world.now + self._random.uniform(low_s, high_s), action)
@@ -278,6 +290,7 @@ _STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {
     FaultKind.WATCH_SLOW: Chaos._watch_slow,  # noqa: SLF001
     FaultKind.WATCH_SILENT: Chaos._watch_silent,  # noqa: SLF001
     FaultKind.LEADING_REFUSED: Chaos._leading_refused,  # noqa: SLF001
+    FaultKind.PLAN_OVERTAKEN: Chaos._plan_overtaken,  # noqa: SLF001
     FaultKind.PARTITION: Chaos._partition,  # noqa: SLF001
     FaultKind.OUTAGE: Chaos._outage,  # noqa: SLF001
     FaultKind.CRASH: Chaos._crash,  # noqa: SLF001
@@ -289,6 +302,7 @@ _STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {
     FaultKind.REGISTRY_RESTART: Chaos._restart_registry,  # noqa: SLF001
     FaultKind.COMPACTION: Chaos._compact,  # noqa: SLF001
     FaultKind.LEASES_LATE: Chaos._leases_late,  # noqa: SLF001
+    FaultKind.LEASE_REVOKED: Chaos._lease_revoked,  # noqa: SLF001
     FaultKind.RESOURCES_ADDED: Chaos._add,  # noqa: SLF001
     FaultKind.RESOURCES_REMOVED: Chaos._remove,  # noqa: SLF001
     FaultKind.RESOURCES_READDED: Chaos._readd,  # noqa: SLF001

@@ -37,6 +37,8 @@ class Armed:
     kind: FaultKind
     command: str | None = None
     skip: int = 0
+    then: tuple[Armed, ...] = ()
+    """What waits from then on."""
 
 
 @dataclass(slots=True)
@@ -81,6 +83,7 @@ class Link:
             if armed.command is None or armed.command == command:
                 if armed.skip == 0:
                     self.armed.remove(armed)
+                    self.armed += armed.then
                     return armed.kind
                 armed.skip -= 1
         for kind, probability in self.storm.items():
@@ -131,7 +134,7 @@ class Network:
             case FaultKind.RENEWED_IN_VAIN:
                 replies = arrives + self.latency()
                 self._scheduler.at(arrives, lambda: answered(replies, Done(term=DEPOSED_TERM)))
-            case FaultKind.REQUEST_LATE:
+            case FaultKind.REQUEST_LATE | FaultKind.PLAN_OVERTAKEN:
                 self._arrive(self._late(), request, origin, None)
             case FaultKind.REPLY_LOST:
                 self._arrive(arrives, request, origin, None)

@@ -362,6 +362,7 @@ class Process:
             self.world.oracle.told_session_lost(self, command.session)
         elif isinstance(outcome, Joined):
             self.world.oracle.told_joined(outcome.session)
+            self.world.revoke_soon(self.host, outcome.session)
         if self.world.trace:
             self.world.say(self.label, f"{type(command).__name__} → {text(outcome)}")
         unknown = isinstance(outcome, Failed) and outcome.unknown

@@ -284,17 +284,19 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 {
                     **_CHANGES,
                     FaultKind.LEADING_REFUSED: 8,
+                    FaultKind.PLAN_OVERTAKEN: 4,
                     FaultKind.CRASH: 1,
                 },
             ),
             _closer(
-                "slow clocks",
+                "lost leases",
                 {
                     **_CHANGES,
+                    FaultKind.LEASE_REVOKED: 6,
                     FaultKind.DRIFT_BEYOND: 6,
                     FaultKind.PARTITION: 6,
-                    FaultKind.HANDLER_SLOW: 2,
-                    FaultKind.STOP_RAISES: 2,
+                    FaultKind.REPLY_SLOW: 4,
+                    FaultKind.STOP_RAISES: 4,
                 },
             ),
             _closer(

@@ -12,8 +12,8 @@ from rebalanser.errors import RebalanserError
 from rebalanser.protocol.messages import Fact, FactKind, Handler
 from rebalanser.protocol.node import Node, NodeOptions
 from rebalanser.protocol.states import Membership
-from rebalanser.protocol.types import Member, OnOverrun, ResourceSpec
-from rebalanser.registry.contract import Grant, Granted, KeepAlive, KeyValue, Reply, Request, Target
+from rebalanser.protocol.types import Member, OnOverrun, ResourceSpec, Session
+from rebalanser.registry.contract import Grant, Granted, KeepAlive, KeyValue, Reply, Request, Revoke, Target
 from rebalanser.registry.dialogue import Answer, Reading
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.translation import Translation
@@ -57,6 +57,8 @@ class Host:
         self.generation = 0
         self.handler_faults: list[FaultKind] = []
         self.pause_at_entry_s = 0.0
+        self.revoked_in_s: float | None = None
+        """How long after the next session began an operator ends its lease."""
         self.off_clock = Spans()
         """When its clock ran further off true time than the bound allows."""
 
@@ -351,6 +353,20 @@ class World:
         self.hit(FaultKind.LEASES_LATE, f"leases are found over {seconds:.3f} s late")
         self.store.late_until = self.now + seconds
         self.scheduler.at(self.store.late_until + _TICK_S, self.store.expire)
+
+    def revoke_soon(self, host: Host, session: Session) -> None:
+        """An operator ends a lease by mistake: of a node that holds nothing, so that nobody is in danger."""
+        after_s, host.revoked_in_s = host.revoked_in_s, None
+        if after_s is None:
+            return
+
+        def revoke() -> None:
+            holders = {barrier.node for barrier in self.oracle.barriers.values()}
+            if session.node in self.oracle.members and session.node not in holders:
+                self.hit(FaultKind.LEASE_REVOKED, f"{host.plan.label}: its lease is revoked")
+                self.store.execute(Revoke(session.lease))
+
+        self.scheduler.at(self.now + after_s, revoke)
 
     def operate(self, reading: Reading[ResultT]) -> ResultT:
         """Carry out what an operator does, at once."""
