@@ -23,6 +23,7 @@ A resource has slot 0 only, so far; several owners of one resource would take a 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from rebalanser.errors import InvalidName, UnusableStore
@@ -67,6 +68,7 @@ def check_attribute(name: str, value: str, what: str) -> None:
         )
 
 
+@lru_cache(maxsize=100_000)
 def _quoted(name: str) -> str:
     return quote(name, safe="")
 

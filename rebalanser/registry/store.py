@@ -57,13 +57,6 @@ def _writes(branch: _Branch) -> Iterator[Put | Delete]:
             yield step
 
 
-def _text(part: Guard | Operation) -> str:
-    """The key or prefix that a guard or operation names."""
-    if isinstance(part, Transaction):
-        return ""
-    return part.prefix if isinstance(part, Range | Stat) else part.key
-
-
 def _parts(transaction: Transaction) -> Iterator[Guard | Operation]:
     """Every guard and operation, nested ones too."""
     yield from transaction.guards
@@ -85,29 +78,27 @@ def _longest(transaction: Transaction) -> int:
     return max(len(transaction.guards), len(transaction.then), len(transaction.otherwise))
 
 
-def _check_size(transaction: Transaction, capabilities: Capabilities) -> None:
-    nested = (part for part in _parts(transaction) if isinstance(part, Transaction))
-    longest = _longest(transaction) + max(map(_longest, nested), default=0)
+def _check_parts(transaction: Transaction, capabilities: Capabilities) -> None:
+    size = longest = 0
+    for part in _parts(transaction):
+        if isinstance(part, Transaction):
+            longest = max(longest, _longest(part))
+            continue
+        text = part.prefix if isinstance(part, Range | Stat) else part.key
+        if not (text.isascii() and text.isprintable()):
+            raise InternalError(f"a key must be printable ASCII: {text!r}")
+        if not text and not isinstance(part, Range | Stat):
+            raise InternalError("a key must not be empty")
+        size += len(text) + (len(part.value) if isinstance(part, Put) else 0)
+    longest += _longest(transaction)
     if longest > capabilities.max_operations:
         raise RequestTooLarge(
             f"{longest} guards or operations in one list; the limit is {capabilities.max_operations}"
         )
-    size = sum(
-        len(_text(part)) + (len(part.value) if isinstance(part, Put) else 0) for part in _parts(transaction)
-    )
     if size > capabilities.max_request_bytes:
         raise RequestTooLarge(
             f"{size} bytes in one transaction; the limit is {capabilities.max_request_bytes}"
         )
-
-
-def _check_keys(transaction: Transaction) -> None:
-    for part in _parts(transaction):
-        text = _text(part)
-        if not (text.isascii() and text.isprintable()):
-            raise InternalError(f"a key must be printable ASCII: {text!r}")
-        if not text and not isinstance(part, Range | Stat | Transaction):
-            raise InternalError("a key must not be empty")
 
 
 def _check_written_once(operations: Sequence[Operation]) -> set[str]:
@@ -135,8 +126,7 @@ def check_transaction(transaction: Transaction, capabilities: Capabilities) -> N
         InternalError: it nests too deep, writes a key twice, or a key is empty or not printable ASCII.
     """
     _check_depth(transaction)
-    _check_size(transaction, capabilities)
-    _check_keys(transaction)
+    _check_parts(transaction, capabilities)
     _check_written_once(transaction.then)
     _check_written_once(transaction.otherwise)
 

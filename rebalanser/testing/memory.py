@@ -81,11 +81,9 @@ class _Stream:
             self.sink(events)
 
     def select(self, changes: Sequence[Changed]) -> tuple[Changed, ...]:
-        return tuple(
-            change
-            for change in changes
-            if change.revision >= self.from_revision and self.target.covers(change.key)
-        )
+        if changes[-1].revision < self.from_revision:
+            return ()
+        return tuple([change for change in changes if self.target.covers(change.key)])
 
 
 class MemoryStore(KeyValueStore[_Lease]):
