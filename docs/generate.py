@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import importlib.util
 import inspect
 import io
 import json
@@ -64,6 +65,7 @@ from rebalanser.shiva.states import APPLICATION_BEGINS, APPLICATION_ENDS, APPLIC
 from rebalanser.shiva.types import ApplicationState
 from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser.state import GroupState, describe
+from rebalanser.testing.simulation.mutants import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -160,6 +162,53 @@ def _held_by(kind: str, keys: Iterable[str]) -> str:
 def rule_tests() -> str:
     """Which tests hold each claimed rule."""
     return _held_by("rule", claimed_rules())
+
+
+@functools.cache
+def mutants(file: str) -> tuple[Mutant, ...]:
+    """The mutants that a file of tests runs."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, ROOT / file)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: tuple[Mutant, ...] = module.MUTANTS
+    return made
+
+
+def _mutant_table(file: str) -> str:
+    return _table(
+        ["Mutant", "Promise that it breaks", "Rules", "Faults that show it"],
+        (
+            [mutant.name, mutant.promise, ", ".join(sorted(mutant.rules, key=_by_number)), mutant.profile]
+            for mutant in mutants(file)
+        ),
+    )
+
+
+def _by_number(rule: str) -> tuple[str, int]:
+    family, number = rule.split("-")
+    return family, int(number)
+
+
+def group_mutants() -> str:
+    """The mutants of the protocol of groups."""
+    return _mutant_table("tests/simulation/test_mutants.py")
+
+
+def shiva_mutants() -> str:
+    """The mutants of Shiva."""
+    return _mutant_table("tests/simulation/test_shiva_mutants.py")
+
+
+def neli_mutants() -> str:
+    """The mutants of NELI."""
+    return _mutant_table("tests/simulation/test_neli_mutants.py")
+
+
+def task_mutants() -> str:
+    """The mutants of Skuld."""
+    return _mutant_table("tests/simulation/test_tasks_mutants.py")
 
 
 def lesson_tests() -> str:
@@ -614,6 +663,10 @@ def live_table() -> str:
 PARTS: Mapping[str, Callable[[], str]] = {
     "rule-tests": rule_tests,
     "lesson-tests": lesson_tests,
+    "group-mutants": group_mutants,
+    "shiva-mutants": shiva_mutants,
+    "neli-mutants": neli_mutants,
+    "task-mutants": task_mutants,
     "membership": membership,
     "role": role,
     "steps": steps,

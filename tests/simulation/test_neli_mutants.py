@@ -148,8 +148,7 @@ LIMIT = 300
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_oracle_sees_every_mutant(mutant: Mutant, caught: Callable[[Caught], None]) -> None:
     found = scan(mutant, run_seed, PROFILES, LIMIT)
-    assert found is not None, f"{LIMIT} seeds without it, and nothing was noticed"
-    assert found.rule in mutant.rules, found.sentence
+    assert found is not None, f"{LIMIT} seeds, and no check of these rules saw it: {sorted(mutant.rules)}"
     caught(found)
 
 

@@ -128,6 +128,17 @@ def test_every_claimed_rule_has_a_test() -> None:
     assert not without, f"no test holds {', '.join(without)}"
 
 
+def test_the_simulator_is_marked_with_the_rules_whose_mutants_it_notices() -> None:
+    simulator = ("tests/simulation/test_simulation.py", "test_no_rule_is_broken_whatever_fails")
+    marked = {
+        mark.key for mark in generate.marks() if (mark.file, mark.test) == simulator and mark.kind == "rule"
+    }
+    shown = frozenset[str]().union(
+        *(each.rules for each in generate.mutants("tests/simulation/test_mutants.py"))
+    )
+    assert marked == shown
+
+
 def test_every_lesson_has_a_test() -> None:
     held = {mark.key for mark in generate.marks() if mark.kind == "lesson"}
     without = [lesson for lesson in generate.lessons() if lesson not in held]

@@ -5,9 +5,13 @@ Nothing of this is known to the product: a mutant replaces small methods of it w
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -20,16 +24,16 @@ ProfileT = TypeVar("ProfileT")
 
 @dataclass(frozen=True)
 class Switch:
-    """A method, and what stands in for it; ``replacement`` is given the original."""
+    """A method or function, and what stands in for it; ``replacement`` is given the original."""
 
-    owner: type
+    owner: type | ModuleType
     method: str
     replacement: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A small change of the product, the promise that it breaks, and the rules that show it."""
+    """A small change of the product, the promise that it breaks, and the rules that this is against."""
 
     name: str
     promise: str
@@ -62,6 +66,22 @@ def instead(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda _: function
 
 
+def edited(old: str, new: str) -> Callable[[Any], Any]:
+    """A replacement with the original's source, in which ``new`` stands in place of ``old``."""
+
+    def replacement(original: Any) -> Any:
+        function: Any = original.fget if isinstance(original, property) else original
+        source = textwrap.dedent(inspect.getsource(function))
+        if source.count(old) != 1:
+            raise ValueError(f"{old!r} is {source.count(old)} times in {function.__qualname__}")
+        made: dict[str, Any] = {}
+        tree = compile(ast.parse(source.replace(old, new)), "<mutant>", "exec")
+        exec(tree, function.__globals__, made)  # noqa: S102 - the product's own source, changed by a test
+        return made[function.__name__]
+
+    return replacement
+
+
 @contextmanager
 def switched(switches: Iterable[Switch]) -> Iterator[None]:
     """A context in which methods are replaced."""
@@ -78,11 +98,12 @@ def scan(
     profiles: Mapping[str, ProfileT],
     limit: int,
 ) -> Caught | None:
-    """Run seeds of the mutant's profile; None where ``limit`` seeds saw nothing."""
+    """Run seeds of the mutant's profile until one shows a rule that it breaks; None after ``limit`` seeds."""
     with switched((*mutant.switches, *mutant.second_line)):
         for seed in range(mutant.first, mutant.first + limit):
             for _, rule, sentence in run_seed(seed, profiles[mutant.profile]).violations:
-                return Caught(mutant, seed + 1 - mutant.first, rule, sentence)
+                if rule in mutant.rules:
+                    return Caught(mutant, seed + 1 - mutant.first, rule, sentence)
     return None
 
 

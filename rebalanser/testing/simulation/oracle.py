@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from rebalanser.testing.simulation.process import Process
     from rebalanser.testing.simulation.world import World
 
+OPERATOR = "operator"
+"""The sender of what is no node's request."""
 _EPSILON_S = 1e-4
 _FOREVER = float("inf")
 
@@ -203,6 +205,8 @@ class Oracle:
         for event in events:
             if isinstance(event, Changed):
                 self._changed(event)
+        if self._actor is None:
+            self._check_ended_together(events)
 
     def _changed(self, event: Changed) -> None:
         keys, key = self._keys, event.key
@@ -238,22 +242,46 @@ class Oracle:
         if self._actor is None:
             barrier.ended_with_lease = True
             self._end_stuck_access(resource, barrier)
+            self._check_ended(resource, barrier)
             return
         barrier.removed = True
         if self._actor != barrier.node:
             raise Violation(
-                "RB-15", f"{self._actor} removed the barrier of {resource}, which was {barrier.node}'s"
+                "RB-16" if self._actor == OPERATOR else "RB-15",
+                f"{self._actor} removed the barrier of {resource}, which was {barrier.node}'s",
             )
         for access in self.accesses.get(resource, {}).values():
             if access.barrier is barrier:
                 how = "revoked its lease" if isinstance(self._request, Revoke) else "removed the barrier"
-                raise Violation("RB-11", f"{barrier.node} {how} while it accessed {resource}")
+                rule = "RB-24" if access.until_lease_ends else "RB-11"
+                raise Violation(rule, f"{barrier.node} {how} while it accessed {resource}")
 
     def _end_stuck_access(self, resource: Resource, barrier: Barrier) -> None:
         accesses = self.accesses.get(resource, {})
         for stem, access in list(accesses.items()):
             if access.barrier is barrier and access.until_lease_ends:
                 del accesses[stem]
+
+    def _check_ended(self, resource: Resource, barrier: Barrier) -> None:
+        """Access has ended before the lease has (RB-21)."""
+        for access in self.accesses.get(resource, {}).values():
+            if access.barrier is barrier and self._excuse(access) is None:
+                raise Violation(
+                    "RB-34" if access.process.host.plan.kills else "RB-21",
+                    f"{access.process.label} still accesses {resource} when its lease ends",
+                )
+
+    def _check_ended_together(self, events: Sequence[WatchEvent]) -> None:
+        """A lease that ends takes the member and its barriers at once (RB-20)."""
+        nodes = self._keys.nodes
+        gone = {
+            self._keys.name(e.key, nodes)
+            for e in events
+            if isinstance(e, Changed) and e.key.startswith(nodes)
+        }
+        for resource, barrier in self.barriers.items():
+            if barrier.node in gone:
+                raise Violation("RB-20", f"{barrier.node} is gone, and its barrier of {resource} is not")
 
     def _member_changed(self, event: Changed, node: str) -> None:
         if event.value is None:
@@ -385,7 +413,7 @@ class Oracle:
             )
             if excuse is None:
                 raise Violation(
-                    "RB-1",
+                    "RB-34" if older.barrier.ended_with_lease and older.process.host.plan.kills else "RB-1",
                     f"{process.label} starts {resource} (token {barrier.token}) while "
                     f"{access.process.label} accesses it (token {access.barrier.token})",
                 )

@@ -249,6 +249,8 @@ class Process:
         self.tokens: dict[Resource, Token] = {}
         self.asked: set[Resource] = set()
         """What is owned, or arrives just now, and was asked to stop: nobody works on it any more."""
+        self.failed_to_start: set[Resource] = set()
+        """What OnStart raised for, until OnStop is called for it (RB-24)."""
         self.node: Node = world.make_node(host.plan, stem)
         self._mailbox: deque[Callable[[], None]] = deque()
         self._watching: dict[Topic, Watching] = {}
@@ -466,6 +468,7 @@ class Process:
                 self.write(call.resources)
         else:
             world.oracle.stop_entered(self, call.resources)
+            self.failed_to_start.difference_update(call.resources)
             self._fact(FactKind.STOP_ENTERED, call)
         duration_s, error = self.host.behaviour(call.handler, bool(call.resources))
         if world.trace:
@@ -484,6 +487,7 @@ class Process:
             world.oracle.stop_returned(self, call.resources, error)
         else:
             world.oracle.start_returned(self)
+            self.failed_to_start.update(call.resources if error else ())
         if world.trace:
             world.say(self.label, f"{call.handler} {error or 'returned'}: {listed(call.resources)}")
         if error is None:

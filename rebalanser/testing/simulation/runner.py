@@ -113,7 +113,8 @@ def settle(world: World, within_s: float = SETTLES_WITHIN_S) -> None:
             if unsettled is None:
                 return
         if world.now >= ends:
-            raise Violation("RB-3", f"{within_s:g} s after all was healed: {unsettled}")
+            rule, _, sentence = (unsettled or "RB-3: late requests were under way").partition(": ")
+            raise Violation(rule, f"{within_s:g} s after all was healed: {sentence}")
 
 
 def stay(world: World, for_s: float = STAYS_FOR_S) -> None:

@@ -11,7 +11,7 @@ from rebalanser.allocation import balanced, effort
 from rebalanser.errors import RebalanserError
 from rebalanser.protocol.messages import Fact, FactKind, Handler
 from rebalanser.protocol.node import Node, NodeOptions
-from rebalanser.protocol.states import Membership
+from rebalanser.protocol.states import Membership, Role
 from rebalanser.protocol.types import Member, OnOverrun, ResourceSpec, Session
 from rebalanser.registry.contract import Grant, Granted, KeepAlive, KeyValue, Reply, Request, Revoke, Target
 from rebalanser.registry.dialogue import Answer, Reading
@@ -20,7 +20,7 @@ from rebalanser.registry.translation import Translation
 from rebalanser.testing.memory import MemoryStore
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.network import Link, Network
-from rebalanser.testing.simulation.oracle import Oracle, Spans
+from rebalanser.testing.simulation.oracle import OPERATOR, Oracle, Spans
 from rebalanser.testing.simulation.process import LocalClock, Process
 from rebalanser.testing.simulation.scenario import HostPlan, Scenario
 from rebalanser.testing.simulation.scheduler import Scheduler
@@ -30,7 +30,6 @@ ResultT = TypeVar("ResultT")
 OnFact: TypeAlias = Callable[[str, Fact, float, float], None]
 """Called with the host's label, the fact, wall-clock seconds, and the host's monotonic seconds."""
 
-OPERATOR = "operator"
 _TICK_S = 1e-6
 
 
@@ -178,8 +177,9 @@ class World:
         return next(entry for entry in self.store.items(key) if entry.key == key)
 
     def acknowledged(self, node: str) -> int:
-        """The version that a member has acknowledged, as the registry has it."""
-        return int(self.stored(self.keys.ack(node)).value)
+        """The version that a member has acknowledged, as the registry has it; 0 where it has none."""
+        key = self.keys.ack(node)
+        return next((int(entry.value) for entry in self.store.items(key) if entry.key == key), 0)
 
     def handler_latency(self) -> float:
         """How long (seconds) it takes until the handler's thread runs."""
@@ -405,49 +405,78 @@ class World:
         self.operate(self.translation.set_drained(label, drained))
 
     def unsettled(self) -> str | None:
-        """What is not yet as it must be once nothing is wrong any more; None where all is well."""
+        """The rule and what is not yet as it must be once nothing fails any more; None where all is well.
+
+        A rebalance that is not complete breaks RB-3. What is wrong though the nodes take it for complete
+        breaks a rule of its own.
+        """
         live = [process for host in self.hosts if (process := host.running) is not None]
         for process in live:
             if process.stopping:
-                return f"{process.label} has not stopped"
+                return f"RB-26: {process.label} has not stopped"
             if process.call is not None:
-                return f"a handler of {process.label} runs"
+                return f"RB-3: a handler of {process.label} runs"
             if process.node.membership is not Membership.MEMBER:
-                return f"{process.label} is no member"
+                return f"RB-3: {process.label} is no member"
+        wrong = self._unsettled_group(live)
+        if wrong is not None:
+            return wrong
+        undone = self._unacknowledged()
+        wrong = self._unsettled_process(live) or self._unowned(live)
+        if undone is not None:
+            return f"RB-3: {wrong.partition(': ')[2] if wrong else undone}"
+        return wrong
+
+    def _unsettled_process(self, live: Collection[Process]) -> str | None:
+        for process in live:
+            if process.failed_to_start & process.tokens.keys():
+                return f"RB-24: {process.label} did not stop {listed(process.failed_to_start)}, which failed"
             if process.asked & process.tokens.keys():
-                return f"{process.label} was asked to stop {listed(process.asked)} and not called"
+                return f"RB-41: {process.label} was asked to stop {listed(process.asked)} and not called"
             if not process.tokens and not process.told_of_nothing:
-                return f"{process.label} owns nothing and was not told"
-        return self._unsettled_group(live) or self._unowned(live) or self._unacknowledged()
+                return f"RB-18: {process.label} owns nothing and was not told"
+        return None
 
     def _unsettled_group(self, live: Collection[Process]) -> str | None:
         oracle = self.oracle
         sessions = {process.node.session.node for process in live if process.node.session is not None}
         if oracle.members.keys() != sessions:
-            return f"members are {listed(oracle.members)}, not {listed(sessions)}"
-        if oracle.header is None or oracle.header.shares.keys() != sessions:
-            return "the allocation is for other members"
+            return f"RB-20: members are {listed(oracle.members)}, not {listed(sessions)}"
+        left_over = {
+            self.keys.name(entry.key, prefix)
+            for prefix in (self.keys.acks, self.keys.releases)
+            for entry in self.store.items(prefix)
+        } - sessions
+        if left_over:
+            return f"RB-20: keys of {listed(left_over)} are left over"
         if oracle.leader not in sessions:
-            return f"{oracle.leader} leads, which is gone"
+            return f"RB-23: {oracle.leader} leads, which is gone"
+        if oracle.header is None or oracle.header.shares.keys() != sessions:
+            return "RB-7: the allocation is for other members"
+        for process in live:
+            if process.node.role is Role.LEADER and not process.is_incarnation(oracle.leader):
+                return f"RB-6: {process.label} takes itself for the leader, which is {oracle.leader}"
         return None
 
     def _unowned(self, live: Collection[Process]) -> str | None:
         owners: dict[str, set[str]] = {process.label: set() for process in live}
         for resource, accesses in self.oracle.accesses.items():
             if accesses and resource not in self.resources:
-                return f"{resource} is removed and still accessed"
+                return f"RB-7: {resource} is removed and still accessed"
             for access in accesses.values():
                 owners[access.process.label].add(resource)
         active = sorted(label for label in owners if label not in self.drained)
         pinned = {spec.resource: spec.pin for spec in self.resources.values() if spec.pin is not None}
         expected = balanced(active, self.resources, owners, pinned)
         for label, owned in owners.items():
-            if owned != set(expected.get(label, ())):
-                return f"{label} accesses {listed(owned)}, not {listed(expected.get(label, ()))}"
+            wrong = owned ^ set(expected.get(label, ()))
+            if wrong:
+                rule = "RB-30" if label in self.drained else "RB-29" if wrong & pinned.keys() else "RB-2"
+                return f"{rule}: {label} accesses {listed(owned)}, not {listed(expected.get(label, ()))}"
         barriers = self.oracle.barriers.keys()
         held = set().union(*owners.values()) if owners else set()
         if barriers != held:
-            return f"barriers of {listed(barriers ^ held)} belong to nobody who started"
+            return f"RB-14: barriers of {listed(barriers ^ held)} belong to nobody who started"
         return None
 
     def _unacknowledged(self) -> str | None:
