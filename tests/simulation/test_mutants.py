@@ -16,11 +16,22 @@ from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
 from rebalanser.protocol.types import Group, Timings
-from rebalanser.registry.contract import Delete, Transaction
+from rebalanser.registry import keys as keys_module
+from rebalanser.registry import translation as translation_module
+from rebalanser.registry.contract import Delete, Transaction, Unchanged
 from rebalanser.registry.dialogue import Answer, Reading
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation import PROFILES, Process, run_seed, run_seeds
-from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, edited, scan, switched
+from rebalanser.testing.simulation.mutants import (
+    Caught,
+    Mutant,
+    Switch,
+    always,
+    edited,
+    instead,
+    scan,
+    switched,
+)
 
 pytestmark = pytest.mark.full_size
 
@@ -615,6 +626,71 @@ MUTANTS = (
         _edit(Node, "_leave", "if not self._rebalancing.stuck:", "if True:"),
         frozenset({"RB-24"}),
         "short lives",
+    ),
+    Mutant(
+        "operator request in any epoch",
+        "an operator request that comes late undoes no later one",
+        _edit(
+            Translation,
+            "_in_epoch",
+            "guards=(Unchanged(key, epoch) if epoch else Absent(key),),",
+            "guards=(),",
+        ),
+        frozenset({"RB-44"}),
+        "operators",
+    ),
+    Mutant(
+        "resource overwritten",
+        "of a resource that is there an operator request changes only what it says",
+        _edit(translation_module, "_put", "if key in found and said != SAID:", "if False:"),
+        frozenset({"RB-29"}),
+        "operators",
+    ),
+    Mutant(
+        "drain forgotten",
+        "what an operator is told to be done is done",
+        _edit(Translation, "set_drained", "if (key in found) == drained:", "if found or not drained:"),
+        frozenset({"RB-30"}),
+        "operators",
+    ),
+    Mutant(
+        "names as they are",
+        "no group's keys are among those of another",
+        (Switch(keys_module, "_quoted", instead(lambda name: name)),),
+        frozenset({"RB-33"}),
+        "two groups",
+    ),
+    Mutant(
+        "loop that takes long",
+        "a turn of a node's loop takes 50 ms at most",
+        (Switch(Process, "turn_s", instead(lambda self: 0.6 * self.world.random.random())),),
+        frozenset({"RB-21"}),
+        "slow loops",
+    ),
+    Mutant(
+        "barrier guarded by header",
+        "a node goes on while the shares of others change",
+        (
+            Switch(
+                Translation,
+                "_has_share",
+                instead(lambda self, _node, _version, revision: (Unchanged(self.keys.header, revision),)),
+            ),
+        ),
+        frozenset({"RB-41"}),
+        "churn",
+    ),
+    Mutant(
+        "part of a share",
+        "a node reads all parts of its share",
+        _edit(
+            Translation,
+            "_shares_in",
+            "sorted(found, key=itemgetter(0))",
+            "sorted(found, key=itemgetter(0))[:1]",
+        ),
+        frozenset({"RB-2", "RB-3"}),
+        "many resources",
     ),
 )
 

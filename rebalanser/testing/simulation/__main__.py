@@ -32,5 +32,6 @@ if __name__ == "__main__":
             exercised=exercised,
             replay_command=replay_command,
             seldom=lambda total: seldom(total.met),
+            share=lambda profile: profile.share,
         )
     )

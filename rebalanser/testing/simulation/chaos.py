@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rebalanser.protocol.messages import Fact, FactKind
+from rebalanser.protocol.types import SAID
 from rebalanser.testing.simulation.faults import HANDLER_FAULTS, REQUEST_FAULTS, FaultKind
 from rebalanser.testing.simulation.network import Armed
 
@@ -114,8 +115,13 @@ class Chaos:
 
     def _disturb_requests(self, kind: FaultKind, host: Host) -> None:
         random, link = self._random, host.link
+        operators = self._world.operators
+        if operators and random.random() < 0.6:
+            link = random.choice(operators).link
         if random.random() < 0.75:
             command = "Heartbeat" if kind is FaultKind.RENEWED_IN_VAIN else random.choice(_COMMANDS)
+            if operators:
+                command = None
             link.armed.append(Armed(kind, command, random.choice((0, 0, 0, 1, 2))))
             return
         link.storm[kind] = random.uniform(0.1, 0.9)
@@ -130,7 +136,7 @@ class Chaos:
 
     def _watch_lost(self, host: Host) -> None:
         if host.running is not None:
-            self._world.hit(FaultKind.WATCH_LOST, f"{host.plan.label}: its watch streams break")
+            self._world.hit(FaultKind.WATCH_LOST, f"{host.name}: its watch streams break")
             host.running.lose_watches()
 
     def _watch_slow(self, host: Host) -> None:
@@ -179,7 +185,7 @@ class Chaos:
         if host.running is None:
             self._start_later(host, 0.0)
             return
-        self._world.hit(FaultKind.CRASH, f"{host.plan.label}: crashes")
+        self._world.hit(FaultKind.CRASH, f"{host.name}: crashes")
         self._world.crash(host)
         if self._random.random() < 0.8:
             self._start_later(host, self._random.choice((0.05, 1.0, 3.5)) * (0.5 + self._random.random()))
@@ -194,9 +200,7 @@ class Chaos:
 
     def _stop_unbegun(self, host: Host) -> None:
         if host.running is None:
-            self._world.hit(
-                FaultKind.STOPPED_UNBEGUN, f"{host.plan.label}: is asked to stop before it takes part"
-            )
+            self._world.hit(FaultKind.STOPPED_UNBEGUN, f"{host.name}: is asked to stop before it takes part")
             self._world.start(host, stopped=True)
 
     def _pause_short(self, host: Host) -> None:
@@ -243,13 +247,13 @@ class Chaos:
 
     def _add(self, host: Host) -> None:
         count = self._random.randint(1, 5)
-        if len(self._world.resources) + count > 24:
+        if len(self._world.resources) + count > max(24, self._world.scenario.resources + 12):
             return
         self._world.hit(FaultKind.RESOURCES_ADDED, f"{count} resources are added")
         names = [f"r{self._next_resource + index}" for index in range(count)]
         self._next_resource += count
         pin = host.plan.label if self._random.random() < 0.1 else None
-        self._world.add(names, pin)
+        self._world.add(names, pin, self._said(pin=pin is not None))
 
     def _remove(self, host: Host) -> None:  # noqa: ARG002 - it is everyone's
         names = self._some()
@@ -266,8 +270,20 @@ class Chaos:
         self._later(
             0.0,
             self._random.choice((0.001, 0.1, 1.0)),
-            lambda: self._unless_over(lambda: self._world.add(names)),
+            lambda: self._unless_over(lambda: self._world.add(names, said=self._said(pin=False))),
         )
+
+    def _said(self, pin: bool) -> frozenset[str]:
+        """What a request says of resources that are there: with operators, nothing but the pin."""
+        if not self._world.operators:
+            return SAID
+        return frozenset({"pin"}) if pin else frozenset()
+
+    def _weigh(self, host: Host) -> None:  # noqa: ARG002 - it is everyone's
+        names = self._some()
+        if names:
+            self._world.hit(FaultKind.RESOURCES_WEIGHED, f"{len(names)} resources are weighed")
+            self._world.weigh({name: self._random.choice((0.5, 1.0, 2.0)) for name in names})
 
     def _drain(self, host: Host) -> None:
         self._world.hit(FaultKind.DRAIN, f"{host.plan.label} is drained")
@@ -282,7 +298,7 @@ class Chaos:
         if names:
             pin = host.plan.label if self._random.random() < 0.6 else None
             self._world.hit(FaultKind.PIN, f"{names[0]} is pinned to {pin}")
-            self._world.add(names, pin)
+            self._world.add(names, pin, self._said(pin=True))
 
 
 _STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {
@@ -306,6 +322,7 @@ _STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {
     FaultKind.RESOURCES_ADDED: Chaos._add,  # noqa: SLF001
     FaultKind.RESOURCES_REMOVED: Chaos._remove,  # noqa: SLF001
     FaultKind.RESOURCES_READDED: Chaos._readd,  # noqa: SLF001
+    FaultKind.RESOURCES_WEIGHED: Chaos._weigh,  # noqa: SLF001
     FaultKind.DRAIN: Chaos._drain,  # noqa: SLF001
     FaultKind.UNDRAIN: Chaos._undrain,  # noqa: SLF001
     FaultKind.PIN: Chaos._pin,  # noqa: SLF001

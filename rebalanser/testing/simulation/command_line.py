@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Generic, TypeVar
 
 import typer
@@ -53,14 +54,18 @@ class Simulator(Generic[ReportT, ProfileT]):
     replay_command: Callable[[int, ProfileT], str]
     seldom: Callable[[ReportT], Mapping[str, int]] = lambda _: {}
     """What a long soak of all profiles must have met more often, and how often it did."""
+    share: Callable[[ProfileT], float] = lambda _: 1.0
+    """How many seeds a profile gets in a soak of all, relative to the others."""
 
     def soak(
         self, first: int, seeds: int, profiles: Sequence[str], jobs: int, console: Console
     ) -> dict[str, ReportT]:
         """Run many seeds, spread over the profiles, in ``jobs`` processes; what breaks a rule is printed."""
         totals = {name: self.make_report() for name in profiles}
-        each, more = divmod(seeds, len(profiles))
-        ends = {name: first + each + (place < more) for place, name in enumerate(profiles)}
+        shares = [self.share(self.profiles[name]) for name in profiles]
+        limits = [round(seeds * limit / sum(shares)) for limit in accumulate(shares)]
+        counts = [limit - before for before, limit in pairwise([0, *limits])]
+        ends = {name: first + count for name, count in zip(profiles, counts, strict=True)}
         chunks = [
             (start, min(_CHUNK, end - start), name)
             for name, end in ends.items()

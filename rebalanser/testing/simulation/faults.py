@@ -50,6 +50,7 @@ class FaultKind(StrEnum):
     RESOURCES_READDED = "resources removed and added"
     DRAIN = "drain"
     UNDRAIN = "undrain"
+    RESOURCES_WEIGHED = "resources weighed"
     PIN = "pin"
     GRACEFUL_STOP = "graceful stop"
     STOPPED_UNBEGUN = "stopped before it took part"

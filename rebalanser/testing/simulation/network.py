@@ -23,7 +23,6 @@ Answered: TypeAlias = "Callable[[float, Reply | RebalanserError], None]"
 
 LATENCY_S = (0.0004, 0.004)
 SLOW_S = (0.02, 0.7)
-LATE_S = (0.55, 2.5)
 LEADING = frozenset({"ReadGroup", "Publish"})
 """What a leader can't lead without."""
 DEPOSED_TERM = -1
@@ -101,11 +100,13 @@ class Network:
         random: Random,
         deliver: Deliver,
         hit: Callable[[FaultKind, str], None],
+        late_s: tuple[float, float],
     ) -> None:
         self._scheduler = scheduler
         self._random = random
         self._deliver = deliver
         self._hit = hit
+        self._late_s = late_s
         self.late_until = 0.0
         """When (true seconds) the last of what is under way, and nobody may be waiting for, arrives."""
 
@@ -148,7 +149,7 @@ class Network:
         return False
 
     def _late(self) -> float:
-        return self._scheduler.now + self._random.uniform(*LATE_S)
+        return self._scheduler.now + self._random.uniform(*self._late_s)
 
     def _arrive(
         self, at: float, request: Request, origin: Origin, answered: Answered | None, slow_s: float = 0.0

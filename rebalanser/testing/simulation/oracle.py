@@ -160,6 +160,10 @@ class Oracle:
         self.leader_changes = 0
         self.header: Header | None = None
         self.headers = 0
+        self.given: dict[Resource, tuple[NodeId, float]] = {}
+        """Whose each resource is by the latest allocation, and since when (true seconds) without a break."""
+        self.last_worked: dict[Resource, float] = {}
+        """When (true seconds) the latest access to a resource ended."""
         self._shares: dict[str, bytes] = {}
         self.handler_calls = 0
         self.stale_writes = 0
@@ -202,6 +206,9 @@ class Oracle:
 
     def changed(self, events: Sequence[WatchEvent]) -> None:
         """Keys of the group changed: all that one transaction did, or the end of one lease."""
+        if self._actor is None and self._world.store.serving is not None:
+            keys = [event.key for event in events if isinstance(event, Changed)]
+            raise Violation("RB-33", f"another group changed {keys}")
         for event in events:
             if isinstance(event, Changed):
                 self._changed(event)
@@ -220,6 +227,8 @@ class Oracle:
             self._term_changed(event)
         elif key == keys.header:
             self._header_changed(event)
+        elif key.startswith((keys.resources, keys.drains, keys.operator)):
+            self._world.operations.changed(event, self._actor)
 
     def _barrier_changed(self, event: Changed, resource: Resource) -> None:
         if event.value is None:
@@ -247,7 +256,7 @@ class Oracle:
         barrier.removed = True
         if self._actor != barrier.node:
             raise Violation(
-                "RB-16" if self._actor == OPERATOR else "RB-15",
+                "RB-16" if self._actor.startswith(OPERATOR) else "RB-15",
                 f"{self._actor} removed the barrier of {resource}, which was {barrier.node}'s",
             )
         for access in self.accesses.get(resource, {}).values():
@@ -356,6 +365,12 @@ class Oracle:
                 if resource in owners:
                     raise Violation("RB-2", f"{resource} is given to {owners[resource]} and to {node}")
                 owners[resource] = node
+        self.given = {
+            resource: self.given[resource]
+            if self.given.get(resource, ("", 0.0))[0] == node
+            else (node, self._now)
+            for resource, node in owners.items()
+        }
 
     def _share(self, node: str, version: int) -> Share | None:
         parts = (self._keys.share(SharePart(node, version, part)) for part in count())
@@ -456,6 +471,7 @@ class Oracle:
         self.conduct(process).busy.end(self._now)
         for resource in resources:
             access = self.accesses[resource][process.stem]
+            self.last_worked[resource] = self._now
             if error is None or access.barrier.ended_with_lease:
                 del self.accesses[resource][process.stem]
             else:

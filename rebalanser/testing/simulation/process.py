@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable
 from rebalanser.protocol.messages import (
@@ -26,6 +26,7 @@ from rebalanser.protocol.messages import (
     Join,
     Joined,
     MakePlan,
+    Noticed,
     Outcome,
     Perform,
     Report,
@@ -37,20 +38,22 @@ from rebalanser.protocol.messages import (
 )
 from rebalanser.protocol.node import Node
 from rebalanser.registry.contract import HistoryLost, Reply, Request
-from rebalanser.registry.dialogue import Answer, Dialogue, failure
+from rebalanser.registry.dialogue import Answer, failure
 from rebalanser.testing.simulation.coverage import answer_name
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.network import no_answer
 from rebalanser.testing.simulation.trace import listed, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from rebalanser.protocol.types import Resource, Token, Topic
     from rebalanser.registry.contract import Watch as Stream
     from rebalanser.registry.contract import WatchEvent
+    from rebalanser.testing.simulation.network import Link
     from rebalanser.testing.simulation.world import Host, World
 
+ResultT = TypeVar("ResultT")
 _TIMER_SLACK_S = 1e-6
 
 
@@ -86,62 +89,88 @@ class Call:
     not_after: float
 
 
-class Conversation:
-    """Drives one command's dialogue, as ``RegistryCoordinator`` does, without blocking."""
+class Caller(Protocol):
+    """Sends requests to the registry: a process or an operator."""
 
-    def __init__(self, process: Process, command: Command) -> None:
-        self._process = process
-        self.command = command
-        self._dialogue: Dialogue = process.world.translation.dialogue(command)
+    label: str
+    world: World
+    clock: LocalClock
+
+    @property
+    def now(self) -> float:
+        """Seconds of its monotonic clock."""
+
+    @property
+    def link(self) -> Link:
+        """Its way to the registry."""
+
+    def post(self, at: float, action: Callable[[], None]) -> None:
+        """Let something reach it at a true time."""
+
+
+class Conversation(Generic[ResultT]):
+    """Drives one dialogue, as ``RegistryCoordinator`` does, without blocking.
+
+    ``command`` and ``origin`` tell the network what it carries and for whom. ``ended`` is called with the
+    result, or with the error that the dialogue ended with.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        command: str,
+        origin: str,
+        dialogue: Generator[Request, Answer, ResultT],
+        ended: Callable[[ResultT | RebalanserError], None],
+    ) -> None:
+        self._caller = caller
+        self._command = command
+        self._origin = origin
+        self._dialogue = dialogue
+        self._ended = ended
         self._sent_at = 0.0
         self._waiting_for = 0
 
-    @property
-    def origin(self) -> str:
-        """The incarnation that the command is for."""
-        command = self.command
-        return command.member.node if isinstance(command, Join) else command.session.node
-
     def begin(self) -> None:
         """Send the first request."""
-        self._process.world.commands[type(self.command).__name__] += 1
+        self._caller.world.commands[self._command] += 1
         self._step(lambda: next(self._dialogue))
 
     def _step(self, advance: Callable[[], Request]) -> None:
         try:
             request = advance()
         except StopIteration as stop:
-            self._process.answered(self, stop.value)
+            self._ended(stop.value)
         except InternalError:
             raise
         except RebalanserError as error:
-            self._process.answered(self, failure(error))
+            self._ended(error)
         else:
             self._send(request)
 
     def _send(self, request: Request) -> None:
-        process, world = self._process, self._process.world
+        caller = self._caller
         self._waiting_for += 1
         attempt = self._waiting_for
-        self._sent_at = process.now
-        soon = world.network.send(
-            process.host.link,
-            process.label,
-            type(self.command).__name__,
-            self.origin,
+        self._sent_at = caller.now
+        soon = caller.world.network.send(
+            caller.link,
+            caller.label,
+            self._command,
+            self._origin,
             request,
-            lambda at, reply: process.post(at, lambda: self._receive(attempt, reply)),
+            lambda at, reply: caller.post(at, lambda: self._receive(attempt, reply)),
         )
         if not soon:
             self._give_up_in_time(attempt)
 
     def _give_up_in_time(self, attempt: int) -> None:
-        process = self._process
-        gives_up = process.clock.true(self._sent_at + process.world.scenario.request_timeout_s)
-        process.post(gives_up, lambda: self._resume(attempt, no_answer()))
+        caller = self._caller
+        gives_up = caller.clock.true(self._sent_at + caller.world.scenario.request_timeout_s)
+        caller.post(gives_up, lambda: self._resume(attempt, no_answer()))
 
     def _receive(self, attempt: int, reply: Reply | RebalanserError) -> None:
-        if self._process.host.link.cut is not None and not isinstance(reply, RegistryUnavailable):
+        if self._caller.link.cut is not None and not isinstance(reply, RegistryUnavailable):
             self._give_up_in_time(attempt)
         else:
             self._resume(attempt, reply)
@@ -234,7 +263,7 @@ class Process:
     def __init__(self, world: World, host: Host, stem: str) -> None:
         self.world = world
         self.host = host
-        self.label = host.plan.label
+        self.label = host.name
         self.stem = stem
         self.clock = host.clock
         self.alive = True
@@ -253,6 +282,9 @@ class Process:
         """What OnStart raised for, until OnStop is called for it (RB-24)."""
         self.node: Node = world.make_node(host.plan, stem)
         self._mailbox: deque[Callable[[], None]] = deque()
+        self._in_turn = False
+        self._events: list[Event] = []
+        """What waits for the loop while it is in a turn."""
         self._watching: dict[Topic, Watching] = {}
         self._wakes_at = float("inf")
         self._guard: float | None = None
@@ -263,6 +295,11 @@ class Process:
     def now(self) -> float:
         """This process's monotonic time in seconds."""
         return self.clock.local(self.world.scheduler.now)
+
+    @property
+    def link(self) -> Link:
+        """The host's way to the registry."""
+        return self.host.link
 
     def is_incarnation(self, node: str) -> bool:
         """Whether a member is, or was, this process."""
@@ -310,10 +347,36 @@ class Process:
         self._close_watches()
 
     def handle(self, event: Event) -> None:
-        """Give the core an event and carry out what it says."""
+        """Give the core an event and carry out what it says, once the loop's turn has taken its time."""
         if not self.alive:
             return
-        for effect in self.node.handle(event, self.now):
+        if self._in_turn:
+            self._queue(event)
+            return
+        effects = self.node.handle(event, self.now)
+        turn_s = self.turn_s()
+        if not turn_s:
+            self._end_turn(effects)
+            return
+        self._in_turn = True
+        self.post(self.world.scheduler.now + turn_s, lambda: self._end_turn_late(effects))
+
+    def turn_s(self) -> float:
+        """Draw the seconds that the loop takes for one event."""
+        longest_s = self.world.scenario.turn_s
+        return self.world.random.random() * longest_s if longest_s else 0.0
+
+    def _queue(self, event: Event) -> None:
+        """Let an event wait as the runtime's inbox does: of each topic the latest notice."""
+        if isinstance(event, Noticed):
+            for place, waiting in enumerate(self._events):
+                if isinstance(waiting, Noticed) and waiting.topic == event.topic:
+                    self._events[place] = max(waiting, event, key=lambda notice: notice.revision)
+                    return
+        self._events.append(event)
+
+    def _end_turn(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
             self._carry_out(effect)
         if self.node.session is not None:
             self._last_node = self.node.session.node
@@ -321,12 +384,20 @@ class Process:
             self.asked.clear()
         self._set_timer()
 
+    def _end_turn_late(self, effects: Iterable[Effect]) -> None:
+        self._in_turn = False
+        self._end_turn(effects)
+        if self._events and not self._in_turn:
+            waiting, self._events = self._events, []
+            for event in waiting:
+                self.handle(event)
+
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Perform(command=command):
                 if isinstance(command, Acknowledge):
                     self.world.oracle.acknowledging(self, command)
-                Conversation(self, command).begin()
+                self._converse(command)
             case CallStart(owned=owned, not_after=not_after):
                 self.asked -= owned.keys()
                 self._ask_call(Call(Handler.START, tuple(sorted(owned)), dict(owned), not_after))
@@ -357,9 +428,18 @@ class Process:
         for fact in report.facts():
             self.world.report(self, fact)
 
-    def answered(self, conversation: Conversation, outcome: Outcome) -> None:
+    def _converse(self, command: Command) -> None:
+        node = command.member.node if isinstance(command, Join) else command.session.node
+
+        def ended(result: Outcome | RebalanserError) -> None:
+            self.answered(command, failure(result) if isinstance(result, RebalanserError) else result)
+
+        Conversation(
+            self, type(command).__name__, node, self.world.translation.dialogue(command), ended
+        ).begin()
+
+    def answered(self, command: Command, outcome: Outcome) -> None:
         """A command has ended."""
-        command = conversation.command
         if isinstance(outcome, SessionLost) and not isinstance(command, Join):
             self.world.oracle.told_session_lost(self, command.session)
         elif isinstance(outcome, Joined):

@@ -60,26 +60,37 @@ def run_seed(
 
 
 def _account(world: World, report: Report) -> None:
-    oracle = world.oracle
     report.simulated_s = world.now
     report.events = world.scheduler.events
-    report.rebalances = world.facts[FactKind.REBALANCE_COMPLETED]
-    report.versions = oracle.headers
-    report.leader_changes = max(0, oracle.leader_changes - 1)
-    report.writes, report.stale_writes, report.excused = oracle.writes, oracle.stale_writes, oracle.excused
-    report.faults = world.hits
-    report.facts = world.facts
-    report.met = world.met
+    for group in world.groups:
+        oracle = group.oracle
+        report.rebalances += group.facts[FactKind.REBALANCE_COMPLETED]
+        report.versions += oracle.headers
+        report.leader_changes += max(0, oracle.leader_changes - 1)
+        report.writes += oracle.writes
+        report.stale_writes += oracle.stale_writes
+        report.excused += oracle.excused
+        report.faults += group.hits
+        report.facts += group.facts
+        report.met += group.met
 
 
 def _run(world: World) -> None:
-    chaos = Chaos(world)
-    chaos.begin()
-    world.run_for(world.scenario.chaos_s)
-    chaos.end()
-    heal(world)
-    settle(world)
-    stay(world)
+    if world.scenario.neighbour is not None:
+        World(world.scenario.neighbour, world.random, world.trace, beside=world)
+    groups, ends = world.groups, world.now + world.scenario.chaos_s
+    chaos = [Chaos(group) for group in groups]
+    for each in chaos:
+        each.begin()
+    while world.now < ends:
+        world.run_for(min(_LOOK_EVERY_S, ends - world.now))
+        if world.scenario.live_within_s is not None:
+            world.check_alive(world.scenario.live_within_s)
+    for each in chaos:
+        each.end()
+    for step in (heal, settle, stay):
+        for group in groups:
+            step(group)
 
 
 def heal(world: World) -> None:

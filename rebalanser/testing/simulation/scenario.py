@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
+from typing import Any
 
 from rebalanser.protocol.types import Mode, Timings
 from rebalanser.registry.contract import Capabilities
@@ -27,6 +28,7 @@ TIMINGS = Timings(
     rejoin_max_s=0.8,
 )
 REQUEST_TIMEOUT_S = 0.5
+LATE_S = (0.55, 2.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,18 @@ class Scenario:
     """The faults that are about, with their weights."""
     timings: Timings = TIMINGS
     request_timeout_s: float = REQUEST_TIMEOUT_S
+    late_s: tuple[float, float] = LATE_S
+    """Minimum and maximum seconds after which a late request takes effect."""
     max_operations: int = MEMORY_CAPABILITIES.max_operations
+    max_request_bytes: int = MEMORY_CAPABILITIES.max_request_bytes
+    operators: int = 0
+    """Operators that send requests through the network; with none, what is asked for happens at once."""
+    turn_s: float = 0.0
+    """Maximum seconds that a node's loop takes for one event."""
+    live_within_s: float | None = None
+    """Seconds within which a node works on what it is given, even while the rest of the group changes."""
+    neighbour: Scenario | None = None
+    """Another group in the same registry."""
     chaos_s: float = 8.0
     mean_between_faults_s: float = 0.5
     burst: float = 0.3
@@ -64,7 +77,7 @@ class Scenario:
         """The limits of the registry."""
         return Capabilities(
             max_operations=self.max_operations,
-            max_request_bytes=MEMORY_CAPABILITIES.max_request_bytes,
+            max_request_bytes=self.max_request_bytes,
             min_lease_ttl_s=MEMORY_CAPABILITIES.min_lease_ttl_s,
             lease_detection_s=0.5,
             survives_process=True,
@@ -78,11 +91,22 @@ class Profile:
 
     name: str
     faults: Mapping[FaultKind, float]
+    share: float = 1.0
+    """Seeds in a soak of all profiles, relative to the others; less for runs that take long."""
     kinds: tuple[int, int] = (3, 9)
     """How many kinds of fault a run has, at least and at most."""
     hosts: tuple[int, int] = (1, 7)
     resources: tuple[int, int] = (1, 24)
     max_operations: tuple[int, ...] = (128, 128, 16)
+    max_request_bytes: tuple[int, ...] = (MEMORY_CAPABILITIES.max_request_bytes,)
+    late_s: tuple[float, float] = LATE_S
+    operators: int = 0
+    turn_s: float = 0.0
+    live_within_s: float | None = None
+    neighbour: bool = False
+    """True if a second group is drawn, in the same registry."""
+    equal_labels: float = 0.0
+    """Probability that a host has the label of the first one."""
     eager: float = 0.2
     may_not_lead: float = 0.15
     kills: float = 0.25
@@ -92,6 +116,7 @@ class Profile:
 
     def draw(self, random: Random) -> Scenario:
         """A scenario."""
+        neighbour = replace(self, neighbour=False).draw(random) if self.neighbour else None
         kinds = random.randint(*self.kinds)
         return Scenario(
             hosts=tuple(self._host(index, random) for index in range(self._hosts(random))),
@@ -99,6 +124,12 @@ class Profile:
             faults=MappingProxyType(self._faults(kinds, random)),
             timings=self._timings(random),
             max_operations=random.choice(self.max_operations),
+            max_request_bytes=self.max_request_bytes[0],
+            late_s=self.late_s,
+            operators=self.operators,
+            turn_s=self.turn_s,
+            live_within_s=self.live_within_s,
+            neighbour=neighbour,
             chaos_s=random.uniform(*self.chaos_s),
             mean_between_faults_s=random.uniform(*self.mean_between_faults_s),
             burst=random.uniform(*self.burst),
@@ -110,8 +141,9 @@ class Profile:
         return min(random.randint(low, high), random.randint(min(high, max(low, 2)), high))
 
     def _host(self, index: int, random: Random) -> HostPlan:
+        alike = self.equal_labels > 0 and random.random() < self.equal_labels
         return HostPlan(
-            label=f"host-{index}",
+            label=f"host-{0 if alike else index}",
             mode=Mode.EAGER if random.random() < self.eager else Mode.COOPERATIVE,
             start_in_batches=random.random() < 0.7,
             may_lead=index == 0 or random.random() >= self.may_not_lead,
@@ -198,19 +230,17 @@ _CHANGES: Mapping[FaultKind, float] = MappingProxyType(
 )
 
 
-def _closer(
-    name: str, faults: Mapping[FaultKind, float], max_operations: tuple[int, ...] = (128,)
-) -> Profile:
+def _closer(name: str, faults: Mapping[FaultKind, float], **settings: Any) -> Profile:
     """A profile of a busy group of a few hosts that meets these faults often, and little else."""
+    usual: dict[str, Any] = {
+        "hosts": (2, 4),
+        "resources": (2, 10),
+        "max_operations": (128,),
+        "mean_between_faults_s": (0.1, 0.3),
+        "burst": (0.3, 0.6),
+    }
     return Profile(
-        name,
-        MappingProxyType(dict(faults)),
-        kinds=(len(faults), len(faults)),
-        hosts=(2, 4),
-        resources=(2, 10),
-        max_operations=max_operations,
-        mean_between_faults_s=(0.1, 0.3),
-        burst=(0.3, 0.6),
+        name, MappingProxyType(dict(faults)), kinds=(len(faults), len(faults)), **{**usual, **settings}
     )
 
 
@@ -239,6 +269,18 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     FaultKind.REQUEST_LOST: 2,
                 },
                 max_operations=(8, 10, 128),
+            ),
+            _closer(
+                "later than the lease",
+                {
+                    **_CHANGES,
+                    FaultKind.REQUEST_LATE: 10,
+                    FaultKind.REQUEST_DOUBLED: 8,
+                    FaultKind.CRASH: 2,
+                    FaultKind.PARTITION: 3,
+                    FaultKind.PAUSE_LONG: 2,
+                },
+                late_s=(3.0, 9.0),
             ),
             _closer("vain renewals", {**_CHANGES, FaultKind.RENEWED_IN_VAIN: 8, FaultKind.PARTITION: 1}),
             _closer("silent watches", {**_CHANGES, FaultKind.WATCH_SILENT: 8}),
@@ -302,6 +344,80 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             _closer(
                 "overruns",
                 {**_CHANGES, FaultKind.HANDLER_OVERRUN: 6, FaultKind.HANDLER_SLOW: 3},
+            ),
+            _closer(
+                "operators",
+                {
+                    **_CHANGES,
+                    FaultKind.RESOURCES_WEIGHED: 3,
+                    FaultKind.DRAIN: 4,
+                    FaultKind.UNDRAIN: 4,
+                    FaultKind.REQUEST_LATE: 6,
+                    FaultKind.REQUEST_DOUBLED: 4,
+                    FaultKind.REPLY_LOST: 4,
+                    FaultKind.REQUEST_LOST: 2,
+                    FaultKind.REPLY_SLOW: 4,
+                },
+                operators=3,
+                max_operations=(6, 128),
+            ),
+            _closer(
+                "two groups",
+                {
+                    **_CHANGES,
+                    FaultKind.CRASH: 2,
+                    FaultKind.PARTITION: 2,
+                    FaultKind.REQUEST_LATE: 3,
+                    FaultKind.REGISTRY_RESTART: 1,
+                    FaultKind.COMPACTION: 1,
+                },
+                neighbour=True,
+                equal_labels=0.2,
+            ),
+            _closer(
+                "equal labels",
+                {**_CHANGES, FaultKind.DRAIN: 4, FaultKind.UNDRAIN: 4, FaultKind.PIN: 6, FaultKind.CRASH: 2},
+                equal_labels=0.5,
+                hosts=(2, 5),
+            ),
+            _closer(
+                "slow loops",
+                {
+                    **_CHANGES,
+                    FaultKind.PARTITION: 5,
+                    FaultKind.HANDLER_SLOW: 5,
+                    FaultKind.REPLY_SLOW: 4,
+                    FaultKind.CRASH: 1,
+                },
+                turn_s=0.05,
+            ),
+            _closer(
+                "many resources",
+                {
+                    **_CHANGES,
+                    FaultKind.CRASH: 1,
+                    FaultKind.PARTITION: 1,
+                    FaultKind.REQUEST_LATE: 6,
+                    FaultKind.REPLY_LOST: 4,
+                    FaultKind.REQUEST_DOUBLED: 3,
+                },
+                resources=(100, 2000),
+                max_operations=(24, 64),
+                max_request_bytes=(4_500,),
+                chaos_s=(4.0, 6.0),
+                mean_between_faults_s=(0.2, 0.6),
+                share=0.1,
+            ),
+            _closer(
+                "churn",
+                {**_CHANGES, FaultKind.CRASH: 1},
+                hosts=(3, 5),
+                resources=(60, 120),
+                max_operations=(6, 8),
+                live_within_s=6.0,
+                chaos_s=(12.0, 16.0),
+                mean_between_faults_s=(0.05, 0.15),
+                share=0.2,
             ),
         )
     }

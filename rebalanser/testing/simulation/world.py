@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from random import Random
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from rebalanser.allocation import balanced, effort
 from rebalanser.errors import RebalanserError
 from rebalanser.protocol.messages import Fact, FactKind, Handler
 from rebalanser.protocol.node import Node, NodeOptions
 from rebalanser.protocol.states import Membership, Role
-from rebalanser.protocol.types import Member, OnOverrun, ResourceSpec, Session
+from rebalanser.protocol.types import SAID, Member, OnOverrun, Resource, ResourceSpec, Session
 from rebalanser.registry.contract import Grant, Granted, KeepAlive, KeyValue, Reply, Request, Revoke, Target
-from rebalanser.registry.dialogue import Answer, Reading
+from rebalanser.registry.dialogue import Answer
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.memory import MemoryStore
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.network import Link, Network
-from rebalanser.testing.simulation.oracle import OPERATOR, Oracle, Spans
+from rebalanser.testing.simulation.operators import Change, Operations, Operator
+from rebalanser.testing.simulation.oracle import OPERATOR, Oracle, Spans, Violation
 from rebalanser.testing.simulation.process import LocalClock, Process
 from rebalanser.testing.simulation.scenario import HostPlan, Scenario
 from rebalanser.testing.simulation.scheduler import Scheduler
 from rebalanser.testing.simulation.trace import Trace, listed, reply_sentence, request_sentence, text
 
-ResultT = TypeVar("ResultT")
 OnFact: TypeAlias = Callable[[str, Fact, float, float], None]
 """Called with the host's label, the fact, wall-clock seconds, and the host's monotonic seconds."""
 
+GROUP = "group"
+NEIGHBOUR = "group/nodes"
+"""The name of the other group, whose keys would be among those of the first if it were not quoted."""
 _TICK_S = 1e-6
+_TRIES_AGAIN = 0.5
+"""Probability that an operator makes a request again that failed."""
 
 
 class SimulatedStore(MemoryStore):
     """The memory store, whose leases may be found over a little later than they are."""
 
     late_until = 0.0
+    serving: World | None = None
+    """The group whose request is being carried out."""
 
     def expire(self) -> None:
         """End the leases that are over, unless the registry is late just now."""
@@ -47,9 +55,11 @@ class SimulatedStore(MemoryStore):
 class Host:
     """A machine: its clock and its link outlive the processes that run on it one after another."""
 
-    def __init__(self, world: World, plan: HostPlan, start: float) -> None:
+    def __init__(self, world: World, plan: HostPlan, name: str, start: float) -> None:
         self.world = world
         self.plan = plan
+        self.name = name
+        """Its label, with a number where an earlier host has the same."""
         self.clock = LocalClock(0.0, start)
         self.link = Link()
         self.process: Process | None = None
@@ -87,7 +97,7 @@ class Host:
             if not has_work:
                 continue
             self.handler_faults.remove(fault)
-            self.world.hit(fault, f"{self.plan.label}: {fault} ({handler})")
+            self.world.hit(fault, f"{self.name}: {fault} ({handler})")
             match fault:
                 case FaultKind.HANDLER_SLOW:
                     return limit_s * random.uniform(0.3, 0.95), None
@@ -111,15 +121,21 @@ class World:
         random: Random,
         trace: Trace,
         on_fact: OnFact | None = None,
+        beside: World | None = None,
     ) -> None:
         self.scenario = scenario
         self.random = random
         self.trace = trace
         self._on_fact = on_fact
-        self.scheduler = Scheduler()
-        self.store = SimulatedStore(self.scheduler.clock, scenario.capabilities)
-        self.keys = GroupKeys("sim", "group")
-        self.translation = self.translation_class(self.keys, scenario.capabilities)
+        self.groups: list[World] = beside.groups if beside else []
+        """This one, and the other group in the same registry."""
+        self.groups.append(self)
+        self.scheduler: Scheduler = beside.scheduler if beside else Scheduler()
+        self.store: SimulatedStore = (
+            beside.store if beside else SimulatedStore(self.scheduler.clock, scenario.capabilities)
+        )
+        self.keys: GroupKeys = GroupKeys("sim", NEIGHBOUR if beside else GROUP)
+        self.translation = self.translation_class(self.keys, self.store.capabilities)
         self.hits: Counter[FaultKind] = Counter()
         self.facts: Counter[FactKind] = Counter()
         self.commands: Counter[str] = Counter()
@@ -127,18 +143,31 @@ class World:
         """How often each command ended with each outcome, by :func:`~.runner.answer_name`."""
         self.completed_version = 0
         self.oracle = Oracle(self)
-        self.network = Network(self.scheduler, random, self._deliver, self.hit)
-        self.hosts = [
-            Host(self, plan, start=1000.0 * (index + 1)) for index, plan in enumerate(scenario.hosts)
-        ]
-        self.resources: dict[str, ResourceSpec] = {}
-        self.drained: set[str] = set()
+        self.network: Network = Network(self.scheduler, random, self._deliver, self.hit, scenario.late_s)
+        self.hosts: list[Host] = []
+        for index, plan in enumerate(scenario.hosts):
+            known = any(host.name == plan.label for host in self.hosts)
+            name = f"{plan.label}#{index}" if known else plan.label
+            self.hosts.append(Host(self, plan, name, start=1000.0 * (index + 1)))
+        self.operations = Operations(self)
+        self.operators = [Operator(self, f"{OPERATOR}-{index}") for index in range(scenario.operators)]
         self.reacts: Callable[[Process, Fact], None] | None = None
         self.records: Callable[[Process, Fact], None] | None = None
         """Told each fact as it happens, to write it down; it must not change the run."""
         self._lease_timer = False
         self.store.watch(Target(self.keys.prefix, prefix=True), 1, self.oracle.changed)
-        self.add([f"r{index}" for index in range(scenario.resources)])
+        names = [f"r{index}" for index in range(scenario.resources)]
+        self._change_at_once(Change(f"adds {listed(names)}", put=tuple(map(ResourceSpec, names))))
+
+    @property
+    def resources(self) -> Mapping[Resource, ResourceSpec]:
+        """The resources, as the registry has them."""
+        return self.operations.specs
+
+    @property
+    def drained(self) -> AbstractSet[str]:
+        """The drained labels, as the registry has them."""
+        return self.operations.drained
 
     @property
     def now(self) -> float:
@@ -151,7 +180,7 @@ class World:
 
     def say(self, where: str, sentence: str) -> None:
         """Tell the trace."""
-        self.trace.line(self.now, where, sentence)
+        self.trace.line(self.now, where if self is self.groups[0] else f"neighbour's {where}", sentence)
 
     def hit(self, kind: FaultKind, sentence: str) -> None:
         """A fault took effect."""
@@ -214,6 +243,7 @@ class World:
 
     def _deliver(self, request: Request, origin: str) -> Reply | RebalanserError:
         self.store.expire()
+        self.store.serving = self
         self.oracle.delivering(request, origin)
         try:
             reply = self.store.execute(request)
@@ -222,6 +252,7 @@ class World:
             return error
         finally:
             self.oracle.delivered()
+            self.store.serving = None
         self._say_request(request, origin, reply)
         if isinstance(request, KeepAlive):
             self.oracle.renewed(request.lease, self.scenario.timings.lease_ttl_s)
@@ -252,12 +283,12 @@ class World:
     def start(self, host: Host, stopped: bool = False) -> Process:
         """Start a process where none runs; ``stopped``: it is asked to stop before it takes part."""
         host.generation += 1
-        process = Process(self, host, f"{host.plan.label}.{host.generation}")
+        process = Process(self, host, f"{host.name}.{host.generation}")
         host.process = process
         host.handler_faults.clear()
         host.pause_at_entry_s = 0.0
         if self.trace:
-            self.say(host.plan.label, f"starts as {process.stem}")
+            self.say(host.name, f"starts as {process.stem}")
         if stopped:
             process.ask_stop()
         else:
@@ -277,7 +308,7 @@ class World:
         """Stop a process gracefully."""
         process = host.running
         if process is not None and not process.stopping:
-            self.hit(FaultKind.GRACEFUL_STOP, f"{host.plan.label}: is asked to stop")
+            self.hit(FaultKind.GRACEFUL_STOP, f"{host.name}: is asked to stop")
             process.ask_stop()
 
     def crash(self, host: Host) -> None:
@@ -285,7 +316,7 @@ class World:
         process = host.running
         if process is not None:
             if self.trace:
-                self.say(host.plan.label, "dies")
+                self.say(host.name, "dies")
             process.die()
             self.oracle.died(process)
 
@@ -294,7 +325,7 @@ class World:
         process = host.running
         if process is None or process.paused:
             return
-        self.hit(kind, f"{host.plan.label}: is stopped for {seconds:.3f} s")
+        self.hit(kind, f"{host.name}: is stopped for {seconds:.3f} s")
         self.oracle.conduct(process).paused.begin(self.now)
         process.pause()
         self.scheduler.at(self.now + seconds, lambda: self.resume(process))
@@ -311,7 +342,7 @@ class World:
         """Cut a host off from the registry for a while."""
         if host.link.cut is not None:
             return
-        self.hit(FaultKind.PARTITION, f"{host.plan.label}: is cut off for {seconds:.3f} s")
+        self.hit(FaultKind.PARTITION, f"{host.name}: is cut off for {seconds:.3f} s")
         host.link.cut, host.link.refuses = FaultKind.PARTITION, refuses
         self.scheduler.at(self.now + seconds, lambda: self.join(host))
 
@@ -320,13 +351,13 @@ class World:
         if host.link.cut is not None:
             host.link.cut = None
             if self.trace:
-                self.say(host.plan.label, "is connected again")
+                self.say(host.name, "is connected again")
             if host.running is not None:
                 host.running.reconnected()
 
     def drift(self, host: Host, rate: float, kind: FaultKind) -> None:
         """Let a host's clock run at another rate."""
-        self.hit(kind, f"{host.plan.label}: clock runs at {rate:.4f}")
+        self.hit(kind, f"{host.name}: clock runs at {rate:.4f}")
         self._run_clock(host, rate)
 
     def _run_clock(self, host: Host, rate: float) -> None:
@@ -340,7 +371,8 @@ class World:
     def restart_registry(self) -> None:
         """The registry comes back from a restart."""
         self.hit(FaultKind.REGISTRY_RESTART, "the registry restarts")
-        self.oracle.leases_renewed_by_restart(self.scenario.timings.lease_ttl_s)
+        for group in self.groups:
+            group.oracle.leases_renewed_by_restart(group.scenario.timings.lease_ttl_s)
         self.store.restart()
 
     def compact(self) -> None:
@@ -363,46 +395,73 @@ class World:
         def revoke() -> None:
             holders = {barrier.node for barrier in self.oracle.barriers.values()}
             if session.node in self.oracle.members and session.node not in holders:
-                self.hit(FaultKind.LEASE_REVOKED, f"{host.plan.label}: its lease is revoked")
+                self.hit(FaultKind.LEASE_REVOKED, f"{host.name}: its lease is revoked")
                 self.store.execute(Revoke(session.lease))
 
         self.scheduler.at(self.now + after_s, revoke)
 
-    def operate(self, reading: Reading[ResultT]) -> ResultT:
-        """Carry out what an operator does, at once."""
+    def change(self, change: Change) -> None:
+        """An operator asks for a change: through the network if the scenario has operators, else at once."""
+        if not self.operators:
+            self._change_at_once(change)
+            return
+        operator = self.random.choice(self.operators)
+
+        def try_again() -> None:
+            if self.reacts is not None and self.random.random() < _TRIES_AGAIN:
+                self.scheduler.at(self.now + self.random.random(), lambda: operator.ask(change))
+
+        operator.ask(change, try_again)
+
+    def _change_at_once(self, change: Change) -> None:
+        if self.trace:
+            self.say(OPERATOR, change.sentence)
+        request = self.operations.begin(change)
+        dialogue = change.dialogue(self.translation)
         try:
-            request = next(reading)
+            sent = next(dialogue)
             while True:
-                reply = self._deliver(request, OPERATOR)
+                reply = self._deliver(sent, request.origin)
                 if isinstance(reply, RebalanserError):
                     raise reply
-                request = reading.send(Answer(reply, self.now))
-        except StopIteration as stop:
-            result: ResultT = stop.value
-            return result
+                sent = dialogue.send(Answer(reply, self.now))
+        except StopIteration:
+            self.operations.ended(request, None)
 
-    def add(self, names: Sequence[str], pin: str | None = None) -> None:
+    def add(self, names: Sequence[str], pin: str | None = None, said: frozenset[str] = SAID) -> None:
         """Add resources, or change what they are pinned to."""
-        specs = [ResourceSpec(name, pin=pin) for name in names]
-        self.resources.update((spec.resource, spec) for spec in specs)
-        if self.trace:
-            self.say(OPERATOR, f"adds {listed(names)}" + (f", pinned to {pin}" if pin else ""))
-        self.operate(self.translation.put_resources(specs, lambda _: None))
+        sentence = f"adds {listed(names)}" + (f", pinned to {pin}" if pin else "")
+        self.change(Change(sentence, put=tuple(ResourceSpec(name, pin=pin) for name in names), said=said))
+
+    def weigh(self, weights: Mapping[Resource, float]) -> None:
+        """Change the weights of resources."""
+        self.change(Change(f"weighs {listed(weights)}", weights=weights))
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove resources."""
-        for name in names:
-            self.resources.pop(name, None)
-        if self.trace:
-            self.say(OPERATOR, f"removes {listed(names)}")
-        self.operate(self.translation.remove_resources(names, lambda _: None))
+        self.change(Change(f"removes {listed(names)}", removed=tuple(names)))
 
     def set_drained(self, label: str, drained: bool) -> None:
-        """Drain a host, or give it work again."""
-        (self.drained.add if drained else self.drained.discard)(label)
-        if self.trace:
-            self.say(OPERATOR, f"{'drains' if drained else 'undrains'} {label}")
-        self.operate(self.translation.set_drained(label, drained))
+        """Drain a label, or give its nodes work again."""
+        self.change(Change(f"{'drains' if drained else 'undrains'} {label}", drain=(label, drained)))
+
+    def check_alive(self, within_s: float) -> None:
+        """What a healthy node was given and keeps, it works on soon, whatever else changes (RB-41).
+
+        For profiles whose faults leave the network, the clocks and the handlers alone.
+        """
+        processes = {
+            process.node.session.node: process
+            for host in self.hosts
+            if (process := host.running) is not None and process.node.session is not None
+        }
+        for resource, (node, since) in self.oracle.given.items():
+            process = processes.get(node)
+            idle_s = self.now - max(since, self.oracle.last_worked.get(resource, 0.0))
+            if process is None or process.stopping or idle_s <= within_s:
+                continue
+            if process.stem not in self.oracle.accesses.get(resource, {}):
+                raise Violation("RB-41", f"{node} has not worked on {resource} for {idle_s:.1f} s")
 
     def unsettled(self) -> str | None:
         """The rule and what is not yet as it must be once nothing fails any more; None where all is well.
@@ -411,6 +470,8 @@ class World:
         breaks a rule of its own.
         """
         live = [process for host in self.hosts if (process := host.running) is not None]
+        if self.operations.under_way:
+            return "RB-3: an operator waits"
         for process in live:
             if process.stopping:
                 return f"RB-26: {process.label} has not stopped"
@@ -465,19 +526,32 @@ class World:
                 return f"RB-7: {resource} is removed and still accessed"
             for access in accesses.values():
                 owners[access.process.label].add(resource)
-        active = sorted(label for label in owners if label not in self.drained)
-        pinned = {spec.resource: spec.pin for spec in self.resources.values() if spec.pin is not None}
+        drained = {process.label for process in live if process.host.plan.label in self.drained}
+        active = sorted(owners.keys() - drained)
+        pinned = self._pinned([process for process in live if process.label in active])
         expected = balanced(active, self.resources, owners, pinned)
         for label, owned in owners.items():
             wrong = owned ^ set(expected.get(label, ()))
             if wrong:
-                rule = "RB-30" if label in self.drained else "RB-29" if wrong & pinned.keys() else "RB-2"
+                rule = "RB-30" if label in drained else "RB-29" if wrong & pinned.keys() else "RB-2"
                 return f"{rule}: {label} accesses {listed(owned)}, not {listed(expected.get(label, ()))}"
         barriers = self.oracle.barriers.keys()
         held = set().union(*owners.values()) if owners else set()
         if barriers != held:
             return f"RB-14: barriers of {listed(barriers ^ held)} belong to nobody who started"
         return None
+
+    def _pinned(self, active: Collection[Process]) -> dict[Resource, str]:
+        """The process that each pinned resource may be on: of those of equal label the first by its id."""
+        by_label: dict[str, Process] = {}
+        for process in active:
+            known = by_label.setdefault(process.host.plan.label, process)
+            by_label[process.host.plan.label] = min(known, process, key=_node_id)
+        return {
+            spec.resource: by_label[spec.pin].label if spec.pin in by_label else ""
+            for spec in self.resources.values()
+            if spec.pin is not None
+        }
 
     def _unacknowledged(self) -> str | None:
         header = self.oracle.header
@@ -494,6 +568,8 @@ class World:
         """End every fault; start something on hosts where nothing can go on by itself."""
         self.reacts = None
         self.store.late_until = 0.0
+        for operator in self.operators:
+            operator.link.clear()
         for host in self.hosts:
             host.handler_faults.clear()
             host.pause_at_entry_s = 0.0
@@ -507,6 +583,10 @@ class World:
                 self.resume(host.running)
         if self.trace:
             self.say("world", "everything is healed")
+
+
+def _node_id(process: Process) -> str:
+    return process.node.session.node if process.node.session is not None else ""
 
 
 def _fact_sentence(fact: Fact) -> str:
