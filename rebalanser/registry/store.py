@@ -13,7 +13,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
@@ -34,11 +33,10 @@ from rebalanser.registry.contract import (
     Stat,
     Stats,
     Transaction,
-    Unchanged,
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Branch:
     """What a transaction will do, its guards being decided."""
 
@@ -46,15 +44,18 @@ class _Branch:
     steps: tuple[_Step, ...]
 
 
+_AFTER_ANY = "\x7f"
+"""Greater than every character of a key."""
+
 _Step: TypeAlias = Put | Delete | Get | Range | Stat | _Branch
 
 
 def _writes(branch: _Branch) -> Iterator[Put | Delete]:
     for step in branch.steps:
-        if isinstance(step, _Branch):
-            yield from _writes(step)
-        elif isinstance(step, Put | Delete):
+        if isinstance(step, (Put, Delete)):
             yield step
+        elif isinstance(step, _Branch):
+            yield from _writes(step)
 
 
 def _parts(transaction: Transaction) -> Iterator[Guard | Operation]:
@@ -79,17 +80,24 @@ def _longest(transaction: Transaction) -> int:
 
 
 def _check_parts(transaction: Transaction, capabilities: Capabilities) -> None:
+    texts: list[str] = []
     size = longest = 0
     for part in _parts(transaction):
         if isinstance(part, Transaction):
             longest = max(longest, _longest(part))
-            continue
-        text = part.prefix if isinstance(part, Range | Stat) else part.key
-        if not (text.isascii() and text.isprintable()):
-            raise InternalError(f"a key must be printable ASCII: {text!r}")
-        if not text and not isinstance(part, Range | Stat):
+        elif isinstance(part, (Range, Stat)):
+            texts.append(part.prefix)
+        elif not part.key:
             raise InternalError("a key must not be empty")
-        size += len(text) + (len(part.value) if isinstance(part, Put) else 0)
+        else:
+            texts.append(part.key)
+            if isinstance(part, Put):
+                size += len(part.value)
+    together = "".join(texts)
+    if not (together.isascii() and together.isprintable()):
+        wrong = next(text for text in texts if not (text.isascii() and text.isprintable()))
+        raise InternalError(f"a key must be printable ASCII: {wrong!r}")
+    size += len(together)
     longest += _longest(transaction)
     if longest > capabilities.max_operations:
         raise RequestTooLarge(
@@ -105,13 +113,12 @@ def _check_written_once(operations: Sequence[Operation]) -> set[str]:
     """All keys that the list may write, in whichever branches; two of its operations may not share one."""
     written: set[str] = set()
     for operation in operations:
-        match operation:
-            case Put(key=key) | Delete(key=key):
-                keys = {key}
-            case Transaction(then=then, otherwise=otherwise):
-                keys = _check_written_once(then) | _check_written_once(otherwise)
-            case _:
-                continue
+        if isinstance(operation, (Put, Delete)):
+            keys = {operation.key}
+        elif isinstance(operation, Transaction):
+            keys = _check_written_once(operation.then) | _check_written_once(operation.otherwise)
+        else:
+            continue
         if not written.isdisjoint(keys):
             raise InternalError(f"written twice in one transaction: {sorted(written & keys)}")
         written |= keys
@@ -180,7 +187,8 @@ class KeyValueStore(ABC, Generic[LeaseT]):
 
     def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
         """Keys with the prefix, in key order: those after ``after``, the first ``limit`` unless it is 0."""
-        return tuple(self._items[key] for key in islice(self._keys(prefix, after), limit or None))
+        items = self._items
+        return tuple([items[key] for key in self._keys(prefix, after, limit)])
 
     def get(self, key: str) -> KeyValue | None:
         """One key, if it is there."""
@@ -242,54 +250,49 @@ class KeyValueStore(ABC, Generic[LeaseT]):
             self._commit(changes)
         return outcome
 
-    def _keys(self, prefix: str, after: str) -> Iterator[str]:
-        start = max(bisect_left(self._order, prefix), bisect_right(self._order, after))
-        for index in range(start, len(self._order)):
-            if not self._order[index].startswith(prefix):
-                return
-            yield self._order[index]
+    def _keys(self, prefix: str, after: str, limit: int) -> list[str]:
+        order = self._order
+        start = bisect_left(order, prefix)
+        if after > prefix:
+            start = bisect_right(order, after, start)
+        end = bisect_left(order, prefix + _AFTER_ANY, start)
+        return order[start : min(end, start + limit) if limit else end]
 
     def _choose(self, transaction: Transaction) -> _Branch:
         succeeded = all(self._holds(guard) for guard in transaction.guards)
         operations = transaction.then if succeeded else transaction.otherwise
         return _Branch(
             succeeded,
-            tuple(
-                self._choose(operation) if isinstance(operation, Transaction) else operation
-                for operation in operations
-            ),
+            tuple([self._choose(each) if isinstance(each, Transaction) else each for each in operations]),
         )
 
     def _holds(self, guard: Guard) -> bool:
         item = self._items.get(guard.key)
-        match guard:
-            case Absent():
-                return item is None
-            case Created(revision=revision):
-                return item is not None and item.create_revision == revision
-            case Unchanged(revision=revision):
-                return item is not None and item.mod_revision == revision
+        if isinstance(guard, Absent):
+            return item is None
+        if isinstance(guard, Created):
+            return item is not None and item.create_revision == guard.revision
+        return item is not None and item.mod_revision == guard.revision
 
     def _perform(self, branch: _Branch, revision: int) -> Outcome:
-        return Outcome(
-            branch.succeeded, revision, tuple(self._perform_step(step, revision) for step in branch.steps)
-        )
+        results = tuple([self._perform_step(step, revision) for step in branch.steps])
+        return Outcome(branch.succeeded, revision, results)
 
     def _perform_step(self, step: _Step, revision: int) -> Result:
         match step:
+            case Get(key=key):
+                return self._items.get(key)
             case Put():
                 self._put(step, revision)
                 return None
             case Delete(key=key):
                 self._remove(key)
                 return None
-            case Get(key=key):
-                return self.get(key)
             case Range(prefix=prefix, after=after, limit=limit):
                 return self.items(prefix, after, limit)
             case Stat(prefix=prefix):
-                items = self.items(prefix)
-                return Stats(len(items), max((item.mod_revision for item in items), default=0))
+                revisions = [item.mod_revision for item in self.items(prefix)]
+                return Stats(len(revisions), max(revisions, default=0))
             case _Branch():
                 return self._perform(step, revision)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from rebalanser.errors import UnusableStore
@@ -15,23 +15,35 @@ from rebalanser.registry.contract import KeyValue
 SCHEMA_VERSION = 1
 
 
+_encoded = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode
+
+
 def _dump(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
+    return _encoded(value).encode()
 
 
-@contextmanager
-def _reading(key: str) -> Iterator[None]:
+class _Reading:
     """Whatever cannot be read is named, for a person to repair; the node goes on once it is."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
-        raise UnusableStore(
-            f"{key!r} holds what no Rebalanser wrote ({error!r}): repair or delete it"
-        ) from error
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, zlib.error)):
+            raise UnusableStore(
+                f"{self._key!r} holds what no Rebalanser wrote ({error!r}): repair or delete it"
+            ) from error
 
 
 def _load(entry: KeyValue) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(entry.value)
+    value: dict[str, Any] = json.loads(entry.value.decode())
     if value.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
         raise UnusableStore(
             f"{entry.key!r} was written by a newer Rebalanser (schema {value['schema']}, "
@@ -57,7 +69,7 @@ def dump_member(member: Member) -> bytes:
 
 def load_member(node: str, entry: KeyValue) -> Member:
     """A member from its node key."""
-    with _reading(entry.key):
+    with _Reading(entry.key):
         value = _load(entry)
         return Member(
             node=node,
@@ -80,7 +92,7 @@ def dump_leadership(term: int, leader: str, trouble: Trouble | None) -> bytes:
 
 def load_leadership(entry: KeyValue) -> Leadership:
     """Who leads, from the term key."""
-    with _reading(entry.key):
+    with _Reading(entry.key):
         value = _load(entry)
         trouble = value.get("trouble")
         return Leadership(
@@ -105,9 +117,9 @@ def dump_resource(spec: ResourceSpec) -> bytes:
 
 def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
     """A resource from its key."""
-    with _reading(entry.key):
-        if not entry.value:
-            return ResourceSpec(resource)
+    if not entry.value:
+        return ResourceSpec(resource)
+    with _Reading(entry.key):
         value = _load(entry)
         return ResourceSpec(
             resource,
@@ -124,7 +136,7 @@ def dump_header(version: int, term: int, shares: Mapping[str, int]) -> bytes:
 
 def load_header(entry: KeyValue) -> Header:
     """The committed allocation's header."""
-    with _reading(entry.key):
+    with _Reading(entry.key):
         value = _load(entry)
         return Header(
             version=value["version"], term=value["term"], revision=entry.mod_revision, shares=value["shares"]
@@ -139,11 +151,11 @@ def dump_share(resources: Iterable[str], max_bytes: int) -> list[bytes]:
 
 def load_share(version: int, parts: Sequence[KeyValue]) -> Share:
     """A share from its parts, of which there is at least one."""
-    with _reading(parts[0].key):
+    with _Reading(parts[0].key):
         whole = zlib.decompress(b"".join(part.value for part in parts))
         return Share(
             version=version,
-            resources=frozenset(json.loads(whole)),
+            resources=frozenset(json.loads(whole.decode())),
             parts=len(parts),
             revision=parts[0].mod_revision,
         )
@@ -151,5 +163,5 @@ def load_share(version: int, parts: Sequence[KeyValue]) -> Share:
 
 def load_acknowledgement(entry: KeyValue) -> int:
     """The version that a node has completed, from its acknowledgement."""
-    with _reading(entry.key):
+    with _Reading(entry.key):
         return int(entry.value)

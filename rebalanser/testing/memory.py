@@ -80,10 +80,13 @@ class _Stream:
         if self in self.streams:
             self.sink(events)
 
-    def select(self, changes: Sequence[Changed]) -> tuple[Changed, ...]:
+    def select(self, changes: Sequence[Changed]) -> list[Changed]:
         if changes[-1].revision < self.from_revision:
-            return ()
-        return tuple([change for change in changes if self.target.covers(change.key)])
+            return []
+        key = self.target.key
+        if self.target.prefix:
+            return [change for change in changes if change.key.startswith(key)]
+        return [change for change in changes if change.key == key]
 
 
 class MemoryStore(KeyValueStore[_Lease]):
@@ -131,6 +134,11 @@ class MemoryStore(KeyValueStore[_Lease]):
         """
         with self._lock:
             self.expire()
+            return self.carry_out(request)
+
+    def carry_out(self, request: Request) -> Reply:
+        """Do as :meth:`execute`, without a look at the leases first."""
+        with self._lock:
             match request:
                 case Transaction():
                     return self.transact(request)
@@ -160,10 +168,8 @@ class MemoryStore(KeyValueStore[_Lease]):
         """End every lease whose time is over, in the order of their ends; each end is one transaction."""
         with self._lock:
             now = self._clock.now()
-            over = sorted(
-                (held.ends_at, lease) for lease, held in self._leases.items() if held.ends_at <= now
-            )
-            for _, lease in over:
+            over = [(held.ends_at, lease) for lease, held in self._leases.items() if held.ends_at <= now]
+            for _, lease in sorted(over):
                 if lease in self._leases:
                     self.end(lease)
 
@@ -212,14 +218,17 @@ class MemoryStore(KeyValueStore[_Lease]):
 
     def _committed(self, changes: tuple[Changed, ...]) -> None:
         self._history.append(changes)
+        changed = {change.key for change in changes}
         for stream in self._streams:
-            self._queue(stream, changes)
+            target = stream.target
+            if target.prefix or target.key in changed:
+                self._queue(stream, changes)
         self._tell()
 
     def _queue(self, stream: _Stream, changes: Sequence[Changed]) -> None:
         selected = stream.select(changes)
         if selected:
-            self._untold.append((stream, selected))
+            self._untold.append((stream, tuple(selected)))
 
     def _tell(self) -> None:
         if self._telling:
