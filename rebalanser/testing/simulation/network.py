@@ -131,10 +131,10 @@ class Network:
         match fate:
             case FaultKind.REQUEST_REFUSED | FaultKind.LEADING_REFUSED:
                 refused = RegistryUnavailable("connection refused")
-                self._scheduler.at(arrives, lambda: answered(arrives, refused))
+                self._scheduler.at(arrives, answered, arrives, refused)
             case FaultKind.RENEWED_IN_VAIN:
                 replies = arrives + self.latency()
-                self._scheduler.at(arrives, lambda: answered(replies, Done(term=DEPOSED_TERM)))
+                self._scheduler.at(arrives, answered, replies, Done(term=DEPOSED_TERM))
             case FaultKind.REQUEST_LATE | FaultKind.PLAN_OVERTAKEN:
                 self._arrive(self._late(), request, origin, None)
             case FaultKind.REPLY_LOST:
@@ -156,13 +156,12 @@ class Network:
     ) -> None:
         if answered is None:
             self.late_until = max(self.late_until, at)
+        self._scheduler.at(at, self._reach, request, origin, answered, slow_s)
 
-        def arrive() -> None:
-            reply = self._deliver(request, origin)
-            if answered is not None:
-                answered(self._scheduler.now + slow_s + self.latency(), reply)
-
-        self._scheduler.at(at, arrive)
+    def _reach(self, request: Request, origin: Origin, answered: Answered | None, slow_s: float) -> None:
+        reply = self._deliver(request, origin)
+        if answered is not None:
+            answered(self._scheduler.now + slow_s + self.latency(), reply)
 
 
 def no_answer() -> OutcomeUnknown:

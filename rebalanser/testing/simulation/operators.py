@@ -173,9 +173,9 @@ class Operator:
         """Seconds of its monotonic clock."""
         return self.world.now
 
-    def post(self, at: float, action: Callable[[], None]) -> None:
+    def post(self, at: float, action: Callable[..., None], *arguments: Any) -> None:
         """Let something reach it at a true time."""
-        self.world.scheduler.at(at, action)
+        self.world.scheduler.at(at, action, *arguments)
 
     def ask(self, change: Change, failed: Callable[[], None] = lambda: None) -> None:
         """Make a request; ``failed`` is called if it ends with an error."""

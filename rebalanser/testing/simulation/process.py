@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable
 from rebalanser.protocol.messages import (
@@ -104,7 +104,7 @@ class Caller(Protocol):
     def link(self) -> Link:
         """Its way to the registry."""
 
-    def post(self, at: float, action: Callable[[], None]) -> None:
+    def post(self, at: float, action: Callable[..., None], *arguments: Any) -> None:
         """Let something reach it at a true time."""
 
 
@@ -134,11 +134,11 @@ class Conversation(Generic[ResultT]):
     def begin(self) -> None:
         """Send the first request."""
         self._caller.world.commands[self._command] += 1
-        self._step(lambda: next(self._dialogue))
+        self._step(self._dialogue.send, None)
 
-    def _step(self, advance: Callable[[], Request]) -> None:
+    def _step(self, advance: Callable[[Any], Request], given: Answer | RebalanserError | None) -> None:
         try:
-            request = advance()
+            request = advance(given)
         except StopIteration as stop:
             self._ended(stop.value)
         except InternalError:
@@ -159,7 +159,7 @@ class Conversation(Generic[ResultT]):
             self._command,
             self._origin,
             request,
-            lambda at, reply: caller.post(at, lambda: self._receive(attempt, reply)),
+            lambda at, reply: caller.post(at, self._receive, attempt, reply),
         )
         if not soon:
             self._give_up_in_time(attempt)
@@ -167,7 +167,7 @@ class Conversation(Generic[ResultT]):
     def _give_up_in_time(self, attempt: int) -> None:
         caller = self._caller
         gives_up = caller.clock.true(self._sent_at + caller.world.scenario.request_timeout_s)
-        caller.post(gives_up, lambda: self._resume(attempt, no_answer()))
+        caller.post(gives_up, self._resume, attempt, no_answer())
 
     def _receive(self, attempt: int, reply: Reply | RebalanserError) -> None:
         if self._caller.link.cut is not None and not isinstance(reply, RegistryUnavailable):
@@ -180,9 +180,9 @@ class Conversation(Generic[ResultT]):
             return
         self._waiting_for += 1
         if isinstance(reply, RebalanserError):
-            self._step(lambda: self._dialogue.throw(reply))
+            self._step(self._dialogue.throw, reply)
         else:
-            self._step(lambda: self._dialogue.send(Answer(reply, self._sent_at)))
+            self._step(self._dialogue.send, Answer(reply, self._sent_at))
 
 
 class Watching:
@@ -198,7 +198,7 @@ class Watching:
         session = process.node.session
         self._node = session.node if session else ""
         world = process.world
-        world.scheduler.at(world.scheduler.now + world.network.latency(), lambda: self._open(from_revision))
+        world.scheduler.at(world.scheduler.now + world.network.latency(), self._open, from_revision)
 
     def close(self) -> None:
         """Stop watching. Events on their way still arrive."""
@@ -232,7 +232,7 @@ class Watching:
         arrives = world.scheduler.now + world.network.latency() + link.watch_lag_s
         self._told_at = max(self._told_at, arrives)
         world.network.late_until = max(world.network.late_until, self._told_at)
-        self._process.post(self._told_at, lambda: self._tell(events))
+        self._process.post(self._told_at, self._tell, events)
 
     def _tell(self, events: Sequence[WatchEvent]) -> None:
         for notice in self._process.world.translation.notices(self._topic, events, self._node):
@@ -281,7 +281,7 @@ class Process:
         self.failed_to_start: set[Resource] = set()
         """What OnStart raised for, until OnStop is called for it (RB-24)."""
         self.node: Node = world.make_node(host.plan, stem)
-        self._mailbox: deque[Callable[[], None]] = deque()
+        self._mailbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._in_turn = False
         self._events: list[Event] = []
         """What waits for the loop while it is in a turn."""
@@ -305,17 +305,17 @@ class Process:
         """Whether a member is, or was, this process."""
         return node.rpartition("-")[0] == self.stem
 
-    def post(self, at: float, action: Callable[[], None]) -> None:
+    def post(self, at: float, action: Callable[..., None], *arguments: Any) -> None:
         """Let something reach this process at a true time; it waits while the process is stopped."""
-        self.world.scheduler.at(at, lambda: self._arrive(action))
+        self.world.scheduler.at(at, self._arrive, action, *arguments)
 
-    def _arrive(self, action: Callable[[], None]) -> None:
+    def _arrive(self, action: Callable[..., None], *arguments: Any) -> None:
         if not self.alive:
             return
         if self.paused:
-            self._mailbox.append(action)
+            self._mailbox.append((action, arguments))
         else:
-            action()
+            action(*arguments)
 
     def begin(self) -> None:
         """Take part."""
@@ -324,7 +324,7 @@ class Process:
     def ask_stop(self) -> None:
         """SIGTERM: stop gracefully."""
         self.stopping = True
-        self._arrive(lambda: self.handle(Stop()))
+        self._arrive(self.handle, Stop())
 
     def pause(self) -> None:
         """SIGSTOP: from now on nothing of this process runs."""
@@ -338,7 +338,8 @@ class Process:
         if first is not None:
             first()
         while self._mailbox and self.alive and not self.paused:
-            self._mailbox.popleft()()
+            action, arguments = self._mailbox.popleft()
+            action(*arguments)
 
     def die(self) -> None:
         """SIGKILL."""
@@ -359,7 +360,7 @@ class Process:
             self._end_turn(effects)
             return
         self._in_turn = True
-        self.post(self.world.scheduler.now + turn_s, lambda: self._end_turn_late(effects))
+        self.post(self.world.scheduler.now + turn_s, self._end_turn_late, effects)
 
     def turn_s(self) -> float:
         """Draw the seconds that the loop takes for one event."""
@@ -394,6 +395,8 @@ class Process:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
+            case Report():
+                self._report(effect)
             case Perform(command=command):
                 if isinstance(command, Acknowledge):
                     self.world.oracle.acknowledging(self, command)
@@ -410,13 +413,11 @@ class Process:
                 self._arm(deadline)
             case Watch(topics=topics):
                 self._watch(topics)
-            case Report() | Finished() | MakePlan():
+            case Finished() | MakePlan():
                 self._carry_out_aside(effect)
 
-    def _carry_out_aside(self, effect: Report | Finished | MakePlan) -> None:
+    def _carry_out_aside(self, effect: Finished | MakePlan) -> None:
         match effect:
-            case Report():
-                self._report(effect)
             case MakePlan():
                 planned_at = self.world.scheduler.now + self.world.handler_latency()
                 self.post(planned_at, lambda: self.handle(self.node.make_plan(effect)))
@@ -458,7 +459,7 @@ class Process:
         due = self.clock.true(wakeup) + _TIMER_SLACK_S
         if due < self._wakes_at:
             self._wakes_at = due
-            self.post(due, lambda: self._wake(due))
+            self.post(due, self._wake, due)
 
     def clock_changed(self) -> None:
         """The clock runs at another rate: timers are set anew."""
@@ -485,7 +486,7 @@ class Process:
             return
         self.world.oracle.guarded(self, self.clock.true(deadline))
         if self.host.plan.kills:
-            self.world.scheduler.at(self.clock.true(deadline), lambda: self._fire(deadline))
+            self.world.scheduler.at(self.clock.true(deadline), self._fire, deadline)
 
     def _fire(self, deadline: float) -> None:
         if self.alive and self._guard == deadline and self.now >= deadline - _TIMER_SLACK_S:
@@ -519,7 +520,7 @@ class Process:
         if self.call is not None:
             raise InternalError(f"{call} was asked for while {self.call} runs")
         self.call = call
-        self.post(self.world.scheduler.now + self.world.handler_latency(), lambda: self._enter(call))
+        self.post(self.world.scheduler.now + self.world.handler_latency(), self._enter, call)
 
     def _enter(self, call: Call) -> None:
         if call.handler is Handler.STOP:
@@ -556,7 +557,7 @@ class Process:
         if duration_s is None:
             self.hung = True
             return
-        self.post(world.scheduler.now + duration_s, lambda: self._return(call, error))
+        self.post(world.scheduler.now + duration_s, self._return, call, error)
 
     def _return(self, call: Call, error: str | None) -> None:
         world = self.world

@@ -203,12 +203,15 @@ class World:
 
     def stored(self, key: str) -> KeyValue:
         """A key as it stands in the registry."""
-        return next(entry for entry in self.store.items(key) if entry.key == key)
+        entry = self.store.get(key)
+        if entry is None:
+            raise KeyError(key)
+        return entry
 
     def acknowledged(self, node: str) -> int:
         """The version that a member has acknowledged, as the registry has it; 0 where it has none."""
-        key = self.keys.ack(node)
-        return next((int(entry.value) for entry in self.store.items(key) if entry.key == key), 0)
+        entry = self.store.get(self.keys.ack(node))
+        return int(entry.value) if entry is not None else 0
 
     def handler_latency(self) -> float:
         """How long (seconds) it takes until the handler's thread runs."""
@@ -246,7 +249,7 @@ class World:
         self.store.serving = self
         self.oracle.delivering(request, origin)
         try:
-            reply = self.store.execute(request)
+            reply = self.store.carry_out(request)
         except RebalanserError as error:
             self._say_request(request, origin, error)
             return error
