@@ -32,7 +32,8 @@ class Lanes:
 
     def answered(self, command: Command) -> None:
         """Note that a command has ended."""
-        if self._under_way.pop(command.lane, None) != command:
+        sent = self._under_way.pop(command.lane, None)
+        if sent is not command and sent != command:
             raise InternalError(f"an answer to {command!r}, which was not under way")
 
     def failed(self, lane: Lane, now: float) -> None:

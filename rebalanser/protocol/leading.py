@@ -54,6 +54,9 @@ Measure: TypeAlias = Callable[
 own resources as a key. See :func:`rebalanser.allocation.effort`."""
 
 
+_LEADERSHIP: Final = Topic(TopicKind.LEADERSHIP)
+_GROUP: Final = Topic(TopicKind.GROUP)
+_ACKNOWLEDGEMENTS: Final = Topic(TopicKind.ACKNOWLEDGEMENTS)
 _EFFORTS_KEPT: Final = 16
 """A plan whose outcome is unknown is planned anew after each reading; few such are ever in doubt at once."""
 
@@ -139,12 +142,12 @@ class Leading:
         """What to be woken up by, each from its revision."""
         topics: dict[Topic, int] = {}
         if self._may_lead and self.leadership is not None:
-            topics[Topic(TopicKind.LEADERSHIP)] = self._leadership_seen + 1
+            topics[_LEADERSHIP] = self._leadership_seen + 1
             if self.role is Role.FOLLOWER and self.leadership.leader:
                 topics[Topic(TopicKind.NODE, self.leadership.leader)] = self._leadership_seen + 1
         if self.role is Role.LEADER and self.group is not None:
-            topics[Topic(TopicKind.GROUP)] = self.group.revision + 1
-            topics[Topic(TopicKind.ACKNOWLEDGEMENTS)] = self.group.revision + 1
+            topics[_GROUP] = self.group.revision + 1
+            topics[_ACKNOWLEDGEMENTS] = self.group.revision + 1
         return topics
 
     def elected(self, leadership: Leadership, now: float) -> None:

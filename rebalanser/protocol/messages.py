@@ -28,6 +28,7 @@ from rebalanser.protocol.types import (
     Share,
     Token,
     Topic,
+    record,
 )
 
 
@@ -48,7 +49,7 @@ class Join:
     lease_ttl_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Heartbeat:
     """Renew the lease, then prove that it lives, and look at what this node waits for on the way."""
 
@@ -203,7 +204,7 @@ class Joined:
     proven_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Alive:
     """The own node key was seen at its create revision.
 
@@ -367,12 +368,12 @@ class Stop:
     """The host application wants a graceful stop (RB-26)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Wakeup:
     """``next_wakeup`` has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Answered:
     """A command has ended."""
 
@@ -380,7 +381,7 @@ class Answered:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Noticed:
     """A watched topic changed at ``revision``. A hint to look, never proof of anything.
 
@@ -435,7 +436,7 @@ class PlanMade:
 Event: TypeAlias = Start | Stop | Wakeup | Answered | Noticed | HandlerReturned | PlanMade
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Perform:
     """Carry out a command through the coordinator, and answer with :class:`Answered`."""
 
@@ -464,14 +465,14 @@ class AskStop:
     resources: frozenset[Resource]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Guard:
     """Access must have ended by ``deadline``; None where nothing is owned. Arms the dead man's switch."""
 
     deadline: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Watch:
     """Watch exactly these topics from now on, a new one from its revision."""
 
@@ -515,7 +516,7 @@ class FactKind(StrEnum):
     LOOP_SLOW = "loop_slow"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fact:
     """Something that happened on this node, for logs, history and metrics. Reporting never blocks."""
 
@@ -532,7 +533,7 @@ class Fact:
     detail: Mapping[str, str | float | bool | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Report:
     """Tell the sinks what happened: one fact, or with ``each`` the same of each of these resources.
 

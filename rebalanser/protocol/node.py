@@ -83,6 +83,7 @@ from rebalanser.protocol.types import (
 )
 
 _IN_SESSION = frozenset({Membership.MEMBER, Membership.LEAVING})
+_RESTING = frozenset({Membership.BACKOFF, Membership.LAPSING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Node:
         self._stem = member.node
         self._member = member
         self._timings = timings
+        self._detect_s = timings.detect_s
         self._options = options
         self._incarnation = 0
         self._membership = MEMBERSHIP.first
@@ -219,16 +221,16 @@ class Node:
         self._effects = []
         self._watch_clock(now)
         match event:
+            case Answered():
+                self._answered(event.command, event.outcome, now)
+            case Wakeup():
+                pass
+            case Noticed():
+                self._noticed(event, now)
             case Start():
                 self._move(Life.START)
             case Stop():
                 self._stop()
-            case Wakeup():
-                pass
-            case Answered():
-                self._answered(event.command, event.outcome, now)
-            case Noticed():
-                self._noticed(event, now)
             case HandlerReturned():
                 self._handler_returned(event)
             case PlanMade():
@@ -315,7 +317,7 @@ class Node:
     def _watch_clock(self, now: float) -> None:
         """Notice what only the passing of time tells: isolation, an overrun, the end of a delay."""
         in_session = self._membership in _IN_SESSION
-        out_of_touch = in_session and now >= self._proven_at + self._timings.detect_s
+        out_of_touch = in_session and now >= self._proven_at + self._detect_s
         if out_of_touch and not self._isolated:
             self._report(FactKind.ISOLATED, last_proof_s=round(now - self._proven_at, 3))
         elif self._isolated and in_session and not out_of_touch:
@@ -323,7 +325,8 @@ class Node:
         self._isolated = out_of_touch
         if self._membership is Membership.BACKOFF and now >= self._wait_until:
             self._move(Life.ELAPSED)
-        self._watch_handler(now)
+        if self._rebalancing.running is not None:
+            self._watch_handler(now)
 
     def _watch_handler(self, now: float) -> None:
         running = self._rebalancing.running
@@ -747,7 +750,7 @@ class Node:
                 self._handler_began = now
                 self._limit_handler(now, self._timings.start_timeout_s)
                 self._update_guard()
-                self._effects.append(CallStart(owned, self._proven_at + self._timings.detect_s))
+                self._effects.append(CallStart(owned, self._proven_at + self._detect_s))
 
     def _limit_handler(self, now: float, limit_s: float) -> None:
         self._handler_limit_s = limit_s
@@ -855,13 +858,13 @@ class Node:
             if self._wants_lease and self._lanes.under_way(Lane.HEARTBEAT) is None:
                 times.append(self._heartbeat_at)
             if not self._isolated:
-                times.append(self._proven_at + self._timings.detect_s)
+                times.append(self._proven_at + self._detect_s)
             rebalance_at = self._leading.rebalance_at
             if rebalance_at is not None and rebalance_at > now:
                 times.append(rebalance_at)
         if self._membership is Membership.LEAVING and self._idle:
             times.append(self._lapses_at)
-        if self._membership in {Membership.BACKOFF, Membership.LAPSING}:
+        if self._membership in _RESTING:
             times.append(now if self._stop_asked else self._wait_until)
         running = self._rebalancing.running
         if running is not None and not self._overran:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 from rebalanser.errors import InternalError
 from rebalanser.protocol.messages import BarriersAdded, Handler, ShareRead
@@ -46,7 +46,7 @@ class Rebalancing:
         self._restarting: set[Resource] = set()
         self._giving_back: set[Resource] = set()
         self._told_of_nothing = False
-        self._answers: dict[tuple[str, bool], object] = {}
+        self._answers: dict[tuple[str, bool], Any] = {}
 
     def _changed(self) -> None:
         """Forget the answers to questions; to be called by whatever changes what they are about."""
@@ -57,7 +57,8 @@ class Rebalancing:
         key = (question, everything)
         if key not in self._answers:
             self._answers[key] = answer()
-        return cast("AnswerT", self._answers[key])
+        known: AnswerT = self._answers[key]
+        return known
 
     @property
     def wanted(self) -> frozenset[Resource]:

@@ -38,8 +38,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from rebalanser.protocol.types import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class KeyValue:
     """A key as stored; ``lease`` is 0 where it belongs to none."""
 
@@ -50,14 +52,14 @@ class KeyValue:
     lease: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Absent:
     """Guard: the key does not exist."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Created:
     """Guard: the key exists and was created at this revision."""
 
@@ -65,7 +67,7 @@ class Created:
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unchanged:
     """Guard: the key exists and was last put at this revision."""
 
@@ -76,7 +78,7 @@ class Unchanged:
 Guard: TypeAlias = Absent | Created | Unchanged
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Put:
     """Write a key, under a lease unless ``lease`` is 0. A transaction may write a key once only."""
 
@@ -85,21 +87,21 @@ class Put:
     lease: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Delete:
     """Delete a key; deleting an absent one does nothing."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Get:
     """Read one key: a :class:`KeyValue`, or None."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Range:
     """Read all keys with this prefix, in key order, as of the transaction's revision.
 
@@ -112,14 +114,14 @@ class Range:
     limit: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stat:
     """Read how many keys have this prefix and the newest ``mod_revision`` among them: :class:`Stats`."""
 
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stats:
     """The answer to :class:`Stat`; ``newest`` is 0 where there is no key."""
 
@@ -127,7 +129,7 @@ class Stats:
     newest: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Transaction:
     """If every guard holds do ``then``, else ``otherwise``; in order, seeing one's own earlier writes or not.
 
@@ -146,21 +148,21 @@ class Transaction:
 Operation: TypeAlias = Put | Delete | Get | Range | Stat | Transaction
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Grant:
     """Create a lease that ends ``ttl_s`` seconds after its last keep-alive."""
 
     ttl_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeepAlive:
     """Renew a lease to its full time; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended."""
 
     lease: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Revoke:
     """End a lease now, deleting its keys. Revoking a lease that does not exist does nothing."""
 
@@ -170,7 +172,7 @@ class Revoke:
 Request: TypeAlias = Transaction | Grant | KeepAlive | Revoke
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Granted:
     """The new lease's id, never 0, and the time to live that it got, at least the one asked for."""
 
@@ -178,14 +180,14 @@ class Granted:
     ttl_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Done:
     """The answer to :class:`KeepAlive` and :class:`Revoke`; ``term`` as for :class:`Outcome`."""
 
     term: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """The answer to a transaction: which branch ran, at which revision, and a result for each operation.
 
@@ -204,7 +206,7 @@ Result: TypeAlias = KeyValue | tuple[KeyValue, ...] | Stats | Outcome | None
 Reply: TypeAlias = Granted | Done | Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """What a watch looks at: one key, or every key with a prefix."""
 
@@ -216,7 +218,7 @@ class Target:
         return key.startswith(self.key) if self.prefix else key == self.key
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Changed:
     """A key was put (``value`` is set) or deleted (``value`` is None) at this revision."""
 
@@ -225,7 +227,7 @@ class Changed:
     value: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HistoryLost:
     """Changes up to and including ``revision`` may be missing: read again. Later changes will be told."""
 

@@ -9,7 +9,6 @@ errors into the generator; :func:`failure` turns what a dialogue does not handle
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
@@ -32,6 +31,7 @@ from rebalanser.protocol.types import (
     Share,
     SharePart,
     Token,
+    record,
 )
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (
@@ -62,7 +62,7 @@ ROUNDING_S = 1.0
 """A registry may round a lease up to whole seconds; more than that would delay every take-over unasked."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Answer:
     """What the registry answered, and the monotonic instant (seconds) just before it was asked."""
 
