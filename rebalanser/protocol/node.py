@@ -325,8 +325,7 @@ class Node:
         self._isolated = out_of_touch
         if self._membership is Membership.BACKOFF and now >= self._wait_until:
             self._move(Life.ELAPSED)
-        if self._rebalancing.running is not None:
-            self._watch_handler(now)
+        self._watch_handler(now)
 
     def _watch_handler(self, now: float) -> None:
         running = self._rebalancing.running
