@@ -7,8 +7,10 @@ after it. etcd's progress notes are not used to resume from: before 3.5.8 they c
 A watch that begins at a revision which etcd has passed already is served by etcd only every 100 ms until it
 has caught up. A *scout* bridges that time: a second watch of the same target that begins now. What the scout
 sees is told at once as lost history, which makes the reader read; the watch itself then tells every change,
-in order, and the scout is dismissed. A watch that is resumed has no scout: after a broken stream 100 ms more
-do not matter.
+in order, and the scout is dismissed. What may have changed before the scout began is told as lost too, if the
+target is one key. To read all keys of a prefix costs more than the 100 ms, and would be in vain wherever
+others write to the same etcd. A watch that is resumed has no scout: after a broken stream 100 ms more do not
+matter.
 """
 
 from __future__ import annotations
@@ -252,7 +254,7 @@ class WatchStream:
             watch.scouted = True
             if behind and first:
                 session.create(watch, scout=True)
-        if behind and served.scout and not watch.closed:
+        if behind and served.scout and not watch.target.prefix and not watch.closed:
             watch.tell([HistoryLost(response.header.revision)])
 
     def _tell(self, session: _Session, response: Any) -> None:

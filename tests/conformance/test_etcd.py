@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from rebalanser_etcd import open_etcd
 
-from rebalanser.registry.contract import Put, Transaction
+from rebalanser.registry.contract import Put, Target, Transaction
 from rebalanser.registry.urls import parse_url
-from rebalanser.testing.registry_suite import RegistryConformance, RegistryHarness
+from rebalanser.testing.registry_suite import Recorder, RegistryConformance, RegistryHarness
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -60,3 +60,19 @@ class TestEtcd(RegistryConformance):
     def harness(self, etcd: EtcdCluster) -> RegistryHarness:
         end_leases(etcd)
         return EtcdHarness(etcd)
+
+
+@pytest.mark.rule("RB-28")
+def test_a_prefix_is_not_read_again_because_others_wrote(etcd: EtcdCluster) -> None:
+    """A leader watches its group from what it has read on; other groups write to the same etcd."""
+    prefix = f"conformance/{uuid.uuid4().hex}/"
+    registry = open_etcd(parse_url(etcd.url()), PATIENCE_S)
+    own, key = Recorder(PATIENCE_S), Recorder(PATIENCE_S)
+    start = registry.read_revision() + 1
+    registry.execute(Transaction((), (Put(f"{prefix}others", b""),)), PATIENCE_S)
+    registry.watch(Target(f"{prefix}own/", prefix=True), start, own)
+    registry.watch(Target(f"{prefix}key"), start, key)
+    # etcd answers in order: once the second watch is told to read, the first one would have been too.
+    key.wait_until(lambda told: bool(told), "a loss told of a single key")
+    assert own.told == ()
+    registry.close()
