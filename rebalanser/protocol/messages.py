@@ -193,7 +193,13 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """A linearizable transaction saw a term other than this leader's (RB-6)."""
+    """A linearizable transaction saw a term other than this leader's (RB-6).
+
+    A leader that repeats a :class:`Resign` whose answer was lost learns so that it took effect. To
+    :class:`ReadGroup` and :class:`Publish` it is the answer of a fence: as long as the term key changes only
+    by the commands of nodes, a leader sends neither after its term. It must not go on leading where somebody
+    else wrote the key, as a restored backup does.
+    """
 
 
 @dataclass(frozen=True, slots=True)

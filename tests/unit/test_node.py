@@ -66,6 +66,7 @@ from rebalanser.protocol.messages import (
     BarriersRemoved,
     Campaign,
     Conflict,
+    Deposed,
     Elected,
     Follows,
     GroupRead,
@@ -242,6 +243,22 @@ def test_a_leader_that_sees_another_term_reverts_and_asks_who_leads() -> None:
     assert driven.node.role is Role.FOLLOWER
     driven.answer(Campaign, Follows(Leadership(2, "m-0", 60), 61))
     assert driven.node.leadership == Leadership(2, "m-0", 60)
+
+
+@pytest.mark.rule("RB-6")
+@pytest.mark.parametrize("kind", [ReadGroup, Publish, Resign])
+def test_a_leader_that_is_told_of_another_term_reverts_whatever_it_asked(kind: type[Command]) -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.answer(Campaign, Elected(Leadership(1, "n-0", 40)))
+    if kind is Publish:
+        driven.answer(ReadGroup, GroupRead(group(2, 50)))
+    if kind is Resign:
+        fails(driven, ReadGroup, RESIGN_AFTER)
+    driven.answer(kind, Deposed())
+    assert FactKind.DEPOSED in driven.facts()
+    assert driven.node.role is Role.FOLLOWER
+    assert driven.sent(Campaign) == Campaign(SESSION)
 
 
 def fails(driven: Driven, kind: type[Command], times: int) -> None:
