@@ -191,7 +191,10 @@ class Admin:
         return [resource for resource in self.state().resources if not resource.removed]
 
     def drain(self, node: str) -> None:
-        """Move all resources away from the nodes with this label, and give them none (RB-30)."""
+        """Move all resources away from the nodes with this label, and give them none (RB-30).
+
+        The mark stays until :meth:`undrain`, also while no such node is there; ``state().drained`` has all.
+        """
         check_name(node, "node")
         self._insist(lambda: self._coordinator.set_drained(node, drained=True))
 

@@ -192,6 +192,27 @@ def test_drains_a_node_and_lets_it_work_again(shop: Shop) -> None:
     assert [node.held for node in shop.admin.wait_balanced(PATIENCE_S).nodes] == [2, 2]
 
 
+@pytest.mark.rule("RB-30")
+def test_a_drained_label_stays_drained_until_an_operator_says_otherwise(shop: Shop) -> None:
+    shop.admin.add("a", "b")
+    shop.node("other")
+    gone, node = shop.node("gone:1-c0ffee"), shop.node("worker-1")
+    for label in (gone.node, node.node):
+        shop.admin.drain(label)
+    shop.admin.wait_balanced(PATIENCE_S)
+    gone.stop()
+    node.stop()
+    shop.node("worker-1")
+    state = shop.admin.wait_balanced(PATIENCE_S)
+    assert [(each.label, each.held) for each in state.nodes] == [("other", 2), ("worker-1", 0)]
+    assert state.drained == ("gone:1-c0ffee", "worker-1")
+    for label in state.drained:
+        shop.admin.undrain(label)
+    state = shop.admin.wait_balanced(PATIENCE_S)
+    assert [(each.label, each.held) for each in state.nodes] == [("other", 1), ("worker-1", 1)]
+    assert state.drained == ()
+
+
 @pytest.mark.rule("RB-19", "RB-30")
 def test_a_group_may_be_balanced_and_own_nothing(shop: Shop) -> None:
     shop.admin.add("a", "b")
