@@ -115,6 +115,7 @@ class Leading:
         self._acknowledgements_read = 0
         self._completed_version = 0
         self._attempted_version = 0
+        self._inherited_version = 0
         self._committed_version = 0
         self.efforts: dict[int, Effort] = {}
         """What the allocations cost that were planned last, by version."""
@@ -264,12 +265,16 @@ class Leading:
 
     def group_read(self, group: Group, now: float) -> MakePlan:
         """The group is known: what has to be worked out, to rebalance if the allocation has to change."""
+        if self.group is None:
+            self._inherited_version = max((part.version for part in group.leftover_shares), default=0)
         self.group = group
         self.header = group.header
         self._acknowledged = dict(group.acknowledged)
         self._acknowledgements_read = group.revision
         self._keep_later_changes(group, now)
-        self.asked = MakePlan(group, self._unused_version(group), self._must_forbid(group))
+        self.asked = MakePlan(
+            group, self._unused_version(group), self._must_forbid(group), self._inherited_version
+        )
         return self.asked
 
     def _keep_later_changes(self, group: Group, now: float) -> None:
@@ -313,6 +318,9 @@ class Leading:
             shares={node: version if node in changed else before[node] for node in targets},
             changed={node: targets[node] for node in changed},
             superseded=group.outdated_parts(changed | (before.keys() - targets.keys())),
+            abandoned=frozenset(
+                part for part in group.leftover_shares if part.version <= asked.inherited_version
+            ),
             effort=self._effort(group, targets),
         )
 

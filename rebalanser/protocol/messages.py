@@ -429,6 +429,8 @@ class MakePlan:
     """Of the plan, if one is needed."""
     forbids: bool
     """Whether a plan is needed even if nothing changes, to forbid one that was given up."""
+    inherited_version: int = 0
+    """Up to this version no leader of the present term has written a share."""
 
 
 @dataclass(frozen=True, slots=True)

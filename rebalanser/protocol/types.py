@@ -222,6 +222,8 @@ class Plan:
     changed: Mapping[NodeId, frozenset[Resource]]
     superseded: frozenset[SharePart]
     """What is stored of shares that the new header does not name."""
+    abandoned: frozenset[SharePart] = frozenset()
+    """What of it leaders of earlier terms left behind: no publication under way can name it any more."""
     effort: Effort | None = None
     """What it costs; None where nobody measures."""
 

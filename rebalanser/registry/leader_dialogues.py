@@ -161,7 +161,9 @@ class LeaderDialogues(Dialogues):
         """Write the changed shares under keys of their own, then commit them all by the header.
 
         Where all fits in one transaction it is one. Else nobody reads a share before the header names it,
-        and shares that no header names are deleted afterwards, by this leader or a later one.
+        and shares that no header names are deleted afterwards, by this leader or a later one. What leaders of
+        earlier terms left is deleted first: otherwise leaders that fail, one after another, would fill the
+        registry. What this leader may have left stays, as a publication of unknown outcome may still name it.
         """
         leadership, plan = command.leadership, command.plan
         header = Put(self.keys.header, values.dump_header(plan.version, leadership.term, plan.shares))
@@ -170,14 +172,18 @@ class LeaderDialogues(Dialogues):
             for node in sorted(plan.changed)
             for put in self._parts(node, plan.version, plan.changed[node])
         ]
-        outdated = [Delete(self.keys.share(part)) for part in sorted(plan.superseded)]
+        abandoned = [Delete(self.keys.share(part)) for part in sorted(plan.abandoned)]
+        outdated = [
+            *abandoned,
+            *(Delete(self.keys.share(part)) for part in sorted(plan.superseded - plan.abandoned)),
+        ]
         together = list(self._chunks(sized([*shares, *outdated, header])))
         if len(together) == 1:
             before, commit, after = [], together[0], []
         else:
-            before = list(self._chunks(sized(shares)))
+            before = [*self._chunks(sized(abandoned)), *self._chunks(sized(shares))]
             commit = [header]
-            after = list(self._chunks(sized(outdated)))
+            after = list(self._chunks(sized(outdated[len(abandoned) :])))
         for chunk in before:
             answer = yield self._as_leader(command, chunk)
             if not outcome_of(answer).succeeded:

@@ -17,6 +17,7 @@ import pytest
 from rebalanser.allocation import balanced
 from rebalanser.errors import InvalidName, OutcomeUnknown, RebalanserError, RegistryUnavailable, UnusableStore
 from rebalanser.protocol import Group, Header, Member, Plan, ResourceSpec, Session
+from rebalanser.protocol.leading import RESIGN_AFTER, Leading
 from rebalanser.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -65,6 +66,7 @@ from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
 from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS
 from rebalanser.registry.translation import Translation
+from rebalanser.settings import Settings
 from rebalanser.state import describe
 from rebalanser.testing import MEMORY_CAPABILITIES, FakeClock, MemoryStore
 
@@ -279,6 +281,66 @@ def test_a_publish_that_does_not_fit_is_committed_by_its_header() -> None:
     owned = [name for share in shares if share is not None for name in share.resources]
     assert sorted(owned) == sorted(names(24))
     assert wire.under(wire.keys.shares) == sorted(wire.keys.share(SharePart(s.node, 2)) for s in sessions)
+
+
+@pytest.mark.rule("RB-9", "RB-43")
+def test_leaders_that_fail_leave_no_more_than_the_last_of_them_did() -> None:
+    """Each fails at its header, after its shares are written, and no leader ever publishes."""
+    wire = Wire(max_operations=8)
+    sessions = [wire.join(f"n-{index}") for index in range(12)]
+    wire.add(names(24))
+    stored = []
+    for session in sessions[:6]:
+        leading = Leading(True, Settings().timings, balanced, None)
+        elected = wire.perform(Campaign(session), Elected)
+        leading.elected(elected.leadership, now=0.0)
+        for _ in range(RESIGN_AFTER):
+            wire.disturb = lambda _: None
+            group = wire.perform(ReadGroup(session, elected.leadership), GroupRead).group
+            leading.plan_made(leading.make_plan(leading.group_read(group, now=0.0)))
+            assert leading.plan is not None
+            wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
+            wire.perform(Publish(session, elected.leadership, leading.plan), Failed)
+            leading.publish_unknown(leading.plan, leading.term)
+            leading.read_failed("lost", now=0.0)
+        wire.disturb = lambda _: None
+        wire.perform(Resign(session, elected.leadership, "lost"), Resigned)
+        stored.append(len(wire.under(wire.keys.shares)))
+    assert stored == [RESIGN_AFTER * len(sessions)] * 6
+
+
+def writes_header(wire: Wire) -> bool:
+    request = wire.requests[-1]
+    return isinstance(request, Transaction) and any(
+        isinstance(each, Put) and each.key == wire.keys.header for each in request.then
+    )
+
+
+@pytest.mark.rule("RB-9")
+def test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is() -> None:
+    """This leader's next attempt, of the same term, has begun meanwhile and got no answer either."""
+    wire = Wire(max_operations=8)
+    session = wire.join("n-00")
+    for index in range(1, 12):
+        wire.join(f"n-{index:02}")
+    wire.add(names(24))
+    leading = Leading(True, Settings().timings, balanced, None)
+    elected = wire.perform(Campaign(session), Elected)
+    leading.elected(elected.leadership, now=0.0)
+    headers: list[Request] = []
+    for _ in range(2):
+        wire.disturb = lambda _: None
+        group = wire.perform(ReadGroup(session, elected.leadership), GroupRead).group
+        leading.plan_made(leading.make_plan(leading.group_read(group, now=0.0)))
+        assert leading.plan is not None
+        wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
+        wire.perform(Publish(session, elected.leadership, leading.plan), Failed)
+        headers.append(wire.requests[-1])
+    wire.disturb = lambda _: None
+    wire.store.execute(headers[0])
+    share = wire.perform(ReadShare(session), ShareRead).share
+    assert share is not None
+    assert share.version == 1
 
 
 def parts_of(wire: Wire) -> list[SharePart]:
