@@ -146,7 +146,7 @@ explore: $(INSTALLED) ## Every order of events of two nodes and two resources: S
 
 .PHONY: mutants
 mutants: $(INSTALLED) ## Break each rule on purpose and print what notices, after how many seeds
-	@$(PYTHON) -m pytest -q -s tests/simulation/test_mutants.py
+	@$(PYTHON) -m pytest -q -s tests/simulation/test_mutants.py tests/unit/test_runtime_mutants.py
 
 .PHONY: bench
 bench: etcd ## The benchmark tables; those of Kafka where one can be had

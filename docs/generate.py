@@ -170,7 +170,7 @@ def mutants(file: str) -> tuple[Mutant, ...]:
     spec = importlib.util.spec_from_file_location(Path(file).stem, ROOT / file)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(file)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     made: tuple[Mutant, ...] = module.MUTANTS
     return made
@@ -194,6 +194,27 @@ def _by_number(rule: str) -> tuple[str, int]:
 def group_mutants() -> str:
     """The mutants of the protocol of groups."""
     return _mutant_table("tests/simulation/test_mutants.py")
+
+
+def runtime_mutants() -> str:
+    """The mutants of what no simulator runs."""
+    return _table(
+        ["Mutant", "Promise that it breaks", "Rules", "Test that sees it"],
+        (
+            [
+                mutant.name,
+                mutant.promise,
+                ", ".join(sorted(mutant.rules, key=_by_number)),
+                _link_to_test(mutant.test),
+            ]
+            for mutant in mutants("tests/unit/test_runtime_mutants.py")
+        ),
+    )
+
+
+def _link_to_test(test: str) -> str:
+    file, _, name = test.partition("::")
+    return f"[{file.removeprefix('tests/')}](../{file}): `{name.partition('[')[0].replace('::', '.')}`"
 
 
 def shiva_mutants() -> str:
@@ -664,6 +685,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "rule-tests": rule_tests,
     "lesson-tests": lesson_tests,
     "group-mutants": group_mutants,
+    "runtime-mutants": runtime_mutants,
     "shiva-mutants": shiva_mutants,
     "neli-mutants": neli_mutants,
     "task-mutants": task_mutants,

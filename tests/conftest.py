@@ -24,9 +24,11 @@ from rebalanser.testing.kafka_server import KafkaCluster, KafkaMissing
 from rebalanser.testing.waiting import patience_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
+
+    from rebalanser.testing.simulation.mutants import Caught
 
 
 pytest.register_assert_rewrite(
@@ -310,3 +312,15 @@ def _library_logging_as_imported() -> Iterator[None]:
     root.handlers[:] = [handler for handler in root.handlers if isinstance(handler, DefaultHandler)]
     root.setLevel(logging.NOTSET)
     root.propagate = True
+
+
+@pytest.fixture(scope="session")
+def caught() -> Iterator[Callable[[Caught], None]]:
+    """``caught(found)`` notes which mutant was caught; a table of all is printed when all is done."""
+    from rich.console import Console
+
+    from rebalanser.testing.simulation.mutants import table_of
+
+    found: list[Caught] = []
+    yield found.append
+    Console(width=170).print("\n", table_of(found))

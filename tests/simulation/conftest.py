@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from rich.console import Console
 
 from rebalanser.protocol import Fact, FactKind
 from rebalanser.testing.simulation import Host, HostPlan, Scenario, Trace, World, settle, stay
-from rebalanser.testing.simulation.mutants import Caught, table_of
 
 
 @dataclass
@@ -83,14 +81,6 @@ def script() -> Callable[..., Script]:
         return made[0]
 
     return make
-
-
-@pytest.fixture(scope="module")
-def caught() -> Iterator[Callable[[Caught], None]]:
-    """``caught(found)`` notes what was caught; a table of all that is printed when all is done."""
-    found: list[Caught] = []
-    yield found.append
-    Console(width=150).print("\n", table_of(found))
 
 
 def _run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -412,6 +412,7 @@ def test_each_start_writes_the_history_of_a_new_process(nodes: Nodes, tmp_path: 
         }
 
 
+@pytest.mark.rule("RB-26")
 def test_two_threads_that_start_a_group_start_one_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     group, _ = nodes.journaled()
     being_made, may_go_on = threading.Event(), threading.Event()

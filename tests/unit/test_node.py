@@ -1291,6 +1291,7 @@ def refused_until_isolated(stem: str) -> list[float]:
     return sent_at
 
 
+@pytest.mark.rule("RB-21")
 def test_refused_heartbeats_are_sent_at_growing_distances_that_differ_from_node_to_node() -> None:
     sent_at = refused_until_isolated("n")
     distances = [later - earlier for earlier, later in pairwise(sent_at)]

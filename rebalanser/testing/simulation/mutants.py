@@ -1,6 +1,6 @@
-"""Proof that an oracle sees: a mutant of the product breaks a rule, and that must be noticed.
+"""Proof that an oracle or a test sees: a mutant of the product breaks a rule, and that must be noticed.
 
-Nothing of this is known to the product: a mutant replaces small methods of it while seeds run.
+Nothing of this is known to the product: a mutant replaces small parts of it while seeds or tests run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ProfileT = TypeVar("ProfileT")
 
 @dataclass(frozen=True)
 class Switch:
-    """A method or function, and what stands in for it; ``replacement`` is given the original."""
+    """A method, function or constant, and what stands in for it; ``replacement`` is given the original."""
 
     owner: type | ModuleType
     method: str
@@ -44,14 +44,16 @@ class Mutant:
     """The first seed that is run."""
     second_line: tuple[Switch, ...] = ()
     """What would make the change good; switched alone, it breaks no rule."""
+    test: str = ""
+    """The test that must fail, of a mutant that no simulator runs."""
 
 
 @dataclass(frozen=True)
 class Caught:
-    """The first seed in which a rule was seen to be broken."""
+    """The first seed in which a rule was seen to be broken; no seeds if a test saw it."""
 
     mutant: Mutant
-    seeds: int
+    seeds: int | None
     rule: str
     sentence: str
 
@@ -66,16 +68,19 @@ def instead(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda _: function
 
 
-def edited(old: str, new: str) -> Callable[[Any], Any]:
+def edited(old: str, new: str, *more: tuple[str, str]) -> Callable[[Any], Any]:
     """A replacement with the original's source, in which ``new`` stands in place of ``old``."""
 
     def replacement(original: Any) -> Any:
-        function: Any = original.fget if isinstance(original, property) else original
+        method: Any = original.fget if isinstance(original, property) else original
+        function: Any = inspect.unwrap(method)
         source = textwrap.dedent(inspect.getsource(function))
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} is {source.count(old)} times in {function.__qualname__}")
+        for before, after in ((old, new), *more):
+            if source.count(before) != 1:
+                raise ValueError(f"{before!r} is {source.count(before)} times in {function.__qualname__}")
+            source = source.replace(before, after)
         made: dict[str, Any] = {}
-        tree = compile(ast.parse(source.replace(old, new)), "<mutant>", "exec")
+        tree = compile(ast.parse(source), "<mutant>", "exec")
         exec(tree, function.__globals__, made)  # noqa: S102 - the product's own source, changed by a test
         return made[function.__name__]
 
@@ -110,9 +115,9 @@ def scan(
 def table_of(found: Iterable[Caught]) -> Table:
     """What was caught, a line for each mutant."""
     table = Table(title="mutants")
-    for column in ("mutant", "promise", "profile", "rule broken", "seeds"):
-        table.add_column(column)
+    for column in ("mutant", "promise", "profile or test", "rule broken", "seeds"):
+        table.add_column(column, overflow="fold")
     for caught in found:
-        mutant = caught.mutant
-        table.add_row(mutant.name, mutant.promise, mutant.profile, caught.rule, str(caught.seeds))
+        mutant, seeds = caught.mutant, "" if caught.seeds is None else str(caught.seeds)
+        table.add_row(mutant.name, mutant.promise, mutant.test or mutant.profile, caught.rule, seeds)
     return table

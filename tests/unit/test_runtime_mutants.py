@@ -1,0 +1,365 @@
+"""Proof that tests see: each mutant of what no simulator runs fails the test that holds its promise.
+
+The tests run in a process of their own, which imports all of them once and then forks for each mutant. ``make
+mutants`` prints the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rebalanser_sqlite import leases
+
+from rebalanser import group as group_module
+from rebalanser import settings as settings_module
+from rebalanser.admin import Admin
+from rebalanser.group import Group
+from rebalanser.observing import Observer
+from rebalanser.protocol.leading import Leading
+from rebalanser.protocol.node import Node
+from rebalanser.registry import keys as keys_module
+from rebalanser.registry import values
+from rebalanser.registry.translation import Translation
+from rebalanser.runtime import running
+from rebalanser.runtime.engine import Engine
+from rebalanser.runtime.handlers import HandlerRunner
+from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, edited, instead, switched
+from rebalanser.testing.waiting import PATIENCE_S, PATIENCE_VARIABLE, patience_ratio
+
+pytestmark = [pytest.mark.full_size, pytest.mark.xdist_group("runtime mutants")]
+
+ROOT = Path(__file__).resolve().parents[2]
+HASTE = 0.02
+"""The part of the usual patience with which a mutant's test waits: many mutants make it wait in vain."""
+BROKEN = ("AttributeError", "NameError", "TypeError", "UnboundLocalError")
+AT_ONCE = 4
+"""Mutants that run at once."""
+
+
+def _edit(owner: Any, method: str, old: str, new: str, *more: tuple[str, str]) -> tuple[Switch, ...]:
+    return (Switch(owner, method, edited(old, new, *more)),)
+
+
+def _mutant(name: str, promise: str, switches: tuple[Switch, ...], test: str, *rules: str) -> Mutant:
+    return Mutant(name, promise, switches, frozenset(rules), test=f"tests/{test}")
+
+
+async def _in_default_executor(function: Callable[..., Any], *arguments: Any) -> Any:
+
+    return await asyncio.to_thread(function, *arguments)
+
+
+MUTANTS = (
+    _mutant(
+        "facts one by one",
+        "a report costs the loop no more for many resources than for one",
+        _edit(Observer, "observe", "with self._in_order:", "list(report.facts())\n    with self._in_order:"),
+        "unit/test_runtime.py::test_a_report_of_many_resources_costs_the_reporter_no_more_than_one",
+        "RB-21",
+    ),
+    _mutant(
+        "clock read too early",
+        "the clock is read directly before OnStart is entered",
+        _edit(
+            HandlerRunner,
+            "_start",
+            "arriving = [",
+            "late = self._clock.now() >= effect.not_after\n    arriving = [",
+            ("or self._clock.now() >= effect.not_after", "or late"),
+        ),
+        "unit/test_runtime.py::test_the_clock_is_read_after_all_that_takes_longer_for_many_resources",
+        "RB-21",
+    ),
+    _mutant(
+        "handler in the loop",
+        "heartbeats go on while a handler runs",
+        _edit(
+            HandlerRunner,
+            "call",
+            "self._waiting.put_nowait(effect)",
+            "(self._start if isinstance(effect, CallStart) else self._stop)(effect)",
+        ),
+        "unit/test_runtime.py::test_heartbeats_go_on_while_a_handler_runs",
+        "RB-25",
+    ),
+    _mutant(
+        "overrun passed over",
+        "a handler that overruns is reported while it runs",
+        _edit(Node, "_watch_handler", "self._overran = True", "return"),
+        "unit/test_node.py::test_an_overrun_is_reported_while_it_lasts_and_heartbeats_go_on",
+        "RB-25",
+    ),
+    _mutant(
+        "OnStart stays hurried",
+        "back in touch an OnStart that still runs has its own limit",
+        _edit(
+            Node, "_hurry", "self._limit_handler(self._handler_began, self._timings.start_timeout_s)", "pass"
+        ),
+        "unit/test_node.py::test_back_in_touch_an_onstart_that_runs_has_its_own_limit_again",
+        "RB-21",
+        "RB-34",
+    ),
+    _mutant(
+        "switch not armed anew",
+        "the dead man's switch follows every proof of life",
+        _edit(Engine, "_guard", "self._switch.arm(deadline)", "pass"),
+        "unit/test_runtime.py::test_the_switch_follows_every_proof_of_life",
+        "RB-34",
+    ),
+    _mutant(
+        "heartbeats without backoff",
+        "refused heartbeats are sent at growing distances",
+        _edit(Node, "_beat_delay", "2.0 ** min(missed - 1, 32)", "1.0"),
+        "unit/test_node.py::test_refused_heartbeats_are_sent_at_growing_distances_that_differ_from_node_to_node",
+        "RB-21",
+    ),
+    _mutant(
+        "heartbeats in step",
+        "refused heartbeats of different nodes spread out",
+        _edit(Node, "_beat_delay", "self._node_id", "0"),
+        "unit/test_node.py::test_refused_heartbeats_are_sent_at_growing_distances_that_differ_from_node_to_node",
+        "RB-21",
+    ),
+    _mutant(
+        "timings that can't hold",
+        "a configuration is refused in which a lease could end before OnStop has returned",
+        (Switch(settings_module, "_TOLERANCE_S", lambda _: math.inf),),
+        "unit/test_settings.py::test_timings_that_can_not_hold_are_refused_with_the_numbers",
+        "RB-21",
+    ),
+    _mutant(
+        "signal for the last group only",
+        "a signal stops every group of the process",
+        _edit(running._StopSignals, "_handle", "list(self._stops.values())", "[*self._stops.values()][-1:]"),
+        "unit/test_running.py::test_a_signal_stops_all_that_run_and_what_begins_to_run_later",
+        "RB-26",
+    ),
+    _mutant(
+        "second SIGTERM kills",
+        "a further SIGTERM leaves a graceful stop alone",
+        _edit(
+            running._StopSignals,
+            "_handle",
+            "if self.asked:\n        return",
+            "if self.asked:\n        raise SystemExit",
+        ),
+        "unit/test_running.py::test_further_signals_other_than_sigint_are_ignored",
+        "RB-26",
+    ),
+    _mutant(
+        "thread of the default executor",
+        "a wait holds no thread of the loop's default executor",
+        (Switch(running, "in_own_thread", instead(_in_default_executor)),),
+        "unit/test_async_group.py::test_a_signal_stops_all_groups_of_a_loop_that_has_no_thread_to_spare",
+        "RB-26",
+    ),
+    _mutant(
+        "two starts at once",
+        "two threads that start a group start one node",
+        _edit(
+            Group,
+            "start",
+            "if not self._beginning.acquire(blocking=False):",
+            "if False:",
+            ("undo.callback(self._beginning.release)", "pass"),
+        ),
+        "unit/test_group.py::test_two_threads_that_start_a_group_start_one_node",
+        "RB-26",
+    ),
+    _mutant(
+        "late clean-up",
+        "a stop that ends late leaves the next run's history alone",
+        _edit(Group, "_clean_up", "run.close()", "(self._run or run).close()"),
+        "unit/test_group.py::test_a_start_while_an_earlier_stop_still_cleans_up_has_its_whole_history",
+        "AU-1",
+    ),
+    _mutant(
+        "default label without random part",
+        "a default label never comes back, and with it no drain",
+        _edit(group_module, "default_label", "-{_random_part(os.getpid())}", ""),
+        "unit/test_group.py::test_default_labels_name_the_process_and_no_later_one",
+        "RB-30",
+    ),
+    _mutant(
+        "watch closed under others",
+        "whoever waits for balance hears of changes, though others stop waiting",
+        _edit(
+            Admin,
+            "_listening",
+            "self._listeners.remove(changed)\n            if not self._listeners:",
+            "self._listeners.remove(changed)\n            if True:",
+        ),
+        "unit/test_admin.py::test_several_threads_wait_for_balance_at_once",
+        "RB-19",
+    ),
+    _mutant(
+        "operator requests without order",
+        "an operator's request that arrives late undoes no later one",
+        _edit(
+            Translation, "_in_epoch", "guards=(Unchanged(key, epoch) if epoch else Absent(key),)", "guards=()"
+        ),
+        "unit/test_translation.py::test_a_late_request_of_an_operator_undoes_no_later_one",
+        "RB-44",
+    ),
+    _mutant(
+        "leader that never resigns",
+        "a leader that fails to lead resigns",
+        (Switch(Leading, "must_resign", lambda _: property(lambda _: False)),),
+        "unit/test_node.py::test_a_leader_that_fails_too_often_resigns",
+        "RB-43",
+    ),
+    _mutant(
+        "leftovers of failed leaders",
+        "leaders that fail leave no more than the last of them did",
+        _edit(Leading, "_planned", "part.version <= asked.inherited_version", "False"),
+        "unit/test_translation.py::test_leaders_that_fail_leave_no_more_than_the_last_of_them_did",
+        "RB-43",
+    ),
+    _mutant(
+        "leftovers of one's own",
+        "a publication of unknown outcome finds its shares, however late it takes effect",
+        _edit(Leading, "_planned", "part.version <= asked.inherited_version", "True"),
+        "unit/test_translation.py::test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is",
+        "RB-9",
+    ),
+    _mutant(
+        "large share in one request",
+        "a share of any size can be published",
+        _edit(values, "dump_share", "len(whole), max_bytes)", "len(whole), len(whole))"),
+        "unit/test_translation.py::test_a_share_larger_than_a_request_is_stored_in_parts",
+        "RB-9",
+    ),
+    _mutant(
+        "lost history not told",
+        "a compaction while a watch is down loses no change",
+        _edit(
+            Translation,
+            "notices",
+            "if not events:",
+            "events = [event for event in events if not isinstance(event, HistoryLost)]\n    if not events:",
+        ),
+        "conformance/test_coordinator_memory.py::TestMemory::test_a_gap_is_noticed",
+        "RB-28",
+    ),
+    _mutant(
+        "groups that nest",
+        "no group's keys are under another's",
+        (Switch(keys_module, "_quoted", instead(str)),),
+        "unit/test_translation.py::test_no_groups_keys_are_under_anothers",
+        "RB-33",
+    ),
+    _mutant(
+        "unprintable name",
+        "a name that can't be stored is refused",
+        _edit(group_module, "check_name", "if not name.isprintable():", "if False:"),
+        "unit/test_group.py::test_a_name_that_can_not_be_stored_is_refused",
+        "RB-33",
+    ),
+    _mutant(
+        "keys outlive their lease",
+        "with a lease all its keys end in SQLite",
+        (Switch(leases, "_DELETE_KEYS", lambda original: f"{original} AND 0"),),
+        "conformance/test_sqlite.py::TestSqlite::test_a_lease_ends_with_all_its_keys_at_once",
+        "RB-20",
+    ),
+)
+
+
+@dataclass
+class _Verdict:
+    """A plugin that notes which rules the tests of a run are marked with, and how the run ended."""
+
+    rules: list[str] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.rules = sorted(
+            {rule for item in items for mark in item.iter_markers("rule") for rule in mark.args}
+        )
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed[f"{report.nodeid} ({report.when})"] = report.longreprtext.splitlines()[-1]
+        elif report.when == "call" and report.passed:
+            self.passed.append(report.nodeid)
+
+
+def _run(tests: Iterable[str], *options: str) -> _Verdict:
+    verdict = _Verdict()
+    pytest.main(["-q", "-x", "-p", "no:cacheprovider", *options, *tests], plugins=[verdict])
+    return verdict
+
+
+def _main(results: Path) -> None:
+    """Write a file of JSON for the tests without a mutant, and one for each mutant."""
+    everything = sorted({mutant.test for mutant in MUTANTS})
+    _run(everything, "--collect-only")
+    children = 0
+    for name, switches, tests in (
+        ("", (), everything),
+        *((mutant.name, mutant.switches, [mutant.test]) for mutant in MUTANTS),
+    ):
+        if os.fork() == 0:
+            with switched(switches), (results / str(os.getpid())).open("w") as file:
+                json.dump([name, asdict(_run(tests))], file)
+            os._exit(0)
+        children += 1
+        if children == AT_ONCE or not name:
+            os.wait()
+            children -= 1
+    for _ in range(children):
+        os.wait()
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, _Verdict]:
+    """How the tests of each mutant ended, and under an empty name all of them without one."""
+    results = tmp_path_factory.mktemp("mutants")
+    haste = {PATIENCE_VARIABLE: str(HASTE * patience_ratio())}
+    ran = subprocess.run(
+        [sys.executable, __file__, str(results)],
+        env={**os.environ, **haste},
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ended = (json.loads(path.read_text()) for path in results.iterdir())
+    return {name: _Verdict(**verdict) for name, verdict in ended}
+
+
+def test_without_a_mutant_every_test_passes(verdicts: Mapping[str, _Verdict]) -> None:
+    verdict = verdicts[""]
+    assert not verdict.failed
+    for mutant in MUTANTS:
+        assert any(name.startswith(mutant.test) for name in verdict.passed), mutant.test
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_its_test_sees_every_mutant(
+    mutant: Mutant, verdicts: Mapping[str, _Verdict], caught: Callable[[Caught], None]
+) -> None:
+    verdict = verdicts[mutant.name]
+    assert mutant.rules <= set(verdict.rules), "the test is not marked with the rules of the mutant"
+    assert verdict.failed, "the test passes"
+    ((test, sentence),) = verdict.failed.items()
+    assert test.endswith("(call)"), sentence
+    assert not sentence.endswith(BROKEN), "the mutant is no program"
+    caught(Caught(mutant, None, ", ".join(sorted(mutant.rules)), sentence))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))
