@@ -8,20 +8,33 @@ An OnStop that raised stopped nothing: access is then taken as lasting until the
 that dies accesses nothing any more.
 
 **The stated bound** (RB-1 for resources that check no token). Two accesses may overlap only if the barrier of
-the older one ended with its lease, and since that lease was last renewed its process
+the older one ended with its lease. Let its process *have to isolate itself* at time ``I``: when its own clock
+shows ``detect_s`` after the instant at which its lease was last renewed, as no proof of life can count from
+later; or when it is told that the session is gone. From ``I`` on a process that does what it should is
+stopped or in a handler, but for a small latency: first in the call that ran at ``I``, then in OnStop for the
+rest. Each excuse follows from that, and lasts no longer:
 
-- was stopped for longer than ``safety_margin_s``, or
-- had a clock that ran more than ``clock_drift_ratio`` off true time, or
-- was still busy in handlers ``stop_timeout_s`` after it had to isolate itself;
+- *Its clock ran slow*: by less than ``clock_drift_ratio``, ``I`` comes ``detect_s / (1 - clock_drift_ratio)``
+  after the renewal at the latest. A slower clock moves ``I`` and all that follows, so it excuses until OnStop
+  has returned after ``I``. A fast clock makes ``I`` early and excuses nothing.
+- *It was stopped* for longer than ``safety_margin_s`` after ``I``: a pause that ended before ``I`` delayed
+  nothing. Once it goes on it calls OnStop at once (RB-27), which has its ``stop_timeout_s``.
+- *Its handlers overran*: they were still busy ``stop_timeout_s`` after ``I``, pauses aside. That excuses as
+  long as the two calls run that there can be, and nothing that comes later.
 
-and only if no dead man's switch watched over it: with ``on_overrun="kill"`` only the clock is an excuse
-(RB-34). **Fenced resources** have no exception: a store that remembers the largest token it saw never accepts
-a write of an older owner after one of a newer owner, and never refuses the owner.
+Without any of them access ends by ``I + stop_timeout_s``, and that is before the lease can end: ``detect_s``
+was made so. An overlap is therefore judged when it begins and when it ends, and so is every access: time in
+which a process has to isolate itself, runs, and calls nobody is a violation even if no lease ends.
+
+With ``on_overrun="kill"`` only the clock is an excuse, and only until it shows ``access_s`` after the last
+renewal, when the dead man's switch must have fired (RB-34). **Fenced resources** have no exception: a store
+that remembers the largest token it saw never accepts a write of an older owner after one of a newer owner,
+and never refuses the owner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
@@ -46,6 +59,12 @@ if TYPE_CHECKING:
 
 OPERATOR = "operator"
 """The sender of what is no node's request."""
+LATENCY_S = 0.01
+"""How long a process that has to stop may be in no handler, in all: timers and threads are that quick."""
+TURNS = 8
+"""The turns of its loop that this may take besides: those of the events that wait, before and after a call."""
+MAX_CALLS = 2
+"""The calls of handlers that there can be once a process has to stop: the one that runs, and OnStop."""
 _EPSILON_S = 1e-4
 _FOREVER = float("inf")
 
@@ -112,19 +131,44 @@ class Spans:
 
     def ever(self, since: float) -> bool:
         """Whether it was so at any time since then."""
-        return any(end >= since for _, end in self.spans)
+        return any(True for _ in self.since(since))
+
+    def since(self, since: float) -> Iterator[tuple[float, float]]:
+        """The spans that ended then or later, in order."""
+        return reversed(list(takewhile(lambda span: span[1] >= since, reversed(self.spans))))
 
     def within(self, since: float, now: float) -> float:
         """For how long it was so since then."""
-        return sum(max(0.0, min(end, now) - max(start, since)) for start, end in self.spans)
+        return _covered(self.since(since), since, now)
+
+
+def _covered(spans: Iterable[tuple[float, float]], since: float, now: float) -> float:
+    """How much of a time is in one of these spans, which may overlap and are in the order of their starts."""
+    covered, reached = 0.0, since
+    for start, end in spans:
+        upto = min(end, now)
+        covered += max(0.0, upto - max(start, reached))
+        reached = max(reached, upto)
+    return covered
 
 
 @dataclass(slots=True)
 class Conduct:
-    """What excuses a process."""
+    """What may excuse a process: when it was stopped, and when it was in a handler."""
 
     paused: Spans = field(default_factory=Spans)
     busy: Spans = field(default_factory=Spans)
+    told_lost: dict[int, float] = field(default_factory=dict)
+    """When it was told that the session of a lease is gone."""
+
+    def idle(self, since: float, now: float) -> float:
+        """For how long it ran since then and was in no handler."""
+        spans = sorted((*self.paused.since(since), *self.busy.since(since)))
+        return max(0.0, now - since) - _covered(spans, since, now)
+
+    def handling(self, since: float, now: float) -> float:
+        """For how long it ran since then and was in a handler."""
+        return max(0.0, now - since) - self.idle(since, now) - self.paused.within(since, now)
 
 
 @dataclass(slots=True)
@@ -276,7 +320,7 @@ class Oracle:
         for access in self.accesses.get(resource, {}).values():
             if access.barrier is barrier and self._excuse(access) is None:
                 raise Violation(
-                    "RB-34" if access.process.host.plan.kills else "RB-21",
+                    self._rule_of_late_stop(access),
                     f"{access.process.label} still accesses {resource} when its lease ends",
                 )
 
@@ -404,9 +448,12 @@ class Oracle:
         return barrier
 
     def _check_not_late(self, process: Process, resource: Resource, barrier: Barrier, late: bool) -> None:
-        off_clock = process.host.off_clock.ever(self._now - self._world.scenario.timings.lease_ttl_s)
-        if barrier.ended_with_lease and not late and not off_clock:
-            raise Violation("RB-21", f"{process.label} starts {resource} after its lease has ended")
+        """OnStart is not entered when OnStop is due, but for a process stopped between look and entering."""
+        due = self._due_by_clock(process, barrier.lease)
+        if self._now <= due + _EPSILON_S:
+            return
+        if not late or self.conduct(process).idle(due, self._now) > _EPSILON_S:
+            raise Violation("RB-21", f"{process.label} starts {resource} when it has to isolate itself")
 
     def _check_overlap(self, process: Process, resource: Resource, barrier: Barrier) -> None:
         for access in self.accesses.get(resource, {}).values():
@@ -428,28 +475,77 @@ class Oracle:
             )
             if excuse is None:
                 raise Violation(
-                    "RB-34" if older.barrier.ended_with_lease and older.process.host.plan.kills else "RB-1",
+                    self._rule_of_late_stop(older) if older.barrier.ended_with_lease else "RB-1",
                     f"{process.label} starts {resource} (token {barrier.token}) while "
                     f"{access.process.label} accesses it (token {access.barrier.token})",
                 )
 
+    def _due_by_clock(self, process: Process, lease: int) -> float:
+        """When (true seconds) a process has to isolate itself by its own clock, if it proves life no more."""
+        renewed = process.clock.local(self._renewed[lease])
+        return process.clock.true(renewed + self._world.scenario.timings.detect_s)
+
+    def _isolated_since(self, access: Access) -> float:
+        """When (true seconds) a process has, or had, to begin to end an access; ``I`` above."""
+        due = self._due_by_clock(access.process, access.barrier.lease)
+        return min(due, self.conduct(access.process).told_lost.get(access.barrier.lease, _FOREVER))
+
     def _excuse(self, access: Access) -> str | None:
-        """Why a process may still access what it owned, or None."""
+        """Why a process may still access what it owned, or None; see the stated bound."""
         barrier, process, now = access.barrier, access.process, self._now
         if not barrier.ended_with_lease:
             return None
-        since = self._renewed[barrier.lease]
-        conduct, timings = self.conduct(process), self._world.scenario.timings
-        if process.host.off_clock.ever(since - timings.lease_ttl_s):
-            return "its clock drifted beyond the bound"
+        isolated, conduct = self._isolated_since(access), self.conduct(process)
+        calls = sum(end > isolated + _EPSILON_S for _, end in conduct.busy.since(isolated))
+        if conduct.idle(isolated, now) > self._latency_s or calls > MAX_CALLS:
+            return None
+        if self._ran_slow(access) and (not process.host.plan.kills or self._before_switch(access)):
+            return "its clock ran slow"
+        timings = self._world.scenario.timings
         if process.host.plan.kills:
             return None
-        if conduct.paused.within(since, now) > timings.safety_margin_s - _EPSILON_S:
+        if conduct.paused.within(isolated, now) > timings.safety_margin_s - _EPSILON_S:
             return "it was stopped"
-        isolated = since + timings.detect_s * (1 + timings.clock_drift_ratio)
-        if conduct.busy.within(isolated, now) > timings.stop_timeout_s:
+        if conduct.handling(isolated, now) > timings.stop_timeout_s:
             return "its handlers overran"
         return None
+
+    def _ran_slow(self, access: Access) -> bool:
+        """Whether a process had to isolate itself later than its clock may make it."""
+        timings, renewed = self._world.scenario.timings, self._renewed[access.barrier.lease]
+        latest = renewed + timings.detect_s / (1 - timings.clock_drift_ratio)
+        return self._due_by_clock(access.process, access.barrier.lease) > latest + _EPSILON_S
+
+    def _before_switch(self, access: Access) -> bool:
+        """Whether a dead man's switch need not have fired yet."""
+        clock = access.process.clock
+        renewed = clock.local(self._renewed[access.barrier.lease])
+        return clock.local(self._now) <= renewed + self._world.scenario.timings.access_s + _EPSILON_S
+
+    @property
+    def _latency_s(self) -> float:
+        """How long a process may take, all in all, from handler to handler once it has to isolate itself."""
+        return LATENCY_S + TURNS * self._world.scenario.turn_s
+
+    def _rule_of_late_stop(self, access: Access) -> str:
+        """The rule that a process breaks which accesses something for longer than it may."""
+        if access.process.host.plan.kills and access.barrier.ended_with_lease:
+            return "RB-34"
+        paused = self.conduct(access.process).paused.within(self._isolated_since(access), self._now)
+        return "RB-27" if paused > _EPSILON_S else "RB-21"
+
+    def _check_stopped_in_time(self, access: Access, resource: Resource) -> None:
+        """An access that ends now ended in time: no excuse has run out, and nothing was put off."""
+        isolated = self._isolated_since(access)
+        if access.until_lease_ends or self._now <= isolated:
+            return
+        idle_s = self.conduct(access.process).idle(isolated, self._now)
+        if idle_s > self._latency_s or (access.barrier.ended_with_lease and self._excuse(access) is None):
+            raise Violation(
+                self._rule_of_late_stop(access),
+                f"{access.process.label} accessed {resource} for {self._now - isolated:.3f} s after it had "
+                f"to isolate itself, and did nothing in {idle_s:.3f} s of that",
+            )
 
     def start_returned(self, process: Process) -> None:
         """OnStart returned or raised."""
@@ -472,6 +568,7 @@ class Oracle:
         for resource in resources:
             access = self.accesses[resource][process.stem]
             self.last_worked[resource] = self._now
+            self._check_stopped_in_time(access, resource)
             if error is None or access.barrier.ended_with_lease:
                 del self.accesses[resource][process.stem]
             else:
@@ -479,8 +576,10 @@ class Oracle:
 
     def died(self, process: Process) -> None:
         """The process is no more, and accesses nothing."""
-        for accesses in self.accesses.values():
-            accesses.pop(process.stem, None)
+        for resource, accesses in self.accesses.items():
+            access = accesses.pop(process.stem, None)
+            if access is not None:
+                self._check_stopped_in_time(access, resource)
 
     def write(self, process: Process, resource: Resource, token: Token) -> None:
         """A process writes to the fenced store of a resource."""
@@ -499,11 +598,14 @@ class Oracle:
     def guarded(self, process: Process, deadline: float) -> None:
         """A process promises that its access ends by a true time, unless it proves life again."""
         session = process.node.session
-        ttl_s = self._world.scenario.timings.lease_ttl_s
-        if session is None or process.host.off_clock.ever(self._now - ttl_s):
+        if session is None:
             return
+        timings, clock, renewed = self._world.scenario.timings, process.clock, self._renewed[session.lease]
+        if clock.local(deadline) > max(clock.local(renewed) + timings.access_s, process.now) + _EPSILON_S:
+            raise Violation("RB-21", f"{process.label} counts on its lease from later than it was renewed")
         ends = self._lease_ends[session.lease]
-        if deadline > max(ends, self._now) + _EPSILON_S:
+        in_bound = clock.slowest(renewed) >= 1 - timings.clock_drift_ratio
+        if in_bound and deadline > max(ends, self._now) + _EPSILON_S:
             raise Violation(
                 "RB-21",
                 f"{process.label} counts on its lease until {deadline:.4f}, which may end at {ends:.4f}",
@@ -545,5 +647,6 @@ class Oracle:
 
     def told_session_lost(self, process: Process, session: Session) -> None:
         """A process is told that a session of its is gone, which must be true."""
+        self.conduct(process).told_lost.setdefault(session.lease, self._now)
         if self.members.get(session.node) == session.created:
             raise Violation("RB-22", f"{process.label} is told that {session.node} is gone, which lives")

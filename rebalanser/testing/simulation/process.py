@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -58,25 +59,41 @@ _TIMER_SLACK_S = 1e-6
 
 
 class LocalClock:
-    """A host's monotonic clock, which may run faster or slower than true time."""
+    """A host's monotonic clock, which may run faster or slower than true time.
+
+    It remembers how it ran, so that any time can be translated: what lies ahead as if its rate stays.
+    """
 
     def __init__(self, now: float, start: float) -> None:
-        self.rate = 1.0
-        self._true = now
-        self._local = start
+        self._pieces = [(now, start, 1.0)]
+
+    @property
+    def rate(self) -> float:
+        """Local seconds that pass in a true second."""
+        return self._pieces[-1][2]
 
     def local(self, true: float) -> float:
         """What it shows at a true time."""
-        return self._local + (true - self._true) * self.rate
+        began, shown, rate = next(
+            (piece for piece in reversed(self._pieces) if piece[0] <= true), self._pieces[0]
+        )
+        return shown + (true - began) * rate
 
     def true(self, local: float) -> float:
-        """When it shows a time, if its rate stays."""
-        return self._true + (local - self._local) / self.rate
+        """When it shows a time."""
+        began, shown, rate = next(
+            (piece for piece in reversed(self._pieces) if piece[1] <= local), self._pieces[0]
+        )
+        return began + (local - shown) / rate
 
     def run_at(self, rate: float, now: float) -> None:
         """Run at another rate from true time ``now`` on."""
-        self._local, self._true = self.local(now), now
-        self.rate = rate
+        self._pieces.append((now, self.local(now), rate))
+
+    def slowest(self, since: float) -> float:
+        """The lowest rate from a true time on."""
+        ends = [began for began, _, _ in self._pieces[1:]] + [math.inf]
+        return min(rate for (_, _, rate), end in zip(self._pieces, ends, strict=True) if end > since)
 
 
 @dataclass(slots=True)

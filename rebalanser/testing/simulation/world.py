@@ -22,7 +22,7 @@ from rebalanser.testing.memory import MemoryStore
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.network import Link, Network
 from rebalanser.testing.simulation.operators import Change, Operations, Operator
-from rebalanser.testing.simulation.oracle import OPERATOR, Oracle, Spans, Violation
+from rebalanser.testing.simulation.oracle import OPERATOR, Oracle, Violation
 from rebalanser.testing.simulation.process import LocalClock, Process
 from rebalanser.testing.simulation.scenario import HostPlan, Scenario
 from rebalanser.testing.simulation.scheduler import Scheduler
@@ -68,8 +68,6 @@ class Host:
         self.pause_at_entry_s = 0.0
         self.revoked_in_s: float | None = None
         """How long after the next session began an operator ends its lease."""
-        self.off_clock = Spans()
-        """When its clock ran further off true time than the bound allows."""
 
     @property
     def running(self) -> Process | None:
@@ -364,9 +362,6 @@ class World:
         self._run_clock(host, rate)
 
     def _run_clock(self, host: Host, rate: float) -> None:
-        host.off_clock.end(self.now)
-        if abs(rate - 1) > self.scenario.timings.clock_drift_ratio:
-            host.off_clock.begin(self.now)
         host.clock.run_at(rate, self.now)
         if host.running is not None:
             host.running.clock_changed()
