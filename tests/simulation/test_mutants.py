@@ -13,6 +13,7 @@ import pytest
 
 from rebalanser.protocol import leading as leading_module
 from rebalanser.protocol.leading import Leading
+from rebalanser.protocol.messages import Left
 from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
 from rebalanser.protocol.types import Group, Timings
@@ -108,6 +109,34 @@ def _stop_when_access_must_have_ended(_: Any) -> Any:
 
 def _edit(owner: Any, method: str, old: str, new: str) -> tuple[Switch, ...]:
     return (Switch(owner, method, edited(old, new)),)
+
+
+def _answer_without_asking(answer: Any) -> Callable[[Any], Any]:
+    """A dialogue that says it is done and sends nothing."""
+
+    def dialogue(*_: Any) -> Any:
+        yield from ()
+        return answer
+
+    return lambda _: dialogue
+
+
+def _late_after_a_gap(advance: Callable[[Node, float], None]) -> Any:
+    def advance_handlers(self: Node, now: float) -> None:
+        overdue_s = now - self._proven_at - self._timings.detect_s
+        if not (self._isolated and self._timings.safety_margin_s < overdue_s < self._timings.lease_ttl_s):
+            advance(self, now)
+
+    return advance_handlers
+
+
+def _wake_up_to_stop(earliest: Callable[[Node, float], float | None]) -> Any:
+    def earliest_wakeup(self: Node, now: float) -> float | None:
+        stops_at = self._proven_at + self._timings.detect_s + self._timings.lease_ttl_s
+        times = [at for at in (earliest(self, now), stops_at) if at is not None and at > now]
+        return min(times, default=None)
+
+    return earliest_wakeup
 
 
 _SELF_HEAL = Switch(Node, "_make_good", always(None))
@@ -407,6 +436,7 @@ MUTANTS = (
         "a pinned resource is where its pin says",
         _edit(leading_module, "_pinned", "if spec.pin is not None", "if False"),
         frozenset({"RB-29"}),
+        first=115,
     ),
     Mutant(
         "plan based on nothing",
@@ -619,6 +649,145 @@ MUTANTS = (
         _edit(Node, "_handler_returned", "failed=event.error is not None", "failed=False"),
         frozenset({"RB-24"}),
         "short lives",
+    ),
+    Mutant(
+        "cooperative mode stops everything",
+        "in cooperative mode OnStop is called only for what leaves",
+        _edit(Rebalancing, "adopt", "if self._mode is Mode.EAGER:", "if True:"),
+        frozenset({"RB-17"}),
+    ),
+    Mutant(
+        "eager mode stops what leaves",
+        "in eager mode a new share stops everything",
+        _edit(Rebalancing, "adopt", "if self._mode is Mode.EAGER:", "if False:"),
+        frozenset({"RB-17"}),
+    ),
+    Mutant(
+        "left for the lease to end",
+        "a graceful stop removes the node, and waits for no lease to end",
+        (Switch(Translation, "_leave", _answer_without_asking(Left())),),
+        frozenset({"RB-26"}),
+    ),
+    Mutant(
+        "no watches",
+        "the leader watches nodes and resources, and a node its share",
+        _edit(
+            Node,
+            "_update_watches",
+            "if topics.keys() != self._watched:",
+            "topics = {}\n    if self._watched:",
+        ),
+        frozenset({"RB-7"}),
+        "whole network",
+    ),
+    Mutant(
+        "no watch of releases",
+        "a node that waits for a barrier is woken by a watch, not by a heartbeat",
+        _edit(
+            Node,
+            "_update_watches",
+            "for holder, since in self._rebalancing.blocked_since.items():",
+            "for holder, since in ():",
+        ),
+        frozenset({"RB-13"}),
+        "whole network",
+    ),
+    Mutant(
+        "lost history ignored",
+        "who lost the history of a watch reads again at once",
+        _edit(
+            Translation,
+            "notices",
+            "if not events:",
+            "events = [event for event in events if not isinstance(event, HistoryLost)]\n    if not events:",
+        ),
+        frozenset({"RB-28"}),
+        "whole network",
+        first=35,
+    ),
+    Mutant(
+        "changes not coalesced",
+        "a rebalance waits for settle_time_s after a change",
+        _edit(
+            Leading,
+            "rebalance_at",
+            "self._timings.settle_time_s if self.group is not None else 0.0",
+            "0.0",
+        ),
+        frozenset({"RB-8"}),
+        "operator",
+    ),
+    Mutant(
+        "rebalances in a row",
+        "rebalances are min_rebalance_interval_s apart",
+        _edit(Leading, "rebalance_at", "if self._published_at is not None:", "if False:"),
+        frozenset({"RB-8"}),
+        "operator",
+    ),
+    Mutant(
+        "rejoined at once",
+        "a node whose handler raised joins again after a growing delay",
+        (Switch(Node, "_rejoin_delay", always(0.0)),),
+        frozenset({"RB-24"}),
+        "short lives",
+    ),
+    Mutant(
+        "rejoined after an equal delay",
+        "the delay grows with each failure in a row",
+        _edit(
+            Node,
+            "_rejoin_delay",
+            "self._timings.rejoin_initial_s * 2.0 ** min(failures - 1, 32)",
+            "self._timings.rejoin_initial_s",
+        ),
+        frozenset({"RB-24"}),
+        "short lives",
+    ),
+    Mutant(
+        "allocation from scratch",
+        "an allocation moves as few resources as balance allows",
+        _edit(leading_module, "intended", "_previous(group)", "{}"),
+        frozenset({"RB-10"}),
+    ),
+    Mutant(
+        "isolated by one loss",
+        "a brief loss causes retries only",
+        _edit(
+            Node,
+            "_failed",
+            "self._missed += 1",
+            "self._missed += 1\n            self._proven_at = now - self._timings.detect_s",
+        ),
+        frozenset({"RB-21"}),
+    ),
+    Mutant(
+        "late OnStop after a pause",
+        "a process that is resumed past its deadline calls OnStop at once",
+        (
+            Switch(Node, "_advance_handlers", _late_after_a_gap),
+            Switch(Node, "_earliest_wakeup", _wake_up_to_stop),
+        ),
+        frozenset({"RB-27"}),
+        "isolation",
+    ),
+    Mutant(
+        "no heartbeat while a handler runs",
+        "heartbeats go on while a handler overruns",
+        _edit(
+            Node,
+            "_wants_lease",
+            "return self._membership is Membership.MEMBER",
+            "return self._membership is Membership.MEMBER and not self._rebalancing.running",
+        ),
+        frozenset({"RB-25"}),
+        "overruns",
+    ),
+    Mutant(
+        "leader that never resigns",
+        "a leader that can't read or publish resigns",
+        (Switch(Leading, "must_resign", lambda _: property(lambda _: False)),),
+        frozenset({"RB-43"}),
+        "stuck leaders",
     ),
     Mutant(
         "leave with access",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
-from rebalanser.protocol import FactKind, Membership
+from rebalanser.protocol import FactKind, Handler, Membership, Node
 from rebalanser.protocol.types import Trouble
 from rebalanser.registry import values
-from rebalanser.testing.simulation import Armed, FaultKind
+from rebalanser.testing.simulation import Armed, FaultKind, HostPlan, Violation
+from rebalanser.testing.simulation.mutants import edited
+from rebalanser.testing.simulation.scenario import TIMINGS
 
 if TYPE_CHECKING:
     from tests.simulation.conftest import Script
@@ -157,3 +160,26 @@ def test_a_graceful_stop_of_a_node_that_is_cut_off_ends(script: MakeScript) -> N
     group.run_until(lambda: group[1].running is None)
     group.settle()
     assert group.owned(0) == set(group.world.resources)
+
+
+@pytest.mark.rule("RB-34")
+@pytest.mark.parametrize("hurried_for_good", [False, True])
+def test_a_process_back_in_touch_is_not_killed_by_the_limit_of_on_stop(
+    script: MakeScript, monkeypatch: pytest.MonkeyPatch, hurried_for_good: bool
+) -> None:
+    if hurried_for_good:
+        own_time = "self._limit_handler(self._handler_began, self._timings.start_timeout_s)"
+        monkeypatch.setattr(Node, "_hurry", edited(own_time, "pass")(Node._hurry))
+    timings = replace(TIMINGS, start_timeout_s=10.0)
+    group = script(plans=(HostPlan("host-0", kills=True),), resources=2, timings=timings)
+    monkeypatch.setattr(group[0], "behaviour", lambda handler, _: (4.0 * (handler is Handler.START), None))
+    group.world.start(group[0])
+    group.run_until(lambda: bool(group.owned(0)))
+    group.world.cut(group[0], timings.detect_s + 0.2, refuses=True)
+    if hurried_for_good:
+        with pytest.raises(Violation, match="RB-34: host-0 is killed after"):
+            group.world.run_for(6.0)
+    else:
+        group.world.run_for(6.0)
+        assert group.times(FactKind.ISOLATED, 0)
+        assert FaultKind.KILLED_BY_GUARD not in group.world.hits

@@ -62,7 +62,7 @@ OPERATOR = "operator"
 LATENCY_S = 0.01
 """How long a process that has to stop may be in no handler, in all: timers and threads are that quick."""
 TURNS = 8
-"""The turns of its loop that this may take besides: those of the events that wait, before and after a call."""
+"""The turns of its loop that this may take besides: of the events that wait, before and after a call."""
 MAX_CALLS = 2
 """The calls of handlers that there can be once a process has to stop: the one that runs, and OnStop."""
 _EPSILON_S = 1e-4
@@ -261,6 +261,8 @@ class Oracle:
 
     def _changed(self, event: Changed) -> None:
         keys, key = self._keys, event.key
+        if self._world.promptness and key.startswith((keys.nodes, keys.resources, keys.drains)):
+            self._world.promptness.changed(event.revision)
         if key.startswith(keys.barriers):
             self._barrier_changed(event, keys.resource_of_barrier(key))
         elif key.startswith(keys.nodes):
@@ -286,12 +288,16 @@ class Oracle:
             raise Violation("RB-15", f"{self._actor} added a barrier of {resource} in the name of {node}")
         if event.revision <= self._last_token.get(resource, 0):
             raise Violation("RB-12", f"token {event.revision} of {resource} is not larger than the last")
+        if entry.lease not in self._renewed:
+            raise Violation("RB-20", f"the barrier of {resource} belongs to no lease")
         barrier = Barrier(node, entry.lease, event.revision)
         self._last_token[resource] = event.revision
         self.barriers[resource] = self._added[resource, event.revision] = barrier
 
     def _barrier_gone(self, resource: Resource) -> None:
         barrier = self.barriers.pop(resource)
+        if self._world.promptness:
+            self._world.promptness.freed(resource)
         if self._actor is None:
             barrier.ended_with_lease = True
             self._end_stuck_access(resource, barrier)
@@ -415,6 +421,8 @@ class Oracle:
             else (node, self._now)
             for resource, node in owners.items()
         }
+        if self._world.promptness:
+            self._world.promptness.allocated()
 
     def _share(self, node: str, version: int) -> Share | None:
         parts = (self._keys.share(SharePart(node, version, part)) for part in count())

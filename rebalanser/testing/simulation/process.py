@@ -41,6 +41,7 @@ from rebalanser.protocol.node import Node
 from rebalanser.registry.contract import HistoryLost, Reply, Request
 from rebalanser.registry.dialogue import Answer, failure
 from rebalanser.testing.simulation.coverage import answer_name
+from rebalanser.testing.simulation.duties import Duties
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.network import no_answer
 from rebalanser.testing.simulation.trace import listed, text
@@ -252,6 +253,8 @@ class Watching:
         self._process.post(self._told_at, self._tell, events)
 
     def _tell(self, events: Sequence[WatchEvent]) -> None:
+        if any(isinstance(event, HistoryLost) for event in events):
+            self._process.duties.history_lost_at = self._process.world.now
         for notice in self._process.world.translation.notices(self._topic, events, self._node):
             self._process.handle(notice)
 
@@ -298,6 +301,7 @@ class Process:
         self.failed_to_start: set[Resource] = set()
         """What OnStart raised for, until OnStop is called for it (RB-24)."""
         self.node: Node = world.make_node(host.plan, stem)
+        self.duties = Duties(self)
         self._mailbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._in_turn = False
         self._events: list[Event] = []
@@ -371,7 +375,9 @@ class Process:
         if self._in_turn:
             self._queue(event)
             return
+        self.duties.hears(event)
         effects = self.node.handle(event, self.now)
+        self.duties.decides(effects)
         turn_s = self.turn_s()
         if not turn_s:
             self._end_turn(effects)
@@ -439,6 +445,7 @@ class Process:
                 planned_at = self.world.scheduler.now + self.world.handler_latency()
                 self.post(planned_at, lambda: self.handle(self.node.make_plan(effect)))
             case Finished():
+                self.duties.finishes()
                 self.finished = True
                 self.world.finished(self)
 
@@ -507,6 +514,7 @@ class Process:
 
     def _fire(self, deadline: float) -> None:
         if self.alive and self._guard == deadline and self.now >= deadline - _TIMER_SLACK_S:
+            self.duties.killed()
             self.world.hit(FaultKind.KILLED_BY_GUARD, f"{self.label}: killed by its dead man's switch")
             self.world.crash(self.host)
             self.world.start_soon(self.host)

@@ -65,6 +65,8 @@ class Scenario:
     """Seconds within which a node works on what it is given, even while the rest of the group changes."""
     neighbour: Scenario | None = None
     """Another group in the same registry."""
+    prompt_within_s: float | None = None
+    """Seconds within which a watch must have told of a change and a node have acted on it."""
     chaos_s: float = 8.0
     mean_between_faults_s: float = 0.5
     burst: float = 0.3
@@ -110,6 +112,7 @@ class Profile:
     eager: float = 0.2
     may_not_lead: float = 0.15
     kills: float = 0.25
+    prompt_within_s: float | None = None
     chaos_s: tuple[float, float] = (5.0, 10.0)
     mean_between_faults_s: tuple[float, float] = (0.2, 1.0)
     burst: tuple[float, float] = (0.1, 0.5)
@@ -130,6 +133,7 @@ class Profile:
             turn_s=self.turn_s,
             live_within_s=self.live_within_s,
             neighbour=neighbour,
+            prompt_within_s=self.prompt_within_s,
             chaos_s=random.uniform(*self.chaos_s),
             mean_between_faults_s=random.uniform(*self.mean_between_faults_s),
             burst=random.uniform(*self.burst),
@@ -340,6 +344,17 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     FaultKind.REPLY_SLOW: 4,
                     FaultKind.STOP_RAISES: 4,
                 },
+            ),
+            _closer(
+                "whole network",
+                {
+                    **_CHANGES,
+                    FaultKind.CRASH: 1,
+                    FaultKind.WATCH_LOST: 2,
+                    FaultKind.COMPACTION: 1,
+                    FaultKind.REGISTRY_RESTART: 1,
+                },
+                prompt_within_s=0.15,
             ),
             _closer(
                 "overruns",

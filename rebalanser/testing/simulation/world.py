@@ -19,6 +19,7 @@ from rebalanser.registry.dialogue import Answer
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.memory import MemoryStore
+from rebalanser.testing.simulation.duties import Promptness
 from rebalanser.testing.simulation.faults import FaultKind
 from rebalanser.testing.simulation.network import Link, Network
 from rebalanser.testing.simulation.operators import Change, Operations, Operator
@@ -141,6 +142,8 @@ class World:
         """How often each command ended with each outcome, by :func:`~.runner.answer_name`."""
         self.completed_version = 0
         self.oracle = Oracle(self)
+        within_s = scenario.prompt_within_s
+        self.promptness = Promptness(self, within_s) if within_s is not None else None
         self.network: Network = Network(self.scheduler, random, self._deliver, self.hit, scenario.late_s)
         self.hosts: list[Host] = []
         for index, plan in enumerate(scenario.hosts):

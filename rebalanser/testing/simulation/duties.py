@@ -1,0 +1,486 @@
+"""Duties: what a process owes, judged by what it was told and what it then decides.
+
+The :mod:`.oracle` sees what reaches the registry and the application. Some rules say *when* or *why* a node
+does something: it stops only what leaves it, waits before it joins again, sends heartbeats while a handler
+runs. For those :class:`Duties` follows the events that a process is given and the effects that come of them.
+It never asks the node what it believes, and shares no code with it.
+
+:class:`Promptness` judges what must happen soon: by a watch, not by a heartbeat. Only where nothing is slow
+can "soon" be told from "late", so a scenario says whether it applies (``prompt_within_s``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rebalanser.protocol.leading import RESIGN_AFTER
+from rebalanser.protocol.messages import (
+    Acknowledge,
+    AddBarriers,
+    Alive,
+    Answered,
+    AskStop,
+    BarriersAdded,
+    CallStart,
+    CallStop,
+    Command,
+    Conflict,
+    Effect,
+    Elected,
+    Event,
+    Failed,
+    GroupRead,
+    Guard,
+    Handler,
+    HandlerReturned,
+    Heartbeat,
+    Join,
+    Joined,
+    Left,
+    Noticed,
+    Outcome,
+    Perform,
+    PlanMade,
+    Publish,
+    Published,
+    ReadGroup,
+    SessionLost,
+    ShareRead,
+    Stop,
+)
+from rebalanser.protocol.types import Mode, TopicKind
+from rebalanser.testing.simulation.oracle import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from rebalanser.protocol.types import Group, NodeId, Plan, Resource, Session, Share
+    from rebalanser.testing.simulation.process import Process
+    from rebalanser.testing.simulation.world import World
+
+_EPSILON_S = 1e-4
+_NEVER = float("-inf")
+
+
+class Duties:
+    """What one process owes. All times are seconds of its own clock."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._timings = process.world.scenario.timings
+        self._session: Session | None = None
+        self._last_session: Session | None = None
+        self._stop_asked = False
+        self._leaving = False
+        self._failed_since_stop = False
+        self._proven_at = 0.0
+        self._beat_sent_at = 0.0
+        self._beat_due = 0.0
+        self._beating = False
+        self._missed = False
+        self._running: Handler | None = None
+        self._called: Handler | None = None
+        self._ran_since = 0.0
+        self._returned_at = _NEVER
+        self._killed_for_overrun = False
+        self._stuck = False
+        """True if OnStop raised in this session."""
+        self._failures = 0
+        self._failed_at = 0.0
+        self._share: Share | None = None
+        self._asked: set[Resource] = set()
+        self._stopping: frozenset[Resource] = frozenset()
+        self._started: dict[Resource, int] = {}
+        """What was started, and since which version of the share."""
+        self._starting: frozenset[Resource] = frozenset()
+        self.blocked: set[Resource] = set()
+        """What it was told to be another's."""
+        self.history_lost_at = _NEVER
+        """When (true seconds) a watch last told it that history is lost."""
+        self._group: Group | None = None
+        self._read_revision = 0
+        self._published_at = _NEVER
+        self._changed_at: float | None = None
+        self._tries = 0
+
+    @property
+    def _now(self) -> float:
+        return self._process.now
+
+    @property
+    def group_revision(self) -> int:
+        """The revision at which it read the group last."""
+        return self._read_revision
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is on its way out of the group, or not in it."""
+        return self._leaving or self._session is None
+
+    @property
+    def _giving_up(self) -> bool:
+        """Whether it has to stop everything."""
+        return self.leaving or self._now >= self._proven_at + self._timings.detect_s - _EPSILON_S
+
+    def hears(self, event: Event) -> None:
+        """Note what the process is told, before it acts on it."""
+        match event:
+            case Stop():
+                self._stop_asked = self._leaving = True
+            case Answered():
+                self._answered(event.command, event.outcome)
+            case HandlerReturned():
+                self._returned(event)
+            case Noticed() if event.topic.kind in {TopicKind.GROUP, TopicKind.ACKNOWLEDGEMENTS}:
+                self._may_have_changed()
+            case PlanMade(plan=None):
+                self._tries = 0
+            case _:
+                pass
+
+    def _answered(self, command: Command, outcome: Outcome) -> None:
+        if isinstance(command, Heartbeat):
+            self._beating = False
+        if isinstance(outcome, Failed):
+            self._failed_since_stop = self._failed_since_stop or self._stop_asked
+        if isinstance(command, Join):
+            self._join_answered(outcome)
+        elif command.session == self._session:
+            self._told(command, outcome)
+
+    def _join_answered(self, outcome: Outcome) -> None:
+        if not isinstance(outcome, Joined):
+            self._fail()
+            return
+        self._session = self._last_session = outcome.session
+        self._leaving = self._stop_asked
+        self._proven_at = outcome.proven_at
+        self._beat_due = outcome.proven_at + self._timings.heartbeat_interval_s
+        self._missed = False
+        self._share = None
+        self._started.clear()
+        self._stuck = False
+        self._begin_term()
+
+    def _begin_term(self) -> None:
+        self._group = None
+        self._published_at, self._changed_at = _NEVER, None
+        self._tries = 0
+
+    def _fail(self) -> None:
+        self._failures += 1
+        self._failed_at = self._now
+
+    def _told(self, command: Command, outcome: Outcome) -> None:
+        match outcome:
+            case SessionLost() | Left():
+                self._session = None
+                self.blocked.clear()
+            case Alive():
+                self._proven_at = max(self._proven_at, self._beat_sent_at)
+                self._missed = False
+                if outcome.fingerprint is not None and outcome.revision > self.group_revision:
+                    self._may_have_changed()
+            case ShareRead(share=share) if share is not None:
+                if self._share is None or share.version > self._share.version:
+                    self._share = share
+                self.blocked &= share.resources
+            case BarriersAdded():
+                self.blocked -= outcome.added.keys()
+                self.blocked |= outcome.blocked.keys()
+            case _ if isinstance(command, Acknowledge) and not isinstance(outcome, Failed):
+                self._failures = 0
+            case Failed() if isinstance(command, Heartbeat):
+                self._missed = True
+            case _:
+                self._told_as_leader(command, outcome)
+
+    def _told_as_leader(self, command: Command, outcome: Outcome) -> None:
+        match outcome:
+            case Elected():
+                self._begin_term()
+            case GroupRead(group=group):
+                self._group = group
+                self._read_revision = group.revision
+            case Published():
+                self._tries = 0
+                self._published_at = self._now
+            case Failed() | Conflict() if isinstance(command, ReadGroup | Publish):
+                self._tries += 1
+                self._may_have_changed()
+            case _:
+                pass
+
+    def _may_have_changed(self) -> None:
+        if self._changed_at is None:
+            self._changed_at = self._now
+
+    def _returned(self, event: HandlerReturned) -> None:
+        self._running, self._returned_at = None, self._now
+        if event.refused:
+            self._ended(self._starting)
+        elif event.handler is Handler.STOP and event.error is None:
+            self._ended(self._stopping)
+        if event.error is not None:
+            self._stuck = self._stuck or event.handler is Handler.STOP
+            self._leaving = True
+            self._fail()
+
+    def _ended(self, resources: Iterable[Resource]) -> None:
+        for resource in resources:
+            self._started.pop(resource, None)
+            self._asked.discard(resource)
+
+    def decides(self, effects: Iterable[Effect]) -> None:
+        """Judge what the process is about to do."""
+        for effect in effects:
+            match effect:
+                case Perform(command=command):
+                    self._performs(command)
+                case CallStart(owned=owned):
+                    self._calls_start(owned)
+                case CallStop(resources=resources):
+                    self._check_reason(resources)
+                    self._calls(Handler.STOP)
+                    self._stopping = resources
+                case AskStop(resources=resources):
+                    self._check_reason(resources)
+                    self._asked |= resources
+                case Guard(deadline=deadline) if deadline is not None and deadline <= self._now:
+                    self._check_overran()
+                    self._killed_for_overrun = True
+                case _:
+                    pass
+        self._check_heartbeat()
+
+    def _calls(self, handler: Handler) -> None:
+        self._running = self._called = handler
+        self._ran_since = self._now
+
+    def _calls_start(self, owned: Mapping[Resource, int]) -> None:
+        version = self._share.version if self._share is not None else 0
+        if self._process.host.plan.mode is Mode.EAGER:
+            old = sorted(r for r, since in self._started.items() if since != version)
+            if old:
+                raise Violation("RB-17", f"{self._label} starts in eager mode and goes on with {old}")
+        self._calls(Handler.START)
+        self._starting = frozenset(owned)
+        self._started.update(dict.fromkeys(owned, version))
+
+    def _check_reason(self, resources: Collection[Resource]) -> None:
+        """OnStop is called only for what leaves, or was asked to stop; for all of it only in trouble."""
+        if self._giving_up:
+            return
+        kept = {r for r in resources if r not in self._asked}
+        if self._share is not None:
+            kept &= self._share.resources
+            if self._process.host.plan.mode is Mode.EAGER:
+                kept = {r for r in kept if self._started.get(r) == self._share.version}
+        if kept:
+            when = " after a brief loss" if self._missed else ""
+            raise Violation(
+                "RB-21" if self._missed else "RB-17", f"{self._label} stops its own {sorted(kept)}{when}"
+            )
+
+    def _performs(self, command: Command) -> None:
+        match command:
+            case Join():
+                self._check_delay()
+            case Heartbeat():
+                self._beating = True
+                self._beat_sent_at = self._now
+                self._beat_due = self._now + self._timings.heartbeat_interval_s
+            case AddBarriers():
+                self.blocked -= command.resources
+            case ReadGroup():
+                self._check_tries()
+                self._check_pace()
+                self._changed_at = None
+            case Publish(plan=plan):
+                self._check_tries()
+                self._check_moves(plan)
+            case _:
+                pass
+
+    def _check_delay(self) -> None:
+        """After a failure a node waits before it joins again, twice as long as after the one before."""
+        if not self._failures:
+            return
+        timings = self._timings
+        delay_s = min(timings.rejoin_initial_s * 2.0 ** (self._failures - 1), timings.rejoin_max_s)
+        if self._now < self._failed_at + delay_s - _EPSILON_S:
+            raise Violation(
+                "RB-24",
+                f"{self._label} joins {self._now - self._failed_at:.3f} s after failure {self._failures}, "
+                f"not {delay_s:.3f} s",
+            )
+
+    def _check_heartbeat(self) -> None:
+        """A member renews its lease on time, also while a handler runs."""
+        if self.leaving or self._beating or self._now <= self._beat_due + _EPSILON_S:
+            return
+        while_running = f" while {self._running} runs" if self._running else ""
+        raise Violation(
+            "RB-25" if self._running else "RB-21", f"{self._label} sends no heartbeat{while_running}"
+        )
+
+    def _check_tries(self) -> None:
+        if self._tries >= RESIGN_AFTER:
+            raise Violation("RB-43", f"{self._label} leads on after {self._tries} failures in a row")
+
+    def _check_pace(self) -> None:
+        """Changes are coalesced, and rebalances kept apart."""
+        timings = self._timings
+        if self._now < self._published_at + timings.min_rebalance_interval_s - _EPSILON_S:
+            raise Violation("RB-8", f"{self._label} rebalances sooner than min_rebalance_interval_s")
+        if self._group is None or self._changed_at is None:
+            return
+        if self._now < self._changed_at + timings.settle_time_s - _EPSILON_S:
+            raise Violation("RB-8", f"{self._label} rebalances sooner than settle_time_s after a change")
+
+    def _check_moves(self, plan: Plan) -> None:
+        """A plan moves as few resources as balance allows."""
+        group = self._group
+        if group is None:
+            raise Violation("RB-9", f"{self._label} publishes without having read the group")
+        before = {node: share.resources for node, share in group.shares.items()}
+        after = {node: plan.changed.get(node, before.get(node, frozenset())) for node in plan.shares}
+        active = sorted(n for n, member in group.members.items() if member.label not in group.drained)
+        owners = {resource: node for node in active for resource in after.get(node, ())}
+        held = {resource: node for node in active for resource in before.get(node, ())}
+        moves = sum(owners.get(resource, node) != node for resource, node in held.items())
+        least = least_moves(group, active, held)
+        if moves != least:
+            raise Violation(
+                "RB-10", f"version {plan.version} of {self._label} moves {moves} resources, not {least}"
+            )
+
+    def killed(self) -> None:
+        """Judge its death: a switch kills only who is out of touch, or overran, or can't stop access."""
+        out_of_touch = self._now >= self._proven_at + self._timings.access_s - _EPSILON_S
+        if not out_of_touch and not self._killed_for_overrun and not self._stuck:
+            raise Violation("RB-34", f"{self._label} is killed although it is well")
+
+    def _check_overran(self) -> None:
+        """A call that is said to have overrun its limit runs, or returns just now, and has overrun it."""
+        timings, ran_s = self._timings, self._now - self._ran_since + _EPSILON_S
+        hurried = self._called is Handler.STOP or self._giving_up
+        limit_s = timings.stop_timeout_s if hurried else timings.start_timeout_s
+        runs = self._running is not None or self._returned_at == self._now
+        if not runs or ran_s < limit_s:
+            raise Violation("RB-34", f"{self._label} is killed after {ran_s:.3f} s of {self._called}")
+
+    def finishes(self) -> None:
+        """A process that stopped gracefully leaves nothing behind that others would have to wait for."""
+        session, oracle = self._last_session, self._process.world.oracle
+        failed = self._failed_since_stop or self._failures > 0
+        if session is None or failed or self._now >= self._proven_at + self._timings.lease_ttl_s:
+            return
+        held = sorted(r for r, barrier in oracle.barriers.items() if barrier.node == session.node)
+        if held or oracle.members.get(session.node) == session.created:
+            raise Violation("RB-26", f"{self._label} has stopped and left {session.node} with {held} behind")
+
+    @property
+    def _label(self) -> str:
+        return self._process.label
+
+
+def least_moves(group: Group, active: Collection[NodeId], held: Mapping[Resource, NodeId]) -> int:
+    """The fewest resources that can leave an active node for another, counted one resource at a time.
+
+    Each free resource is poured onto a node with the least load, and there onto one that has some of its own
+    left to keep if there is such a node: so none that could be kept is counted as moved.
+    """
+    labels = {node: group.members[node].label for node in active}
+    pins = {
+        resource: min((node for node in active if labels[node] == spec.pin), default="")
+        for resource, spec in group.resources.items()
+        if spec.pin is not None
+    }
+    loads = {node: sum(pin == node for pin in pins.values()) for node in active}
+    own = dict.fromkeys(active, 0)
+    forced = 0
+    for resource, node in held.items():
+        if resource in pins:
+            forced += pins[resource] not in {"", node}
+        elif resource in group.resources:
+            own[node] += 1
+    moved = sum(own.values())
+    for _ in range(len(group.resources.keys() - pins.keys()) if active else 0):
+        node = min(active, key=lambda each: (loads[each], -own[each]))
+        loads[node] += 1
+        if own[node]:
+            own[node] -= 1
+            moved -= 1
+    return forced + moved
+
+
+class Promptness:
+    """What must happen soon in a world where nothing is slow."""
+
+    def __init__(self, world: World, within_s: float) -> None:
+        self._world = world
+        self._within_s = within_s
+        self._free_since: dict[Resource, float] = {}
+
+    @property
+    def _now(self) -> float:
+        return self._world.now
+
+    def allocated(self) -> None:
+        """An allocation is published."""
+        for resource, (_, since) in self._world.oracle.given.items():
+            if since == self._now:
+                self._look_later(resource)
+
+    def freed(self, resource: Resource) -> None:
+        """A barrier is gone."""
+        self._free_since[resource] = self._now
+        self._look_later(resource)
+
+    def _look_later(self, resource: Resource) -> None:
+        self._world.scheduler.at(self._now + self._within_s, lambda: self._look(resource))
+
+    def _look(self, resource: Resource) -> None:
+        """What is given and free is taken soon: by a watch, not by a heartbeat (RB-13, RB-28)."""
+        oracle = self._world.oracle
+        if resource in oracle.barriers or resource not in oracle.given:
+            return
+        node, given = oracle.given[resource]
+        since = max(given, self._free_since.get(resource, 0.0))
+        process = self._healthy(node)
+        if process is None or self._now < since + self._within_s - _EPSILON_S:
+            return
+        waits = resource in process.duties.blocked
+        raise Violation(
+            self._rule(process, since, "RB-13" if waits else "RB-3"),
+            f"{resource} is {node}'s and free, which does not take it within {self._within_s:g} s",
+        )
+
+    def changed(self, revision: int) -> None:
+        """A member, a resource or a drain changed."""
+        oracle, timings = self._world.oracle, self._world.scenario.timings
+        term, leader, since = oracle.term, oracle.leader, self._now
+
+        def look() -> None:
+            process = self._healthy(leader)
+            if oracle.term != term or process is None or process.duties.group_revision >= revision:
+                return
+            raise Violation(
+                self._rule(process, since, "RB-7"), f"{leader} does not read the group soon after a change"
+            )
+
+        held_back_s = timings.settle_time_s + timings.min_rebalance_interval_s
+        self._world.scheduler.at(self._now + held_back_s + self._within_s, look)
+
+    def _healthy(self, node: NodeId) -> Process | None:
+        running = (host.running for host in self._world.hosts)
+        process = next((each for each in running if each is not None and each.is_incarnation(node)), None)
+        if process is None or process.duties.leaving or node not in self._world.oracle.members:
+            return None
+        return process
+
+    @staticmethod
+    def _rule(process: Process, since: float, otherwise: str) -> str:
+        """RB-28 where a watch was lost that would have told of a change since then, or a little before."""
+        return "RB-28" if process.duties.history_lost_at >= since - 0.1 else otherwise
