@@ -332,7 +332,7 @@ class Node:
         if running is None or self._overran or now < self._handler_ends:
             return
         self._overran = True
-        self._report(FactKind.HANDLER_OVERRAN, handler=running.value, limit_s=self._handler_limit_s)
+        self._report(FactKind.HANDLER_OVERRAN, handler=running.value, limit_s=round(self._handler_limit_s, 3))
         if self._options.on_overrun is OnOverrun.KILL:
             self._effects.append(Guard(now))
 
@@ -740,7 +740,8 @@ class Node:
         if to_stop:
             rebalancing.calling_stop()
             self._stopping = to_stop
-            self._limit_handler(now, self._timings.stop_timeout_s)
+            self._handler_began = now
+            self._limit_handler(now, self._stop_limit_s)
             self._effects.append(CallStop(to_stop))
         elif self._may_start:
             owned = rebalancing.to_start()
@@ -755,15 +756,24 @@ class Node:
         self._handler_limit_s = limit_s
         self._handler_ends = now + limit_s
 
+    @property
+    def _stop_limit_s(self) -> float:
+        """How long OnStop may take: what is left until access must have ended, if it began out of touch."""
+        limit_s = self._timings.stop_timeout_s
+        left_s = self._proven_at + self._timings.access_s - self._handler_began
+        return min(left_s, limit_s) if self._isolated and left_s > 0.0 else limit_s
+
     def _hurry(self, now: float) -> None:
         """Limit an OnStart that still runs while everything is given up: it uses up OnStop's time (RB-21).
 
-        Back in touch it has its own time again.
+        Back in touch each handler has its own time again.
         """
-        if self._rebalancing.running is not Handler.START or self._overran:
+        if self._rebalancing.running is None or self._overran:
             return
         limit_s = self._timings.stop_timeout_s
-        if not self._giving_up:
+        if self._rebalancing.running is Handler.STOP:
+            self._limit_handler(self._handler_began, self._stop_limit_s)
+        elif not self._giving_up:
             self._limit_handler(self._handler_began, self._timings.start_timeout_s)
         elif now + limit_s < self._handler_ends:
             self._limit_handler(now, limit_s)

@@ -183,3 +183,27 @@ def test_a_process_back_in_touch_is_not_killed_by_the_limit_of_on_stop(
         group.world.run_for(6.0)
         assert group.times(FactKind.ISOLATED, 0)
         assert FaultKind.KILLED_BY_GUARD not in group.world.hits
+
+
+@pytest.mark.rule("RB-25")
+def test_an_onstop_whose_time_an_onstart_has_used_up_is_reported_when_its_access_must_end(
+    script: MakeScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = script(hosts=2, resources=4)
+    group.start()
+    monkeypatch.setattr(group[1], "behaviour", lambda _, has_work: (0.75 * has_work, None))
+    proven = group.world.commands["Heartbeat"]
+    group.run_until(lambda: group.world.commands["Heartbeat"] >= proven + 4)
+    group.world.run_for(0.05)
+    group[1].link.armed += [Armed(FaultKind.REQUEST_LOST, "Heartbeat") for _ in range(100)]
+    process = group[1].running
+    assert process is not None
+    deadline = process.node.deadline
+    assert deadline is not None
+    access_ends = process.clock.true(deadline)
+    group.world.run_for(access_ends - TIMINGS.stop_timeout_s - 0.15 - group.world.now)
+    group.world.add(["new"], "host-1")
+    group.run_until(lambda: bool(group.times(FactKind.HANDLER_OVERRAN, 1)))
+    assert group.world.now == pytest.approx(access_ends, abs=0.01)
+    assert len(group.times(FactKind.START_RETURNED, 1, access_ends - TIMINGS.stop_timeout_s)) == 1
+    assert not group.times(FactKind.STOP_RETURNED, 1, access_ends - TIMINGS.stop_timeout_s)

@@ -28,6 +28,7 @@ from rebalanser.protocol.messages import (
     Effect,
     Elected,
     Event,
+    FactKind,
     Failed,
     GroupRead,
     Guard,
@@ -44,6 +45,7 @@ from rebalanser.protocol.messages import (
     Publish,
     Published,
     ReadGroup,
+    Report,
     SessionLost,
     ShareRead,
     Stop,
@@ -52,7 +54,7 @@ from rebalanser.protocol.types import Mode, TopicKind
 from rebalanser.testing.simulation.oracle import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from rebalanser.protocol.types import Group, NodeId, Plan, Resource, Session, Share
     from rebalanser.testing.simulation.process import Process
@@ -82,9 +84,11 @@ class Duties:
         self._called: Handler | None = None
         self._ran_since = 0.0
         self._returned_at = _NEVER
+        self._reported = False
+        """True if the latest call is known to have overrun its limit."""
         self._killed_for_overrun = False
         self._stuck = False
-        """True if OnStop raised in this session."""
+        """True if OnStop raised: what it should have stopped may go on as long as the process does."""
         self._failures = 0
         self._failed_at = 0.0
         self._share: Share | None = None
@@ -159,7 +163,6 @@ class Duties:
         self._missed = False
         self._share = None
         self._started.clear()
-        self._stuck = False
         self._begin_term()
 
     def _begin_term(self) -> None:
@@ -231,8 +234,9 @@ class Duties:
             self._started.pop(resource, None)
             self._asked.discard(resource)
 
-    def decides(self, effects: Iterable[Effect]) -> None:
+    def decides(self, effects: Sequence[Effect]) -> None:
         """Judge what the process is about to do."""
+        self._check_reported(effects)
         for effect in effects:
             match effect:
                 case Perform(command=command):
@@ -253,7 +257,19 @@ class Duties:
                     pass
         self._check_heartbeat()
 
+    def _check_reported(self, effects: Sequence[Effect]) -> None:
+        """An OnStop that outlasts the time in which access must end is reported while it runs."""
+        if any(isinstance(e, Report) and e.fact.kind is FactKind.HANDLER_OVERRAN for e in effects):
+            self._reported = True
+        ends_at = self._proven_at + self._timings.access_s
+        runs = self._running is not None or self._returned_at == self._now
+        if self._session is None or self._called is not Handler.STOP or self._reported or not runs:
+            return
+        if self._ran_since < ends_at < self._now - _EPSILON_S:
+            raise Violation("RB-25", f"{self._label} does not report that OnStop outlasts its access")
+
     def _calls(self, handler: Handler) -> None:
+        self._reported = False
         self._running = self._called = handler
         self._ran_since = self._now
 
@@ -357,15 +373,21 @@ class Duties:
 
     def killed(self) -> None:
         """Judge its death: a switch kills only who is out of touch, or overran, or can't stop access."""
-        out_of_touch = self._now >= self._proven_at + self._timings.access_s - _EPSILON_S
-        if not out_of_touch and not self._killed_for_overrun and not self._stuck:
+        if not self._out_of_time and not self._killed_for_overrun and not self._stuck:
             raise Violation("RB-34", f"{self._label} is killed although it is well")
+
+    @property
+    def _out_of_time(self) -> bool:
+        return self._now >= self._proven_at + self._timings.access_s - _EPSILON_S
 
     def _check_overran(self) -> None:
         """A call that is said to have overrun its limit runs, or returns just now, and has overrun it."""
         timings, ran_s = self._timings, self._now - self._ran_since + _EPSILON_S
-        hurried = self._called is Handler.STOP or self._giving_up
-        limit_s = timings.stop_timeout_s if hurried else timings.start_timeout_s
+        if self._out_of_time:
+            return
+        limit_s = timings.stop_timeout_s
+        if self._called is Handler.START:
+            limit_s = min(limit_s, timings.start_timeout_s) if self._giving_up else timings.start_timeout_s
         runs = self._running is not None or self._returned_at == self._now
         if not runs or ran_s < limit_s:
             raise Violation("RB-34", f"{self._label} is killed after {ran_s:.3f} s of {self._called}")
@@ -373,7 +395,7 @@ class Duties:
     def finishes(self) -> None:
         """A process that stopped gracefully leaves nothing behind that others would have to wait for."""
         session, oracle = self._last_session, self._process.world.oracle
-        failed = self._failed_since_stop or self._failures > 0
+        failed = self._failed_since_stop or self._stuck
         if session is None or failed or self._now >= self._proven_at + self._timings.lease_ttl_s:
             return
         held = sorted(r for r, barrier in oracle.barriers.items() if barrier.node == session.node)
