@@ -7,7 +7,8 @@ processes, handlers, the network, and an operator. A seed decides all of it.
 
 A run starts hosts, lets chance strike (:mod:`.chaos`; the kinds of fault are :class:`~.faults.FaultKind`),
 heals everything, and demands that all is well soon and stays so. Meanwhile the :mod:`.oracle` judges every
-event by what really happens, never by what nodes believe.
+event by what really happens, and :mod:`.duties` every decision by what the node was told; never by what nodes
+believe.
 
 ``python -m rebalanser.testing.simulation --seeds 1000`` runs many seeds on all cores. A failure names its
 seed, and ``python -m rebalanser.testing.simulation --seed N --trace`` shows that run again, line by line.
