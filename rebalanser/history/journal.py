@@ -69,24 +69,25 @@ class Journal:
         self._wall = wall
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._sequence = 0
 
     def write(self, event: Event) -> None:
         """Write down what happened, now. Never waits for anything outside of this process, never raises."""
-        with self._lock:
-            self._write(self._moment(1), (event,))
+        with self._writing:
+            self._write(self.moment(1), (event,))
 
     def moment(self, records: int) -> Moment:
         """Return the present moment for so many records, which :meth:`write_at` writes down later.
 
-        Numbers that are not used show as records that were lost.
+        Never waits for what is being written. Numbers that are not used show as records that were lost.
         """
         with self._lock:
             return self._moment(records)
 
     def write_at(self, moment: Moment, events: Iterable[Event]) -> None:
         """Write down what happened at a moment; to be called in the order of the moments."""
-        with self._lock:
+        with self._writing:
             self._write(moment, events)
 
     def _moment(self, records: int) -> Moment:

@@ -9,6 +9,7 @@ import pytest
 
 from rebalanser.history import Author, Event, Journal, MemorySink, Protocol, Record, author_here
 from rebalanser.history import journal as module
+from rebalanser.testing.waiting import PATIENCE_S
 
 AUTHOR = Author(Protocol.NELI, "roles", "p-1", "worker", "alpha", "boot")
 
@@ -62,6 +63,22 @@ def test_a_sink_that_raises_harms_nobody() -> None:
             raise OSError(record.kind)
 
     journal(Broken()).write(Event("left", "w-1"))
+
+
+@pytest.mark.rule("RB-42")
+def test_a_moment_is_taken_while_many_events_are_written() -> None:
+    taken: list[int] = []
+
+    class Slow(MemorySink):
+        def write(self, record: Record) -> None:
+            other = threading.Thread(target=lambda: taken.extend(writes.moment(1).sequences), daemon=True)
+            other.start()
+            other.join(PATIENCE_S)
+            super().write(record)
+
+    writes = journal(Slow())
+    writes.write_at(writes.moment(1), [Event("left", "w-1")])
+    assert taken == [1]
 
 
 def test_threads_share_one_sequence() -> None:
