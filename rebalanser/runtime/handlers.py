@@ -128,7 +128,7 @@ class HandlerRunner:
         def ask() -> None:
             for resource in resources:
                 if resource in owned:
-                    owned[resource].stop_requested.set()
+                    owned[resource].ask_to_stop()
 
         if len(resources) > MANY:
             with contextlib.suppress(RuntimeError):  # there is no room for another thread
@@ -186,7 +186,7 @@ class HandlerRunner:
         with self._lock:
             leaving = [self._owned[r] for r in sorted(effect.resources) if r in self._owned]
         for owned in leaving:
-            owned.stop_requested.set()
+            owned.ask_to_stop()
         tokens = {owned.resource: owned.token for owned in leaving}
         self._tell(FactKind.STOP_ENTERED, tokens)
         error = self._call(Handler.STOP, self._handlers.stop, leaving)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from rebalanser.errors import InvalidLoad
 from rebalanser.runtime.clock import SystemClock
 
+_making = threading.Lock()
+
 
 class StopRequest(threading.Event):
     """An event that threads wait for and coroutines can wait for too."""
@@ -64,7 +66,7 @@ class Owned:
     makes a second owner impossible whatever happens to this process (RB-12, RB-27).
     """
 
-    __slots__ = ("_take_load", "_tenure", "resource", "stop_requested", "token")
+    __slots__ = ("_asked", "_stop_request", "_take_load", "_tenure", "resource", "token")
 
     def __init__(
         self,
@@ -77,10 +79,28 @@ class Owned:
         """The resource's name."""
         self.token = token
         """The fencing token: it grows from owner to owner."""
-        self.stop_requested = StopRequest()
-        """Set as soon as the resource has to be given up, before OnStop is called."""
+        self._asked = False
+        self._stop_request: StopRequest | None = None
         self._tenure = tenure
         self._take_load = take_load
+
+    @property
+    def stop_requested(self) -> StopRequest:
+        """Set as soon as the resource has to be given up, before OnStop is called."""
+        # Made when it is first looked at: 100,000 events take longer to make and to set than OnStop can wait.
+        if self._stop_request is None:
+            with _making:
+                if self._stop_request is None:
+                    self._stop_request = StopRequest()
+            if self._asked:
+                self._stop_request.set()
+        return self._stop_request
+
+    def ask_to_stop(self) -> None:
+        """Set :attr:`stop_requested`, for the group; whoever makes the event sees that it was asked."""
+        self._asked = True
+        if self._stop_request is not None:
+            self._stop_request.set()
 
     @property
     def deadline(self) -> float:
@@ -99,7 +119,8 @@ class Owned:
         There is always a moment between this answer and what is done with it; only a receiver that checks
         the token closes that gap.
         """
-        return not self.stop_requested.is_set() and self._tenure.lasts()
+        asked = self._asked or (self._stop_request is not None and self._stop_request.is_set())
+        return not asked and self._tenure.lasts()
 
     def report_load(self, load: float) -> None:
         """Tell how much work the resource is, in any unit that is the same for all of the group (AU-7).
