@@ -397,7 +397,7 @@ class Group:
         if engine.wait(lambda s: s.settled, timeout_s):
             return
         snapshot = engine.snapshot
-        waiting = ", ".join(f"{r} held by {n}" for r, n in sorted(snapshot.blocked.items())[:5])
+        waiting = ", ".join(f"{r} held by {n}" for r, n in sorted(snapshot.blocked.items()))
         raise NotSettled(
             f"group {self.name!r} has not settled within {timeout_s:g} s: "
             f"the node is {snapshot.membership.value}" + (f", waiting for {waiting}" if waiting else "")

@@ -66,7 +66,7 @@ from rebalanser.protocol.messages import (
     Wakeup,
     Watch,
 )
-from rebalanser.protocol.rebalancing import NOTHING, Rebalancing
+from rebalanser.protocol.rebalancing import Rebalancing
 from rebalanser.protocol.states import MEMBERSHIP, Life, Membership, Role, Step
 from rebalanser.protocol.types import (
     Header,
@@ -133,7 +133,6 @@ class Node:
         self._handler_ends = 0.0
         self._abandoned = False
         self._overran = False
-        self._stopping = NOTHING
         self._guard: float | None = None
         self._watched: frozenset[Topic] = frozenset()
         self._lanes = Lanes(timings.retry_initial_s, timings.retry_max_s)
@@ -179,7 +178,7 @@ class Node:
 
     @property
     def blocked(self) -> Mapping[Resource, NodeId]:
-        """What the node waits for, and who holds it."""
+        """Some of what the node waits for, and who holds it."""
         return self._rebalancing.blocked
 
     @property
@@ -609,9 +608,9 @@ class Node:
         if rebalancing.running is not event.handler:
             raise InternalError(f"{event.handler} returned while {rebalancing.running} runs")
         self._overran = False
-        stopping, self._stopping = self._stopping, NOTHING
+        stopping = rebalancing.stopping
         if event.handler is Handler.STOP:
-            rebalancing.stop_returned(stopping, failed=event.error is not None)
+            rebalancing.stop_returned(failed=event.error is not None)
         else:
             rebalancing.start_returned(entered=not event.refused)
         if event.error is None:
@@ -700,7 +699,7 @@ class Node:
             Heartbeat(
                 session=session,
                 leader=leadership.leader if leadership is not None and follower else None,
-                blockers=frozenset(self._rebalancing.blocked.values()),
+                blockers=frozenset(self._rebalancing.blocked_since),
                 leading=self._leading.role is Role.LEADER,
             )
         )
@@ -729,17 +728,16 @@ class Node:
 
     def _advance_handlers(self, now: float) -> None:
         rebalancing = self._rebalancing
-        to_stop = rebalancing.to_stop(self._giving_up)
         if rebalancing.running is not None:
-            asked = to_stop - rebalancing.asked - self._stopping
+            asked = rebalancing.to_ask(self._giving_up)
             if asked:
                 rebalancing.ask(asked)
                 self._effects.append(AskStop(asked))
             self._hurry(now)
             return
+        to_stop = rebalancing.to_stop(self._giving_up)
         if to_stop:
-            rebalancing.calling_stop()
-            self._stopping = to_stop
+            rebalancing.calling_stop(to_stop)
             self._handler_began = now
             self._limit_handler(now, self._stop_limit_s)
             self._effects.append(CallStop(to_stop))

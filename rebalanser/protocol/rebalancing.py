@@ -1,15 +1,20 @@
 """The four steps: what a node wants, holds and has started, and therefore what is the next thing to do.
 
 Nothing here is sent or called. :class:`Rebalancing` answers questions ("what must be stopped?") about its
-own state, and is told what came of it. A node may own 100,000 resources, so each question is answered once
-until something changes, and by operations on whole sets.
+own state, and is told what came of it. A node may own 100,000 resources, and no turn of its loop may take
+long (RB-42). So the differences between what is wanted, held and started are kept as they change, commands
+cover :data:`MAX_BARRIERS` at most, and what changes everything at once does so by operations on whole sets.
+
+A barrier that is wanted and not held is either to be tried or waits for its holder. One that is held for
+nothing started is either ready to be started or spare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from itertools import chain, islice
+from typing import Any, Final, TypeVar
 
 from rebalanser.errors import InternalError
 from rebalanser.protocol.messages import BarriersAdded, Handler, ShareRead
@@ -17,6 +22,10 @@ from rebalanser.protocol.states import STEPS, Step
 from rebalanser.protocol.types import Header, Mode, NodeId, Resource, Share, Token
 
 NOTHING: frozenset[Resource] = frozenset()
+MAX_BARRIERS: Final = 10_000
+"""Maximum number of barriers that one command adds, removes or reads (RB-42)."""
+BLOCKED_SHOWN: Final = 5
+"""Maximum number of resources that a person is shown as waited for."""
 AnswerT = TypeVar("AnswerT")
 
 
@@ -34,17 +43,22 @@ class Rebalancing:
         self.started: dict[Resource, Token] = {}
         self.stuck: set[Resource] = set()
         self.uncertain: set[Resource] = set()
-        self.blocked: dict[Resource, NodeId] = {}
         self.blocked_since: dict[NodeId, int] = {}
         self.acknowledged = 0
         self.acknowledged_revision = 0
         self.running: Handler | None = None
-        self.starting: frozenset[Resource] = NOTHING
+        self.starting: Mapping[Resource, Token] = {}
+        self.stopping = NOTHING
         self.asked: set[Resource] = set()
         """What was asked to stop while a handler ran: it passes OnStop, even if it is wanted again."""
         self.step = Step.SETTLED
         self._restarting: set[Resource] = set()
         self._giving_back: set[Resource] = set()
+        self._leaving: set[Resource] = set()
+        self._ready: dict[Resource, Token] = {}
+        self._spare: set[Resource] = set()
+        self._to_try: set[Resource] = set()
+        self._waiting_for: dict[NodeId, set[Resource]] = {}
         self._told_of_nothing = False
         self._answers: dict[tuple[str, bool], Any] = {}
 
@@ -88,62 +102,96 @@ class Rebalancing:
         if read.share is None or (self.share is not None and read.share.version <= self.share.version):
             return False
         self.share = read.share
-        self.blocked = {r: holder for r, holder in self.blocked.items() if r in read.share.resources}
-        self._forget_holders()
         if self._mode is Mode.EAGER:
             self._restarting = set(self.started)
         if self._restarting or read.share.resources:
             self._told_of_nothing = False
+        self._compare()
         return True
+
+    def _compare(self) -> None:
+        """Work out what a new share makes of everything that is held, started and waited for."""
+        wanted = self.wanted
+        waiting = ((holder, resources & wanted) for holder, resources in self._waiting_for.items())
+        self._waiting_for = {holder: kept for holder, kept in waiting if kept}
+        self._forget_holders()
+        self._to_try = set(wanted.difference(self.held, *self._waiting_for.values()))
+        self._leaving = set(self.started).difference(wanted)
+        self._leaving |= self._restarting | self.asked
+        self._leaving -= self.stuck
+        unstarted, self._spare = self._spare, set()
+        gone = set(self._ready).difference(wanted)
+        if len(gone) == len(self._ready):
+            self._ready = {}
+        for resource in gone if self._ready else ():
+            del self._ready[resource]
+        self._sort_out(frozenset(unstarted | gone))
+
+    def _sort_out(self, unstarted: frozenset[Resource]) -> None:
+        """Sort barriers that are held for nothing started: what is wanted may start, the rest is spare."""
+        spare = unstarted.difference(self.wanted)
+        for leaving in (self._restarting, self._giving_back):
+            if leaving:
+                spare |= leaving.intersection(unstarted)
+        self._spare |= spare
+        self._ready.update(self._with_tokens(unstarted.difference(spare) if spare else unstarted))
+
+    def _with_tokens(self, held: frozenset[Resource]) -> Mapping[Resource, Token]:
+        """These barriers with their tokens. Most of all are picked in the order of memory: it is quicker."""
+        if len(held) == len(self.held):
+            return self.held
+        if 2 * len(held) > len(self.held):
+            return {r: token for r, token in self.held.items() if r in held}
+        return {resource: self.held[resource] for resource in held}
+
+    @property
+    def blocked(self) -> dict[Resource, NodeId]:
+        """Some of what is waited for, and who holds it: :data:`BLOCKED_SHOWN` resources at most."""
+        every = ((r, holder) for holder, resources in self._waiting_for.items() for r in resources)
+        return dict(islice(every, BLOCKED_SHOWN))
 
     def to_stop(self, everything: bool) -> frozenset[Resource]:
         """Step 1: what is started and must be given up or was asked to stop, or all of it."""
         return self._once("stop", everything, lambda: self._to_stop(everything))
 
     def _to_stop(self, everything: bool) -> frozenset[Resource]:
-        if everything:
-            return frozenset(self.started).difference(self.stuck)
-        leaving = self._restarting | self.asked
-        if not leaving and self.wanted.issuperset(self.started):
-            return NOTHING
-        started = frozenset(self.started)
-        return (started.difference(self.wanted) | (started & leaving)).difference(self.stuck)
+        return frozenset(self.started).difference(self.stuck) if everything else frozenset(self._leaving)
+
+    def to_ask(self, everything: bool) -> frozenset[Resource]:
+        """Step 1, while a handler runs: what is to be stopped after it and was not asked to stop yet."""
+        return self._once(
+            "ask", everything, lambda: self.to_stop(everything).difference(self.asked, self.stopping)
+        )
 
     def to_remove(self, everything: bool) -> dict[Resource, Token]:
-        """Step 2: the barriers that are held for nothing that is started or wanted."""
+        """Step 2: barriers that are held for nothing that is started or wanted, as many as go at once."""
         return self._once("remove", everything, lambda: self._to_remove(everything))
 
     def _to_remove(self, everything: bool) -> dict[Resource, Token]:
-        leaving = self._restarting | self._giving_back
-        if not everything and not leaving and self.wanted.issuperset(self.held):
-            return {}
-        spare = frozenset(self.held).difference(self.started)
-        if not everything:
-            spare = spare.difference(self.wanted) | (spare & leaving)
-        return {r: token for r, token in self.held.items() if r in spare} if spare else {}
+        spare = chain(self._spare, self._ready) if everything else self._spare
+        return {resource: self.held[resource] for resource in islice(spare, MAX_BARRIERS)}
 
     def to_find_out(self, everything: bool) -> frozenset[Resource]:
-        """Step 2: the barriers that may have been added and are not wanted."""
-        return frozenset(self.uncertain if everything else self.uncertain - self.wanted)
+        """Step 2: barriers that may have been added and are not wanted, as many as go at once."""
+        return self._once("find out", everything, lambda: self._to_find_out(everything))
+
+    def _to_find_out(self, everything: bool) -> frozenset[Resource]:
+        unwanted = self.uncertain if everything else self.uncertain - self.wanted
+        return frozenset(islice(unwanted, MAX_BARRIERS))
 
     def to_add(self) -> frozenset[Resource]:
-        """Step 3: the barriers that are wanted, and not known to be held by another node."""
-        return self._once("add", False, lambda: self.missing.difference(self.blocked))
+        """Step 3: barriers that are wanted and not known to be held, as many as go at once."""
+        return self._once("add", False, lambda: frozenset(islice(self._to_try, MAX_BARRIERS)))
 
     @property
-    def missing(self) -> frozenset[Resource]:
-        """What is wanted and not held."""
-        return self._once("missing", False, lambda: self.wanted.difference(self.held))
+    def missing(self) -> bool:
+        """True if something is wanted and not held."""
+        return bool(self._to_try or self._waiting_for)
 
     def to_start(self) -> dict[Resource, Token] | None:
         """Step 4: what may be started; empty for "you own nothing" (RB-18); None for nothing to say."""
-        return self._once("start", False, self._to_start)
-
-    def _to_start(self) -> dict[Resource, Token] | None:
-        idle = self.wanted.difference(self.started, self._restarting, self._giving_back)
-        ready = {r: token for r, token in self.held.items() if r in idle} if idle else {}
-        if ready and (self._start_in_batches or not self.missing):
-            return ready
+        if self._ready and (self._start_in_batches or not self.missing):
+            return self._ready
         if self.share is not None and not self.wanted and not self.started and not self._told_of_nothing:
             return {}
         return None
@@ -162,29 +210,30 @@ class Rebalancing:
     @property
     def _owns_its_share(self) -> bool:
         return (
-            len(self.wanted) == len(self.held) == len(self.started)
-            and not self.missing
-            and self._once("started", False, lambda: self.wanted.issuperset(self.started))
+            len(self.wanted) == len(self.held) == len(self.started) and not self.missing and not self._leaving
         )
 
     def calling_start(self, owned: Mapping[Resource, Token]) -> None:
-        """OnStart is being called: access begins when it is entered."""
-        self._changed()
+        """OnStart is being called with what may be started: access begins when it is entered."""
         self._call(Handler.START)
-        self.starting = frozenset(owned)
+        self.starting = owned
         self.started.update(owned)
+        self._ready = {}
         self._told_of_nothing = not owned
 
     def ask(self, resources: Collection[Resource]) -> None:
         """These are asked to stop while a handler runs."""
         self._changed()
         self.asked.update(resources)
+        self._leaving.update(resources)
 
-    def calling_stop(self) -> None:
+    def calling_stop(self, resources: frozenset[Resource]) -> None:
         """OnStop is being called."""
         self._call(Handler.STOP)
+        self.stopping = resources
 
     def _call(self, handler: Handler) -> None:
+        self._changed()
         if self.running is not None:
             raise InternalError(f"{handler} called while {self.running} runs")
         self.running = handler
@@ -194,22 +243,32 @@ class Rebalancing:
         self._changed()
         self.running = None
         if not entered:
-            for resource in self.starting:
-                self.started.pop(resource)
-            self.asked -= self.starting
+            self._end_access(frozenset(self.starting))
             self._told_of_nothing = False
-        self.starting = NOTHING
+        self.starting = {}
 
-    def stop_returned(self, resources: Iterable[Resource], failed: bool) -> None:
+    def stop_returned(self, failed: bool) -> None:
         """OnStop returned: access has ended. If it raised, access is taken as not stopped (RB-24)."""
         self._changed()
         self.running = None
-        self.asked.difference_update(resources)
+        resources, self.stopping = self.stopping, NOTHING
         if failed:
             self.stuck.update(resources)
-            return
-        for resource in resources:
-            self.started.pop(resource)
+            self.asked -= resources
+            self._leaving -= resources
+        else:
+            self._end_access(resources)
+
+    def _end_access(self, resources: frozenset[Resource]) -> None:
+        self.asked -= resources
+        self._leaving -= resources
+        if len(resources) == len(self.started):
+            self.started = {}
+        else:
+            for resource in resources:
+                del self.started[resource]
+        if self.held:
+            self._sort_out(resources)
 
     def barriers_added(self, outcome: BarriersAdded) -> None:
         """Some barriers were added, others are held by other nodes.
@@ -223,14 +282,22 @@ class Rebalancing:
         if self.uncertain:
             self.uncertain -= outcome.added.keys()
         self.uncertain |= outcome.unknown
-        self.held.update(outcome.added)
-        self.blocked.update((r, holder) for r, holder in outcome.blocked.items() if r in self.wanted)
-        for holder in outcome.blocked.values():
-            self.blocked_since.setdefault(holder, outcome.revision)
+        self._hold(outcome.added)
+        self._to_try.difference_update(outcome.blocked)
+        for resource, holder in outcome.blocked.items():
+            if resource in self.wanted and resource not in self.held:
+                self._waiting_for.setdefault(holder, set()).add(resource)
+                self.blocked_since.setdefault(holder, outcome.revision)
         self._forget_holders()
+
+    def _hold(self, barriers: Mapping[Resource, Token]) -> None:
+        self.held.update(barriers)
+        self._to_try.difference_update(barriers)
+        self._sort_out(frozenset(barriers).difference(self.started))
 
     def barriers_unknown(self, asked: frozenset[Resource]) -> None:
         """An answer was lost: each of these barriers may be this node's, now or a little later."""
+        self._changed()
         self.uncertain |= asked
 
     def barriers_read(
@@ -240,36 +307,47 @@ class Rebalancing:
         self._changed()
         found = {resource: token for resource, token in mine.items() if self.held.get(resource) != token}
         self.uncertain -= asked
-        self.held.update(mine)
+        for resources in self._waiting_for.values():
+            resources.difference_update(mine)
+        self._waiting_for = {holder: left for holder, left in self._waiting_for.items() if left}
+        self._forget_holders()
+        self._hold(mine)
         return found
 
-    def removal_unknown(self, resources: Iterable[Resource]) -> None:
+    def removal_unknown(self, resources: Collection[Resource]) -> None:
         """An answer was lost: each of these barriers may be gone, now or a little later.
 
         So none of them protects anything any more, not even if a newer allocation gives it back.
         """
         self._changed()
         self._giving_back.update(resources)
+        self._spare.update(resources)
+        for resource in resources if self._ready else ():
+            self._ready.pop(resource, None)
 
-    def barriers_removed(self, resources: Iterable[Resource]) -> None:
+    def barriers_removed(self, resources: Collection[Resource]) -> None:
         """None of these barriers is this node's any more."""
         self._changed()
         for resource in resources:
             self.held.pop(resource, None)
-            self._restarting.discard(resource)
-            self._giving_back.discard(resource)
+        for held in (self._restarting, self._giving_back, self._spare):
+            held.difference_update(resources)
+        for resource in resources if self._ready else ():
+            self._ready.pop(resource, None)
+        self._to_try |= self.wanted.intersection(resources)
 
     def released(self, holder: NodeId, revision: int) -> None:
         """``holder`` removed barriers, or left, at ``revision``: what it blocked is worth another try."""
-        self._changed()
         if revision > self.blocked_since.get(holder, revision):
-            self.blocked = {r: node for r, node in self.blocked.items() if node != holder}
+            self._changed()
+            self._to_try |= self._waiting_for.pop(holder)
             self._forget_holders()
 
     def _forget_holders(self) -> None:
         """Keep since when a holder blocks only while it does: a release is news if it came later."""
-        holders = set(self.blocked.values())
-        self.blocked_since = {node: since for node, since in self.blocked_since.items() if node in holders}
+        self.blocked_since = {
+            holder: since for holder, since in self.blocked_since.items() if holder in self._waiting_for
+        }
 
     def abandon(self) -> None:
         """What could not be stopped is given up: the session that owned it is over."""
@@ -277,6 +355,7 @@ class Rebalancing:
         self.stuck.clear()
         self.started.clear()
         self.asked.clear()
+        self._leaving.clear()
 
     def forget(self) -> None:
         """The session is gone, and every barrier with it (RB-22). What is started is still to be stopped."""
@@ -287,12 +366,14 @@ class Rebalancing:
         self.stale_revision = 0
         self.held.clear()
         self.uncertain.clear()
-        self.blocked.clear()
-        self.blocked_since.clear()
         self.acknowledged = self.acknowledged_revision = 0
         self._restarting.clear()
         self._giving_back.clear()
+        self._spare.clear()
+        self._ready = {}
+        self._waiting_for.clear()
         self._told_of_nothing = False
+        self._compare()
 
     def observe_step(self, everything: bool) -> None:
         """Work out which step the node is in, and check that it may follow the one before."""

@@ -283,7 +283,7 @@ class Engine:
             node=self._last_node,
             term=leadership.term if leadership else 0,
             version=header.version if header else 0,
-            blocked=dict(node.blocked),
+            blocked=node.blocked,
         )
 
     def _carry_out(self, effect: Effect) -> None:

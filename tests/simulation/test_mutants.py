@@ -53,6 +53,7 @@ def _keep_after_lost_lease(original: Callable[[Rebalancing], None]) -> Any:
         held = dict(self.held)
         original(self)
         self.held.update(held)
+        self._spare.update(held)
 
     return forget
 
@@ -491,13 +492,13 @@ MUTANTS = (
     Mutant(
         "OnStop passed over",
         "what was stopped is forgotten",
-        _edit(Rebalancing, "stop_returned", "self.started.pop(resource)", "pass"),
+        _edit(Rebalancing, "stop_returned", "self._end_access(resources)", "pass"),
         frozenset({"RB-22"}),
     ),
     Mutant(
         "removed barrier kept in mind",
         "a barrier that was removed is not used any more",
-        _edit(Rebalancing, "barriers_removed", "self.held.pop(resource, None)", "pass"),
+        (Switch(Rebalancing, "barriers_removed", always(None)),),
         frozenset({"RB-11"}),
         "given-up plans",
     ),
@@ -607,9 +608,7 @@ MUTANTS = (
     Mutant(
         "withdrawn stop request",
         "what was asked to stop passes OnStop, even if it is wanted again",
-        _edit(
-            Rebalancing, "_to_stop", "leaving = self._restarting | self.asked", "leaving = self._restarting"
-        ),
+        _edit(Rebalancing, "_compare", "self._leaving |= self._restarting | self.asked", "pass"),
         frozenset({"RB-41"}),
     ),
     Mutant(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
-from rebalanser.protocol import Event, FactKind, Node
+from rebalanser.protocol import Event, FactKind, Node, rebalancing
 from rebalanser.testing.simulation import (
     ANYTHING,
     PROFILES,
@@ -97,6 +98,18 @@ def test_an_answer_is_remembered_only_until_it_changes(profile: str) -> None:
     with switched([Switch(Process, "handle", checked)]):
         for seed in range(25):
             run_seed(seed, PROFILES[profile])
+
+
+@pytest.mark.rule("RB-14", "RB-42")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_commands_for_two_barriers_each_break_no_rule(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(resources: Iterable[Any], count: int) -> list[Any]:
+        return sorted(resources)[:count]
+
+    monkeypatch.setattr(rebalancing, "MAX_BARRIERS", 2)
+    monkeypatch.setattr(rebalancing, "islice", first)  # a seed is the same run whatever the order of sets
+    for seed in range(8):
+        assert run_seed(seed, PROFILES[profile]).violations == []
 
 
 @pytest.mark.full_size

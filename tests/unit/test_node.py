@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -987,15 +988,123 @@ def test_the_deadline_follows_the_proofs_of_life() -> None:
     assert driven.all(Guard) == [Guard(1.0 + TIMINGS.access_s)]
 
 
-@pytest.mark.rule("RB-21")
-def test_a_heartbeat_costs_the_same_however_much_is_owned(monkeypatch: pytest.MonkeyPatch) -> None:
-    driven = Driven()
-    driven.own("a")
-    for question in ("_to_stop", "_to_remove", "_to_start"):
-        monkeypatch.setattr(driven.node._rebalancing, question, None)
-    driven.pass_to(1.0)
+class Counted(str):
+    """A resource that counts how often any of its kind is looked up."""
+
+    __slots__ = ()
+    looked_up = 0
+
+    def __hash__(self) -> int:
+        Counted.looked_up += 1
+        return str.__hash__(self)
+
+    __eq__ = str.__eq__
+
+
+class Measured(Driven):
+    """A node whose turns are measured: look-ups of resources, and the most bytes that a turn has made."""
+
+    def feed(self, event: Event) -> list[Effect]:
+        Counted.looked_up = 0
+        tracemalloc.start()
+        try:
+            self.effects = self.node.handle(event, self.now)
+            self.made_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        self.looked_up = Counted.looked_up
+        self.under_way += [effect.command for effect in self.effects if isinstance(effect, Perform)]
+        return self.effects
+
+
+MANY = 20_000
+A_SET_OF_MANY_BYTES = 500_000
+A_SLICE = 100
+
+
+def owner_of_many(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """A node that owns many resources, each slice of them added by a command of its own."""
+    monkeypatch.setattr("rebalanser.protocol.rebalancing.MAX_BARRIERS", MANY)
+    driven = Measured()
+    driven.own(*(Counted(f"r{number:05}") for number in range(MANY)))
+    assert len(driven.node.started) == MANY
+    monkeypatch.setattr("rebalanser.protocol.rebalancing.MAX_BARRIERS", A_SLICE)
+    return driven
+
+
+def check_small(driven: Measured) -> None:
+    """The turn touched no more than a few slices."""
+    assert driven.looked_up <= 20 * A_SLICE < MANY
+    assert driven.made_bytes < A_SET_OF_MANY_BYTES
+
+
+@pytest.mark.rule("RB-21", "RB-42")
+def test_a_turn_costs_the_same_however_much_is_owned(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = owner_of_many(monkeypatch)
+    for event in (
+        Wakeup(),
+        Noticed(Topic(TopicKind.ALLOCATION, "n-0"), 150, 1),
+        Noticed(Topic(TopicKind.PROGRESS, "m-0"), 150),
+    ):
+        driven.now += 0.5
+        driven.feed(event)
+        check_small(driven)
+        assert driven.node.settled
     driven.beat()
-    assert driven.node.settled
+    check_small(driven)
+
+
+@pytest.mark.rule("RB-14", "RB-42")
+def test_barriers_are_added_and_removed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rebalanser.protocol.rebalancing.MAX_BARRIERS", A_SLICE)
+    driven = Measured(options=NodeOptions(start_in_batches=False))
+    driven.join()
+    driven.give(1, *(Counted(f"r{number:05}") for number in range(MANY)))
+    while (adding := driven.sent(AddBarriers)) is not None:
+        assert len(adding.resources) == A_SLICE
+        assert driven.all(CallStart) == []
+        driven.answer(AddBarriers, BarriersAdded(200, dict.fromkeys(adding.resources, 200), {}))
+        assert driven.looked_up <= 20 * A_SLICE
+    assert [len(call.owned) for call in driven.all(CallStart)] == [MANY]
+    driven.returns(Handler.START)
+    driven.answer(Acknowledge, Acknowledged(1, 201))
+    driven.feed(Stop())
+    driven.returns(Handler.STOP)
+    removed = 0
+    while (removing := driven.sent(RemoveBarriers)) is not None:
+        assert len(removing.barriers) == A_SLICE
+        removed += A_SLICE
+        driven.answer(RemoveBarriers, BarriersRemoved(frozenset(removing.barriers), 300))
+        assert driven.looked_up <= 20 * A_SLICE
+    assert removed == MANY
+    assert driven.sent(Leave) is not None
+
+
+@pytest.mark.rule("RB-42")
+def test_no_turn_goes_through_all_that_is_owned_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = owner_of_many(monkeypatch)
+    turns = [driven.looked_up]
+
+    def told(_: list[Effect]) -> None:
+        turns.append(driven.looked_up)
+
+    told(driven.pass_to(1.0))
+    driven.beat()
+    told(driven.pass_to(driven.now + TIMINGS.detect_s))
+    assert len(driven.all(CallStop)[0].resources) == MANY
+    told(driven.returns(Handler.STOP))
+    driven.beat()
+    told(driven.effects)
+    assert len(driven.all(CallStart)[0].owned) == MANY
+    told(driven.returns(Handler.START))
+    driven.notice(2)
+    driven.give(2, *(Counted(f"r{number:05}") for number in range(0, MANY, 2)))
+    told(driven.effects)
+    told(driven.returns(Handler.STOP))
+    driven.pass_to(driven.now + 1.0)
+    driven.answer(Heartbeat, SessionLost())
+    told(driven.effects)
+    assert max(turns) <= 2 * MANY
 
 
 @pytest.mark.rule("RB-22")
