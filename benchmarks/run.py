@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 from uuid import uuid4
 
 from processes import Crew
@@ -20,11 +21,14 @@ from rich.table import Table
 
 import rebalanser
 from rebalanser.allocation import balanced, minimum_moves, moves
+from rebalanser.protocol import Answered, Event, HandlerReturned
 from rebalanser.registry import open_registry
 from rebalanser.registry.contract import Put, Target, Transaction
+from rebalanser.runtime.engine import Engine
 from rebalanser.testing.etcd_server import EtcdCluster
 
 REPEATS = 9
+TABLES = ["floor", "join", "kill", "idle", "moves", "turns"]
 REQUEST_TIMEOUT_S = 5.0
 console = Console()
 
@@ -130,6 +134,44 @@ def usage(crew: Crew, labels: Sequence[str]) -> tuple[float, float, float]:
     return requests, cpu_s, time.monotonic()
 
 
+def turns(count: int) -> dict[str, float]:
+    """Longest processor seconds of a turn of a node's loop with ``count`` resources on one node, by cause."""
+    url, longest, handle = f"memory://turns-{uuid4().hex}", dict[str, float](), vars(Engine)["_handle"]
+
+    def timed(engine: Engine, event: Event) -> None:
+        began_s = time.thread_time()
+        handle(engine, event)
+        took_s = time.thread_time() - began_s
+        words = [type(event).__name__]
+        if isinstance(event, Answered):
+            words += [type(event.command).__name__, type(event.outcome).__name__]
+        elif isinstance(event, HandlerReturned):
+            words.append(event.handler.value)
+        cause = " ".join(words)
+        longest[cause] = max(took_s, longest.get(cause, 0.0))
+
+    def node(label: str) -> rebalanser.Group:
+        group = rebalanser.Group("turns", url, node=label, settings=rebalanser.Settings(lease_ttl_s=30.0))
+        group.on_start(lambda _: None)
+        group.on_stop(lambda _: None)
+        return group
+
+    with (
+        mock.patch.object(Engine, "_handle", timed),
+        rebalanser.Admin("turns", url) as admin,
+        node("a"),
+    ):
+        admin.add(f"tenant/partition-{number:06}" for number in range(count))
+        admin.wait_balanced(timeout_s=300)
+        with node("b"):
+            admin.wait_balanced(timeout_s=300)
+        admin.wait_balanced(timeout_s=300)
+        admin.drain("a")
+        with node("b"):
+            admin.wait_balanced(timeout_s=300)
+    return longest
+
+
 def moved(before: int, after: int, count: int = 1000) -> tuple[int, int]:
     """Moves of one rebalance between two sizes of a group, and the least possible."""
     names = [f"resource-{number:04}" for number in range(count)]
@@ -154,15 +196,8 @@ def registries() -> Iterator[list[tuple[str, str]]]:
             ]
 
 
-def main() -> None:
-    """Run what is asked for and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["floor", "join", "kill", "idle", "moves"], action="append")
-    only = set(parser.parse_args().only or ["floor", "join", "kill", "idle", "moves"])
-    console.print(
-        f"{platform.python_implementation()} {platform.python_version()}, {platform.system()}, "
-        f"{os.cpu_count()} cores; medians of {REPEATS}; a lease of 10 s unless said otherwise"
-    )
+def compare_registries(only: set[str]) -> None:
+    """Print what is measured on each registry."""
     with registries() as measured:
         times = Table(title="Times in ms", title_justify="left")
         for column in ("what", "registry", "median", "min", "max", "floor hops"):
@@ -196,12 +231,40 @@ def main() -> None:
                 requests, heartbeats, core = idle(url)
                 table.add_row(label, f"{requests:.1f}", f"{heartbeats:.1f}", f"{core:.2%}")
             console.print(table)
+
+
+def print_turns() -> None:
+    """Print the longest turns of a loop at two sizes."""
+    counts = (20_000, 100_000)
+    longest = [turns(count) for count in counts]
+    columns = [f"{count:,} resources" for count in counts]
+    table = Table(
+        "cause", *columns, title="Longest turns of a loop, ms of processor time", title_justify="left"
+    )
+    for cause in sorted(longest[-1], key=lambda cause: -longest[-1][cause]):
+        table.add_row(cause, *(f"{each.get(cause, 0.0) * 1000:.1f}" for each in longest))
+    console.print(table)
+
+
+def main() -> None:
+    """Run what is asked for and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=TABLES, action="append")
+    only = set(parser.parse_args().only or TABLES)
+    console.print(
+        f"{platform.python_implementation()} {platform.python_version()}, {platform.system()}, "
+        f"{os.cpu_count()} cores; medians of {REPEATS}; a lease of 10 s unless said otherwise"
+    )
+    if only - {"moves", "turns"}:
+        compare_registries(only)
     if "moves" in only:
         table = Table("nodes", "moves", "minimum", title="Moves, 1,000 resources", title_justify="left")
         for before, after in ((10, 11), (10, 9), (10, 15)):
             done, least = moved(before, after)
             table.add_row(f"{before} to {after}", str(done), str(least))
         console.print(table)
+    if "turns" in only:
+        print_turns()
 
 
 if __name__ == "__main__":

@@ -503,7 +503,7 @@ def test_a_start_that_comes_too_late_is_not_entered(runner: Runner) -> None:
     assert runner.runner.owned() == {}
 
 
-@pytest.mark.rule("RB-21")
+@pytest.mark.rule("RB-21", "RB-42")
 def test_the_clock_is_read_after_all_that_takes_longer_for_many_resources(runner: Runner) -> None:
     class Slow(str):
         __slots__ = ()

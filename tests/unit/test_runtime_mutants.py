@@ -24,9 +24,11 @@ from rebalanser import group as group_module
 from rebalanser import settings as settings_module
 from rebalanser.admin import Admin
 from rebalanser.group import Group
+from rebalanser.history import Journal
 from rebalanser.observing import Observer
 from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.node import Node
+from rebalanser.protocol.rebalancing import Rebalancing
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry import values
 from rebalanser.registry.translation import Translation
@@ -79,6 +81,27 @@ MUTANTS = (
         ),
         "unit/test_runtime.py::test_the_clock_is_read_after_all_that_takes_longer_for_many_resources",
         "RB-21",
+    ),
+    _mutant(
+        "one command for all",
+        "one command adds at most so many barriers",
+        _edit(Rebalancing, "to_add", "islice(self._to_try, MAX_BARRIERS)", "self._to_try"),
+        "unit/test_node.py::test_barriers_are_added_and_removed_in_slices",
+        "RB-42",
+    ),
+    _mutant(
+        "all looked through",
+        "a turn costs the same however much is owned",
+        _edit(Rebalancing, "completed", "self._owns_its_share", "all(r in self.held for r in self.wanted)"),
+        "unit/test_node.py::test_a_turn_costs_the_same_however_much_is_owned",
+        "RB-42",
+    ),
+    _mutant(
+        "moment behind writing",
+        "a report takes its time and numbers while another is written",
+        _edit(Journal, "moment", "self._lock", "self._writing"),
+        "unit/test_history_journal.py::test_a_moment_is_taken_while_many_events_are_written",
+        "RB-42",
     ),
     _mutant(
         "handler in the loop",
