@@ -101,40 +101,44 @@ class Rebalancing:
             self.header = read.header
         if read.share is None or (self.share is not None and read.share.version <= self.share.version):
             return False
-        self.share = read.share
+        before, self.share = self.wanted, read.share
         if self._mode is Mode.EAGER:
             self._restarting = set(self.started)
         if self._restarting or read.share.resources:
             self._told_of_nothing = False
-        self._compare()
+        self._compare(before)
         return True
 
-    def _compare(self) -> None:
-        """Work out what a new share makes of everything that is held, started and waited for."""
-        wanted = self.wanted
-        waiting = ((holder, resources & wanted) for holder, resources in self._waiting_for.items())
+    def _compare(self, before: frozenset[Resource]) -> None:
+        """Work out what a new share changes; ``before`` is what was wanted."""
+        gone, arrived = before.difference(self.wanted), self.wanted.difference(before)
+        waiting = ((holder, resources - gone) for holder, resources in self._waiting_for.items())
         self._waiting_for = {holder: kept for holder, kept in waiting if kept}
         self._forget_holders()
-        self._to_try = set(wanted.difference(self.held, *self._waiting_for.values()))
-        self._leaving = set(self.started).difference(wanted)
-        self._leaving |= self._restarting | self.asked
+        self._to_try -= gone
+        self._to_try |= arrived.difference(self.held) if self.held else arrived
+        self._leaving -= arrived
+        self._leaving |= self._restarting or gone.intersection(self.started)
+        self._leaving |= self.asked
         self._leaving -= self.stuck
-        unstarted, self._spare = self._spare, set()
-        gone = set(self._ready).difference(wanted)
-        if len(gone) == len(self._ready):
+        unwanted = gone.intersection(self._ready)
+        if len(unwanted) == len(self._ready):
             self._ready = {}
-        for resource in gone if self._ready else ():
+        for resource in unwanted if self._ready else ():
             del self._ready[resource]
-        self._sort_out(frozenset(unstarted | gone))
+        returned = arrived.intersection(self._spare)
+        self._spare -= returned
+        self._sort_out(unwanted | returned)
 
     def _sort_out(self, unstarted: frozenset[Resource]) -> None:
         """Sort barriers that are held for nothing started: what is wanted may start, the rest is spare."""
-        spare = unstarted.difference(self.wanted)
+        ready = unstarted
         for leaving in (self._restarting, self._giving_back):
             if leaving:
-                spare |= leaving.intersection(unstarted)
-        self._spare |= spare
-        self._ready.update(self._with_tokens(unstarted.difference(spare) if spare else unstarted))
+                ready = ready.difference(leaving)
+        ready = ready.intersection(self.wanted) if ready else ready
+        self._spare |= unstarted.difference(ready) if ready else unstarted
+        self._ready.update(self._with_tokens(ready))
 
     def _with_tokens(self, held: frozenset[Resource]) -> Mapping[Resource, Token]:
         """These barriers with their tokens. Most of all are picked in the order of memory: it is quicker."""
@@ -260,11 +264,11 @@ class Rebalancing:
             self._end_access(resources)
 
     def _end_access(self, resources: frozenset[Resource]) -> None:
-        self.asked -= resources
-        self._leaving -= resources
         if len(resources) == len(self.started):
-            self.started = {}
+            self.started, self.asked, self._leaving = {}, set(), set()
         else:
+            self.asked -= resources
+            self._leaving -= resources
             for resource in resources:
                 del self.started[resource]
         if self.held:
@@ -362,6 +366,7 @@ class Rebalancing:
         self._changed()
         self.header = None
         self.share = None
+        self._leaving = set(self.started) - self.stuck
         self.read_revision = -1
         self.stale_revision = 0
         self.held.clear()
@@ -371,9 +376,10 @@ class Rebalancing:
         self._giving_back.clear()
         self._spare.clear()
         self._ready = {}
+        self._to_try.clear()
         self._waiting_for.clear()
+        self._forget_holders()
         self._told_of_nothing = False
-        self._compare()
 
     def observe_step(self, everything: bool) -> None:
         """Work out which step the node is in, and check that it may follow the one before."""

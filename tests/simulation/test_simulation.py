@@ -83,15 +83,47 @@ def _answers(node: Node) -> dict[str, object]:
     } | {"add": state.to_add(), "missing": state.missing, "start": state.to_start(), "done": state.completed}
 
 
-@pytest.mark.rule("RB-11")
-@pytest.mark.parametrize("profile", ["anything", "short lives", "overruns"])
-def test_an_answer_is_remembered_only_until_it_changes(profile: str) -> None:
+def _differences(node: Node) -> dict[str, object]:
+    """The differences between what a node wants, holds and has started, as it keeps them."""
+    state = node._rebalancing
+    return {
+        "to try": state._to_try,
+        "leaving": state._leaving,
+        "spare": state._spare,
+        "ready": state._ready,
+        "waiting": state._waiting_for.keys(),
+    }
+
+
+def _differences_worked_out(node: Node) -> dict[str, object]:
+    """The same, worked out from what is wanted, held, started and waited for."""
+    state = node._rebalancing
+    wanted, held, started = set(state.wanted), state.held.keys(), state.started.keys()
+    waiting = {resource for resources in state._waiting_for.values() for resource in resources & wanted}
+    spare = held - started - (wanted - state._restarting - state._giving_back)
+    return {
+        "to try": wanted - held - waiting,
+        "leaving": ((started - wanted) | (started & (state._restarting | state.asked))) - state.stuck,
+        "spare": spare,
+        "ready": {
+            resource: token for resource, token in state.held.items() if resource not in spare | started
+        },
+        "waiting": {holder for holder, resources in state._waiting_for.items() if resources - held},
+    }
+
+
+@pytest.mark.rule("RB-11", "RB-42")
+@pytest.mark.parametrize(
+    "profile", ["anything", "short lives", "overruns", "late requests", "lost leases", "isolation"]
+)
+def test_what_is_remembered_is_what_would_be_worked_out(profile: str) -> None:
     def checked(handle: Callable[[Process, Event], None]) -> Callable[[Process, Event], None]:
         def handle_and_check(process: Process, event: Event) -> None:
             handle(process, event)
             remembered = _answers(process.node)
             process.node._rebalancing._changed()
             assert remembered == _answers(process.node), event
+            assert _differences(process.node) == _differences_worked_out(process.node), event
 
         return handle_and_check
 
