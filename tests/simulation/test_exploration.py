@@ -106,6 +106,7 @@ def _keep_after_lost_lease(original: Callable[[Rebalancing], None]) -> Any:
         held = dict(self.held)
         original(self)
         self.held.update(held)
+        self._spare.update(held)
 
     return forget
 

@@ -608,7 +608,7 @@ MUTANTS = (
     Mutant(
         "withdrawn stop request",
         "what was asked to stop passes OnStop, even if it is wanted again",
-        _edit(Rebalancing, "_compare", "self._leaving |= self._restarting | self.asked", "pass"),
+        _edit(Rebalancing, "_compare", "self._leaving |= self.asked", "pass"),
         frozenset({"RB-41"}),
     ),
     Mutant(

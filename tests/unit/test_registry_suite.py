@@ -38,7 +38,7 @@ from rebalanser.testing.registry_suite import Recorder, RegistryConformance, Reg
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 TESTS = dict(inspect.getmembers(RegistryConformance, inspect.isfunction))
 
@@ -155,8 +155,9 @@ class PagesFromTheKey(MemoryStore):
 class FoldsCase(MemoryStore):
     """A prefix is compared as SQL's LIKE does."""
 
-    def _keys(self, prefix: str, after: str) -> Iterator[str]:
-        return (key for key in self._order if key > after and key.lower().startswith(prefix.lower()))
+    def _keys(self, prefix: str, after: str, limit: int) -> list[str]:
+        folded = [key for key in self._order if key > after and key.lower().startswith(prefix.lower())]
+        return folded[: limit or None]
 
 
 class ReadsOld(MemoryStore):
