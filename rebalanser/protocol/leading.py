@@ -115,6 +115,7 @@ class Leading:
         self._acknowledgements_read = 0
         self._completed_version = 0
         self._attempted_version = 0
+        self._inherited_term = 0
         self._inherited_version = 0
         self._committed_version = 0
         self.efforts: dict[int, Effort] = {}
@@ -265,7 +266,8 @@ class Leading:
 
     def group_read(self, group: Group, now: float) -> MakePlan:
         """The group is known: what has to be worked out, to rebalance if the allocation has to change."""
-        if self.group is None:
+        if self._inherited_term != self.term:
+            self._inherited_term = self.term
             self._inherited_version = max((part.version for part in group.leftover_shares), default=0)
         self.group = group
         self.header = group.header

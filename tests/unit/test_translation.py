@@ -343,6 +343,32 @@ def test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is() 
     assert share.version == 1
 
 
+@pytest.mark.rule("RB-9")
+def test_a_leader_elected_again_in_its_term_leaves_what_it_wrote_in_it() -> None:
+    """A watch that lost its history deposes it; a publication of unknown outcome may still come."""
+    wire = Wire(max_operations=8)
+    session = wire.join("n-00")
+    for index in range(1, 12):
+        wire.join(f"n-{index:02}")
+    wire.add(names(24))
+    leading = Leading(True, Settings().timings, balanced, None)
+    late: list[Request] = []
+    for _ in range(2):
+        elected = wire.perform(Campaign(session), Elected)
+        leading.elected(elected.leadership, now=0.0)
+        group = wire.perform(ReadGroup(session, elected.leadership), GroupRead).group
+        leading.plan_made(leading.make_plan(leading.group_read(group, now=0.0)))
+        assert leading.plan is not None
+        assert not leading.plan.abandoned
+        wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
+        wire.perform(Publish(session, elected.leadership, leading.plan), Failed)
+        late.append(wire.requests[-1])
+        wire.disturb = lambda _: None
+        leading.deposed()
+    wire.store.execute(late[0])
+    assert wire.perform(ReadShare(session), ShareRead).share is not None
+
+
 def parts_of(wire: Wire) -> list[SharePart]:
     return [wire.keys.share_part(key) for key in wire.under(wire.keys.shares)]
 
