@@ -110,23 +110,33 @@ class Rebalancing:
         return True
 
     def _compare(self, before: frozenset[Resource]) -> None:
-        """Work out what a new share changes; ``before`` is what was wanted."""
-        gone, arrived = before.difference(self.wanted), self.wanted.difference(before)
+        """Work out what a new share changes; ``before`` is what was wanted.
+
+        A share may be replaced as a whole: sets without a common element are taken as they are, which is
+        quicker than to work out their difference.
+        """
+        gone, arrived = before, self.wanted
+        if not before.isdisjoint(self.wanted):
+            gone, arrived = before.difference(self.wanted), self.wanted.difference(before)
         waiting = ((holder, resources - gone) for holder, resources in self._waiting_for.items())
         self._waiting_for = {holder: kept for holder, kept in waiting if kept}
         self._forget_holders()
-        self._to_try -= gone
-        self._to_try |= arrived.difference(self.held) if self.held else arrived
-        self._leaving -= arrived
-        self._leaving |= self._restarting or gone.intersection(self.started)
-        self._leaving |= self.asked
+        if self._to_try:
+            self._to_try -= gone
+        self._to_try |= arrived if arrived.isdisjoint(self.held) else arrived.difference(self.held)
+        if self._leaving:
+            self._leaving -= arrived
+        ends_all = len(gone) == len(self.started) and gone.issuperset(self.started)
+        stopping = gone if ends_all else gone.intersection(self.started)
+        self._leaving.update(self._restarting or stopping, self.asked)
         self._leaving -= self.stuck
         unwanted = gone.intersection(self._ready)
         if len(unwanted) == len(self._ready):
             self._ready = {}
         for resource in unwanted if self._ready else ():
             del self._ready[resource]
-        returned = arrived.intersection(self._spare)
+        # In eager mode another share may come before all that an earlier one restarts is removed.
+        returned = frozenset(self._spare) if self._mode is Mode.EAGER else arrived.intersection(self._spare)
         self._spare -= returned
         self._sort_out(unwanted | returned)
 

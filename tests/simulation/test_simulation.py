@@ -83,6 +83,14 @@ def _answers(node: Node) -> dict[str, object]:
     } | {"add": state.to_add(), "missing": state.missing, "start": state.to_start(), "done": state.completed}
 
 
+def _command_at_most(barriers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(resources: Iterable[Any], count: int) -> list[Any]:
+        return sorted(resources)[:count]
+
+    monkeypatch.setattr(rebalancing, "MAX_BARRIERS", barriers)
+    monkeypatch.setattr(rebalancing, "islice", first)  # a seed is the same run whatever the order of sets
+
+
 def _differences(node: Node) -> dict[str, object]:
     """The differences between what a node wants, holds and has started, as it keeps them."""
     state = node._rebalancing
@@ -113,10 +121,15 @@ def _differences_worked_out(node: Node) -> dict[str, object]:
 
 
 @pytest.mark.rule("RB-11", "RB-42")
+@pytest.mark.parametrize("most", [rebalancing.MAX_BARRIERS, 2])
 @pytest.mark.parametrize(
-    "profile", ["anything", "short lives", "overruns", "late requests", "lost leases", "isolation"]
+    "profile", ["anything", "short lives", "overruns", "late requests", "leaders", "isolation"]
 )
-def test_what_is_remembered_is_what_would_be_worked_out(profile: str) -> None:
+def test_what_is_remembered_is_what_would_be_worked_out(
+    profile: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _command_at_most(most, monkeypatch)
+
     def checked(handle: Callable[[Process, Event], None]) -> Callable[[Process, Event], None]:
         def handle_and_check(process: Process, event: Event) -> None:
             handle(process, event)
@@ -135,11 +148,7 @@ def test_what_is_remembered_is_what_would_be_worked_out(profile: str) -> None:
 @pytest.mark.rule("RB-14", "RB-42")
 @pytest.mark.parametrize("profile", PROFILES)
 def test_commands_for_two_barriers_each_break_no_rule(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def first(resources: Iterable[Any], count: int) -> list[Any]:
-        return sorted(resources)[:count]
-
-    monkeypatch.setattr(rebalancing, "MAX_BARRIERS", 2)
-    monkeypatch.setattr(rebalancing, "islice", first)  # a seed is the same run whatever the order of sets
+    _command_at_most(2, monkeypatch)
     for seed in range(8):
         assert run_seed(seed, PROFILES[profile]).violations == []
 
