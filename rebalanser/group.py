@@ -141,6 +141,8 @@ class Group:
         self._worker: Worker | None = None
         self._run: _Run | None = None
         self._beginning = threading.Lock()
+        self._stop_asked = False
+        """True if the group was asked to stop since its latest start began."""
         self._fact_hooks: list[Callable[[Fact], None]] = []
         self._workers: WorkerThreads | None = None
         self._forked = False
@@ -230,8 +232,15 @@ class Group:
                 if not self._run.engine.finished:
                     raise InvalidState(f"group {self.name!r} runs already on node {self.node!r}")
                 self._clean_up(self._run)
+            self._stop_asked = False
             run = self._run = self._made()
-            run.engine.start()
+            try:
+                run.engine.start()
+            except BaseException:
+                self._clean_up(run)
+                raise
+            if self._stop_asked:
+                run.engine.stop()
         self._wait_joined(run)
 
     def _made(self) -> _Run:
@@ -307,6 +316,11 @@ class Group:
             HandlerFailed: OnStop raised; its barriers stay until the lease ends (RB-24).
         """
         self._refuse_fork()
+        self._stop_asked = True
+        if self._run is None and self._beginning.locked():
+            if not self._beginning.acquire(timeout=-1 if timeout_s is None else timeout_s):
+                raise NotSettled(f"group {self.name!r} has not begun within {timeout_s:g} s, and stops then")
+            self._beginning.release()
         run = self._run
         if run is None:
             return
@@ -327,10 +341,15 @@ class Group:
         )
 
     def request_stop(self) -> None:
-        """Begin a graceful stop and return at once; may be called from handlers and signal handlers."""
+        """Begin a graceful stop and return at once; may be called from handlers and signal handlers.
+
+        A group that is being started stops as soon as it can. One that does not run is left as it is.
+        """
         self._refuse_fork()
-        if self._run is not None:
-            self._run.engine.stop()
+        self._stop_asked = True
+        run = self._run
+        if run is not None:
+            run.engine.stop()
 
     def _end(self, run: _Run, timeout_s: float | None) -> bool:
         run.engine.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rebalanser.protocol import Fact, Report
@@ -14,7 +14,7 @@ from rebalanser.runtime.logs import get_logger, log_fact, prepare
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
-    from rebalanser.history import Journal
+    from rebalanser.history import Event, Journal
     from rebalanser.history.journal import Moment
 
 CLOSE_TIMEOUT_S = 2.0
@@ -113,8 +113,10 @@ class _HistoryWriter:
     """Writes reports into a history from a thread of its own; what it has no room for is missing there."""
 
     def __init__(self, group: str, journal: Journal, fenced: bool) -> None:
+        self._group = group
         self._journal = journal
         self._fenced = fenced
+        self._written = 0
         self._waiting: queue.Queue[tuple[Moment, Report] | None] = queue.Queue(maxsize=QUEUE_SIZE)
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-records-{group}", daemon=True)
         self._thread.start()
@@ -126,17 +128,31 @@ class _HistoryWriter:
             self._waiting.put_nowait((moment, report))
 
     def close(self) -> None:
-        """Give everything that was taken in to the journal."""
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=CLOSE_TIMEOUT_S)
-        self._thread.join(CLOSE_TIMEOUT_S)
+        """Give everything that was taken in to the journal, for as long as it goes on taking some of it."""
+        asked, before = False, -1
+        while self._thread.is_alive() and self._written != before:
+            before = self._written
+            with contextlib.suppress(queue.Full):
+                if not asked:
+                    self._waiting.put(None, timeout=CLOSE_TIMEOUT_S)
+                    asked = True
+            self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            _log.warning(
+                "the history is not completely written", action="history_incomplete", group=self._group
+            )
 
     def _run(self) -> None:
-        from rebalanser.history import event_of  # noqa: PLC0415 - loaded with the journal
-
         while (taken := self._waiting.get()) is not None:
             moment, report = taken
-            self._journal.write_at(moment, (event_of(fact, fenced=self._fenced) for fact in report.facts()))
+            self._journal.write_at(moment, self._events(report))
+
+    def _events(self, report: Report) -> Iterator[Event]:
+        from rebalanser.history import event_of  # noqa: PLC0415 - loaded with the journal
+
+        for fact in report.facts():
+            self._written += 1
+            yield event_of(fact, fenced=self._fenced)
 
 
 def _open_journal(group: str, label: str, process: str, settings: Settings, clock: Clock) -> Journal | None:

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,21 +110,31 @@ class Engine:
         self._failure: BaseException | None = None
         self._join_error: tuple[str, bool] | None = None
         self._snapshot = self._taken()
-        self._lanes = {
-            lane: LaneThread(
-                f"rebalanser-{lane.value}-{name}", coordinator, node.make_plan, self._inbox.put, self._fail
+        self._lanes: dict[Lane, LaneThread] = {}
+        with ExitStack() as undo:
+            for lane in Lane:
+                self._lanes[lane] = LaneThread(
+                    f"rebalanser-{lane.value}-{name}",
+                    coordinator,
+                    node.make_plan,
+                    self._inbox.put,
+                    self._fail,
+                )
+                undo.callback(self._lanes[lane].close, CLOSE_TIMEOUT_S)
+            self._runner = HandlerRunner(
+                f"rebalanser-handlers-{name}", handlers, clock, tenure, self._inbox.put, self._tell
             )
-            for lane in Lane
-        }
-        self._runner = HandlerRunner(
-            f"rebalanser-handlers-{name}", handlers, clock, tenure, self._inbox.put, self._tell
-        )
+            undo.pop_all()
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-loop-{name}", daemon=True)
 
     def start(self) -> None:
         """Begin to take part."""
         self._inbox.put(Start())
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._end()
+            raise
 
     def stop(self) -> None:
         """Begin a graceful stop (RB-26)."""
@@ -223,9 +234,17 @@ class Engine:
         try:
             if self._failure is not None:
                 self._give_up()
-            self._close()
         except BaseException as error:
             self._fail(error)
+        try:
+            self._end()
+        except BaseException as error:
+            self._fail(error)
+
+    def _end(self) -> None:
+        """End all threads, and tell whoever waits that the node has stopped for good."""
+        try:
+            self._close()
         finally:
             with self._changed:
                 self._finished = True

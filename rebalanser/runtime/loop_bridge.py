@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec
@@ -55,8 +56,15 @@ class LoopBridge:
             self._loop = before
             raise
         except asyncio.CancelledError:
-            # The thread can't be cancelled: what it starts has to be stopped.
-            await asyncio.wait([starting])
+            # The thread can't be cancelled: what it starts is stopped, however often this is cancelled.
+            await _until_done(starting)
             if starting.exception() is None:
-                await in_own_thread(self._participant.stop)
+                await _until_done(asyncio.ensure_future(in_own_thread(self._participant.stop)))
             raise
+
+
+async def _until_done(work: asyncio.Future[Any]) -> None:
+    """Wait for work that goes on when the waiting is cancelled."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([work])

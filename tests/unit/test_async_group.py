@@ -176,6 +176,39 @@ def test_a_worker_is_not_called_again_once_its_resource_leaves(
     within_patience(main)
 
 
+@pytest.mark.rule("RB-26")
+def test_a_start_that_is_cancelled_twice_leaves_nothing_running(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        group = group_of(url)
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            await owned.until_stop_requested()
+
+        being_made, may_go_on = asyncio.Event(), threading.Event()
+        loop, made = asyncio.get_running_loop(), group._group._made
+
+        def slowly() -> object:
+            loop.call_soon_threadsafe(being_made.set)
+            assert may_go_on.wait(PATIENCE_S)
+            return made()
+
+        monkeypatch.setattr(group._group, "_made", slowly)
+        starting = asyncio.ensure_future(group.start())
+        await being_made.wait()
+        for _ in range(2):
+            starting.cancel()
+            await asyncio.sleep(0)
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert group._group._run is None
+
+    within_patience(main)
+
+
 def test_a_worker_task_that_was_cancelled_has_ended(url: str) -> None:
     async def main() -> None:
         group, running = group_of(url), asyncio.Event()

@@ -437,6 +437,60 @@ def test_two_threads_that_start_a_group_start_one_node(nodes: Nodes, monkeypatch
     group.stop()
 
 
+@pytest.mark.rule("RB-26")
+@pytest.mark.parametrize("ask", ["request_stop", "stop"])
+def test_a_group_that_is_asked_to_stop_while_it_starts_stops(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    group, _ = nodes.journaled()
+    being_made, may_go_on = threading.Event(), threading.Event()
+    made = group._made
+
+    def slowly() -> object:
+        being_made.set()
+        assert may_go_on.wait(PATIENCE_S)
+        return made()
+
+    monkeypatch.setattr(group, "_made", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        starting = pool.submit(group.start)
+        assert being_made.wait(PATIENCE_S)
+        if ask == "stop":
+            with pytest.raises(NotSettled, match="has not begun"):
+                group.stop(0.0)
+        else:
+            group.request_stop()
+        may_go_on.set()
+        starting.result(PATIENCE_S)
+    assert group.wait_stopped(PATIENCE_S)
+    assert nodes.admin().state().nodes == ()
+    group.stop()
+
+
+@pytest.mark.rule("RB-26")
+@pytest.mark.parametrize("thread", ["rebalanser-loop", "rebalanser-handlers", "rebalanser-leader"])
+def test_a_group_whose_threads_can_not_be_started_leaves_none_and_may_start_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    group, _ = nodes.journaled()
+    before = set(threading.enumerate())
+    start = threading.Thread.start
+
+    def refused(self: threading.Thread) -> None:
+        if self.name.startswith(thread):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start"):
+        group.start()
+    left = {each.name for each in set(threading.enumerate()) - before}
+    assert not {name for name in left if "memory" not in name}
+    monkeypatch.undo()
+    group.start()
+    group.stop()
+
+
 @pytest.mark.rule("AU-1")
 def test_a_start_while_an_earlier_stop_still_cleans_up_has_its_whole_history(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import pytest
 
 from rebalanser.history import Author, Event, Journal, MemorySink, Protocol, Record, author_here
 from rebalanser.history import journal as module
+from rebalanser.observing import _HistoryWriter
 from rebalanser.testing.waiting import PATIENCE_S
 
 AUTHOR = Author(Protocol.NELI, "roles", "p-1", "worker", "alpha", "boot")
@@ -149,3 +150,26 @@ def test_an_author_here_says_which_host_and_boot_this_is() -> None:
     author = author_here(Protocol.SHIVA, "cluster", "p", "worker")
     assert author == Author(Protocol.SHIVA, "cluster", "p", "worker", author.host, module.boot())
     assert author.host
+
+
+@pytest.mark.rule("AU-2")
+@pytest.mark.parametrize("taken", [3, 0])
+def test_a_history_is_written_to_its_end_for_as_long_as_it_goes_on(taken: int) -> None:
+    """A thread that writes one record between two looks is waited for; one that writes nothing is not."""
+    writer = _HistoryWriter("g", journal(MemorySink()), fenced=False)
+
+    class Slow:
+        joined = 0
+
+        def is_alive(self) -> bool:
+            return taken == 0 or self.joined < taken
+
+        def join(self, _timeout_s: float) -> None:
+            self.joined += 1
+            writer._written += bool(taken)
+
+    real, slow = writer._thread, Slow()
+    writer._thread = slow  # type: ignore[assignment]
+    writer.close()
+    assert slow.joined == (taken or 1)
+    real.join(PATIENCE_S)
