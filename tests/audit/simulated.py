@@ -10,6 +10,7 @@ import gzip
 import importlib.util
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue
 from rebalanser.testing.simulation import PROFILES, Oracle, Process, Violation, history_of
 from rebalanser.testing.simulation import world as world_module
+from rebalanser.testing.simulation.duties import Duties
 from rebalanser.testing.simulation.mutants import Mutant, switched
 
 MUTANTS_FILE: Final = Path(__file__).parents[1] / "simulation" / "test_mutants.py"
@@ -326,8 +328,12 @@ def run(seed: int, without: str | None = None) -> tuple[Run, list[Record]]:
     watched = (
         mock.patch.object(world_module, "Oracle", look),
         mock.patch.object(Process, "_carry_out", carry_out),
+        # What a node owes ends no run: the audit judges what happened, and that goes on.
+        *(mock.patch.object(Duties, judged) for judged in ("decides", "finishes", "killed")),
     )
-    with watched[0], watched[1], switched(switches):
+    with ExitStack() as stack:
+        for each in (*watched, switched(switches)):
+            stack.enter_context(each)
         history = history_of(seed, profile, group=group, make_world=Watched)
     (onlooker,) = onlookers
     first = onlooker.first

@@ -7,7 +7,7 @@ have done is so unless another request changed it meanwhile (RB-29, RB-30).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rebalanser.errors import RebalanserError
 from rebalanser.protocol.types import SAID, Resource, ResourceSpec
 from rebalanser.registry import values
-from rebalanser.registry.contract import Changed, KeyValue
+from rebalanser.registry.contract import Changed, KeyValue, WatchEvent
 from rebalanser.registry.dialogue import Reading
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation.network import Link
@@ -107,8 +107,16 @@ class Operations:
         self._requests[request.origin] = request
         return request
 
-    def changed(self, event: Changed, actor: str | None) -> None:
-        """A request has changed a resource, a drain or the operators' own key."""
+    def changed(self, events: Sequence[WatchEvent], actor: str | None) -> None:
+        """Keys of the group changed: judge what concerns resources, drains and the operators' own key."""
+        keys = self._world.keys
+        for event in events:
+            if isinstance(event, Changed) and event.key.startswith(
+                (keys.resources, keys.drains, keys.operator)
+            ):
+                self._changed(event, actor)
+
+    def _changed(self, event: Changed, actor: str | None) -> None:
         keys, now = self._world.keys, self._world.now
         request = self._requests.get(actor or "")
         if request is None:

@@ -230,6 +230,11 @@ class Oracle:
             conduct = self._conduct[process.stem] = Conduct()
         return conduct
 
+    @property
+    def actor(self) -> str | None:
+        """Whose request takes effect just now; None while a lease ends."""
+        return self._actor
+
     def delivering(self, request: Request, origin: str) -> None:
         """A request is about to take effect."""
         self._actor, self._request = origin, request
@@ -273,8 +278,6 @@ class Oracle:
             self._term_changed(event)
         elif key == keys.header:
             self._header_changed(event)
-        elif key.startswith((keys.resources, keys.drains, keys.operator)):
-            self._world.operations.changed(event, self._actor)
 
     def _barrier_changed(self, event: Changed, resource: Resource) -> None:
         if event.value is None:

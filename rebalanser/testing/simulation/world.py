@@ -14,7 +14,17 @@ from rebalanser.protocol.messages import Fact, FactKind, Handler
 from rebalanser.protocol.node import Node, NodeOptions
 from rebalanser.protocol.states import Membership, Role
 from rebalanser.protocol.types import SAID, Member, OnOverrun, Resource, ResourceSpec, Session
-from rebalanser.registry.contract import Grant, Granted, KeepAlive, KeyValue, Reply, Request, Revoke, Target
+from rebalanser.registry.contract import (
+    Grant,
+    Granted,
+    KeepAlive,
+    KeyValue,
+    Reply,
+    Request,
+    Revoke,
+    Target,
+    WatchEvent,
+)
 from rebalanser.registry.dialogue import Answer
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.translation import Translation
@@ -156,9 +166,13 @@ class World:
         self.records: Callable[[Process, Fact], None] | None = None
         """Told each fact as it happens, to write it down; it must not change the run."""
         self._lease_timer = False
-        self.store.watch(Target(self.keys.prefix, prefix=True), 1, self.oracle.changed)
+        self.store.watch(Target(self.keys.prefix, prefix=True), 1, self._changed)
         names = [f"r{index}" for index in range(scenario.resources)]
         self._change_at_once(Change(f"adds {listed(names)}", put=tuple(map(ResourceSpec, names))))
+
+    def _changed(self, events: Sequence[WatchEvent]) -> None:
+        self.oracle.changed(events)
+        self.operations.changed(events, self.oracle.actor)
 
     @property
     def resources(self) -> Mapping[Resource, ResourceSpec]:
