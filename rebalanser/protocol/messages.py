@@ -426,11 +426,11 @@ class MakePlan:
 
     group: Group
     version: int
-    """Of the plan, if one is needed."""
+    """Version of the plan, if one is needed."""
     forbids: bool
-    """Whether a plan is needed even if nothing changes, to forbid one that was given up."""
+    """True if a plan is needed even if nothing changes, to forbid one that was given up."""
     inherited_version: int = 0
-    """Up to this version no leader of the present term has written a share."""
+    """Maximum version of what earlier terms left behind."""
 
 
 @dataclass(frozen=True, slots=True)

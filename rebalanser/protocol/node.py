@@ -377,7 +377,7 @@ class Node:
                 raise InternalError(f"{outcome!r} answers no registration")
 
     def _beat_delay(self, missed: int) -> float:
-        """How long after so many refused heartbeats the next one is sent; nodes differ by up to a half."""
+        """Seconds until the next heartbeat after this many refused ones; nodes differ by up to a half."""
         timings = self._timings
         limit_s = min(timings.retry_max_s, timings.heartbeat_interval_s)
         delay_s = min(timings.retry_initial_s * 2.0 ** min(missed - 1, 32), limit_s)
@@ -756,7 +756,7 @@ class Node:
 
     @property
     def _stop_limit_s(self) -> float:
-        """How long OnStop may take: what is left until access must have ended, if it began out of touch."""
+        """Limit of OnStop in seconds: out of touch, the time left until access must have ended."""
         limit_s = self._timings.stop_timeout_s
         left_s = self._proven_at + self._timings.access_s - self._handler_began
         return min(left_s, limit_s) if self._isolated and left_s > 0.0 else limit_s

@@ -94,7 +94,7 @@ class Rebalancing:
         self.stale_revision = max(self.stale_revision, revision)
 
     def adopt(self, read: ShareRead) -> bool:
-        """Act on what was read from now on. Whether the share is another than before."""
+        """Adopt the share that was read. Return True if it is another one than before."""
         self._changed()
         self.read_revision = read.revision
         if read.header is not None:
@@ -317,7 +317,7 @@ class Rebalancing:
     def barriers_read(
         self, asked: frozenset[Resource], mine: Mapping[Resource, Token]
     ) -> dict[Resource, Token]:
-        """It is known again which of these barriers are this node's. Those that it did not know to hold."""
+        """Settle which of these barriers are this node's. Return those that it did not know it held."""
         self._changed()
         found = {resource: token for resource, token in mine.items() if self.held.get(resource) != token}
         self.uncertain -= asked

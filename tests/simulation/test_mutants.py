@@ -1,7 +1,7 @@
 """Proof that the oracle sees: it notices each mutant of the protocol.
 
 The switches exist here only: a mutant replaces small methods of the product while the seeds of a profile are
-scanned, from seed 0 on. ``make mutants`` prints the table.
+scanned, from the mutant's first seed on. ``make mutants`` prints the table.
 """
 
 from __future__ import annotations
@@ -608,7 +608,12 @@ MUTANTS = (
     Mutant(
         "withdrawn stop request",
         "what was asked to stop passes OnStop, even if it is wanted again",
-        _edit(Rebalancing, "_compare", "self._leaving |= self.asked", "pass"),
+        _edit(
+            Rebalancing,
+            "_compare",
+            "(self._restarting or stopping, self.asked)",
+            "(self._restarting or stopping)",
+        ),
         frozenset({"RB-41"}),
     ),
     Mutant(
@@ -864,7 +869,7 @@ MUTANTS = (
 
 
 LIMIT = 500
-"""How many seeds may be needed at most."""
+"""Maximum number of seeds until a mutant is seen."""
 
 
 @pytest.mark.lesson(12)

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
+from rebalanser.errors import RegistryUnavailable
 from rebalanser.protocol import FactKind, Handler, Membership, Node
 from rebalanser.protocol.types import Trouble
 from rebalanser.registry import values
+from rebalanser.registry.contract import Changed
 from rebalanser.testing.simulation import Armed, FaultKind, HostPlan, Violation
 from rebalanser.testing.simulation.mutants import edited
+from rebalanser.testing.simulation.operators import Change
 from rebalanser.testing.simulation.scenario import TIMINGS
 
 if TYPE_CHECKING:
@@ -207,3 +210,15 @@ def test_an_onstop_whose_time_an_onstart_has_used_up_is_reported_when_its_access
     assert group.world.now == pytest.approx(access_ends, abs=0.01)
     assert len(group.times(FactKind.START_RETURNED, 1, access_ends - TIMINGS.stop_timeout_s)) == 1
     assert not group.times(FactKind.STOP_RETURNED, 1, access_ends - TIMINGS.stop_timeout_s)
+
+
+@pytest.mark.rule("RB-44")
+def test_a_late_request_is_judged_also_after_one_that_had_nothing_to_write(script: MakeScript) -> None:
+    world = script().world
+    late = world.operations.begin(Change("drains host-0", drain=("host-0", True)))
+    world.operations.ended(late, RegistryUnavailable("no answer"))
+    world.run_for(0.1)
+    idle = world.operations.begin(Change("undrains host-0", drain=("host-0", False)))
+    world.operations.ended(idle, None)
+    with pytest.raises(Violation, match="RB-44"):
+        world.operations.changed([Changed(world.keys.drain("host-0"), 99, b"")], late.origin)

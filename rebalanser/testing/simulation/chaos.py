@@ -274,7 +274,7 @@ class Chaos:
         )
 
     def _said(self, pin: bool) -> frozenset[str]:
-        """What a request says of resources that are there: with operators, nothing but the pin."""
+        """Fields that a request changes in existing resources: with operators, the pin at most."""
         if not self._world.operators:
             return SAID
         return frozenset({"pin"}) if pin else frozenset()

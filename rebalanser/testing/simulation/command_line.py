@@ -53,9 +53,9 @@ class Simulator(Generic[ReportT, ProfileT]):
     exercised: Callable[[ReportT, ProfileT], list[str]]
     replay_command: Callable[[int, ProfileT], str]
     seldom: Callable[[ReportT], Mapping[str, int]] = lambda _: {}
-    """What a long soak of all profiles must have met more often, and how often it did."""
+    """Events that a long soak of all profiles met too rarely, with their counts."""
     share: Callable[[ProfileT], float] = lambda _: 1.0
-    """How many seeds a profile gets in a soak of all, relative to the others."""
+    """Seeds of a profile in a soak of all, relative to the others."""
 
     def soak(
         self, first: int, seeds: int, profiles: Sequence[str], jobs: int, console: Console

@@ -1,4 +1,4 @@
-"""Duties: what a process owes, judged by what it was told and what it then decides.
+"""Checks of a process's decisions against the events that it received.
 
 The :mod:`.oracle` sees what reaches the registry and the application. Some rules say *when* or *why* a node
 does something: it stops only what leaves it, waits before it joins again, sends heartbeats while a handler
@@ -65,7 +65,7 @@ _NEVER = float("-inf")
 
 
 class Duties:
-    """What one process owes. All times are seconds of its own clock."""
+    """Obligations of one process. All times are seconds of its own clock."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -95,12 +95,12 @@ class Duties:
         self._asked: set[Resource] = set()
         self._stopping: frozenset[Resource] = frozenset()
         self._started: dict[Resource, int] = {}
-        """What was started, and since which version of the share."""
+        """Started resources, with the version of the share that started them."""
         self._starting: frozenset[Resource] = frozenset()
         self.blocked: set[Resource] = set()
-        """What it was told to be another's."""
+        """Resources reported as held by another node."""
         self.history_lost_at = _NEVER
-        """When (true seconds) a watch last told it that history is lost."""
+        """True time (seconds) of the last lost history that a watch reported."""
         self._group: Group | None = None
         self._read_revision = 0
         self._published_at = _NEVER
@@ -118,12 +118,12 @@ class Duties:
 
     @property
     def leaving(self) -> bool:
-        """Whether it is on its way out of the group, or not in it."""
+        """True if it is leaving the group, or not in it."""
         return self._leaving or self._session is None
 
     @property
     def _giving_up(self) -> bool:
-        """Whether it has to stop everything."""
+        """True if it must stop everything."""
         return self.leaving or self._now >= self._proven_at + self._timings.detect_s - _EPSILON_S
 
     def hears(self, event: Event) -> None:
@@ -438,7 +438,7 @@ def least_moves(group: Group, active: Collection[NodeId], held: Mapping[Resource
 
 
 class Promptness:
-    """What must happen soon in a world where nothing is slow."""
+    """Checks of reaction times, in a world where nothing is slow."""
 
     def __init__(self, world: World, within_s: float) -> None:
         self._world = world
@@ -464,7 +464,7 @@ class Promptness:
         self._world.scheduler.at(self._now + self._within_s, lambda: self._look(resource))
 
     def _look(self, resource: Resource) -> None:
-        """What is given and free is taken soon: by a watch, not by a heartbeat (RB-13, RB-28)."""
+        """Check that its owner soon takes a free resource: by a watch, not a heartbeat (RB-13, RB-28)."""
         oracle = self._world.oracle
         if resource in oracle.barriers or resource not in oracle.given:
             return

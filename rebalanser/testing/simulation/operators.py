@@ -1,6 +1,6 @@
-"""Operators: what they ask of a group through a network that loses and delays it, and what must come of it.
+"""Operators that send requests over a faulty network, and checks of what comes of them.
 
-The judgement knows nothing of epochs. A request that its operator was told has ended must not take effect
+The judgement knows nothing of epochs. A request whose end was reported to its operator must not take effect
 once a request that was made after that has (RB-44). It changes only what it says, and what it is said to
 have done is so unless another request changed it meanwhile (RB-29, RB-30).
 """
@@ -31,7 +31,7 @@ COMMAND = "Operate"
 
 @dataclass(frozen=True)
 class Change:
-    """What an operator asks for: one of the four kinds of request."""
+    """A change that an operator asks for: one of four kinds."""
 
     sentence: str
     put: tuple[ResourceSpec, ...] = ()
@@ -54,7 +54,7 @@ class Change:
         return translation.put_resources(self.put, progress, self.said)
 
     def result(self, resource: Resource, before: ResourceSpec | None) -> ResourceSpec | None:
-        """What the change makes of a resource; ``before`` if it says nothing of it."""
+        """Return the resource after the change; ``before`` if the change does not affect it."""
         if resource in self.removed:
             return None
         if before is not None and resource in self.weights:
@@ -92,9 +92,9 @@ class Operations:
         """The drained labels, as the registry has them."""
         self._requests: dict[str, Request] = {}
         self._last: dict[str, tuple[Request, float]] = {}
-        """Who changed a key last, and when."""
+        """Last request that changed each key, and its true time."""
         self._latest_made_at = float("-inf")
-        """When the request was made that was made last of those that took effect."""
+        """True time of the latest request among those that took effect."""
 
     @property
     def under_way(self) -> bool:
@@ -148,6 +148,7 @@ class Operations:
         """The operator learns how its request ended."""
         request.ended_at = self._world.now
         if error is None:
+            self._latest_made_at = max(self._latest_made_at, request.made_at)
             self._check_done(request)
 
     def _check_done(self, request: Request) -> None:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from rebalanser.testing.simulation.world import World
 
 OPERATOR = "operator"
-"""The sender of what is no node's request."""
+"""Sender of requests that do not come from a node."""
 LATENCY_S = 0.01
 """How long a process that has to stop may be in no handler, in all: timers and threads are that quick."""
 TURNS = 8
@@ -116,7 +116,7 @@ class Overlap:
 
 @dataclass(slots=True)
 class Spans:
-    """When something was so (true seconds)."""
+    """Periods in which a condition held (true seconds)."""
 
     spans: list[tuple[float, float]] = field(default_factory=list)
 
@@ -130,7 +130,7 @@ class Spans:
             self.spans[-1] = (self.spans[-1][0], now)
 
     def ever(self, since: float) -> bool:
-        """Whether it was so at any time since then."""
+        """True if it held at any time since then."""
         return any(True for _ in self.since(since))
 
     def since(self, since: float) -> Iterator[tuple[float, float]]:
@@ -154,15 +154,15 @@ def _covered(spans: Iterable[tuple[float, float]], since: float, now: float) -> 
 
 @dataclass(slots=True)
 class Conduct:
-    """What may excuse a process: when it was stopped, and when it was in a handler."""
+    """Grounds for an excuse: when a process was stopped, and when it was in a handler."""
 
     paused: Spans = field(default_factory=Spans)
     busy: Spans = field(default_factory=Spans)
     told_lost: dict[int, float] = field(default_factory=dict)
-    """When it was told that the session of a lease is gone."""
+    """True time at which the loss of each lease's session was reported."""
 
     def idle(self, since: float, now: float) -> float:
-        """For how long it ran since then and was in no handler."""
+        """Seconds since then that it ran outside handlers."""
         spans = sorted((*self.paused.since(since), *self.busy.since(since)))
         return max(0.0, now - since) - _covered(spans, since, now)
 
@@ -207,7 +207,7 @@ class Oracle:
         self.given: dict[Resource, tuple[NodeId, float]] = {}
         """Whose each resource is by the latest allocation, and since when (true seconds) without a break."""
         self.last_worked: dict[Resource, float] = {}
-        """When (true seconds) the latest access to a resource ended."""
+        """True time (seconds) at which the latest access to a resource ended."""
         self._shares: dict[str, bytes] = {}
         self.handler_calls = 0
         self.stale_writes = 0
@@ -522,13 +522,13 @@ class Oracle:
         return None
 
     def _ran_slow(self, access: Access) -> bool:
-        """Whether a process had to isolate itself later than its clock may make it."""
+        """True if a clock slower than allowed delayed the isolation."""
         timings, renewed = self._world.scenario.timings, self._renewed[access.barrier.lease]
         latest = renewed + timings.detect_s / (1 - timings.clock_drift_ratio)
         return self._due_by_clock(access.process, access.barrier.lease) > latest + _EPSILON_S
 
     def _before_switch(self, access: Access) -> bool:
-        """Whether a dead man's switch need not have fired yet."""
+        """True if the dead man's switch is not due yet."""
         clock = access.process.clock
         renewed = clock.local(self._renewed[access.barrier.lease])
         return clock.local(self._now) <= renewed + self._world.scenario.timings.access_s + _EPSILON_S

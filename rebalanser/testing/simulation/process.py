@@ -294,7 +294,7 @@ class Process:
         self.entered = False
         self.hung = False
         self.told_of_nothing = False
-        """Whether the last OnStart said that this process owns nothing (RB-18)."""
+        """True if the last OnStart reported that this process owns nothing (RB-18)."""
         self.tokens: dict[Resource, Token] = {}
         self.asked: set[Resource] = set()
         """What is owned, or arrives just now, and was asked to stop: nobody works on it any more."""
@@ -305,7 +305,7 @@ class Process:
         self._mailbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._in_turn = False
         self._events: list[Event] = []
-        """What waits for the loop while it is in a turn."""
+        """Events that wait while the loop is in a turn."""
         self._watching: dict[Topic, Watching] = {}
         self._wakes_at = float("inf")
         self._guard: float | None = None

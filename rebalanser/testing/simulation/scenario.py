@@ -40,7 +40,7 @@ class HostPlan:
     start_in_batches: bool = True
     may_lead: bool = True
     kills: bool = False
-    """Whether a dead man's switch kills the process (``on_overrun="kill"``)."""
+    """True if a dead man's switch kills the process (``on_overrun="kill"``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Scenario:
     chaos_s: float = 8.0
     mean_between_faults_s: float = 0.5
     burst: float = 0.3
-    """How probable it is that something important that happens draws a fault."""
+    """Probability that an important event triggers a fault."""
     writes: float = 0.3
     """How probable a fenced write is, at each moment where one may be."""
 
@@ -100,7 +100,7 @@ class Profile:
     hosts: tuple[int, int] = (1, 7)
     resources: tuple[int, int] = (1, 24)
     max_operations: tuple[int, ...] = (128, 128, 16)
-    max_request_bytes: tuple[int, ...] = (MEMORY_CAPABILITIES.max_request_bytes,)
+    max_request_bytes: int = MEMORY_CAPABILITIES.max_request_bytes
     late_s: tuple[float, float] = LATE_S
     operators: int = 0
     turn_s: float = 0.0
@@ -127,7 +127,7 @@ class Profile:
             faults=MappingProxyType(self._faults(kinds, random)),
             timings=self._timings(random),
             max_operations=random.choice(self.max_operations),
-            max_request_bytes=self.max_request_bytes[0],
+            max_request_bytes=self.max_request_bytes,
             late_s=self.late_s,
             operators=self.operators,
             turn_s=self.turn_s,
@@ -418,7 +418,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 },
                 resources=(100, 2000),
                 max_operations=(24, 64),
-                max_request_bytes=(4_500,),
+                max_request_bytes=4_500,
                 chaos_s=(4.0, 6.0),
                 mean_between_faults_s=(0.2, 0.6),
                 share=0.1,
@@ -437,4 +437,4 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
         )
     }
 )
-"""By name; the first is what tests and soaks run, the others look closer at one kind of trouble."""
+"""By name. The first draws from all faults; each of the others looks closer at one kind of trouble."""

@@ -78,7 +78,7 @@ class Host:
         self.handler_faults: list[FaultKind] = []
         self.pause_at_entry_s = 0.0
         self.revoked_in_s: float | None = None
-        """How long after the next session began an operator ends its lease."""
+        """Seconds from the start of the next session until an operator ends its lease."""
 
     @property
     def running(self) -> Process | None:
@@ -194,7 +194,7 @@ class World:
         self.scheduler.run_until(self.now + seconds)
 
     def say(self, where: str, sentence: str) -> None:
-        """Tell the trace."""
+        """Write a line to the trace."""
         self.trace.line(self.now, where if self is self.groups[0] else f"neighbour's {where}", sentence)
 
     def hit(self, kind: FaultKind, sentence: str) -> None:
@@ -217,7 +217,7 @@ class World:
         )
 
     def stored(self, key: str) -> KeyValue:
-        """A key as it stands in the registry."""
+        """Return a key's entry in the registry."""
         entry = self.store.get(key)
         if entry is None:
             raise KeyError(key)
@@ -461,7 +461,7 @@ class World:
         self.change(Change(f"{'drains' if drained else 'undrains'} {label}", drain=(label, drained)))
 
     def check_alive(self, within_s: float) -> None:
-        """What a healthy node was given and keeps, it works on soon, whatever else changes (RB-41).
+        """Check that a healthy node soon works on what it keeps, whatever else changes (RB-41).
 
         For profiles whose faults leave the network, the clocks and the handlers alone.
         """
