@@ -175,9 +175,9 @@ class Group:
     def worker(self, function: WorkerT) -> WorkerT:
         """Register a function that is called for each owned resource, in a thread of its own.
 
-        It should return soon once ``owned.still_mine()`` says no; OnStop returns when it has. If it raises, it
-        is called again after a growing delay (0.5 s to 30 s). If it returns earlier, it is not called again and
-        the resource stays owned.
+        It should return soon once ``owned.still_mine()`` says no; OnStop returns when it has. If it raises,
+        it is called again after a growing delay (0.5 s to 30 s). If it returns earlier, it is not called
+        again, and the resource stays owned.
         """
         self._refuse_second(self._worker, "worker")
         _refuse_coroutine(function)

@@ -13,7 +13,7 @@ from rebalanser.protocol import FactKind, Handler, Membership, Node
 from rebalanser.protocol.types import Trouble
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed
-from rebalanser.testing.simulation import Armed, FaultKind, HostPlan, Violation
+from rebalanser.testing.simulation import PROFILES, Armed, FaultKind, HostPlan, Violation, run_seed
 from rebalanser.testing.simulation.mutants import edited
 from rebalanser.testing.simulation.operators import Change
 from rebalanser.testing.simulation.scenario import TIMINGS
@@ -222,3 +222,8 @@ def test_a_late_request_is_judged_also_after_one_that_had_nothing_to_write(scrip
     world.operations.ended(idle, None)
     with pytest.raises(Violation, match="RB-44"):
         world.operations.changed([Changed(world.keys.drain("host-0"), 99, b"")], late.origin)
+
+
+@pytest.mark.rule("RB-19")
+def test_a_registration_that_comes_again_after_its_node_has_left_undoes_no_completion() -> None:
+    assert run_seed(2000044, PROFILES["operators"]).violations == []

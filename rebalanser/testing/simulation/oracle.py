@@ -646,7 +646,9 @@ class Oracle:
         if header is None or header.version != version:
             return
         for node, since in header.shares.items():
-            if node in self.members and self._world.acknowledged(node) < since:
+            # A late copy of its registration may make a node that left a member again, until its lease ends.
+            was_there = self.members.get(node, _FOREVER) <= header.revision
+            if was_there and self._world.acknowledged(node) < since:
                 raise Violation(
                     "RB-19", f"{process.label} takes version {version} for complete; {node} has not finished"
                 )
