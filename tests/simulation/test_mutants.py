@@ -787,6 +787,13 @@ MUTANTS = (
         "overruns",
     ),
     Mutant(
+        "no heartbeat while leaving",
+        "a node that leaves renews its lease until it has left",
+        _edit(Node, "_wants_lease", "return not (self._isolated and self._idle)", "return False"),
+        frozenset({"RB-21", "RB-25"}),
+        "overruns",
+    ),
+    Mutant(
         "leader that never resigns",
         "a leader that can't read or publish resigns",
         (Switch(Leading, "must_resign", lambda _: property(lambda _: False)),),

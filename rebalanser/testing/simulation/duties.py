@@ -124,7 +124,11 @@ class Duties:
     @property
     def _giving_up(self) -> bool:
         """True if it must stop everything."""
-        return self.leaving or self._now >= self._proven_at + self._timings.detect_s - _EPSILON_S
+        return self.leaving or self._out_of_touch
+
+    @property
+    def _out_of_touch(self) -> bool:
+        return self._now >= self._proven_at + self._timings.detect_s - _EPSILON_S
 
     def hears(self, event: Event) -> None:
         """Note what the process is told, before it acts on it."""
@@ -261,7 +265,8 @@ class Duties:
         """An OnStop that outlasts the time in which access must end is reported while it runs."""
         if any(isinstance(e, Report) and e.fact.kind is FactKind.HANDLER_OVERRAN for e in effects):
             self._reported = True
-        ends_at = self._proven_at + self._timings.access_s
+        # The renewal was sent at the end of the turn that decided on it.
+        ends_at = self._proven_at + self._process.world.scenario.turn_s + self._timings.access_s
         runs = self._running is not None or self._returned_at == self._now
         if self._session is None or self._called is not Handler.STOP or self._reported or not runs:
             return
@@ -332,8 +337,9 @@ class Duties:
             )
 
     def _check_heartbeat(self) -> None:
-        """A member renews its lease on time, also while a handler runs."""
-        if self.leaving or self._beating or self._now <= self._beat_due + _EPSILON_S:
+        """A member renews its lease on time, also while a handler runs and until it has left."""
+        lets_it_end = self._session is None or self._stuck or (self._leaving and self._out_of_touch)
+        if lets_it_end or self._beating or self._now <= self._beat_due + _EPSILON_S:
             return
         while_running = f" while {self._running} runs" if self._running else ""
         raise Violation(
