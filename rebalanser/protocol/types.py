@@ -223,7 +223,7 @@ class Plan:
     superseded: frozenset[SharePart]
     """What is stored of shares that the new header does not name."""
     abandoned: frozenset[SharePart] = frozenset()
-    """What of it leaders of earlier terms left behind: no publication under way can name it any more."""
+    """Superseded parts left by leaders of earlier terms: no publication under way can name them."""
     effort: Effort | None = None
     """What it costs; None where nobody measures."""
 

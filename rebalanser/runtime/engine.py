@@ -242,7 +242,7 @@ class Engine:
             self._fail(error)
 
     def _end(self) -> None:
-        """End all threads, and tell whoever waits that the node has stopped for good."""
+        """End all threads and wake the threads that wait for the end."""
         try:
             self._close()
         finally:

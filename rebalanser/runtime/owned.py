@@ -97,7 +97,7 @@ class Owned:
         return self._stop_request
 
     def ask_to_stop(self) -> None:
-        """Set :attr:`stop_requested`, for the group; whoever makes the event sees that it was asked."""
+        """Set :attr:`stop_requested`, for the group; an event that is made later is set at once."""
         self._asked = True
         if self._stop_request is not None:
             self._stop_request.set()

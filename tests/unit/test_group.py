@@ -412,9 +412,8 @@ def test_each_start_writes_the_history_of_a_new_process(nodes: Nodes, tmp_path: 
         }
 
 
-@pytest.mark.rule("RB-26")
-def test_two_threads_that_start_a_group_start_one_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    group, _ = nodes.journaled()
+def _made_slowly(group: Group, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Let a start wait in its middle: it sets the first event, and goes on once the second is set."""
     being_made, may_go_on = threading.Event(), threading.Event()
     made = group._made
 
@@ -424,6 +423,13 @@ def test_two_threads_that_start_a_group_start_one_node(nodes: Nodes, monkeypatch
         return made()
 
     monkeypatch.setattr(group, "_made", slowly)
+    return being_made, may_go_on
+
+
+@pytest.mark.rule("RB-26")
+def test_two_threads_that_start_a_group_start_one_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, _ = nodes.journaled()
+    being_made, may_go_on = _made_slowly(group, monkeypatch)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(group.start)
         assert being_made.wait(PATIENCE_S)
@@ -443,15 +449,7 @@ def test_a_group_that_is_asked_to_stop_while_it_starts_stops(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, ask: str
 ) -> None:
     group, _ = nodes.journaled()
-    being_made, may_go_on = threading.Event(), threading.Event()
-    made = group._made
-
-    def slowly() -> object:
-        being_made.set()
-        assert may_go_on.wait(PATIENCE_S)
-        return made()
-
-    monkeypatch.setattr(group, "_made", slowly)
+    being_made, may_go_on = _made_slowly(group, monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         starting = pool.submit(group.start)
         assert being_made.wait(PATIENCE_S)

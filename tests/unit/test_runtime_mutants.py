@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     _mutant(
         "one command for all",
-        "one command adds at most so many barriers",
+        "one command adds at most 10,000 barriers",
         _edit(Rebalancing, "to_add", "islice(self._to_try, MAX_BARRIERS)", "self._to_try"),
         "unit/test_node.py::test_barriers_are_added_and_removed_in_slices",
         "RB-42",
@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     _mutant(
         "watch closed under others",
-        "whoever waits for balance hears of changes, though others stop waiting",
+        "a thread that waits for balance hears of changes, though others stop waiting",
         _edit(
             Admin,
             "_listening",

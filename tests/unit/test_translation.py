@@ -316,15 +316,21 @@ def writes_header(wire: Wire) -> bool:
     )
 
 
-@pytest.mark.rule("RB-9")
-def test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is() -> None:
-    """This leader's next attempt, of the same term, has begun meanwhile and got no answer either."""
+def _group_of_twelve() -> tuple[Wire, Session, Leading]:
+    """A group whose allocation takes several requests, and what its first node knows as a leader."""
     wire = Wire(max_operations=8)
     session = wire.join("n-00")
     for index in range(1, 12):
         wire.join(f"n-{index:02}")
     wire.add(names(24))
     leading = Leading(True, Settings().timings, balanced, None)
+    return wire, session, leading
+
+
+@pytest.mark.rule("RB-9")
+def test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is() -> None:
+    """This leader's next attempt, of the same term, has begun meanwhile and got no answer either."""
+    wire, session, leading = _group_of_twelve()
     elected = wire.perform(Campaign(session), Elected)
     leading.elected(elected.leadership, now=0.0)
     headers: list[Request] = []
@@ -346,12 +352,7 @@ def test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is() 
 @pytest.mark.rule("RB-9")
 def test_a_leader_elected_again_in_its_term_leaves_what_it_wrote_in_it() -> None:
     """A watch that lost its history deposes it; a publication of unknown outcome may still come."""
-    wire = Wire(max_operations=8)
-    session = wire.join("n-00")
-    for index in range(1, 12):
-        wire.join(f"n-{index:02}")
-    wire.add(names(24))
-    leading = Leading(True, Settings().timings, balanced, None)
+    wire, session, leading = _group_of_twelve()
     late: list[Request] = []
     for _ in range(2):
         elected = wire.perform(Campaign(session), Elected)

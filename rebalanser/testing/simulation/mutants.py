@@ -24,7 +24,7 @@ ProfileT = TypeVar("ProfileT")
 
 @dataclass(frozen=True)
 class Switch:
-    """A method, function or constant, and what stands in for it; ``replacement`` is given the original."""
+    """A method, function or constant, and its replacement; ``replacement`` is given the original."""
 
     owner: type | ModuleType
     method: str

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 OPERATOR = "operator"
 """Sender of requests that do not come from a node."""
 LATENCY_S = 0.01
-"""How long a process that has to stop may be in no handler, in all: timers and threads are that quick."""
+"""Maximum seconds outside handlers once a process must stop: covers timers and thread starts."""
 TURNS = 8
 """The turns of its loop that this may take besides: of the events that wait, before and after a call."""
 MAX_CALLS = 2
@@ -143,7 +143,7 @@ class Spans:
 
 
 def _covered(spans: Iterable[tuple[float, float]], since: float, now: float) -> float:
-    """How much of a time is in one of these spans, which may overlap and are in the order of their starts."""
+    """Seconds covered by spans, which may overlap and are sorted by their starts."""
     covered, reached = 0.0, since
     for start, end in spans:
         upto = min(end, now)
@@ -205,7 +205,7 @@ class Oracle:
         self.header: Header | None = None
         self.headers = 0
         self.given: dict[Resource, tuple[NodeId, float]] = {}
-        """Whose each resource is by the latest allocation, and since when (true seconds) without a break."""
+        """Owner of each resource in the latest allocation, and since when without a break (true seconds)."""
         self.last_worked: dict[Resource, float] = {}
         """True time (seconds) at which the latest access to a resource ended."""
         self._shares: dict[str, bytes] = {}
@@ -232,7 +232,7 @@ class Oracle:
 
     @property
     def actor(self) -> str | None:
-        """Whose request takes effect just now; None while a lease ends."""
+        """Sender of the request that takes effect just now; None while a lease ends."""
         return self._actor
 
     def delivering(self, request: Request, origin: str) -> None:
@@ -535,7 +535,7 @@ class Oracle:
 
     @property
     def _latency_s(self) -> float:
-        """How long a process may take, all in all, from handler to handler once it has to isolate itself."""
+        """Maximum seconds outside handlers, in all, once a process must isolate itself."""
         return LATENCY_S + TURNS * self._world.scenario.turn_s
 
     def _rule_of_late_stop(self, access: Access) -> str:
