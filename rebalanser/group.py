@@ -308,7 +308,7 @@ class Group:
         )
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Leave gracefully: OnStop, barriers removed, node removed, lease revoked (RB-26).
+        """Leave gracefully: OnStop, barriers removed, lease revoked and the node with it (RB-26).
 
         Waits until that is done, or for ``timeout_s`` seconds at most. Stopping twice does nothing.
 

@@ -200,15 +200,24 @@ class Leading:
         self._campaign_at = -math.inf
         self._drop()
 
-    def leadership_changed(self, revision: int) -> bool:
-        """The term or its leader changed at ``revision``. Whether that deposes this node."""
+    def leadership_changed(self, revision: int, lost: bool = False) -> bool:
+        """The term or its leader changed at ``revision``, or may have if the watch ``lost`` its history.
+
+        Return True if that deposes this node. A leader that only may have been deposed leads on: its next
+        heartbeat tells, and until then nothing that it writes takes effect in another term (RB-6).
+        """
         if revision <= self._leadership_seen:
             return False
         if self.role is Role.LEADER:
-            return True
+            return not lost
         self._campaign_due = True
         self._campaign_at = -math.inf
         return False
+
+    def node_gone(self, node: NodeId, revision: int) -> None:
+        """A node is gone, or may be: find out who leads if it is the leader that this node follows."""
+        if self.role is Role.FOLLOWER and self.leadership is not None and self.leadership.leader == node:
+            self.leadership_changed(revision)
 
     def group_changed(self, revision: int, now: float) -> None:
         """Members, resources or drains changed at ``revision`` (RB-7, RB-9)."""

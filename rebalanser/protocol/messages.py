@@ -116,7 +116,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Remove the node, then revoke its lease. Only ever sent once nothing is accessed (RB-26)."""
+    """Revoke the lease, and the node with it. Only ever sent once nothing is accessed (RB-26)."""
 
     lane: ClassVar[Lane] = Lane.MEMBER
     session: Session
@@ -392,12 +392,14 @@ class Noticed:
     """A watched topic changed at ``revision``. A hint to look, never proof of anything.
 
     ``version`` is a hint too: for ALLOCATION the version of this node's share, for ACKNOWLEDGEMENTS the
-    version that the topic's node has completed; None where it is not known.
+    version that the topic's node has completed; None where it is not known. ``lost`` is true if changes up to
+    the revision may have been missed, and none is known of.
     """
 
     topic: Topic
     revision: int
     version: int | None = None
+    lost: bool = False
 
 
 class Handler(StrEnum):

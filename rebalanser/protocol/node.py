@@ -591,9 +591,11 @@ class Node:
                 if topic.node != self._session.node:
                     return
                 self._rebalancing.noticed(noticed.revision, noticed.version)
-            case TopicKind.LEADERSHIP | TopicKind.NODE:
-                if self._leading.leadership_changed(noticed.revision):
+            case TopicKind.LEADERSHIP:
+                if self._leading.leadership_changed(noticed.revision, noticed.lost):
                     self._deposed()
+            case TopicKind.NODE:
+                self._leading.node_gone(topic.node, noticed.revision)
             case TopicKind.PROGRESS:
                 self._rebalancing.released(topic.node, noticed.revision)
             case TopicKind.GROUP:

@@ -321,10 +321,6 @@ class Rebalancing:
         self._changed()
         found = {resource: token for resource, token in mine.items() if self.held.get(resource) != token}
         self.uncertain -= asked
-        for resources in self._waiting_for.values():
-            resources.difference_update(mine)
-        self._waiting_for = {holder: left for holder, left in self._waiting_for.items() if left}
-        self._forget_holders()
         self._hold(mine)
         return found
 

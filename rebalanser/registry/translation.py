@@ -253,7 +253,8 @@ class Translation(MemberDialogues, LeaderDialogues):
         if topic.kind is TopicKind.ALLOCATION and isinstance(latest, Changed) and latest.value is not None:
             with suppress(UnusableStore):
                 version = values.load_header(_as_entry(latest)).shares.get(node)
-        return [Noticed(topic, latest.revision, version)]
+        lost = all(isinstance(event, HistoryLost) for event in events)
+        return [Noticed(topic, latest.revision, version, lost)]
 
     def _acknowledgement(self, topic: Topic, event: WatchEvent) -> Noticed:
         if isinstance(event, HistoryLost) or event.value is None:

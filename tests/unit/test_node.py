@@ -246,6 +246,25 @@ def test_a_leader_that_sees_another_term_reverts_and_asks_who_leads() -> None:
     assert driven.node.leadership == Leadership(2, "m-0", 60)
 
 
+@pytest.mark.rule("RB-28", "RB-8")
+@pytest.mark.parametrize(
+    "notice",
+    [
+        Noticed(Topic(TopicKind.LEADERSHIP), 60, lost=True),
+        Noticed(Topic(TopicKind.NODE, "m-0"), 60),
+        Noticed(Topic(TopicKind.NODE, "m-0"), 60, lost=True),
+    ],
+    ids=["the term's history is lost", "the leader before it left", "that leader's history is lost"],
+)
+def test_a_leader_leads_on_until_it_is_told_of_another_term(notice: Noticed) -> None:
+    driven = leading()
+    driven.feed(notice)
+    assert driven.node.role is Role.LEADER
+    driven.pass_to(1.0)
+    driven.beat(leadership_revision=55)
+    assert driven.node.role is Role.FOLLOWER
+
+
 @pytest.mark.rule("RB-6")
 @pytest.mark.parametrize("kind", [ReadGroup, Publish, Resign])
 def test_a_leader_that_is_told_of_another_term_reverts_whatever_it_asked(kind: type[Command]) -> None:
@@ -850,6 +869,18 @@ def test_a_blocked_node_watches_who_is_in_the_way_and_tries_again_when_told() ->
     assert driven.sent(AddBarriers) is not None
 
 
+@pytest.mark.rule("RB-3", "RB-13")
+def test_a_heartbeat_tells_that_the_holder_of_a_barrier_is_gone() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a")
+    driven.add(200, blocked={"a": "m-0"})
+    driven.pass_to(1.0)
+    assert driven.sent(Heartbeat) == Heartbeat(SESSION, blockers=frozenset({"m-0"}))
+    driven.beat(progress={"m-0": 0})
+    assert driven.sent(AddBarriers) is not None
+
+
 @pytest.mark.rule("RB-13")
 def test_a_release_between_two_attempts_is_not_lost() -> None:
     driven = Driven()
@@ -862,6 +893,31 @@ def test_a_release_between_two_attempts_is_not_lost() -> None:
     asked = driven.sent(AddBarriers)
     assert asked is not None
     assert asked.resources == {"a"}
+
+
+@pytest.mark.rule("RB-18", "RB-21")
+def test_an_empty_allocation_whose_onstart_came_too_late_is_told_again() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1)
+    assert [call.owned for call in driven.all(CallStart)] == [{}]
+    driven.feed(HandlerReturned(Handler.START, refused=True))
+    assert [call.owned for call in driven.all(CallStart)] == [{}]
+
+
+@pytest.mark.rule("RB-14", "RB-19")
+def test_a_node_that_may_hold_a_barrier_too_many_has_not_settled() -> None:
+    driven = Driven()
+    driven.own("a")
+    driven.notice(2)
+    driven.give(2, "a", "b")
+    driven.answer(AddBarriers, LOST)
+    driven.notice(3)
+    driven.pass_to(0.2)
+    driven.give(3, "a")
+    assert not driven.node.settled
+    driven.answer(ReadBarriers, BarriersRead({}))
+    assert driven.node.settled
 
 
 @pytest.mark.rule("RB-18")

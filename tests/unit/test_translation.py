@@ -578,6 +578,7 @@ def test_registering_again_after_a_lost_answer_makes_no_second_member() -> None:
     with pytest.raises(OutcomeUnknown):
         dialogue.throw(OutcomeUnknown("no answer"))
     session = wire.perform(join, Joined).session
+    assert [r.lease for r in wire.requests if isinstance(r, Revoke)] == [session.lease + 1], "the spare one"
     assert wire.under(wire.keys.nodes) == [wire.keys.node("n-0")]
     assert session.created == wire.store.items(wire.keys.nodes)[0].create_revision
     wire.perform(ReadShare(session), ShareRead)
@@ -622,6 +623,24 @@ def test_after_leaving_nothing_of_the_session_is_left_and_nothing_it_sends_takes
     wire.perform(Acknowledge(session, 1, session.created), SessionLost)
     wire.perform(RemoveBarriers(session, {"r": 1}), SessionLost)
     wire.perform(ReadBarriers(session, frozenset({"r"})), SessionLost)
+
+
+@pytest.mark.rule("RB-4", "RB-26")
+def test_a_late_copy_of_its_registration_makes_no_member_of_a_node_that_leaves() -> None:
+    wire = Wire()
+    session = wire.join()
+    registration = wire.requests[-1]
+
+    def deliver_late(_: int) -> None:
+        with suppress(RebalanserError):
+            wire.store.execute(registration)
+        members = wire.store.items(wire.keys.nodes)
+        assert {each.create_revision for each in members} <= {session.created}
+
+    wire.disturb = deliver_late
+    wire.perform(Leave(session), Left)
+    deliver_late(0)
+    assert wire.under(wire.keys.nodes) == []
 
 
 @pytest.mark.rule("RB-16")
