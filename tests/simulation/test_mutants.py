@@ -13,7 +13,7 @@ import pytest
 
 from rebalanser.protocol import leading as leading_module
 from rebalanser.protocol.leading import Leading
-from rebalanser.protocol.messages import Left
+from rebalanser.protocol.messages import Left, SessionLost
 from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
 from rebalanser.protocol.types import Group, Timings
@@ -871,6 +871,125 @@ MUTANTS = (
         ),
         frozenset({"RB-2", "RB-3"}),
         "many resources",
+    ),
+    Mutant(
+        "history lost deposes",
+        "a leader whose watch lost its history leads on",
+        _edit(Leading, "leadership_changed", "return not lost", "return True"),
+        frozenset({"RB-28"}),
+        "whole network",
+    ),
+    Mutant(
+        "conflict deposes",
+        "a leader whose plan is refused reads the group again, and leads on",
+        _edit(
+            Node,
+            "_leading_answered",
+            'self._leading.read_failed("the allocation that the plan was based on had changed", now)',
+            "self._deposed()",
+        ),
+        frozenset({"RB-28"}),
+        "stuck leaders",
+    ),
+    Mutant(
+        "eager nodes passed over",
+        "a rebalance starts everything anew on nodes in eager mode",
+        _edit(
+            Leading,
+            "_planned",
+            "changed |= {n for n, member in group.members.items() if member.mode is Mode.EAGER}",
+            "pass",
+        ),
+        frozenset({"RB-17"}),
+    ),
+    Mutant(
+        "batches unasked",
+        "without start_in_batches a node starts its share as a whole",
+        _edit(Rebalancing, "to_start", "(self._start_in_batches or not self.missing)", "True"),
+        frozenset({"RB-17"}),
+    ),
+    Mutant(
+        "lease not found",
+        "a keep-alive that is told of no lease proves nothing",
+        (Switch(Translation, "_confirm_loss", _answer_without_asking(SessionLost())),),
+        frozenset({"RB-22"}),
+        "vain renewals",
+    ),
+    Mutant(
+        "lapse counted from the proof",
+        "a lease that is left to end counts as ended only once its last renewal can have",
+        _edit(
+            Node,
+            "_lapses_at",
+            "latest = max(self._proven_at, self._renewal_sent_at)",
+            "latest = self._proven_at",
+        ),
+        frozenset({"RB-24"}),
+        "lost leases",
+    ),
+    Mutant(
+        "holder that is gone",
+        "a heartbeat tells that the holder of a barrier has left",
+        _edit(Node, "_make_good", "revision or alive.revision", "revision"),
+        frozenset({"RB-3"}),
+        "silent watches",
+    ),
+    Mutant(
+        "rejoin ever later",
+        "the delay until a node joins again has a limit",
+        _edit(
+            Node,
+            "_rejoin_delay",
+            "min(self._timings.rejoin_initial_s * 2.0 ** min(failures - 1, 32), self._timings.rejoin_max_s)",
+            "self._timings.rejoin_initial_s * 2.0 ** min(failures - 1, 32)",
+        ),
+        frozenset({"RB-24"}),
+        "short lives",
+    ),
+    Mutant(
+        "failures never forgotten",
+        "the delay begins anew once a node has completed a share",
+        _edit(Node, "_barriers_answered", "self._failures = 0", "pass"),
+        frozenset({"RB-24"}),
+        "short lives",
+    ),
+    Mutant(
+        "resigns too early",
+        "a leader leads on after a few failures",
+        _edit(Leading, "must_resign", "self._tries >= RESIGN_AFTER", "self._tries >= RESIGN_AFTER - 1"),
+        frozenset({"RB-43"}),
+        "stuck leaders",
+    ),
+    Mutant(
+        "failures to lead never forgotten",
+        "only failures in a row make a leader resign",
+        _edit(Leading, "published", "self._tries = 0", "pass")
+        + _edit(Leading, "plan_made", "self._tries = 0", "pass"),
+        frozenset({"RB-43"}),
+        "stuck leaders",
+    ),
+    Mutant(
+        "campaign after resigning",
+        "who resigned lets others try",
+        _edit(
+            Leading,
+            "resigned",
+            "self._campaign_at = now + self._timings.lease_ttl_s",
+            "self._campaign_at = now",
+        ),
+        frozenset({"RB-43"}),
+        "stuck leaders",
+    ),
+    Mutant(
+        "superseded shares kept",
+        "an allocation deletes the shares that it replaces",
+        _edit(
+            Leading,
+            "_planned",
+            "superseded=group.outdated_parts(changed | (before.keys() - targets.keys())),",
+            "superseded=frozenset(),",
+        ),
+        frozenset({"RB-9"}),
     ),
 )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rebalanser.protocol.messages import Fact, FactKind
 from rebalanser.protocol.types import SAID
-from rebalanser.testing.simulation.faults import HANDLER_FAULTS, REQUEST_FAULTS, FaultKind
+from rebalanser.testing.simulation.faults import HANDLER_FAULTS, RENEWAL_FAULTS, REQUEST_FAULTS, FaultKind
 from rebalanser.testing.simulation.network import Armed
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Chaos:
         if operators and random.random() < 0.6:
             link = random.choice(operators).link
         if random.random() < 0.75:
-            command = "Heartbeat" if kind is FaultKind.RENEWED_IN_VAIN else random.choice(_COMMANDS)
+            command = "Heartbeat" if kind in RENEWAL_FAULTS else random.choice(_COMMANDS)
             if operators:
                 command = None
             link.armed.append(Armed(kind, command, random.choice((0, 0, 0, 1, 2))))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rebalanser.protocol.leading import RESIGN_AFTER
 from rebalanser.protocol.messages import (
     Acknowledge,
+    Acknowledged,
     AddBarriers,
     Alive,
     Answered,
@@ -23,6 +24,7 @@ from rebalanser.protocol.messages import (
     BarriersAdded,
     CallStart,
     CallStop,
+    Campaign,
     Command,
     Conflict,
     Effect,
@@ -46,6 +48,8 @@ from rebalanser.protocol.messages import (
     Published,
     ReadGroup,
     Report,
+    Resign,
+    Resigned,
     SessionLost,
     ShareRead,
     Stop,
@@ -56,7 +60,7 @@ from rebalanser.testing.simulation.oracle import Violation
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from rebalanser.protocol.types import Group, NodeId, Plan, Resource, Session, Share
+    from rebalanser.protocol.types import Group, Leadership, NodeId, Plan, Resource, Session, Share
     from rebalanser.testing.simulation.process import Process
     from rebalanser.testing.simulation.world import World
 
@@ -90,7 +94,9 @@ class Duties:
         self._stuck = False
         """True if OnStop raised: what it should have stopped may go on as long as the process does."""
         self._failures = 0
-        self._failed_at = 0.0
+        self._failed_at = _NEVER
+        self._ended_at = _NEVER
+        """When its latest session ended."""
         self._share: Share | None = None
         self._asked: set[Resource] = set()
         self._stopping: frozenset[Resource] = frozenset()
@@ -106,6 +112,10 @@ class Duties:
         self._published_at = _NEVER
         self._changed_at: float | None = None
         self._tries = 0
+        self._term = 0
+        self._resigned: Leadership | None = None
+        """The term that it resigned from, while it knows of no other."""
+        self._resigned_at = _NEVER
 
     @property
     def _now(self) -> float:
@@ -141,6 +151,8 @@ class Duties:
                 self._returned(event)
             case Noticed() if event.topic.kind in {TopicKind.GROUP, TopicKind.ACKNOWLEDGEMENTS}:
                 self._may_have_changed()
+            case Noticed() if event.topic.kind is TopicKind.LEADERSHIP:
+                self._learns_of_term(event.revision)
             case PlanMade(plan=None):
                 self._tries = 0
             case _:
@@ -174,6 +186,15 @@ class Duties:
         self._published_at, self._changed_at = _NEVER, None
         self._tries = 0
 
+    def _end_session(self) -> None:
+        self._session, self._ended_at = None, self._now
+        self._resigned = None
+        self.blocked.clear()
+
+    def _learns_of_term(self, revision: int) -> None:
+        if self._resigned is not None and revision > self._resigned.revision:
+            self._resigned = None
+
     def _fail(self) -> None:
         self._failures += 1
         self._failed_at = self._now
@@ -181,9 +202,9 @@ class Duties:
     def _told(self, command: Command, outcome: Outcome) -> None:
         match outcome:
             case SessionLost() | Left():
-                self._session = None
-                self.blocked.clear()
+                self._end_session()
             case Alive():
+                self._learns_of_term(outcome.leadership_revision)
                 self._proven_at = max(self._proven_at, self._beat_sent_at)
                 self._missed = False
                 if outcome.fingerprint is not None and outcome.revision > self.group_revision:
@@ -195,8 +216,9 @@ class Duties:
             case BarriersAdded():
                 self.blocked -= outcome.added.keys()
                 self.blocked |= outcome.blocked.keys()
-            case _ if isinstance(command, Acknowledge) and not isinstance(outcome, Failed):
-                self._failures = 0
+            case Acknowledged(version=version) if isinstance(command, Acknowledge):
+                if version == command.version:
+                    self._failures = 0
             case Failed() if isinstance(command, Heartbeat):
                 self._missed = True
             case _:
@@ -204,8 +226,13 @@ class Duties:
 
     def _told_as_leader(self, command: Command, outcome: Outcome) -> None:
         match outcome:
-            case Elected():
+            case Elected(leadership=leadership):
+                if leadership.term == self._term:
+                    raise Violation("RB-28", f"{self._label} gave up term {self._term}, which it still led")
+                self._term = leadership.term
                 self._begin_term()
+            case Resigned(leadership=leadership):
+                self._resigned, self._resigned_at = leadership, self._now
             case GroupRead(group=group):
                 self._group = group
                 self._read_revision = group.revision
@@ -254,6 +281,9 @@ class Duties:
                 case AskStop(resources=resources):
                     self._check_reason(resources)
                     self._asked |= resources
+                case Report(fact=fact) if fact.kind is FactKind.LEFT and self._session is not None:
+                    self._check_lapsed()
+                    self._end_session()
                 case Guard(deadline=deadline) if deadline is not None and deadline <= self._now:
                     self._check_overran()
                     self._killed_for_overrun = True
@@ -280,10 +310,14 @@ class Duties:
 
     def _calls_start(self, owned: Mapping[Resource, int]) -> None:
         version = self._share.version if self._share is not None else 0
-        if self._process.host.plan.mode is Mode.EAGER:
+        plan = self._process.host.plan
+        if plan.mode is Mode.EAGER:
             old = sorted(r for r, since in self._started.items() if since != version)
             if old:
                 raise Violation("RB-17", f"{self._label} starts in eager mode and goes on with {old}")
+        missing = self._share.resources - self._started.keys() - owned.keys() if self._share else ()
+        if missing and (plan.mode is Mode.EAGER or not plan.start_in_batches):
+            raise Violation("RB-17", f"{self._label} starts a part of its share, without {sorted(missing)}")
         self._calls(Handler.START)
         self._starting = frozenset(owned)
         self._started.update(dict.fromkeys(owned, version))
@@ -320,21 +354,54 @@ class Duties:
             case Publish(plan=plan):
                 self._check_tries()
                 self._check_moves(plan)
+                self._check_eager(plan)
+            case Resign():
+                if self._tries < RESIGN_AFTER:
+                    raise Violation("RB-43", f"{self._label} resigns after {self._tries} failures in a row")
+            case Campaign():
+                self._check_rest()
             case _:
                 pass
 
     def _check_delay(self) -> None:
         """After a failure a node waits before it joins again, twice as long as after the one before."""
-        if not self._failures:
-            return
         timings = self._timings
         delay_s = min(timings.rejoin_initial_s * 2.0 ** (self._failures - 1), timings.rejoin_max_s)
-        if self._now < self._failed_at + delay_s - _EPSILON_S:
+        if not self._failures:
+            delay_s = 0.0
+        elif self._now < self._failed_at + delay_s - _EPSILON_S:
             raise Violation(
                 "RB-24",
                 f"{self._label} joins {self._now - self._failed_at:.3f} s after failure {self._failures}, "
                 f"not {delay_s:.3f} s",
             )
+        since = max(self._failed_at, self._ended_at, self._returned_at)
+        late_s = self._now - since - delay_s
+        allowed_s = timings.retry_max_s + self._process.world.oracle.latency_s
+        if since > _NEVER and late_s > allowed_s and not self._was_paused(since):
+            raise Violation("RB-24", f"{self._label} joins {late_s:.3f} s later than it should")
+
+    def _was_paused(self, since: float) -> bool:
+        conduct = self._process.world.oracle.conduct(self._process)
+        return conduct.paused.ever(self._process.clock.true(since))
+
+    def _check_lapsed(self) -> None:
+        """A session that is left without a word has ended by then, unless the process is to stop for good."""
+        if self._stop_asked:
+            return
+        lasts_s = max(self._proven_at, self._beat_sent_at) + self._timings.lease_ttl_s - self._now
+        if lasts_s > _EPSILON_S:
+            raise Violation(
+                "RB-24", f"{self._label} takes its lease for ended, which may last {lasts_s:.3f} s"
+            )
+
+    def _check_rest(self) -> None:
+        """Who resigned lets the others try for a lease, as long as it knows of no other leader."""
+        if self._resigned is None:
+            return
+        rested_s = self._now - self._resigned_at
+        if rested_s < self._timings.lease_ttl_s - _EPSILON_S:
+            raise Violation("RB-43", f"{self._label} campaigns {rested_s:.3f} s after it resigned")
 
     def _check_heartbeat(self) -> None:
         """A member renews its lease on time, also while a handler runs and until it has left."""
@@ -376,6 +443,16 @@ class Duties:
             raise Violation(
                 "RB-10", f"version {plan.version} of {self._label} moves {moves} resources, not {least}"
             )
+
+    def _check_eager(self, plan: Plan) -> None:
+        """A plan that changes anything is a new one for every node in eager mode."""
+        group = self._group
+        if group is None or not plan.changed:
+            return
+        eager = {node for node, member in group.members.items() if member.mode is Mode.EAGER}
+        passed_over = sorted(eager - plan.changed.keys())
+        if passed_over:
+            raise Violation("RB-17", f"version {plan.version} lets {passed_over} go on in eager mode")
 
     def killed(self) -> None:
         """Judge its death: a switch kills only who is out of touch, or overran, or can't stop access."""

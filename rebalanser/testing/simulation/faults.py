@@ -18,6 +18,8 @@ class FaultKind(StrEnum):
     REPLY_SLOW = "reply slow"
     RENEWED_IN_VAIN = "renewed in vain"
     """A leader of the registry that was deposed answers a keep-alive, which renews nothing."""
+    NOT_RENEWED = "not renewed"
+    """A keep-alive is told that there is no such lease, and it is not true."""
     WATCH_LOST = "watch lost"
     """The stream breaks; it comes back with :class:`~rebalanser.registry.contract.HistoryLost`."""
     WATCH_SLOW = "watch slow"
@@ -61,6 +63,9 @@ class FaultKind(StrEnum):
     STOP_RAISES = "OnStop raised"
 
 
+RENEWAL_FAULTS = (FaultKind.RENEWED_IN_VAIN, FaultKind.NOT_RENEWED)
+"""The faults that concern one keep-alive."""
+
 REQUEST_FAULTS = (
     FaultKind.REQUEST_LOST,
     FaultKind.REPLY_LOST,
@@ -68,7 +73,7 @@ REQUEST_FAULTS = (
     FaultKind.REQUEST_DOUBLED,
     FaultKind.REQUEST_REFUSED,
     FaultKind.REPLY_SLOW,
-    FaultKind.RENEWED_IN_VAIN,
+    *RENEWAL_FAULTS,
 )
 """The faults that concern one request."""
 

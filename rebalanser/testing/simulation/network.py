@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable
+from rebalanser.errors import LeaseNotFound, OutcomeUnknown, RebalanserError, RegistryUnavailable
 from rebalanser.registry.contract import Done, KeepAlive, Reply, Request
-from rebalanser.testing.simulation.faults import FaultKind
+from rebalanser.testing.simulation.faults import RENEWAL_FAULTS, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,7 +120,7 @@ class Network:
     ) -> bool:
         """Send a request; ``answered`` is called at most once. Whether that is certain to be soon."""
         fate = link.fate(command, self._random) if link.troubled else None
-        if fate is FaultKind.RENEWED_IN_VAIN and not isinstance(request, KeepAlive):
+        if fate in RENEWAL_FAULTS and not isinstance(request, KeepAlive):
             fate = None
         arrives = self._scheduler.now + self.latency()
         if fate is None:
@@ -132,9 +132,11 @@ class Network:
             case FaultKind.REQUEST_REFUSED | FaultKind.LEADING_REFUSED:
                 refused = RegistryUnavailable("connection refused")
                 self._scheduler.at(arrives, answered, arrives, refused)
-            case FaultKind.RENEWED_IN_VAIN:
-                replies = arrives + self.latency()
-                self._scheduler.at(arrives, answered, replies, Done(term=DEPOSED_TERM))
+            case FaultKind.RENEWED_IN_VAIN | FaultKind.NOT_RENEWED:
+                vain = Done(term=DEPOSED_TERM)
+                untrue = LeaseNotFound("there is no such lease")
+                reply = vain if fate is FaultKind.RENEWED_IN_VAIN else untrue
+                self._scheduler.at(arrives, answered, arrives + self.latency(), reply)
             case FaultKind.REQUEST_LATE | FaultKind.PLAN_OVERTAKEN:
                 self._arrive(self._late(), request, origin, None)
             case FaultKind.REPLY_LOST:

@@ -196,7 +196,7 @@ class Oracle:
         self._sinks: dict[Resource, _Sink] = {}
         self._renewed: dict[int, float] = {}
         self._lease_ends: dict[int, float] = {}
-        self._joined: dict[str, int] = {}
+        self._joined: dict[str, Session] = {}
         self.members: dict[str, int] = {}
         """The members by id, and the revision that made each one."""
         self.term = 0
@@ -209,6 +209,8 @@ class Oracle:
         self.last_worked: dict[Resource, float] = {}
         """True time (seconds) at which the latest access to a resource ended."""
         self._shares: dict[str, bytes] = {}
+        self._ever_named: set[tuple[NodeId, int]] = set()
+        """The shares, by node and version, that some allocation named before the latest."""
         self.handler_calls = 0
         self.stale_writes = 0
         self.writes = 0
@@ -353,6 +355,9 @@ class Oracle:
             return
         if node in self.members:
             raise Violation("RB-4", f"{node} was registered over itself")
+        joined = self._joined.get(node)
+        if joined is not None and self._world.stored(event.key).lease == joined.lease:
+            raise Violation("RB-4", f"{node}, which has left, is a member again")
         self.members[node] = event.revision
 
     def _share_changed(self, event: Changed) -> None:
@@ -401,6 +406,8 @@ class Oracle:
             )
         if self.header is not None and header.version <= self.header.version:
             raise Violation("RB-9", f"version {header.version} after version {self.header.version}")
+        if self.header is not None:
+            self._ever_named.update(self.header.shares.items())
         self.header = header
         self.headers += 1
         self._world.changed_versions()
@@ -426,6 +433,15 @@ class Oracle:
         }
         if self._world.promptness:
             self._world.promptness.allocated()
+
+    def superseded_shares(self) -> list[str]:
+        """The keys of shares that an earlier allocation named and the latest does not."""
+        parts = {key: self._keys.share_part(key) for key in self._shares}
+        return sorted(
+            key
+            for key, part in parts.items()
+            if (part.node, part.version) in self._ever_named and not self._named(key)
+        )
 
     def _share(self, node: str, version: int) -> Share | None:
         parts = (self._keys.share(SharePart(node, version, part)) for part in count())
@@ -508,7 +524,7 @@ class Oracle:
             return None
         isolated, conduct = self._isolated_since(access), self.conduct(process)
         calls = sum(end > isolated + _EPSILON_S for _, end in conduct.busy.since(isolated))
-        if conduct.idle(isolated, now) > self._latency_s or calls > MAX_CALLS:
+        if conduct.idle(isolated, now) > self.latency_s or calls > MAX_CALLS:
             return None
         if self._ran_slow(access) and (not process.host.plan.kills or self._before_switch(access)):
             return "its clock ran slow"
@@ -534,7 +550,7 @@ class Oracle:
         return clock.local(self._now) <= renewed + self._world.scenario.timings.access_s + _EPSILON_S
 
     @property
-    def _latency_s(self) -> float:
+    def latency_s(self) -> float:
         """Maximum seconds outside handlers, in all, once a process must isolate itself."""
         return LATENCY_S + TURNS * self._world.scenario.turn_s
 
@@ -551,7 +567,7 @@ class Oracle:
         if access.until_lease_ends or self._now <= isolated:
             return
         idle_s = self.conduct(access.process).idle(isolated, self._now)
-        if idle_s > self._latency_s or (access.barrier.ended_with_lease and self._excuse(access) is None):
+        if idle_s > self.latency_s or (access.barrier.ended_with_lease and self._excuse(access) is None):
             raise Violation(
                 self._rule_of_late_stop(access),
                 f"{access.process.label} accessed {resource} for {self._now - isolated:.3f} s after it had "
@@ -639,6 +655,11 @@ class Oracle:
                 f"{process.label} acknowledges version {command.version} with {sorted(due)} "
                 f"while it accesses {sorted(accessed)}",
             )
+        spare = {r for r, barrier in self.barriers.items() if barrier.node == command.session.node} - due
+        if spare:
+            raise Violation(
+                "RB-14", f"{process.label} acknowledges with barriers of {sorted(spare)} to spare"
+            )
 
     def told_completed(self, process: Process, version: int) -> None:
         """A leader says that a version is complete: then every node has acknowledged its share of it."""
@@ -646,7 +667,7 @@ class Oracle:
         if header is None or header.version != version:
             return
         for node, since in header.shares.items():
-            # A late copy of its registration may make a node that left a member again, until its lease ends.
+            # An earlier attempt to register, which comes late, makes a member until its own lease ends.
             was_there = self.members.get(node, _FOREVER) <= header.revision
             if was_there and self._world.acknowledged(node) < since:
                 raise Violation(
@@ -655,7 +676,7 @@ class Oracle:
 
     def told_joined(self, session: Session) -> None:
         """A process learns that it is a member by an id, which no other incarnation ever has (RB-4)."""
-        if self._joined.setdefault(session.node, session.created) != session.created:
+        if self._joined.setdefault(session.node, session) != session:
             raise Violation("RB-4", f"the id {session.node} was used by an incarnation before")
 
     def told_session_lost(self, process: Process, session: Session) -> None:

@@ -286,8 +286,16 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 },
                 late_s=(3.0, 9.0),
             ),
-            _closer("vain renewals", {**_CHANGES, FaultKind.RENEWED_IN_VAIN: 8, FaultKind.PARTITION: 1}),
-            _closer("silent watches", {**_CHANGES, FaultKind.WATCH_SILENT: 8}),
+            _closer(
+                "vain renewals",
+                {
+                    **_CHANGES,
+                    FaultKind.RENEWED_IN_VAIN: 8,
+                    FaultKind.NOT_RENEWED: 4,
+                    FaultKind.PARTITION: 1,
+                },
+            ),
+            _closer("silent watches", {**_CHANGES, FaultKind.WATCH_SILENT: 8, FaultKind.CRASH: 2}),
             _closer(
                 "slow network",
                 {**_CHANGES, FaultKind.REPLY_SLOW: 8, FaultKind.REQUEST_LATE: 3, FaultKind.PARTITION: 3},

@@ -168,7 +168,8 @@ class World:
         self._lease_timer = False
         self.store.watch(Target(self.keys.prefix, prefix=True), 1, self._changed)
         names = [f"r{index}" for index in range(scenario.resources)]
-        self._change_at_once(Change(f"adds {listed(names)}", put=tuple(map(ResourceSpec, names))))
+        first = Change(f"adds {listed(names)}", put=tuple(map(ResourceSpec, names)))
+        self.scheduler.at(self.now, self._change_at_once, first)
 
     def _changed(self, events: Sequence[WatchEvent]) -> None:
         self.oracle.changed(events)
@@ -529,6 +530,9 @@ class World:
             return f"RB-23: {oracle.leader} leads, which is gone"
         if oracle.header is None or oracle.header.shares.keys() != sessions:
             return "RB-7: the allocation is for other members"
+        superseded = oracle.superseded_shares()
+        if superseded:
+            return f"RB-9: {listed(superseded)} are left behind"
         for process in live:
             if process.node.role is Role.LEADER and not process.is_incarnation(oracle.leader):
                 return f"RB-6: {process.label} takes itself for the leader, which is {oracle.leader}"
