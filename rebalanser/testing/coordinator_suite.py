@@ -408,7 +408,7 @@ class CoordinatorConformance:
             assert coordinator.perform(command) == SessionLost(), command
 
     def test_leaving_takes_all_of_the_session_along(self, coordinator: Coordinator) -> None:
-        """Holds: "Remove the node, then revoke its lease", and "The node and its lease are gone"."""
+        """Holds: "Revoke the lease, and the node with it", and "The node and its lease are gone"."""
         stays, goes = join(coordinator), join(coordinator)
         leadership = elect(coordinator, stays)
         publish(coordinator, stays, leadership, {goes.node: ["r"], stays.node: []})

@@ -170,7 +170,7 @@ class KeepsTheTerm(Translation):
 
 class LeavesWithoutRevoking(Translation):
     def _leave(self, command: messages.Leave) -> Dialogue:
-        yield next(super()._leave(command))
+        yield Transaction(then=(Delete(self.keys.node(command.session.node)),))
         return messages.Left()
 
 
