@@ -62,6 +62,10 @@ class GroupState(BaseModel):
     trouble: str | None = Field(
         description="why the last leader resigned; null while balanced, and once a later one has published"
     )
+    unreadable: dict[str, str] = Field(
+        default_factory=dict,
+        description="keys that no Rebalanser wrote, or a newer one, and why they are left alone",
+    )
     owned: int = Field(description="how many of the resources a live node owns")
     unowned: int = Field(description="how many of them nobody owns; the reason stands at each")
     drained: tuple[str, ...] = Field(description="the labels that are drained, of live nodes and of others")
@@ -117,6 +121,7 @@ def describe(name: str, view: GroupView) -> GroupState:
         completed=all_completed,
         balanced=is_balanced,
         trouble=None if is_balanced else _trouble(view),
+        unreadable=dict(group.unreadable),
         owned=len(group.resources) - unowned,
         unowned=unowned,
         drained=tuple(sorted(group.drained)),

@@ -94,11 +94,15 @@ def condition_of(node: NodeState) -> str:
 def first_waits(state: GroupState) -> list[str]:
     """Why a leader resigned; then who waits for what, the first lines of it, and how many more there are.
 
-    Before that the drained labels that no live node has: nodes that come with them will own nothing.
+    Before that one key that can't be read, and the drained labels that no live node has: nodes that come with
+    them will own nothing.
     """
     every = waits(state)
     absent = sorted(set(state.drained) - {node.label for node in state.nodes})
     lines = [f"  {_printable(state.trouble)}"] if state.trouble else []
+    if state.unreadable:
+        others = f" (and {len(state.unreadable) - 1:,} more)" if len(state.unreadable) > 1 else ""
+        lines.append(f"  left alone: {_printable(state.unreadable[min(state.unreadable)])}{others}")
     lines += [f"  drained, and not there: {', '.join(absent)}"] if absent else []
     lines += [f"  {line}" for line in islice(every, MOST_WAITS)]
     rest = sum(1 for _ in every)

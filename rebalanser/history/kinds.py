@@ -165,6 +165,9 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
             "handling `cause` took the loop `value` seconds, `cpu_s` of them on the processor",
             ("cause", "cpu_s", "limit_s"),
         ),
+        GroupKind.UNREADABLE: KindNote(
+            "the leader leaves `value` keys alone that it can't read; `why` tells of the first", ("why",)
+        ),
         GAP: _GAP_NOTE,
     }
 )

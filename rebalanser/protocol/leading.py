@@ -121,6 +121,7 @@ class Leading:
         self.efforts: dict[int, Effort] = {}
         """What the allocations cost that were planned last, by version."""
         self._doubtful: tuple[int, int] | None = None
+        self._unreadable: frozenset[str] = frozenset()
 
     @property
     def _completed(self) -> bool:
@@ -287,6 +288,11 @@ class Leading:
             group, self._unused_version(group), self._must_forbid(group), self._inherited_version
         )
         return self.asked
+
+    def newly_unreadable(self, group: Group) -> bool:
+        """Return True if the group has keys that can't be read, and others than when it was read last."""
+        known, self._unreadable = self._unreadable, frozenset(group.unreadable)
+        return not self._unreadable <= known
 
     def _keep_later_changes(self, group: Group, now: float) -> None:
         """A change after the snapshot leads to another rebalance; those before it are in it (RB-8, RB-9)."""

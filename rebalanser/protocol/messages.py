@@ -524,6 +524,7 @@ class FactKind(StrEnum):
     COMMAND_FAILED = "command_failed"
     LOAD_REPORTED = "load_reported"
     LOOP_SLOW = "loop_slow"
+    UNREADABLE = "unreadable"
 
 
 @record

@@ -497,6 +497,11 @@ class Node:
                     members=len(group.members),
                     resources=len(group.resources),
                 )
+                if self._leading.newly_unreadable(group):
+                    first = min(group.unreadable)
+                    self._report(
+                        FactKind.UNREADABLE, value=len(group.unreadable), why=group.unreadable[first]
+                    )
                 self._effects.append(asked)
             case Published(header):
                 self._report_published(header)

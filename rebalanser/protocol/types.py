@@ -188,6 +188,8 @@ class Group:
     """What is stored of shares that no header names (any more)."""
     acknowledged: Mapping[NodeId, int]
     fingerprint: Fingerprint
+    unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Keys that no Rebalanser wrote, or a newer one, and what is wrong with each: they are left alone."""
 
     def outdated_parts(self, replaced: Iterable[NodeId]) -> frozenset[SharePart]:
         """What is stored of shares that no header names once those of these nodes are replaced."""

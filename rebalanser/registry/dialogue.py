@@ -8,8 +8,7 @@ errors into the generator; :func:`failure` turns what a dialogue does not handle
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from operator import itemgetter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TypeAlias, TypeVar
 
 from rebalanser.errors import (
@@ -17,6 +16,7 @@ from rebalanser.errors import (
     InternalError,
     OutcomeUnknown,
     RebalanserError,
+    UnusableStore,
 )
 from rebalanser.protocol.messages import (
     Failed,
@@ -52,6 +52,7 @@ from rebalanser.registry.contract import (
 from rebalanser.registry.keys import GroupKeys
 
 ItemT = TypeVar("ItemT")
+KeyT = TypeVar("KeyT")
 _RESERVED_OPERATIONS = 4
 _RESERVED_BYTES = 4096
 _ROOM_FOR_NUMBERS = 8
@@ -109,6 +110,23 @@ def stats_of(result: Result) -> tuple[int, int]:
     if isinstance(result, Stats):
         return result.count, result.newest
     raise InternalError(f"counting a range was answered with {result!r}")
+
+
+def readable(
+    entries: Iterable[KeyValue],
+    load: Callable[[KeyValue], tuple[KeyT, ItemT]],
+    unreadable: dict[str, str],
+) -> dict[KeyT, ItemT]:
+    """What is loaded from entries; why one can't be is noted in ``unreadable``, by its key (RB-46)."""
+    loaded: dict[KeyT, ItemT] = {}
+    for entry in entries:
+        try:
+            key, item = load(entry)
+        except UnusableStore as error:
+            unreadable[entry.key] = str(error)
+        else:
+            loaded[key] = item
+    return loaded
 
 
 def nested_outcome(result: Result) -> contract.Outcome:
@@ -195,19 +213,25 @@ class Dialogues:
         """How long the value of a part of a share may be, so that it fits in a request."""
         return max(LEAST_PART_BYTES, self._chunk_bytes - len(self.keys.share(share)) - _ROOM_FOR_NUMBERS)
 
-    def _shares_in(self, header: Header, entries: Iterable[KeyValue]) -> dict[NodeId, Share]:
-        """The shares that the header names, of those nodes of which there is any part among the entries."""
-        parts: dict[NodeId, list[tuple[int, KeyValue]]] = {}
-        for entry in entries:
-            stored = self.keys.share_part(entry.key)
-            if header.shares.get(stored.node) == stored.version:
-                parts.setdefault(stored.node, []).append((stored.part, entry))
-        return {
-            node: values.load_share(
-                header.shares[node], [entry for _, entry in sorted(found, key=itemgetter(0))]
-            )
-            for node, found in parts.items()
-        }
+    def _parts_in(self, entries: Iterable[KeyValue], unreadable: dict[str, str]) -> dict[SharePart, KeyValue]:
+        """The parts of shares among the entries."""
+        return readable(entries, lambda entry: (self.keys.share_part(entry.key), entry), unreadable)
+
+    def _shares_in(
+        self, header: Header, parts: Mapping[SharePart, KeyValue], unreadable: dict[str, str]
+    ) -> dict[NodeId, Share]:
+        """The shares that the header names, of those nodes of which any part is given."""
+        named: dict[NodeId, list[KeyValue]] = {}
+        for part in sorted(parts):
+            if header.shares.get(part.node) == part.version:
+                named.setdefault(part.node, []).append(parts[part])
+        shares: dict[NodeId, Share] = {}
+        for node, found in named.items():
+            try:
+                shares[node] = values.load_share(header.shares[node], found)
+            except UnusableStore as error:
+                unreadable[found[0].key] = str(error)
+        return shares
 
     def _barrier_chunks(self, resources: Iterable[Resource]) -> Iterator[list[Resource]]:
         return self._chunks((r, 3 * len(self.keys.barrier(r)) + 256) for r in sorted(resources))

@@ -1,7 +1,8 @@
 """The key layout of a group, and the names that may stand in it.
 
 All keys of a group lie under ``ROOT/GROUP/``; names are percent-encoded, so that no group's prefix is
-another's (RB-33) and every key is printable ASCII.
+another's (RB-33) and every key is printable ASCII. A root may have several segments. So that no group's keys
+are taken for another's, a group under such a root has none of the names below that end with a slash.
 
 ==============================  =================================================================
 ``term``                        the term and its leader, or none if it resigned; of no lease, so that
@@ -23,6 +24,7 @@ A resource has slot 0 only, so far; several owners of one resource would take a 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
@@ -34,6 +36,9 @@ MAX_NAME_BYTES = 512
 MAX_ATTRIBUTE_BYTES = 4096
 """The longest attribute value, in bytes of UTF-8."""
 SLOT = 0
+_FOREIGN = "{!r} is a key that no Rebalanser wrote: delete it"
+_FOLDERS = frozenset({"nodes", "releases", "acks", "resources", "drains", "shares", "barriers"})
+_is_plain = re.compile(r"[A-Za-z0-9_.~-]+").fullmatch
 
 
 def check_name(name: str, what: str) -> str:
@@ -73,11 +78,35 @@ def _quoted(name: str) -> str:
     return quote(name, safe="")
 
 
+def _unquoted(written: str) -> str:
+    """The name that is written so.
+
+    Raises:
+        ValueError: no name is.
+    """
+    if _is_plain(written):
+        return written
+    name = unquote(written)
+    if not written or _quoted(name) != written:
+        raise ValueError(written)
+    return name
+
+
 class GroupKeys:
-    """Where everything of one group is kept."""
+    """Where everything of one group is kept.
+
+    Raises:
+        InvalidName: the group's name can't be stored, or its keys would be among those of another group.
+    """
 
     def __init__(self, root: str, group: str) -> None:
         prefix = f"{root}/{_quoted(check_name(group, 'group'))}/"
+        above, _, last = root.rpartition("/")
+        if above and group in _FOLDERS:
+            raise InvalidName(
+                f"a group can't be named {group!r} under the root {root!r}: its keys would be among those of "
+                f"the group {unquote(last)!r} under {above!r}"
+            )
         self.prefix = prefix
         self.term = f"{prefix}term"
         self.header = f"{prefix}header"
@@ -126,7 +155,7 @@ class GroupKeys:
         """
         try:
             node, version, part = key.removeprefix(self.shares).split("/")
-            return SharePart(unquote(node), int(version), int(part))
+            return SharePart(_unquoted(node), int(version), int(part))
         except ValueError:
             raise UnusableStore(f"{key!r} is the key of no share: delete it") from None
 
@@ -135,10 +164,23 @@ class GroupKeys:
         return f"{self.barriers}{_quoted(resource)}/{SLOT}"
 
     def resource_of_barrier(self, key: str) -> str:
-        """The resource that a barrier's key belongs to."""
-        return unquote(key.removeprefix(self.barriers).rpartition("/")[0])
+        """The resource that a barrier's key belongs to.
+
+        Raises:
+            UnusableStore: no Rebalanser wrote this key.
+        """
+        if not key.endswith(f"/{SLOT}"):
+            raise UnusableStore(_FOREIGN.format(key))
+        return self.name(key.removesuffix(f"/{SLOT}"), self.barriers)
 
     @staticmethod
     def name(key: str, prefix: str) -> str:
-        """The name that ends a key."""
-        return unquote(key.removeprefix(prefix))
+        """The name that ends a key.
+
+        Raises:
+            UnusableStore: no Rebalanser wrote this key.
+        """
+        try:
+            return _unquoted(key.removeprefix(prefix))
+        except ValueError:
+            raise UnusableStore(_FOREIGN.format(key)) from None

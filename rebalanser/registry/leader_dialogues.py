@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rebalanser.errors import (
-    InternalError,
-)
+from rebalanser.errors import InternalError, UnusableStore
 from rebalanser.protocol.messages import (
     Campaign,
     Conflict,
@@ -28,8 +26,10 @@ from rebalanser.protocol.types import (
     Group,
     Header,
     Leadership,
+    Member,
     NodeId,
     Resource,
+    ResourceSpec,
     SharePart,
     Trouble,
 )
@@ -40,6 +40,7 @@ from rebalanser.registry.contract import (
     Delete,
     Get,
     Guard,
+    KeyValue,
     Operation,
     Put,
     Range,
@@ -52,6 +53,7 @@ from rebalanser.registry.dialogue import (
     fingerprint_of,
     one_entry,
     outcome_of,
+    readable,
     sized,
 )
 
@@ -121,29 +123,49 @@ class LeaderDialogues(Dialogues):
         )
 
     def _group_in(self, outcome: contract.Outcome) -> Group:
-        keys = self.keys
         header_entry = one_entry(outcome.results[0])
         nodes, resources, drains, shares, acks = (all_entries(result) for result in outcome.results[1:6])
         header = values.load_header(header_entry) if header_entry else None
-        stored = frozenset(keys.share_part(entry.key) for entry in shares)
-        named = {
-            part for part in stored if header is not None and header.shares.get(part.node) == part.version
-        }
-        names = {keys.name(entry.key, keys.nodes): entry for entry in nodes}
+        named = header.shares if header else {}
+        unreadable: dict[str, str] = {}
+        parts = self._parts_in(shares, unreadable)
         return Group(
             revision=outcome.revision,
-            members={node: values.load_member(node, entry) for node, entry in names.items()},
-            resources={
-                name: values.load_resource(name, entry)
-                for name, entry in ((keys.name(e.key, keys.resources), e) for e in resources)
-            },
-            drained=frozenset(keys.name(entry.key, keys.drains) for entry in drains),
+            members=readable(nodes, self._member, unreadable),
+            resources=self._resources_in(resources, unreadable),
+            drained=frozenset(readable(drains, self._drain, unreadable)),
             header=header,
-            shares=self._shares_in(header, shares) if header else {},
-            leftover_shares=stored - named,
-            acknowledged={keys.name(e.key, keys.acks): values.load_acknowledgement(e) for e in acks},
+            shares=self._shares_in(header, parts, unreadable) if header else {},
+            leftover_shares=frozenset(part for part in parts if named.get(part.node) != part.version),
+            acknowledged=readable(acks, self._completed, unreadable),
             fingerprint=Fingerprint(*map(fingerprint_of, (nodes, resources, drains, acks))),
+            unreadable=unreadable,
         )
+
+    def _member(self, entry: KeyValue) -> tuple[NodeId, Member]:
+        node = self.keys.name(entry.key, self.keys.nodes)
+        return node, values.load_member(node, entry)
+
+    def _drain(self, entry: KeyValue) -> tuple[str, None]:
+        return self.keys.name(entry.key, self.keys.drains), None
+
+    def _completed(self, entry: KeyValue) -> tuple[NodeId, int]:
+        return self.keys.name(entry.key, self.keys.acks), values.load_acknowledgement(entry)
+
+    def _resources_in(
+        self, entries: Iterable[KeyValue], unreadable: dict[str, str]
+    ) -> dict[Resource, ResourceSpec]:
+        """The resources; one whose value can't be read stays a resource, so that work on it goes on."""
+
+        def load(entry: KeyValue) -> tuple[Resource, ResourceSpec]:
+            name = self.keys.name(entry.key, self.keys.resources)
+            try:
+                return name, values.load_resource(name, entry)
+            except UnusableStore as error:
+                unreadable[entry.key] = str(error)
+                return name, ResourceSpec(name)
+
+        return readable(entries, load, unreadable)
 
     def _read_group(self, command: ReadGroup) -> Dialogue:
         answer = yield Transaction(

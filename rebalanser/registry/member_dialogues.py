@@ -10,6 +10,7 @@ from rebalanser.errors import (
     InvalidSettings,
     LeaseNotFound,
     RebalanserError,
+    UnusableStore,
 )
 from rebalanser.protocol.messages import (
     Acknowledge,
@@ -201,11 +202,13 @@ class MemberDialogues(Dialogues):
         header = values.load_header(header_entry) if header_entry else None
         share = None
         if header is not None and node in header.shares:
-            stored = all_entries(outcome.results[2])
-            share = self._shares_in(header, stored).get(node)
+            unreadable: dict[str, str] = {}
+            stored = self._parts_in(all_entries(outcome.results[2]), unreadable)
+            share = self._shares_in(header, stored, unreadable).get(node)
             if share is None:
-                raise InternalError(f"version {header.version} names a share of {node!r} that is not there")
-            earlier = [e.key for e in stored if self.keys.share_part(e.key).version < share.version]
+                gone = f"{self.keys.header!r} names a share of {node!r} that is not there"
+                raise UnusableStore("; ".join(unreadable.values()) or gone)
+            earlier = [entry.key for part, entry in stored.items() if part.version < share.version]
             for chunk in self._chunks(sized(map(Delete, earlier))):
                 answer = yield Transaction(guards=self._alive(command.session), then=tuple(chunk))
                 if not outcome_of(answer).succeeded:
@@ -295,7 +298,7 @@ class MemberDialogues(Dialogues):
             if self._is_mine(entry, session):
                 added[resource] = entry.create_revision
             else:
-                blocked[resource] = entry.value.decode()
+                blocked[resource] = entry.value.decode(errors="replace")
 
     def _remove_barriers(self, command: RemoveBarriers) -> Dialogue:
         """Remove what is still this session's; each chunk wakes up who waits for this node.

@@ -64,6 +64,7 @@ from rebalanser.registry.dialogue import (
     all_entries,
     one_entry,
     outcome_of,
+    readable,
 )
 from rebalanser.registry.leader_dialogues import LeaderDialogues
 from rebalanser.registry.member_dialogues import MemberDialogues
@@ -116,14 +117,18 @@ class Translation(MemberDialogues, LeaderDialogues):
         answer = yield Transaction(then=reads)
         outcome = outcome_of(answer)
         term = one_entry(outcome.results[7])
+        unreadable: dict[str, str] = {}
+        holdings = readable(all_entries(outcome.results[6]), self._holding, unreadable)
+        group = self._group_in(outcome)
         return GroupView(
-            group=self._group_in(outcome),
+            group=replace(group, unreadable={**group.unreadable, **unreadable}),
             leadership=values.load_leadership(term) if term else None,
-            holdings=tuple(
-                Holding(self.keys.resource_of_barrier(entry.key), entry.value.decode(), entry.create_revision)
-                for entry in all_entries(outcome.results[6])
-            ),
+            holdings=tuple(holdings.values()),
         )
+
+    def _holding(self, entry: KeyValue) -> tuple[Resource, Holding]:
+        resource = self.keys.resource_of_barrier(entry.key)
+        return resource, Holding(resource, entry.value.decode(errors="replace"), entry.create_revision)
 
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
@@ -259,9 +264,9 @@ class Translation(MemberDialogues, LeaderDialogues):
     def _acknowledgement(self, topic: Topic, event: WatchEvent) -> Noticed:
         if isinstance(event, HistoryLost) or event.value is None:
             return Noticed(topic, event.revision)
-        acknowledger = self.keys.name(event.key, self.keys.acks)
-        version = None
+        acknowledger, version = "", None
         with suppress(UnusableStore):
+            acknowledger = self.keys.name(event.key, self.keys.acks)
             version = values.load_acknowledgement(_as_entry(event))
         return Noticed(Topic(topic.kind, acknowledger), event.revision, version)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from rebalanser.errors import UnusableStore
 from rebalanser.protocol.types import Header, Leadership, Member, Mode, ResourceSpec, Share, Trouble
@@ -15,6 +18,48 @@ from rebalanser.registry.contract import KeyValue
 SCHEMA_VERSION = 1
 
 
+class _Value(BaseModel):
+    """What a value may hold; fields that are not named here are ignored."""
+
+    version_of_schema: int = Field(SCHEMA_VERSION, alias="schema")
+
+
+ValueT = TypeVar("ValueT", bound=_Value)
+
+
+class _Member(_Value):
+    label: str
+    mode: Mode
+    may_lead: bool
+    host: str
+    pid: int
+    attributes: dict[str, str]
+
+
+class _Trouble(BaseModel):
+    term: int
+    error: str
+
+
+class _Leadership(_Value):
+    term: int
+    leader: str
+    trouble: _Trouble | None = None
+
+
+class _Resource(_Value):
+    weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    pin: str | None = None
+    attributes: dict[str, str] = {}
+
+
+class _Header(_Value):
+    version: int
+    term: int
+    shares: dict[str, int]
+
+
+_NAMES = TypeAdapter(list[str])
 _encoded = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode
 
 
@@ -36,20 +81,42 @@ class _Reading:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, zlib.error)):
+        if isinstance(error, (ValueError, RecursionError, zlib.error)):
             raise UnusableStore(
-                f"{self._key!r} holds what no Rebalanser wrote ({error!r}): repair or delete it"
+                f"{self._key!r} holds what no Rebalanser wrote ({_reason(error)}): repair or delete it"
             ) from error
 
 
-def _load(entry: KeyValue) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(entry.value.decode())
-    if value.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
+def _reason(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return repr(error)
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}"
+
+
+def _load(entry: KeyValue, kind: type[ValueT]) -> ValueT:
+    """A value, its fields of just the types that they are written with.
+
+    Raises:
+        UnusableStore: a newer Rebalanser wrote it.
+        ValidationError: no Rebalanser wrote it.
+    """
+    try:
+        value = kind.model_validate_json(entry.value, strict=True)
+    except ValidationError:
+        with suppress(ValidationError):
+            _check_schema(entry, _Value.model_validate_json(entry.value, strict=True))
+        raise
+    _check_schema(entry, value)
+    return value
+
+
+def _check_schema(entry: KeyValue, value: _Value) -> None:
+    if value.version_of_schema > SCHEMA_VERSION:
         raise UnusableStore(
-            f"{entry.key!r} was written by a newer Rebalanser (schema {value['schema']}, "
+            f"{entry.key!r} was written by a newer Rebalanser (schema {value.version_of_schema}, "
             f"this one knows {SCHEMA_VERSION}): upgrade this node"
         )
-    return value
 
 
 def dump_member(member: Member) -> bytes:
@@ -70,15 +137,15 @@ def dump_member(member: Member) -> bytes:
 def load_member(node: str, entry: KeyValue) -> Member:
     """A member from its node key."""
     with _Reading(entry.key):
-        value = _load(entry)
+        value = _load(entry, _Member)
         return Member(
             node=node,
-            label=value["label"],
-            mode=Mode(value["mode"]),
-            may_lead=value["may_lead"],
-            host=value["host"],
-            pid=value["pid"],
-            attributes=value["attributes"],
+            label=value.label,
+            mode=value.mode,
+            may_lead=value.may_lead,
+            host=value.host,
+            pid=value.pid,
+            attributes=value.attributes,
         )
 
 
@@ -93,13 +160,13 @@ def dump_leadership(term: int, leader: str, trouble: Trouble | None) -> bytes:
 def load_leadership(entry: KeyValue) -> Leadership:
     """Who leads, from the term key."""
     with _Reading(entry.key):
-        value = _load(entry)
-        trouble = value.get("trouble")
+        value = _load(entry, _Leadership)
+        trouble = value.trouble
         return Leadership(
-            term=value["term"],
-            leader=value["leader"],
+            term=value.term,
+            leader=value.leader,
             revision=entry.mod_revision,
-            trouble=None if trouble is None else Trouble(trouble["term"], trouble["error"]),
+            trouble=None if trouble is None else Trouble(trouble.term, trouble.error),
         )
 
 
@@ -120,12 +187,12 @@ def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
     if not entry.value:
         return ResourceSpec(resource)
     with _Reading(entry.key):
-        value = _load(entry)
+        value = _load(entry, _Resource)
         return ResourceSpec(
             resource,
-            weight=value.get("weight", 1.0),
-            pin=value.get("pin"),
-            attributes=value.get("attributes", {}),
+            weight=value.weight,
+            pin=value.pin,
+            attributes=value.attributes,
         )
 
 
@@ -137,9 +204,9 @@ def dump_header(version: int, term: int, shares: Mapping[str, int]) -> bytes:
 def load_header(entry: KeyValue) -> Header:
     """The committed allocation's header."""
     with _Reading(entry.key):
-        value = _load(entry)
+        value = _load(entry, _Header)
         return Header(
-            version=value["version"], term=value["term"], revision=entry.mod_revision, shares=value["shares"]
+            version=value.version, term=value.term, revision=entry.mod_revision, shares=value.shares
         )
 
 
@@ -155,7 +222,7 @@ def load_share(version: int, parts: Sequence[KeyValue]) -> Share:
         whole = zlib.decompress(b"".join(part.value for part in parts))
         return Share(
             version=version,
-            resources=frozenset(json.loads(whole.decode())),
+            resources=frozenset(_NAMES.validate_json(whole)),
             parts=len(parts),
             revision=parts[0].mod_revision,
         )

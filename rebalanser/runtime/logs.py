@@ -44,6 +44,7 @@ _STRANGE: Final = {
     FactKind.START_REFUSED,
     FactKind.LOOP_SLOW,
     FactKind.RESIGNED,
+    FactKind.UNREADABLE,
 }
 _WRONG: Final = {FactKind.HANDLER_OVERRAN, FactKind.START_FAILED, FactKind.STOP_FAILED}
 _DETAILED: Final = {

@@ -74,6 +74,7 @@ def test_trouble_is_seen_and_routine_is_not() -> None:
         FactKind.START_REFUSED,
         FactKind.LOOP_SLOW,
         FactKind.RESIGNED,
+        FactKind.UNREADABLE,
         FactKind.JOIN_FAILED,
         FactKind.HANDLER_OVERRAN,
         FactKind.START_FAILED,

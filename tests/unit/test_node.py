@@ -265,6 +265,26 @@ def test_a_leader_leads_on_until_it_is_told_of_another_term(notice: Noticed) -> 
     assert driven.node.role is Role.FOLLOWER
 
 
+@pytest.mark.rule("RB-46")
+def test_a_leader_tells_once_of_keys_that_it_can_not_read() -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.answer(Campaign, Elected(Leadership(1, "n-0", 40)))
+    told: list[list[tuple[float | None, object]]] = []
+    for revision, keys in (
+        (50, {}),
+        (60, {"b": "why b"}),
+        (70, {"b": "why b"}),
+        (80, {"b": "b", "a": "why a"}),
+    ):
+        driven.answer(ReadGroup, GroupRead(replace(group(2, revision), unreadable=keys)))
+        facts = [fact for report in driven.all(Report) for fact in report.facts()]
+        told.append([(f.value, f.detail["why"]) for f in facts if f.kind is FactKind.UNREADABLE])
+        driven.answer(Publish, Failed("too slow"))
+        driven.pass_to(driven.now + 1.0)
+    assert told == [[], [(1, "why b")], [], [(2, "why a")]]
+
+
 @pytest.mark.rule("RB-6")
 @pytest.mark.parametrize("kind", [ReadGroup, Publish, Resign])
 def test_a_leader_that_is_told_of_another_term_reverts_whatever_it_asked(kind: type[Command]) -> None:

@@ -29,8 +29,8 @@ from rebalanser.observing import Observer
 from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
+from rebalanser.registry import dialogue, values
 from rebalanser.registry import keys as keys_module
-from rebalanser.registry import values
 from rebalanser.registry.translation import Translation
 from rebalanser.runtime import running
 from rebalanser.runtime.engine import Engine
@@ -143,6 +143,25 @@ MUTANTS = (
         _edit(Node, "_noticed", "self._leading.node_gone(topic.node, noticed.revision)", "self._deposed()"),
         "unit/test_node.py::test_a_leader_leads_on_until_it_is_told_of_another_term",
         "RB-28",
+    ),
+    _mutant(
+        "foreign keys read",
+        "what no Rebalanser wrote is told of and left alone",
+        _edit(dialogue, "readable", "except UnusableStore as error:", "except KeyError as error:"),
+        "unit/test_translation.py::test_what_no_rebalanser_wrote_is_told_of_and_left_alone",
+        "RB-46",
+    ),
+    _mutant(
+        "types unchecked",
+        "a value of wrong types is one that no Rebalanser wrote",
+        _edit(
+            values,
+            "_load",
+            "value = kind.model_validate_json(entry.value, strict=True)",
+            "value = kind.model_validate_json(entry.value)",
+        ),
+        "unit/test_translation.py::test_a_value_of_wrong_types_is_named",
+        "RB-46",
     ),
     _mutant(
         "moment behind writing",

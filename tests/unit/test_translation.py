@@ -49,7 +49,7 @@ from rebalanser.protocol.messages import (
     SessionLost,
     ShareRead,
 )
-from rebalanser.protocol.types import Share, SharePart
+from rebalanser.protocol.types import Fingerprint, Share, SharePart
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (
     Delete,
@@ -836,13 +836,84 @@ def test_every_request_keeps_the_limits_of_a_small_registry() -> None:
     assert all(len(r.then) <= 8 for r in wire.requests if isinstance(r, Transaction))
 
 
-@pytest.mark.parametrize("stray", ["a/1", "a/1/x", "a/1/2/3"])
-def test_a_stray_key_among_the_shares_is_named_for_a_person_to_delete(stray: str) -> None:
+FOREIGN = (
+    ("shares/foo", b""),
+    ("shares/n-0/1", b""),
+    ("shares/n-0/1/x", b""),
+    ("shares/n-0/1/2/3", b""),
+    ("nodes/foo", b"{}"),
+    ("nodes/foo", b"[1]"),
+    ("nodes/a/b", values.dump_member(Member("b", "b"))),
+    ("nodes/%ff", values.dump_member(Member("b", "b"))),
+    ("nodes/foo", b'{"schema":2,"label":"b"}'),
+    ("acks/foo", b"x"),
+    ("acks/", b"1"),
+    ("resources/", b""),
+    ("resources/%ff", b""),
+    ("resources/a/b", b""),
+    ("drains/%ff", b""),
+    ("barriers/r0", b"x"),
+    ("barriers/a/b/0", b"x"),
+)
+
+
+@pytest.mark.rule("RB-46")
+@pytest.mark.parametrize(("key", "value"), FOREIGN)
+def test_what_no_rebalanser_wrote_is_told_of_and_left_alone(key: str, value: bytes) -> None:
     wire = Wire()
-    wire.join()
-    wire.store.execute(Transaction(then=(Put(f"{wire.keys.shares}{stray}", b""),)))
-    with pytest.raises(UnusableStore, match=f"{stray}' is the key of no share"):
-        wire.drive(wire.translation.read())
+    session = wire.join()
+    wire.add(["r0", "r1"])
+    wire.publish(session)
+    before = wire.drive(wire.translation.read())
+    key = wire.keys.prefix + key
+    wire.store.execute(Transaction(then=(Put(key, value),)))
+    after = wire.drive(wire.translation.read())
+    assert after.group.unreadable.keys() == {key}
+    alike = {"revision": 0, "unreadable": {}, "fingerprint": Fingerprint()}
+    assert replace(after.group, **alike) == replace(before.group, **alike)
+    assert after.holdings == before.holdings
+    wire.perform(ReadShare(session), ShareRead)
+    wire.publish(session, version=2)
+    kept = wire.store.get(key)
+    assert kept is not None
+    assert kept.value == value
+
+
+@pytest.mark.rule("RB-46")
+@pytest.mark.parametrize(
+    "value", [b"[]", b"\xff", b'{"weight":"x"}', b'{"weight":-1}', b'{"attributes":5}', b'{"schema":2}']
+)
+def test_a_resource_whose_value_can_not_be_read_stays_a_resource(value: bytes) -> None:
+    wire = Wire()
+    wire.add(["r0"])
+    wire.store.execute(Transaction(then=(Put(wire.keys.resource("r0"), value),)))
+    group = wire.drive(wire.translation.read()).group
+    assert group.resources == {"r0": ResourceSpec("r0")}
+    assert group.unreadable.keys() == {wire.keys.resource("r0")}
+
+
+@pytest.mark.rule("RB-46")
+def test_a_share_that_is_not_there_is_published_anew() -> None:
+    wire = Wire()
+    session = wire.join()
+    wire.add(["r0"])
+    wire.publish(session)
+    for entry in wire.store.items(wire.keys.shares):
+        wire.store.execute(Transaction(then=(Delete(entry.key),)))
+    lost = wire.perform(ReadShare(session), Failed)
+    assert "that is not there" in lost.error
+    wire.publish(session, version=2)
+    share = wire.perform(ReadShare(session), ShareRead).share
+    assert share is not None
+    assert share.resources == {"r0"}
+
+
+@pytest.mark.rule("RB-33", "RB-46")
+def test_a_group_whose_keys_would_be_among_anothers_is_refused() -> None:
+    GroupKeys("root", "shares")
+    GroupKeys("a/b", "shares of b")
+    with pytest.raises(InvalidName, match="among those of the group 'b' under 'a'"):
+        GroupKeys("a/b", "shares")
 
 
 @pytest.mark.parametrize(
@@ -861,4 +932,19 @@ def test_what_no_rebalanser_wrote_is_named_for_a_person_to_repair(
     load: Callable[[KeyValue], object], value: bytes
 ) -> None:
     with pytest.raises(UnusableStore, match="some key"):
+        load(KeyValue("root/g/some key", value, 1, 1))
+
+
+@pytest.mark.rule("RB-46")
+@pytest.mark.parametrize(
+    ("load", "value"),
+    [
+        (values.load_header, b'{"version":"1","term":1,"shares":{}}'),
+        (values.load_header, b'{"version":1,"term":1,"shares":{"n-0":"1"}}'),
+        (values.load_leadership, b'{"term":1.0,"leader":"n-0"}'),
+        (values.load_leadership, b'{"term":1,"leader":null}'),
+    ],
+)
+def test_a_value_of_wrong_types_is_named(load: Callable[[KeyValue], object], value: bytes) -> None:
+    with pytest.raises(UnusableStore, match=r"some key.*: Input should be a valid"):
         load(KeyValue("root/g/some key", value, 1, 1))
