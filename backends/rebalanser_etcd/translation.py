@@ -176,8 +176,9 @@ def _request_op(operation: Operation) -> Any:
             return etcdrpc.RequestOp(request_put=put)
         case Delete(key):
             return etcdrpc.RequestOp(request_delete_range=etcdrpc.DeleteRangeRequest(key=key.encode()))
-        case Get(key):
-            return etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=key.encode()))
+        case Get(key, keys_only):
+            one = etcdrpc.RangeRequest(key=key.encode(), keys_only=keys_only)
+            return etcdrpc.RequestOp(request_range=one)
         case Range():
             return etcdrpc.RequestOp(request_range=_first_page(operation))
         case Stat(prefix):

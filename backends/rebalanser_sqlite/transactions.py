@@ -44,6 +44,7 @@ _NO_LIMIT = -1
 
 _REVISIONS = "SELECT create_revision, mod_revision FROM kv WHERE key = ?"
 _GET = "SELECT key, value, create_revision, mod_revision, lease FROM kv WHERE key = ?"
+_LOOK = "SELECT key, x'', create_revision, mod_revision, lease FROM kv WHERE key = ?"
 _RANGE = (
     "SELECT key, value, create_revision, mod_revision, lease FROM kv WHERE key >= ? AND key < ? "
     "ORDER BY key LIMIT ?"
@@ -162,8 +163,8 @@ def _result(connection: sqlite3.Connection, operation: Operation | Chosen, revis
     match operation:
         case Chosen():
             return answer(connection, operation, revision)
-        case Get(key):
-            row = connection.execute(_GET, (key,)).fetchone()
+        case Get(key, keys_only):
+            row = connection.execute(_LOOK if keys_only else _GET, (key,)).fetchone()
             return KeyValue(*row) if row else None
         case Range(prefix, after, limit):
             start = max(prefix, after + _BEFORE_PRINTABLE) if after else prefix

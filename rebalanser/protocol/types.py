@@ -163,14 +163,15 @@ class SharePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Tells whether members, resources or drains changed: their counts and newest revisions.
+    """Tells whether members, resources or drains changed.
 
-    ``acknowledgements`` tells of those; they are no reason to rebalance.
+    Of members the count and the newest revision; of resources and drains the revision of the latest operator
+    request, as every change of them is one (RB-44). ``acknowledgements`` tells of those as of members; they
+    are no reason to rebalance.
     """
 
     members: tuple[int, int] = (0, 0)
-    resources: tuple[int, int] = (0, 0)
-    drains: tuple[int, int] = (0, 0)
+    operator: int = 0
     acknowledgements: tuple[int, int] = field(default=(0, 0), compare=False)
 
 

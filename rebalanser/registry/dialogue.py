@@ -98,6 +98,12 @@ def one_entry(result: Result) -> KeyValue | None:
     raise InternalError(f"reading one key was answered with {result!r}")
 
 
+def revision_of(result: Result) -> int:
+    """The revision at which a key that was read changed last; 0 where it is not there."""
+    entry = one_entry(result)
+    return entry.mod_revision if entry is not None else 0
+
+
 def all_entries(result: Result) -> tuple[KeyValue, ...]:
     """The result of reading a range."""
     if isinstance(result, tuple):

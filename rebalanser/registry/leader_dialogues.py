@@ -54,6 +54,7 @@ from rebalanser.registry.dialogue import (
     one_entry,
     outcome_of,
     readable,
+    revision_of,
     sized,
 )
 
@@ -120,6 +121,7 @@ class LeaderDialogues(Dialogues):
             Range(keys.drains),
             Range(keys.shares),
             Range(keys.acks),
+            Get(keys.operator, keys_only=True),
         )
 
     def _group_in(self, outcome: contract.Outcome) -> Group:
@@ -138,7 +140,11 @@ class LeaderDialogues(Dialogues):
             shares=self._shares_in(header, parts, unreadable) if header else {},
             leftover_shares=frozenset(part for part in parts if named.get(part.node) != part.version),
             acknowledged=readable(acks, self._completed, unreadable),
-            fingerprint=Fingerprint(*map(fingerprint_of, (nodes, resources, drains, acks))),
+            fingerprint=Fingerprint(
+                members=fingerprint_of(nodes),
+                operator=revision_of(outcome.results[6]),
+                acknowledgements=fingerprint_of(acks),
+            ),
             unreadable=unreadable,
         )
 

@@ -65,6 +65,7 @@ from rebalanser.registry.dialogue import (
     nested_outcome,
     one_entry,
     outcome_of,
+    revision_of,
     sized,
     stats_of,
 )
@@ -125,11 +126,11 @@ class MemberDialogues(Dialogues):
             renewed = yield KeepAlive(session.lease)
         except LeaseNotFound:
             return (yield from self._confirm_loss(session))
-        looks: list[Operation] = [Get(keys.header), Get(keys.term)]
+        looks: list[Operation] = [Get(keys.header, keys_only=True), Get(keys.term, keys_only=True)]
         if command.leading:
-            looks += [Stat(keys.nodes), Stat(keys.resources), Stat(keys.drains), Stat(keys.acks)]
+            looks += [Stat(keys.nodes), Get(keys.operator, keys_only=True), Stat(keys.acks)]
         if command.leader is not None:
-            looks.append(Get(keys.node(command.leader)))
+            looks.append(Get(keys.node(command.leader), keys_only=True))
         blockers = sorted(command.blockers)[: max(0, self._max_operations - len(looks))]
         looks += [Get(keys.release(node)) for node in blockers]
         answer = yield Transaction(guards=self._alive(session), then=tuple(looks))
@@ -161,27 +162,22 @@ class MemberDialogues(Dialogues):
         self, command: Heartbeat, outcome: contract.Outcome, proven_at: float, blockers: Sequence[NodeId]
     ) -> Alive:
         results = list(outcome.results)
-        header, term = one_entry(results.pop(0)), one_entry(results.pop(0))
+        header_revision, leadership_revision = revision_of(results.pop(0)), revision_of(results.pop(0))
         fingerprint = None
         if command.leading:
             fingerprint = Fingerprint(
                 members=stats_of(results.pop(0)),
-                resources=stats_of(results.pop(0)),
-                drains=stats_of(results.pop(0)),
+                operator=revision_of(results.pop(0)),
                 acknowledgements=stats_of(results.pop(0)),
             )
         leader_alive = command.leader is None or one_entry(results.pop(0)) is not None
-        released = [one_entry(result) for result in results]
         return Alive(
             proven_at=proven_at,
             revision=outcome.revision,
-            header_revision=header.mod_revision if header else 0,
-            leadership_revision=term.mod_revision if term else 0,
+            header_revision=header_revision,
+            leadership_revision=leadership_revision,
             leader_alive=leader_alive,
-            progress={
-                node: entry.mod_revision if entry else 0
-                for node, entry in zip(blockers, released, strict=True)
-            },
+            progress=dict(zip(blockers, map(revision_of, results), strict=True)),
             fingerprint=fingerprint,
         )
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
@@ -280,8 +280,9 @@ class KeyValueStore(ABC, Generic[LeaseT]):
 
     def _perform_step(self, step: _Step, revision: int) -> Result:
         match step:
-            case Get(key=key):
-                return self._items.get(key)
+            case Get(key=key, keys_only=keys_only):
+                item = self._items.get(key)
+                return replace(item, value=b"") if item is not None and keys_only else item
             case Put():
                 self._put(step, revision)
                 return None

@@ -116,9 +116,9 @@ class Translation(MemberDialogues, LeaderDialogues):
         reads = (*self._group_reads(), Range(self.keys.barriers), Get(self.keys.term))
         answer = yield Transaction(then=reads)
         outcome = outcome_of(answer)
-        term = one_entry(outcome.results[7])
+        term = one_entry(outcome.results[8])
         unreadable: dict[str, str] = {}
-        holdings = readable(all_entries(outcome.results[6]), self._holding, unreadable)
+        holdings = readable(all_entries(outcome.results[7]), self._holding, unreadable)
         group = self._group_in(outcome)
         return GroupView(
             group=replace(group, unreadable={**group.unreadable, **unreadable}),

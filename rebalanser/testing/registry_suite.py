@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -316,6 +317,15 @@ class RegistryConformance:
         assert outcome.results == (kept, None, None, None, (kept,), Stats(1, first))
         assert read(registry, fresh).mod_revision == outcome.revision
         assert get(registry, gone) is None
+
+    def test_a_key_is_read_without_its_value(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "with ``keys_only`` one whose value is empty"."""
+        key = harness.prefix + "k"
+        put(registry, key, 100_000 * b"v")
+        put(registry, key, 100_000 * b"w")
+        stored = read(registry, key)
+        outcome = commit(registry, Get(key, keys_only=True), Get(key + "k", keys_only=True))
+        assert outcome.results == (replace(stored, value=b""), None)
 
     def test_otherwise_runs_when_one_guard_fails(self, registry: Registry, harness: RegistryHarness) -> None:
         """Holds: "If every guard holds do ``then``, else ``otherwise``"."""

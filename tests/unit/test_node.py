@@ -212,7 +212,7 @@ def group(
         shares={name.replace("_", "-"): share for name, share in shares.items()},
         leftover_shares=frozenset(),
         acknowledged={"n-0": acknowledged},
-        fingerprint=Fingerprint((1, 10), (resources, 5)),
+        fingerprint=Fingerprint((1, 10), 5),
     )
 
 
@@ -387,7 +387,7 @@ def test_heartbeats_trigger_no_rebalance_and_a_change_does() -> None:
     driven = leading()
     driven.now = 5.0
     driven.feed(Wakeup())
-    driven.beat(fingerprint=Fingerprint((1, 10), (2, 5)), leadership_revision=40)
+    driven.beat(fingerprint=Fingerprint((1, 10), 5), leadership_revision=40)
     assert driven.sent(ReadGroup) is None
     driven.feed(Noticed(Topic(TopicKind.GROUP), 60))
     assert driven.sent(ReadGroup) is None
@@ -399,7 +399,7 @@ def test_heartbeats_trigger_no_rebalance_and_a_change_does() -> None:
 def test_a_heartbeat_makes_good_a_change_that_no_watch_told() -> None:
     driven = leading()
     driven.pass_to(5.0)
-    driven.beat(fingerprint=Fingerprint((1, 10), (3, 60)), leadership_revision=40)
+    driven.beat(fingerprint=Fingerprint((1, 10), 60), leadership_revision=40)
     driven.pass_to(5.5)
     assert driven.sent(ReadGroup) is not None
 

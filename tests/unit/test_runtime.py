@@ -728,9 +728,7 @@ def test_a_lane_answers_in_order_and_tells_of_faults() -> None:
     def plan(asked: MakePlan) -> PlanMade:
         return PlanMade(asked, None)
 
-    asked = MakePlan(
-        Group(3, {}, {}, frozenset(), None, {}, frozenset(), {}, Fingerprint((0, 0), (0, 0))), 1, False
-    )
+    asked = MakePlan(Group(3, {}, {}, frozenset(), None, {}, frozenset(), {}, Fingerprint()), 1, False)
     lane = LaneThread("lane", Coordinator(), plan, answers.add, failures.add)  # type: ignore[arg-type]
     for outcome in (Failed("one"), Failed("two")):
         lane.perform(BEAT)

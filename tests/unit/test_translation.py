@@ -60,6 +60,7 @@ from rebalanser.registry.contract import (
     Reply,
     Request,
     Revoke,
+    Stat,
     Transaction,
 )
 from rebalanser.registry.dialogue import Answer, Reading, failure
@@ -191,6 +192,32 @@ def test_only_the_leader_that_proves_a_lease_can_have_renewed_it(
     monkeypatch.setattr(wire, "reply", of_a_cluster)
     wire.perform(Heartbeat(session), outcome)
     assert wire.under(wire.keys.nodes), "the node lives, whoever renewed"
+
+
+@pytest.mark.parametrize("leading", [True, False])
+def test_a_heartbeat_moves_under_a_kilobyte_however_large_the_group_is(leading: bool) -> None:
+    wire = Wire()
+    session = wire.join("node-000")
+    for number in range(1, 200):
+        wire.join(f"node-{number:03}")
+    wire.add(names(2_000))
+    wire.publish(session)
+    replies: list[Reply] = []
+    reply = wire.reply
+
+    def kept(request: Request) -> Reply:
+        replies.append(reply(request))
+        return replies[-1]
+
+    wire.reply = kept  # type: ignore[method-assign]
+    wire.perform(Heartbeat(session, leader=None if leading else "node-001", leading=leading), Alive)
+    assert len(repr(wire.requests)) + len(repr(replies)) < 1_000
+    assert not any(
+        isinstance(each, Stat) and each.prefix == wire.keys.resources
+        for request in wire.requests
+        if isinstance(request, Transaction)
+        for each in request.then
+    ), "etcd would look at every resource"
 
 
 def names(count: int) -> frozenset[str]:

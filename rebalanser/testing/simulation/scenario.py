@@ -382,7 +382,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     FaultKind.REPLY_SLOW: 4,
                 },
                 operators=3,
-                max_operations=(6, 128),
+                max_operations=(8, 128),
             ),
             _closer(
                 "two groups",
@@ -436,7 +436,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 {**_CHANGES, FaultKind.CRASH: 1},
                 hosts=(3, 5),
                 resources=(60, 120),
-                max_operations=(6, 8),
+                max_operations=(8,),
                 live_within_s=6.0,
                 chaos_s=(12.0, 16.0),
                 mean_between_faults_s=(0.05, 0.15),
