@@ -392,8 +392,8 @@ class Noticed:
     """A watched topic changed at ``revision``. A hint to look, never proof of anything.
 
     ``version`` is a hint too: for ALLOCATION the version of this node's share, for ACKNOWLEDGEMENTS the
-    version that the topic's node has completed; None where it is not known. ``lost`` is true if changes up to
-    the revision may have been missed, and none is known of.
+    version that the topic's node has completed; None where it is not known. ``lost`` is true if the
+    watch lost its history: changes up to the revision may be missing.
     """
 
     topic: Topic

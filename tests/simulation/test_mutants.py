@@ -917,7 +917,7 @@ MUTANTS = (
     ),
     Mutant(
         "lapse counted from the proof",
-        "a lease that is left to end counts as ended only once its last renewal can have",
+        "a lease that is left to lapse counts as ended only once its last renewal has run out",
         _edit(
             Node,
             "_lapses_at",
@@ -970,7 +970,7 @@ MUTANTS = (
     ),
     Mutant(
         "campaign after resigning",
-        "who resigned lets others try",
+        "a node that resigned waits for a lease before it campaigns",
         _edit(
             Leading,
             "resigned",

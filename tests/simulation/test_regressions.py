@@ -37,6 +37,34 @@ def test_a_late_removal_takes_no_barrier_from_under_a_resource_that_came_back(sc
     assert group.owned(0) == set(group.world.resources)
 
 
+@pytest.mark.rule("RB-34")
+def test_a_slow_clock_excuses_a_late_kill_even_if_it_was_slow_only_after_the_isolation(
+    script: MakeScript,
+) -> None:
+    group = script(plans=(HostPlan("host-0", kills=True),), resources=2)
+    group.start(0)
+    group.world.pause(group[0], 20.0, FaultKind.PAUSE_LONG)
+    group.world.run_for(TIMINGS.detect_s + 0.1)
+    group.world.drift(group[0], 0.4, FaultKind.DRIFT_BEYOND)
+    group.run_until(lambda: FaultKind.KILLED_BY_GUARD in group.world.hits)
+
+
+@pytest.mark.rule("RB-9")
+@pytest.mark.parametrize("fault", [FaultKind.REQUEST_LOST, FaultKind.REQUEST_REFUSED])
+def test_a_share_whose_deletion_failed_may_stay_until_the_next_allocation(
+    script: MakeScript, fault: FaultKind
+) -> None:
+    group = script(hosts=3, resources=9, max_operations=8)
+    group.start()
+    group[0].link.armed.append(Armed(fault, "Publish", 2))
+    group.world.crash(group[2])
+    group.settle()
+    assert group.world.hits[fault]
+    group.world.start(group[2])
+    group.settle()
+    assert group.world.oracle.superseded_shares() == []
+
+
 @pytest.mark.rule("RB-19")
 def test_a_late_acknowledgement_does_not_hide_that_a_newer_version_is_complete(script: MakeScript) -> None:
     group = script(hosts=2, resources=4)

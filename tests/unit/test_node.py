@@ -285,6 +285,39 @@ def test_a_leader_tells_once_of_keys_that_it_can_not_read() -> None:
     assert told == [[], [(1, "why b")], [], [(2, "why a")]]
 
 
+@pytest.mark.rule("RB-7", "RB-13", "RB-19")
+def test_what_a_node_watches_follows_from_its_role() -> None:
+    driven = Driven(may_lead=True)
+    driven.join()
+    driven.give(1)
+    driven.answer(Campaign, Follows(Leadership(2, "m-0", 60), 61))
+    own = {Topic(TopicKind.ALLOCATION, "n-0"): 102}
+    assert driven.all(Watch)[-1].topics == {
+        Topic(TopicKind.LEADERSHIP): 62,
+        Topic(TopicKind.NODE, "m-0"): 62,
+        **own,
+    }
+    driven.feed(Noticed(Topic(TopicKind.NODE, "m-0"), 70))
+    driven.answer(Campaign, Elected(Leadership(3, "n-0", 71)))
+    driven.answer(ReadGroup, GroupRead(group(2, 80)))
+    assert driven.all(Watch)[-1].topics == {
+        Topic(TopicKind.LEADERSHIP): 72,
+        Topic(TopicKind.GROUP): 81,
+        Topic(TopicKind.ACKNOWLEDGEMENTS): 81,
+        **own,
+    }
+
+
+@pytest.mark.rule("RB-34")
+def test_the_switch_is_armed_before_onstart_is_called() -> None:
+    driven = Driven()
+    driven.join()
+    driven.give(1, "a")
+    driven.add(200, "a")
+    kinds = [type(effect) for effect in driven.effects]
+    assert kinds.index(Guard) < kinds.index(CallStart)
+
+
 @pytest.mark.rule("RB-6")
 @pytest.mark.parametrize("kind", [ReadGroup, Publish, Resign])
 def test_a_leader_that_is_told_of_another_term_reverts_whatever_it_asked(kind: type[Command]) -> None:

@@ -49,7 +49,7 @@ from rebalanser.protocol.messages import (
     SessionLost,
     ShareRead,
 )
-from rebalanser.protocol.types import Fingerprint, Share, SharePart
+from rebalanser.protocol.types import Fingerprint, Share, SharePart, Topic, TopicKind
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (
     Delete,
@@ -186,12 +186,24 @@ def test_only_the_leader_that_proves_a_lease_can_have_renewed_it(
 
     def of_a_cluster(request: Request) -> Reply:
         answer = reply(request)
-        assert isinstance(answer, Done | contract.Outcome)
+        if not isinstance(answer, Done | contract.Outcome):
+            return answer
         return replace(answer, term=renewed_in if isinstance(request, KeepAlive) else 7)
 
     monkeypatch.setattr(wire, "reply", of_a_cluster)
     wire.perform(Heartbeat(session), outcome)
     assert wire.under(wire.keys.nodes), "the node lives, whoever renewed"
+    again = Join(Member(session.node, session.node), 10.0)
+    wire.perform(again, Joined if outcome is Alive else Failed)
+    assert any(isinstance(request, KeepAlive) for request in wire.requests)
+
+
+@pytest.mark.rule("RB-13", "RB-28")
+def test_of_several_changes_the_latest_is_told() -> None:
+    keys = Wire().keys
+    events = [contract.Changed(keys.term, revision, b"") for revision in (11, 13, 12)]
+    told = Wire().translation.notices(Topic(TopicKind.LEADERSHIP), events, "n-0")
+    assert [(notice.revision, notice.lost) for notice in told] == [(13, False)]
 
 
 @pytest.mark.parametrize("leading", [True, False])

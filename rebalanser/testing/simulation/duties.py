@@ -110,6 +110,8 @@ class Duties:
         self._group: Group | None = None
         self._read_revision = 0
         self._published_at = _NEVER
+        self.published_version = 0
+        """The latest allocation that it knows to have published, with all that this deletes."""
         self._changed_at: float | None = None
         self._tries = 0
         self._term = 0
@@ -184,6 +186,7 @@ class Duties:
     def _begin_term(self) -> None:
         self._group = None
         self._published_at, self._changed_at = _NEVER, None
+        self.published_version = 0
         self._tries = 0
 
     def _end_session(self) -> None:
@@ -239,6 +242,7 @@ class Duties:
             case Published():
                 self._tries = 0
                 self._published_at = self._now
+                self.published_version = outcome.header.version
             case Failed() | Conflict() if isinstance(command, ReadGroup | Publish):
                 self._tries += 1
                 self._may_have_changed()
@@ -377,7 +381,9 @@ class Duties:
             )
         since = max(self._failed_at, self._ended_at, self._returned_at)
         late_s = self._now - since - delay_s
-        allowed_s = timings.retry_max_s + self._process.world.oracle.latency_s
+        # A request of the session before may still wait for its answer, and then for its next try.
+        world = self._process.world
+        allowed_s = world.scenario.request_timeout_s + timings.retry_max_s + world.oracle.latency_s
         if since > _NEVER and late_s > allowed_s and not self._was_paused(since):
             raise Violation("RB-24", f"{self._label} joins {late_s:.3f} s later than it should")
 
@@ -386,17 +392,17 @@ class Duties:
         return conduct.paused.ever(self._process.clock.true(since))
 
     def _check_lapsed(self) -> None:
-        """A session that is left without a word has ended by then, unless the process is to stop for good."""
+        """A session that is left to lapse has ended when it is left, unless the process stops for good."""
         if self._stop_asked:
             return
         lasts_s = max(self._proven_at, self._beat_sent_at) + self._timings.lease_ttl_s - self._now
         if lasts_s > _EPSILON_S:
             raise Violation(
-                "RB-24", f"{self._label} takes its lease for ended, which may last {lasts_s:.3f} s"
+                "RB-24", f"{self._label} treats its lease as ended up to {lasts_s:.3f} s too early"
             )
 
     def _check_rest(self) -> None:
-        """Who resigned lets the others try for a lease, as long as it knows of no other leader."""
+        """A node that resigned waits for one lease before it campaigns, unless it knows of another leader."""
         if self._resigned is None:
             return
         rested_s = self._now - self._resigned_at

@@ -19,7 +19,7 @@ class FaultKind(StrEnum):
     RENEWED_IN_VAIN = "renewed in vain"
     """A leader of the registry that was deposed answers a keep-alive, which renews nothing."""
     NOT_RENEWED = "not renewed"
-    """A keep-alive is told that there is no such lease, and it is not true."""
+    """A keep-alive of a living lease is answered with "no such lease"."""
     WATCH_LOST = "watch lost"
     """The stream breaks; it comes back with :class:`~rebalanser.registry.contract.HistoryLost`."""
     WATCH_SLOW = "watch slow"

@@ -26,10 +26,10 @@ Without any of them access ends by ``I + stop_timeout_s``, and that is before th
 was made so. An overlap is therefore judged when it begins and when it ends, and so is every access: time in
 which a process has to isolate itself, runs, and calls nobody is a violation even if no lease ends.
 
-With ``on_overrun="kill"`` only the clock is an excuse, and only until it shows ``access_s`` after the last
-renewal, when the dead man's switch must have fired (RB-34). **Fenced resources** have no exception: a store
-that remembers the largest token it saw never accepts a write of an older owner after one of a newer owner,
-and never refuses the owner.
+With ``on_overrun="kill"`` only the clock is an excuse: one that shows ``access_s`` after the last renewal too
+late, and only until then, when the dead man's switch must have fired (RB-34). **Fenced resources** have no
+exception: a store that remembers the largest token it saw never accepts a write of an older owner after one
+of a newer owner, and never refuses the owner.
 """
 
 from __future__ import annotations
@@ -526,22 +526,23 @@ class Oracle:
         calls = sum(end > isolated + _EPSILON_S for _, end in conduct.busy.since(isolated))
         if conduct.idle(isolated, now) > self.latency_s or calls > MAX_CALLS:
             return None
-        if self._ran_slow(access) and (not process.host.plan.kills or self._before_switch(access)):
-            return "its clock ran slow"
         timings = self._world.scenario.timings
         if process.host.plan.kills:
-            return None
+            slow = self._ran_slow(access, timings.access_s) and self._before_switch(access)
+            return "its clock ran slow" if slow else None
+        if self._ran_slow(access, timings.detect_s):
+            return "its clock ran slow"
         if conduct.paused.within(isolated, now) > timings.safety_margin_s - _EPSILON_S:
             return "it was stopped"
         if conduct.handling(isolated, now) > timings.stop_timeout_s:
             return "its handlers overran"
         return None
 
-    def _ran_slow(self, access: Access) -> bool:
-        """True if a clock slower than allowed delayed the isolation."""
-        timings, renewed = self._world.scenario.timings, self._renewed[access.barrier.lease]
-        latest = renewed + timings.detect_s / (1 - timings.clock_drift_ratio)
-        return self._due_by_clock(access.process, access.barrier.lease) > latest + _EPSILON_S
+    def _ran_slow(self, access: Access, within_s: float) -> bool:
+        """True if a clock slower than allowed shows too late that this time has passed since the renewal."""
+        clock, renewed = access.process.clock, self._renewed[access.barrier.lease]
+        latest = renewed + within_s / (1 - self._world.scenario.timings.clock_drift_ratio)
+        return clock.true(clock.local(renewed) + within_s) > latest + _EPSILON_S
 
     def _before_switch(self, access: Access) -> bool:
         """True if the dead man's switch is not due yet."""
@@ -658,7 +659,7 @@ class Oracle:
         spare = {r for r, barrier in self.barriers.items() if barrier.node == command.session.node} - due
         if spare:
             raise Violation(
-                "RB-14", f"{process.label} acknowledges with barriers of {sorted(spare)} to spare"
+                "RB-14", f"{process.label} acknowledges while it still holds barriers of {sorted(spare)}"
             )
 
     def told_completed(self, process: Process, version: int) -> None:

@@ -531,7 +531,7 @@ class World:
         if oracle.header is None or oracle.header.shares.keys() != sessions:
             return "RB-7: the allocation is for other members"
         superseded = oracle.superseded_shares()
-        if superseded:
+        if superseded and any(each.duties.published_version == oracle.header.version for each in live):
             return f"RB-9: {listed(superseded)} are left behind"
         for process in live:
             if process.node.role is Role.LEADER and not process.is_incarnation(oracle.leader):
