@@ -4,28 +4,44 @@ A request is sent only on an endpoint that has answered a ``Status`` on its pres
 connection is nearly always found by a call that has no effect, and not by one whose outcome is then unknown.
 An endpoint that fails rests for a growing while and the next one takes over. Unary calls and the watch
 stream share the endpoint and its connection: a call that finds it silent takes the watches elsewhere too.
+
+All endpoints must belong to one store, the one that answered first, and its revision must never go back. What
+shows otherwise ends the use of this connection for good: each later request is refused, so that nodes stop
+access in time. Nobody could say which of two stores is the right one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 import tenacity
 from etcd3 import etcdrpc
 
-from rebalanser.errors import AccessDenied, OutcomeUnknown, RegistryUnavailable
+from rebalanser.errors import (
+    AccessDenied,
+    OutcomeUnknown,
+    RegistryRefused,
+    RegistryUnavailable,
+    RequestTooLarge,
+)
 from rebalanser_etcd.verdicts import Effect, Verdict, judge
 
 FIRST_REST_S: Final = 0.05
 LONGEST_REST_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 2.0
 LONGEST_PROOF_S: Final = 2.0
+LONGEST_COMPARISON_S: Final = 1.0
+COMPARE_AGAIN_S: Final = 5.0
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
@@ -50,6 +66,8 @@ NEEDS_LEADER: Final = ("hasleader", "true")
 """Has a member that is cut off from the others refuse at once, and end its streams, instead of waiting."""
 
 CLOSED: Final = "this registry connection is closed"
+
+_log = logging.getLogger("rebalanser.etcd")
 
 
 class Repeat(Enum):
@@ -119,6 +137,11 @@ class Endpoint:
         except ValueError:  # what gRPC raises on a closed channel
             raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
 
+    def begin(self, call: str, message: Any, metadata: Metadata, timeout_s: float) -> Any:
+        """Send one request and answer the future of its reply."""
+        method: Any = self._calls[call]
+        return method.future(message, timeout=timeout_s, metadata=metadata)
+
 
 class _Tries:
     """What one request has met on its way from endpoint to endpoint."""
@@ -130,10 +153,19 @@ class _Tries:
         self.met: dict[str, Verdict] = {}
         self.perhaps_done = False
         self.authenticated_again = False
+        self.busy = 0
+        """Times in a row that etcd had too many requests."""
 
     def left_s(self) -> float:
         """Seconds until the request's time is over, a little more than none."""
         return max(0.001, self.deadline - time.monotonic())
+
+    def pause_s(self) -> float:
+        """Seconds to leave a busy etcd alone, other ones for each client."""
+        if not self.busy:
+            return 0.0
+        longest_s: float = min(FIRST_REST_S * 2.0**self.busy, LONGEST_PAUSE_S)
+        return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
 
     def note(self, address: str, verdict: Verdict) -> None:
         """Remember what an endpoint said; that time ran out on it later does not replace a cause."""
@@ -158,7 +190,9 @@ class Endpoints:
         addresses: Sequence[str],
         credentials: grpc.ChannelCredentials | None,
         account: Account | None,
+        look: Callable[[int], Any],
     ) -> None:
+        """``look`` makes the request for a linearizable read with this many guards, for comparisons."""
         self._all = [Endpoint(address, credentials) for address in addresses]
         random.shuffle(self._all)  # so that the nodes of a group spread over the members
         self._current = self._all[0]
@@ -168,7 +202,18 @@ class Endpoints:
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Endpoint], None]] = []
         self._closed = False
+        self._look = look
+        self._cluster = 0
+        self._newest = 0
+        self._wrong: str | None = None
+        self._absent = set(self._all)
+        self._compare_at = 0.0
         self.versions: set[str] = set()
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Addresses of the endpoints that have not answered yet, so that their cluster is not known."""
+        return tuple(sorted(endpoint.address for endpoint in self._absent))
 
     def on_rest(self, listener: Callable[[Endpoint], None]) -> None:
         """Tell ``listener`` each endpoint that is set aside, from the thread that found it failing."""
@@ -180,7 +225,7 @@ class Endpoints:
         Raises:
             RegistryUnavailable: it had no effect; the message says what was tried and for how long.
             OutcomeUnknown: it may have taken effect, now or later.
-            RegistryRefused, LeaseNotFound: etcd answered and said no.
+            RegistryRefused, LeaseNotFound: etcd answered and said no, or this is another store than before.
             CallFailed: the revision asked for is compacted.
         """
         tries = _Tries(timeout_s, repeat)
@@ -202,6 +247,58 @@ class Endpoints:
             self._learn(endpoint, failed.verdict)
             raise
 
+    def compare(self, longest: int, timeout_s: float) -> int:
+        """Compare all endpoints that answer; the longest transaction that each takes, ``longest`` at most.
+
+        They read one after the other, twice: if two stores say that they are one cluster, such as copies of
+        one, the revision goes back.
+
+        Raises:
+            RegistryRefused: they belong to different clusters, or to different stores.
+        """
+        deadline = time.monotonic() + min(timeout_s, LONGEST_COMPARISON_S)
+        self._ask(self._all, "status", etcdrpc.StatusRequest(), deadline)
+        here = [endpoint for endpoint in self._all if endpoint not in self._absent]
+        taken, refused, length = 0, longest + 1, longest
+        while refused - taken > 1:
+            if self._ask(here, "transact", self._look(length), deadline):
+                taken = length
+            else:
+                refused = length
+            length = (taken + refused) // 2
+        if len(here) > 1:
+            self._ask(here, "transact", self._look(taken), deadline)
+        return taken
+
+    def check_store(self, endpoint: Endpoint, header: Any, newest: int = 0) -> None:
+        """Make sure that an answer is from the store that answered first, at revision ``newest`` or later.
+
+        Raises:
+            RegistryRefused: it does not. This connection can't be used any more.
+        """
+        with self._lock:
+            first = self._wrong is None
+            self._absent.discard(endpoint)
+            self._cluster = self._cluster or header.cluster_id
+            if header.cluster_id != self._cluster:
+                self._wrong = (
+                    f"{endpoint.address} belongs to the etcd cluster {header.cluster_id:x}, and this "
+                    f"connection was opened to {self._cluster:x}: a URL must name the members of one "
+                    "cluster; correct it, or restart this process if the cluster was replaced"
+                )
+            elif newest > header.revision:
+                self._wrong = (
+                    f"{endpoint.address} went back from revision {newest} to {header.revision}: it has lost "
+                    "data, was restored without --bump-revision, or is a copy of another; make sure that it "
+                    "is the right one, and restart this process"
+                )
+            else:
+                return
+            wrong = self._wrong
+        if first:
+            _log.error(wrong, extra={"action": "store_refused"})
+        raise RegistryRefused(wrong)
+
     def doubt(self, endpoint: Endpoint, *, token: bool = False) -> None:
         """Have the endpoint, and the ``token`` if told so, proven before the next request is sent."""
         endpoint.proven = False
@@ -218,23 +315,30 @@ class Endpoints:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_TryAgain),
             stop=lambda state: time.monotonic() + state.upcoming_sleep >= tries.deadline,
-            wait=lambda _state: self._rest_left_s(),
+            wait=lambda _state: max(self._rest_left_s(), tries.pause_s()),
             reraise=True,
         )
         try:
+            retrying.sleep(min(tries.pause_s(), tries.left_s()))
             return retrying(self._try, call, message, tries)
         except _TryAgain:
             if tries.perhaps_done:
                 raise OutcomeUnknown(f"etcd gave no answer; {tries.story()}") from None
+            if tries.busy:
+                self._set_aside(self._current)  # another may be less behind, for the next request
+                raise RegistryUnavailable(f"etcd is overloaded; {tries.story()}") from None
             raise RegistryUnavailable(f"etcd does not answer; {tries.story()}") from None
 
     def _try(self, call: str, message: Any, tries: _Tries) -> Any:
         if self._closed:
             raise RegistryUnavailable(CLOSED)
+        if self._wrong is not None:
+            raise RegistryRefused(self._wrong)
         endpoint = self._choose()
         sent = False
         try:
             metadata = self._prove(endpoint, tries)
+            newest = self._newest
             sent = True
             # A request that is sent once only may as well wait for as long as its caller does.
             patience_s = tries.left_s() if tries.repeat is Repeat.NEVER else self._share_s(tries)
@@ -244,11 +348,70 @@ class Endpoints:
             self._learn(endpoint, failed.verdict)
             self._decide(endpoint, failed, tries, sent=sent)
         endpoint.failures = 0
+        self._accept(endpoint, call, reply, newest, tries)
+        if self._absent:
+            self._compare_absent(metadata)
         return reply
+
+    def _accept(self, endpoint: Endpoint, call: str, reply: Any, newest: int, tries: _Tries) -> None:
+        """Take a reply from the right store; only transactions read the latest revision."""
+        linearizable = call == "transact"
+        try:
+            self.check_store(endpoint, reply.header, newest if linearizable else 0)
+        except RegistryRefused as refused:
+            if tries.repeat is Repeat.READ:
+                raise
+            raise OutcomeUnknown(f"it was carried out elsewhere: {refused}") from refused
+        if linearizable:
+            with self._lock:
+                self._newest = max(self._newest, reply.header.revision)
+
+    def _ask(self, endpoints: Iterable[Endpoint], call: str, message: Any, deadline: float) -> bool:
+        """Ask all of them at once; False if one says that the message is too long."""
+        metadata, newest = self._metadata or (NEEDS_LEADER,), self._newest
+        asked = [
+            (endpoint, endpoint.begin(call, message, metadata, max(0.001, deadline - time.monotonic())))
+            for endpoint in endpoints
+        ]
+        taken = [self._compared(endpoint, call, future, newest) for endpoint, future in asked]
+        return all(taken)
+
+    def _compared(self, endpoint: Endpoint, call: str, future: Any, newest: int) -> bool:
+        """Take in the answer of an endpoint that was asked; False if the message was too long for it."""
+        try:
+            reply = future.result()
+        except grpc.RpcError as error:
+            return judge(error.code(), error.details() or "").error is not RequestTooLarge
+        except grpc.FutureCancelledError:
+            return True
+        self._accept(endpoint, call, reply, newest, _Tries(0.0))
+        if call == "status":
+            self.versions.add(reply.version)
+        return True
+
+    def _compare_absent(self, metadata: Metadata) -> None:
+        """Ask those that never answered now and then, without waiting: somebody else may use them."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._compare_at:
+                return
+            self._compare_at = now + COMPARE_AGAIN_S
+            absent, newest = list(self._absent), self._newest
+        for endpoint in absent:
+            with contextlib.suppress(ValueError):  # closed meanwhile
+                asked = endpoint.begin("transact", self._look(1), metadata, LONGEST_COMPARISON_S)
+                asked.add_done_callback(partial(self._compared_late, endpoint, newest))
+
+    def _compared_late(self, endpoint: Endpoint, newest: int, asked: Any) -> None:
+        with contextlib.suppress(RegistryRefused):  # which the next request is told
+            self._compared(endpoint, "transact", asked, newest)
 
     def _decide(self, endpoint: Endpoint, failed: CallFailed, tries: _Tries, *, sent: bool) -> NoReturn:
         verdict = failed.verdict
+        tries.busy = tries.busy + 1 if verdict.effect is Effect.BUSY else 0
         match verdict.effect:
+            case Effect.BUSY:
+                pass
             case Effect.UNKNOWN if sent and tries.repeat is Repeat.NEVER:
                 raise OutcomeUnknown(f"etcd gave no answer; {tries.story()}") from failed
             case Effect.PERHAPS_REFUSED if tries.repeat is not Repeat.READ:
@@ -292,12 +455,26 @@ class Endpoints:
         metadata = self._metadata or self._authenticate(endpoint, tries)
         if not endpoint.proven:
             patience_s = min(LONGEST_PROOF_S, self._share_s(tries))
-            status = endpoint.send("status", etcdrpc.StatusRequest(), metadata, patience_s)
-            if status.leader == 0:
-                raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, "this member has no leader"))
-            self.versions.add(status.version)
+            self._look_at(endpoint, metadata, patience_s)
             endpoint.proven = True
         return metadata
+
+    def _look_at(self, endpoint: Endpoint, metadata: Metadata, patience_s: float) -> None:
+        newest = self._newest
+        try:
+            status = endpoint.send("status", etcdrpc.StatusRequest(), metadata, patience_s)
+        except CallFailed as failed:
+            if failed.verdict.error is not AccessDenied or failed.verdict.effect is not Effect.REFUSED:
+                raise
+            # Some releases, such as 3.6.9 to 3.6.11, tell their status only to administrators.
+            reply = endpoint.send("transact", self._look(1), metadata, patience_s)
+            self.check_store(endpoint, reply.header, newest)
+            self.versions.add("")
+            return
+        if status.leader == 0:
+            raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, "this member has no leader"))
+        self.check_store(endpoint, status.header)
+        self.versions.add(status.version)
 
     def _authenticate(self, endpoint: Endpoint, tries: _Tries) -> Metadata:
         with self._authenticating:
@@ -320,8 +497,10 @@ class Endpoints:
         """Take from a failure what the next request should know."""
         if verdict.effect is Effect.STALE_TOKEN:
             self.doubt(endpoint, token=True)
-        if verdict.effect not in {Effect.NONE, Effect.UNKNOWN}:
-            return
+        if verdict.effect in {Effect.NONE, Effect.UNKNOWN}:
+            self._set_aside(endpoint)
+
+    def _set_aside(self, endpoint: Endpoint) -> None:
         with self._lock:
             endpoint.proven = False
             endpoint.failures += 1

@@ -14,8 +14,16 @@ import grpc
 import tenacity
 from etcd3 import etcdrpc
 
-from rebalanser.errors import InvalidUrl, LeaseNotFound, OutcomeUnknown, QuotaExceeded, RegistryUnavailable
+from rebalanser.errors import (
+    InvalidUrl,
+    LeaseNotFound,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RegistryRefused,
+    RegistryUnavailable,
+)
 from rebalanser.registry.contract import (
+    Absent,
     Capabilities,
     Done,
     Grant,
@@ -37,6 +45,7 @@ from rebalanser_etcd.faults import unsafe_reasons
 from rebalanser_etcd.translation import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,
+    MIN_OPERATIONS,
     check_limits,
     is_read_only,
     to_outcome,
@@ -68,13 +77,21 @@ def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
     Raises:
         InvalidUrl: an option is not known, or a certificate file cannot be read.
         RegistryUnavailable: no endpoint answered; the message says what was tried and for how long.
+        RegistryRefused: endpoints belong to different clusters, or take too short transactions.
         AccessDenied: wrong credentials or a wrong certificate.
     """
     addresses = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.hosts]
-    endpoints = Endpoints(addresses, _credentials(url), _account(url))
-    registry = EtcdRegistry(endpoints, anchor=f"{url.root}/")
+    anchor = f"{url.root}/"
+
+    def look(guards: int) -> Any:
+        return to_request(Transaction((Absent(anchor),) * guards), anchor)
+
+    endpoints = Endpoints(addresses, _credentials(url), _account(url), look)
+    registry = EtcdRegistry(endpoints, anchor)
+    deadline = time.monotonic() + timeout_s
     try:
         registry.read_revision(timeout_s)
+        registry.compare_endpoints(_left_s(deadline))
     except BaseException:
         registry.close()
         raise
@@ -90,18 +107,23 @@ class EtcdRegistry(Registry):
         self._anchor = anchor
         self._watches = WatchStream(endpoints, self.read_revision)
         self._min_lease_ttl_s = CAPABILITIES.min_lease_ttl_s
+        self._max_operations = MAX_OPERATIONS
 
     @property
     def capabilities(self) -> Capabilities:
-        """etcd's default limits, and the known faults of the members that have answered so far.
+        """etcd's limits, and the known faults of the members that have answered so far.
 
         etcd does not tell its smallest lease, which depends on its election timeout: ``min_lease_ttl_s`` is
         1 until a grant has shown that it is more. What counts is ``Granted.ttl_s``.
         """
         return replace(
             CAPABILITIES,
+            max_operations=self._max_operations,
             min_lease_ttl_s=self._min_lease_ttl_s,
-            unsafe_reasons=unsafe_reasons(self._endpoints.versions),
+            unsafe_reasons=(
+                *unsafe_reasons(self._endpoints.versions),
+                *(f"{each} has not answered: its cluster is not known" for each in self._endpoints.absent),
+            ),
         )
 
     def execute(self, request: Request, timeout_s: float) -> Reply:
@@ -123,11 +145,25 @@ class EtcdRegistry(Registry):
     def close(self) -> None:
         """Close the connections and all watches; leases are left alone. Closing twice does nothing."""
         self._watches.close()
-        self._endpoints.close()
+        self._endpoints.close()  # which ends what the thread of the watches may be waiting for
+        self._watches.join()
 
     def read_revision(self, timeout_s: float = REVISION_TIMEOUT_S) -> int:
         """The store's revision now, by a linearizable read."""
         return self._transact(Transaction(), timeout_s).revision
+
+    def compare_endpoints(self, timeout_s: float) -> None:
+        """Make sure that all endpoints that answer belong to one store, and learn their ``--max-txn-ops``.
+
+        Raises:
+            RegistryRefused: they do not, or a group's transactions are longer than they take.
+        """
+        self._max_operations = self._endpoints.compare(MAX_OPERATIONS, timeout_s)
+        if self._max_operations < MIN_OPERATIONS:
+            raise RegistryRefused(
+                f"etcd takes transactions of {self._max_operations} operations, and a group needs "
+                f"{MIN_OPERATIONS}: raise --max-txn-ops, the default is {MAX_OPERATIONS}"
+            )
 
     def _grant(self, ttl_s: float, timeout_s: float) -> Granted:
         asked_s = max(1, math.ceil(ttl_s))
@@ -158,7 +194,7 @@ class EtcdRegistry(Registry):
         return Done()
 
     def _transact(self, transaction: Transaction, timeout_s: float) -> Outcome:
-        check_limits(transaction)
+        check_limits(transaction, self._max_operations)
         request = to_request(transaction, self._anchor)
         deadline = time.monotonic() + timeout_s
         if not is_read_only(transaction):

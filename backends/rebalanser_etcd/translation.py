@@ -29,7 +29,9 @@ from rebalanser.registry.contract import (
 )
 
 MAX_OPERATIONS: Final = 128
-"""etcd's default ``--max-txn-ops``."""
+"""etcd's default ``--max-txn-ops``; more than that is not used."""
+MIN_OPERATIONS: Final = 9
+"""Reading a group takes so many reads in one transaction."""
 MAX_REQUEST_BYTES: Final = 1_500_000
 """etcd's default ``--max-request-bytes`` (1.5 MiB) less what its encoding adds to keys and values."""
 PAGE_KEYS: Final = 2_000
@@ -50,7 +52,7 @@ def prefix_span(prefix: str) -> tuple[bytes, bytes]:
     return start or b"\0", prefix_end(start)
 
 
-def check_limits(transaction: Transaction) -> None:
+def check_limits(transaction: Transaction, max_operations: int = MAX_OPERATIONS) -> None:
     """Refuse what etcd would refuse, before anything is sent.
 
     Raises:
@@ -58,10 +60,10 @@ def check_limits(transaction: Transaction) -> None:
     """
     outer = _length(transaction)
     inner = max((_length(nested) for nested in _nested(transaction)), default=0)
-    if outer + inner > MAX_OPERATIONS:
+    if outer + inner > max_operations:
         raise RequestTooLarge(
             f"a transaction of {outer} operations with up to {inner} in a nested one; "
-            f"etcd takes {MAX_OPERATIONS} of both together"
+            f"etcd takes {max_operations} of both together"
         )
     size = _bytes(transaction)
     if size > MAX_REQUEST_BYTES:

@@ -30,6 +30,8 @@ class Effect(Enum):
 
     NONE = auto()
     """Nothing, and another endpoint, or this one a little later, may carry the request out."""
+    BUSY = auto()
+    """Nothing, and the same endpoint may carry it out later: another one would only share its load."""
     UNKNOWN = auto()
     """Something now, something later, or nothing."""
     REFUSED = auto()
@@ -71,7 +73,7 @@ _BY_MESSAGE: Final[tuple[tuple[str, Effect, type[RebalanserError], str], ...]] =
     ("user name is empty", Effect.STALE_TOKEN, AccessDenied, "etcd asks for a user and a password"),
     ("no leader", Effect.NONE, RegistryUnavailable, ""),
     ("not leader", Effect.NONE, RegistryUnavailable, ""),
-    ("too many requests", Effect.NONE, RegistryUnavailable, ""),
+    ("too many requests", Effect.BUSY, RegistryUnavailable, ""),
     ("not capable", Effect.NONE, RegistryUnavailable, ""),
     ("rpc not supported for learner", Effect.NONE, RegistryUnavailable, ""),
 )

@@ -28,12 +28,13 @@ import grpc
 import tenacity
 from etcd3 import etcdrpc
 
-from rebalanser.errors import RebalanserError
+from rebalanser.errors import RebalanserError, RegistryRefused
 from rebalanser.registry.contract import Changed, HistoryLost, Sink, Target, Watch, WatchEvent
 from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints
 from rebalanser_etcd.translation import to_watch_request
 
 READY_TIMEOUT_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 5.0
 FIRST_WAIT_S: Final = 0.02
 LONGEST_WAIT_S: Final = 1.0
 CAUGHT_UP_AFTER_S: Final = 0.5
@@ -177,7 +178,7 @@ class WatchStream:
                 self._session.cancel(watch)
 
     def close(self) -> None:
-        """End all watches and the thread; not for a sink to call."""
+        """End all watches, without waiting for the thread."""
         self._closed.set()
         with self._lock:
             for watch in self._watches:
@@ -185,9 +186,12 @@ class WatchStream:
             self._watches.clear()
             if self._session is not None:
                 self._session.end()
-            thread = self._thread
+
+    def join(self) -> None:
+        """Wait until the thread has ended, but not for a sink that blocks."""
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(CLOSE_TIMEOUT_S)
 
     def _leave(self, endpoint: Endpoint) -> None:
         """An endpoint is set aside: a stream on it might be silent for ever."""
@@ -208,26 +212,32 @@ class WatchStream:
             retrying(self._serve_one_session)
 
     def _serve_one_session(self) -> None:
-        session = self._open_session()
         try:
-            for response in session.call:
-                self._handle(session, response)
-                session.answered = True
-        except grpc.RpcError as error:
-            if not session.answered:
-                raise _Broken(error.details()) from error
-        finally:
-            with self._lock:
-                self._session = None
-            session.end()
-            self._endpoints.doubt(session.endpoint)
+            session = self._open_session()
+            try:
+                for response in session.call:
+                    self._handle(session, response)
+                    session.answered = True
+            except grpc.RpcError as error:
+                if not session.answered:
+                    raise _Broken(error.details()) from error
+            finally:
+                with self._lock:
+                    self._session = None
+                session.end()
+                self._endpoints.doubt(session.endpoint)
+        except _Broken:
+            raise
+        except Exception as error:  # whatever it is, the watches have no other thread to go on in
+            _log.exception("the watches begin again", extra={"action": "watches_failed"})
+            raise _Broken(str(error)) from error
 
     def _open_session(self) -> _Session:
         try:
             endpoint, metadata = self._endpoints.ready(READY_TIMEOUT_S)
             session = _Session(endpoint)
             session.call = endpoint.watch(session.requests(), metadata=metadata)
-        except (CallFailed, ValueError) as error:
+        except (CallFailed, RebalanserError, ValueError) as error:
             raise _Broken(str(error)) from error
         with self._lock:
             self._session = session
@@ -238,6 +248,10 @@ class WatchStream:
         return session
 
     def _handle(self, session: _Session, response: Any) -> None:
+        try:
+            self._endpoints.check_store(session.endpoint, response.header)
+        except RegistryRefused as refused:
+            raise _Broken(str(refused)) from refused
         if response.created:
             self._begin(session, response)
         if response.canceled:

@@ -45,6 +45,11 @@ class TcpProxy:
         """``127.0.0.1:PORT``, the same through every cut and heal."""
         return f"127.0.0.1:{self._port}"
 
+    def redirect(self, target: str) -> None:
+        """Forward connections that are made from now on to another ``target`` (``HOST:PORT``)."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+
     def cut(self) -> None:
         """Drop all connections and refuse new ones."""
         self._call(self._cut())

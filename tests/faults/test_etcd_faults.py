@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeAlias
 
+import grpc
 import pytest
 import tenacity
 from rebalanser_etcd import EtcdRegistry, open_etcd
+from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
+from rebalanser_etcd.verdicts import judge
+from rebalanser_etcd.watches import CLOSE_TIMEOUT_S, WatchStream, _Session
 
 from rebalanser.errors import (
     AccessDenied,
     InvalidUrl,
     OutcomeUnknown,
     QuotaExceeded,
+    RegistryRefused,
     RegistryUnavailable,
+    RequestTooLarge,
     RetryLater,
 )
+from rebalanser.protocol.types import ResourceSpec
+from rebalanser.registry import RegistryCoordinator
 from rebalanser.registry.contract import (
     Absent,
     Changed,
@@ -34,6 +45,7 @@ from rebalanser.registry.contract import (
     Granted,
     Guard,
     HistoryLost,
+    KeepAlive,
     KeyValue,
     Outcome,
     Put,
@@ -46,7 +58,7 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.testing.etcd_server import EtcdCluster, free_ports, make_certificates
 from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.registry_suite import Recorder
-from rebalanser.testing.waiting import PATIENCE_S, patience_ratio
+from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 
 TIMEOUT_S = PATIENCE_S
 COMPACT_EVERY_S = 0.005
@@ -530,3 +542,260 @@ def test_a_closed_registry_leaves_no_thread_and_no_file(
     )
     waiting(lambda: set(threading.enumerate()) - threads)
     waiting(lambda: len(os.listdir("/proc/self/fd")) >= files + times)  # noqa: PTH208
+
+
+@pytest.mark.rule("RB-1", "RB-28")
+def test_two_clusters_behind_one_url_are_refused(etcd: EtcdCluster, tmp_path: Path) -> None:
+    with EtcdCluster(data_folder=tmp_path) as other:
+        url = etcd.url(endpoints=[etcd.endpoints[0], other.endpoints[0]])
+        for _ in range(4):  # which of the two is tried first is left to chance
+            with pytest.raises(RegistryRefused, match="must name the members of one cluster"):
+                open_etcd(parse_url(url), TIMEOUT_S)
+
+
+@pytest.mark.rule("RB-1", "RB-28")
+def test_a_copy_that_says_that_it_is_the_same_cluster_is_refused(tmp_path: Path, prefix: str) -> None:
+    """The id of a cluster follows from how it was set up: copies share it, and so may two made alike."""
+    with EtcdCluster(data_folder=tmp_path / "one") as one:
+        with contextlib.closing(open_etcd(parse_url(one.url()), TIMEOUT_S)) as registry:
+            put(registry, f"{prefix}before")
+            one.kill(0)
+            shutil.copytree(tmp_path / "one" / "member-0", tmp_path / "two" / "member-0")
+            one.restart(0)
+            put_surely(registry, f"{prefix}after")
+        with EtcdCluster(data_folder=tmp_path / "two") as two:
+            url = one.url(endpoints=[one.endpoints[0], two.endpoints[0]])
+            for _ in range(4):
+                with pytest.raises(RegistryRefused, match="went back from revision"):
+                    open_etcd(parse_url(url), TIMEOUT_S)
+
+
+@pytest.mark.rule("RB-1", "RB-28")
+@pytest.mark.parametrize("keeps_id", [True, False])
+def test_a_store_that_is_replaced_while_it_is_used_is_refused_for_good(
+    tmp_path: Path, connect: Opener, recorder: Recorder, prefix: str, keeps_id: bool
+) -> None:
+    with EtcdCluster(data_folder=tmp_path / "one") as one, TcpProxy(one.endpoints[0]) as proxy:
+        registry = connect(one.url(endpoints=[proxy.address]))
+        first = put(registry, f"{prefix}first")
+        registry.watch(Target(prefix, prefix=True), first.revision, recorder)
+        recorder.wait_for(first)
+        granted = registry.execute(Grant(10), TIMEOUT_S)
+        assert isinstance(granted, Granted)
+        if keeps_id:
+            one.kill(0)
+            shutil.copytree(tmp_path / "one" / "member-0", tmp_path / "two" / "member-0")
+            one.restart(0)
+            for number in range(10):
+                put_surely(registry, f"{prefix}lost {number}")
+        with EtcdCluster(data_folder=tmp_path / "two") as two:
+            proxy.redirect(two.endpoints[0])
+            proxy.cut()
+            proxy.heal()
+            message = "went back from" if keeps_id else "belongs to the etcd cluster"
+            refused = refusal(registry, Transaction((), (Get(first.key),)))
+            assert message in str(refused)
+            proxy.redirect(one.endpoints[0])
+            for request in (Transaction((), (Put(first.key, b""),)), KeepAlive(granted.lease)):
+                with pytest.raises(RegistryRefused, match=message):
+                    registry.execute(request, TIMEOUT_S)
+        registry.close()
+
+
+def refusal(registry: EtcdRegistry, transaction: Transaction) -> RegistryRefused:
+    """Repeat a request until it is refused."""
+
+    def ask() -> RegistryRefused | None:
+        try:
+            transact(registry, transaction, 2.0)
+        except RegistryRefused as refused:
+            return refused
+        except RetryLater:
+            return None
+        return None
+
+    refused = wait_until(ask)
+    assert isinstance(refused, RegistryRefused)
+    return refused
+
+
+@pytest.mark.rule("RB-1", "RB-28")
+def test_a_write_that_another_cluster_carried_out_is_of_unknown_outcome(
+    etcd: EtcdCluster, connect: Opener, tmp_path: Path, prefix: str
+) -> None:
+    with EtcdCluster(data_folder=tmp_path) as other, TcpProxy(etcd.endpoints[0]) as proxy:
+        registry = connect(etcd.url(endpoints=[proxy.address]))
+        put(registry, f"{prefix}here")
+        proxy.redirect(other.endpoints[0])
+        proxy.cut()
+        proxy.heal()
+        (endpoint,) = registry._endpoints._all
+        wait_until(lambda: healed(endpoint.channel))
+        endpoint.proven = True  # as if the connection had been made anew just before the request was sent
+        with pytest.raises(OutcomeUnknown, match=r"elsewhere.*belongs to the etcd cluster"):
+            put(registry, f"{prefix}there")
+        with pytest.raises(RegistryRefused):
+            put(registry, f"{prefix}again")
+        registry.close()
+
+
+def healed(channel: grpc.Channel) -> bool:
+    """True if the channel is connected again."""
+    try:
+        grpc.channel_ready_future(channel).result(PATIENCE_S)
+    except grpc.FutureTimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.rule("RB-28")
+def test_an_endpoint_that_was_down_at_first_is_compared_once_it_answers(
+    etcd: EtcdCluster, connect: Opener, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else another node may go on with it alone, if that one was opened while only it answered."""
+    monkeypatch.setattr("rebalanser_etcd.endpoints.COMPARE_AGAIN_S", 0.1)
+    with EtcdCluster(data_folder=tmp_path) as other:
+        other.kill(0)
+        registry = connect(etcd.url(endpoints=[etcd.endpoints[0], other.endpoints[0]]))
+        put(registry, f"{prefix}key")
+        assert f"{other.endpoints[0]} has not answered" in " ".join(registry.capabilities.unsafe_reasons)
+        other.restart(0)
+        refused = refusal(registry, Transaction((), (Get(f"{prefix}key"),)))
+        assert f"{other.endpoints[0]} belongs to the etcd cluster" in str(refused)
+
+
+@pytest.mark.parametrize("limit", [9, 37, 127])
+def test_a_lower_limit_of_operations_is_found_out_and_kept(
+    tmp_path: Path, connect: Opener, limit: int
+) -> None:
+    with EtcdCluster(data_folder=tmp_path, extra_args=[f"--max-txn-ops={limit}"]) as server:
+        registry = connect(server.url())
+        assert registry.capabilities.max_operations == limit
+        transact(registry, Transaction((), tuple(Put(f"{n}", b"") for n in range(limit))))
+        with pytest.raises(RequestTooLarge, match=f"etcd takes {limit}"):
+            transact(registry, Transaction((), (Get("a"),) * (limit + 1)))
+        with contextlib.closing(
+            RegistryCoordinator(registry, "rebalanser", "limits", time.monotonic, TIMEOUT_S)
+        ) as group:
+            specs = [ResourceSpec(f"{n}") for n in range(3 * limit)]
+            assert group.put_resources(specs, lambda _: None) == len(specs)
+            assert len(group.read().group.resources) == len(specs)
+
+
+def test_a_limit_of_operations_that_no_group_fits_in_is_refused(tmp_path: Path) -> None:
+    with (
+        EtcdCluster(data_folder=tmp_path, extra_args=["--max-txn-ops=8"]) as server,
+        pytest.raises(RegistryRefused, match="raise --max-txn-ops"),
+    ):
+        open_etcd(parse_url(server.url()), TIMEOUT_S)
+
+
+class Overloaded:
+    """Stands in for what endpoints send: status is answered, and transactions only after ``refusals``."""
+
+    def __init__(self, refusals: float, guarded: bool = False) -> None:
+        self._refusals = refusals
+        self._guarded = guarded
+        self.asked: list[str] = []
+
+    def send(self, endpoint: Endpoint, call: str, *_: object) -> object:
+        header = SimpleNamespace(cluster_id=1, revision=1)
+        if call == "status":
+            if self._guarded:
+                raise CallFailed(judge(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied"))
+            return SimpleNamespace(leader=1, version="3.6.16", header=header)
+        self.asked.append(endpoint.address)
+        if len(self.asked) <= self._refusals:
+            raise CallFailed(judge(grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: too many requests"))
+        return SimpleNamespace(header=header)
+
+
+def three_endpoints(monkeypatch: pytest.MonkeyPatch, server: Overloaded) -> tuple[Endpoints, list[Endpoint]]:
+    """Endpoints that a stand-in answers for, and those of them that were set aside."""
+    monkeypatch.setattr(
+        Endpoint, "send", lambda endpoint, call, *arguments: server.send(endpoint, call, *arguments)
+    )
+    endpoints = Endpoints([f"127.0.0.1:{port}" for port in free_ports(3)], None, None, lambda _: None)
+    monkeypatch.setattr(endpoints, "_compare_absent", lambda _: None)
+    set_aside: list[Endpoint] = []
+    endpoints.on_rest(set_aside.append)
+    return endpoints, set_aside
+
+
+def test_a_busy_server_is_asked_again_later_and_no_other_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Overloaded(refusals=3)
+    endpoints, set_aside = three_endpoints(monkeypatch, server)
+    began = time.monotonic()
+    endpoints.call("transact", None, TIMEOUT_S, Repeat.NEVER)
+    assert time.monotonic() - began >= 0.05 + 0.1 + 0.2  # half of each pause at least
+    assert len(server.asked) == 4
+    assert len(set(server.asked)) == 1
+    assert set_aside == []
+    endpoints.close()
+
+
+def test_a_server_that_hides_its_status_from_ordinary_users_can_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Overloaded(refusals=0, guarded=True)
+    endpoints, set_aside = three_endpoints(monkeypatch, server)
+    endpoints.call("transact", None, TIMEOUT_S, Repeat.NEVER)
+    assert len(server.asked) == 2  # once to prove the endpoint
+    assert set_aside == []
+    assert endpoints.versions == {""}
+    endpoints.close()
+
+
+def test_what_a_busy_server_never_took_had_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Overloaded(refusals=math.inf)
+    endpoints, set_aside = three_endpoints(monkeypatch, server)
+    with pytest.raises(RegistryUnavailable, match=r"overloaded.*too many requests"):
+        endpoints.call("transact", None, 1.0, Repeat.NEVER)
+    assert len(server.asked) <= 6
+    assert [each.address for each in set_aside] == [server.asked[0]]  # once for all of the request's tries
+    endpoints.close()
+
+
+@pytest.mark.rule("RB-28")
+def test_watches_go_on_after_an_error_that_nobody_expected(
+    etcd: EtcdCluster,
+    connect: Opener,
+    recorder: Recorder,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = connect(etcd.url())
+    tell = WatchStream._tell
+    errors = [MemoryError(), KeyError(7)]
+
+    def tell_at_last(stream: WatchStream, session: _Session, response: object) -> None:
+        if errors:
+            raise errors.pop()
+        tell(stream, session, response)
+
+    monkeypatch.setattr(WatchStream, "_tell", tell_at_last)
+    first = put(registry, f"{prefix}first")
+    registry.watch(Target(prefix, prefix=True), first.revision, recorder)
+    recorder.wait_for(first)
+    assert caplog.text.count("the watches begin again") == 2
+
+
+def test_closing_does_not_wait_for_a_server_that_is_silent(
+    etcd: EtcdCluster, recorder: Recorder, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rebalanser_etcd.endpoints.LONGEST_PROOF_S", PATIENCE_S)
+    monkeypatch.setattr("rebalanser_etcd.watches.READY_TIMEOUT_S", PATIENCE_S)
+    with TcpProxy(etcd.endpoints[0]) as proxy:
+        registry = open_etcd(parse_url(etcd.url(endpoints=[proxy.address])), TIMEOUT_S)
+        proxy.stall()
+        registry._endpoints._current.proven = False
+        registry.watch(Target(prefix, prefix=True), 1, recorder)
+        thread = registry._watches._thread
+        assert thread is not None
+        began = time.monotonic()
+        registry.close()
+        assert time.monotonic() - began < CLOSE_TIMEOUT_S / 2
+        assert not thread.is_alive()

@@ -49,7 +49,6 @@ WRONG_CA = (
         (Code.FAILED_PRECONDITION, "etcdserver: not leader"),
         (Code.FAILED_PRECONDITION, "etcdserver: rpc not supported for learner"),
         (Code.UNAVAILABLE, "etcdserver: rpc not supported for learner"),
-        (Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests"),
         (Code.UNKNOWN, "raft proposal dropped"),
     ],
 )
@@ -149,6 +148,12 @@ def test_a_full_store_may_have_done_what_it_refused() -> None:
     assert verdict.effect is Effect.PERHAPS_REFUSED
     assert verdict.error is QuotaExceeded
     assert "no node can join" in verdict.text
+
+
+def test_a_busy_server_did_nothing_and_is_not_left_for_another() -> None:
+    verdict = judge(Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests")
+    assert verdict.effect is Effect.BUSY
+    assert verdict.error is RegistryUnavailable
 
 
 def test_a_compacted_revision_is_told_apart() -> None:
