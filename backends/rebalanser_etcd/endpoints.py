@@ -40,6 +40,7 @@ FIRST_REST_S: Final = 0.05
 LONGEST_REST_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 2.0
 LONGEST_PROOF_S: Final = 2.0
+LONGEST_LOGIN_S: Final = 60.0
 LONGEST_COMPARISON_S: Final = 1.0
 COMPARE_AGAIN_S: Final = 5.0
 
@@ -124,6 +125,12 @@ class Endpoint:
             ),
         }
         self.watch: Callable[..., Any] = etcdrpc.WatchStub(self.channel).Watch
+        self.login: Any = None
+        """The future of a login under way: who gives up waiting leaves it to the next request.
+
+        To check a password keeps a server busy, also after its client has gone. If all nodes had to log in
+        anew, and each sent its login again after a time, the server would never get through.
+        """
         self.proven = False
         self.failures = 0
         self.rests_until = 0.0
@@ -477,21 +484,39 @@ class Endpoints:
         self.versions.add(status.version)
 
     def _authenticate(self, endpoint: Endpoint, tries: _Tries) -> Metadata:
+        account = self._account
+        if account is None:
+            return (NEEDS_LEADER,)
         with self._authenticating:
-            if self._metadata is None and self._account is not None:
-                request = etcdrpc.AuthenticateRequest(
-                    name=self._account.user, password=self._account.password
-                )
-                patience_s = min(LONGEST_PROOF_S, self._share_s(tries))
-                try:
-                    token = endpoint.send("authenticate", request, (), patience_s).token
-                except CallFailed as failed:
-                    if "authentication is not enabled" not in failed.verdict.text:
-                        raise
-                    self._metadata = (NEEDS_LEADER,)
-                else:
-                    self._metadata = (NEEDS_LEADER, ("token", token))
-            return self._metadata or (NEEDS_LEADER,)
+            if self._metadata is not None:
+                return self._metadata
+            if endpoint.login is None:
+                request = etcdrpc.AuthenticateRequest(name=account.user, password=account.password)
+                endpoint.login = endpoint.begin("authenticate", request, (), LONGEST_LOGIN_S)
+            login = endpoint.login
+        try:
+            reply = login.result(min(LONGEST_PROOF_S, self._share_s(tries)))
+        except grpc.FutureTimeoutError:
+            raise CallFailed(
+                Verdict(Effect.UNKNOWN, RegistryUnavailable, "it has not logged in yet")
+            ) from None
+        except grpc.FutureCancelledError:
+            raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
+        except grpc.RpcError as error:
+            self._end_login(endpoint, login)
+            verdict = judge(error.code(), error.details() or "")
+            if "authentication is not enabled" not in verdict.text:
+                raise CallFailed(verdict) from None
+            return self._end_login(endpoint, login, (NEEDS_LEADER,))
+        return self._end_login(endpoint, login, (NEEDS_LEADER, ("token", reply.token)))
+
+    def _end_login(self, endpoint: Endpoint, login: Any, metadata: Metadata | None = None) -> Metadata:
+        """Take in what became of a login, once for all that waited for it."""
+        with self._authenticating:
+            if endpoint.login is login:
+                endpoint.login = None
+                self._metadata = metadata
+            return metadata or self._metadata or (NEEDS_LEADER,)
 
     def _learn(self, endpoint: Endpoint, verdict: Verdict) -> None:
         """Take from a failure what the next request should know."""

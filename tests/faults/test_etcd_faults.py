@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
@@ -24,6 +24,7 @@ from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
 from rebalanser_etcd.verdicts import judge
 from rebalanser_etcd.watches import CLOSE_TIMEOUT_S, WatchStream, _Session
 
+from rebalanser import Admin, Group, Settings
 from rebalanser.errors import (
     AccessDenied,
     InvalidUrl,
@@ -40,6 +41,7 @@ from rebalanser.registry.contract import (
     Absent,
     Changed,
     Created,
+    Delete,
     Get,
     Grant,
     Granted,
@@ -799,3 +801,75 @@ def test_closing_does_not_wait_for_a_server_that_is_silent(
         registry.close()
         assert time.monotonic() - began < CLOSE_TIMEOUT_S / 2
         assert not thread.is_alive()
+
+
+def test_a_login_is_not_sent_again_while_the_server_is_busy_with_it(
+    tmp_path: Path, connect: Opener, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checking a password costs the server more time here than a request has."""
+    with EtcdCluster(
+        data_folder=tmp_path, auth=("alice", "secret"), extra_args=["--bcrypt-cost=14"]
+    ) as server:
+        registry = connect(server.url())
+        sent: list[str] = []
+        begin = Endpoint.begin
+
+        def count(endpoint: Endpoint, call: str, *arguments: Any) -> object:
+            sent.append(call)
+            return begin(endpoint, call, *arguments)
+
+        monkeypatch.setattr(Endpoint, "begin", count)
+        registry._endpoints._metadata = (("hasleader", "true"), ("token", "stale.1"))
+
+        def ask() -> bool:
+            with contextlib.suppress(RegistryUnavailable):
+                return transact(registry, Transaction((), (Get(prefix),)), 0.2).succeeded
+            return False
+
+        wait_until(ask)
+        assert sent == ["authenticate"]
+
+
+def test_a_long_read_delays_no_heartbeat(etcd: EtcdCluster, connect: Opener, prefix: str) -> None:
+    registry = connect(etcd.url())
+    keys = [f"{prefix}{number:05}" for number in range(50_000)]
+    for start in range(0, len(keys), 128):
+        transact(registry, Transaction((), tuple(Put(key, b"v" * 50) for key in keys[start : start + 128])))
+    granted = registry.execute(Grant(10), TIMEOUT_S)
+    assert isinstance(granted, Granted)
+    with ThreadPoolExecutor(1) as threads:
+        began = time.monotonic()
+        reading = threads.submit(transact, registry, Transaction((), (Range(prefix),)))
+        beats = []
+        while not reading.done():
+            sent_at = time.monotonic()
+            registry.execute(KeepAlive(granted.lease), TIMEOUT_S)
+            read(registry, f"{prefix}header")
+            beats.append(time.monotonic() - sent_at)
+        (found,) = reading.result().results
+        took_s = time.monotonic() - began
+    assert isinstance(found, tuple)
+    assert len(found) == len(keys)
+    assert max(beats) < took_s / 2  # it is read in pages
+    for start in range(0, len(keys), 128):
+        transact(registry, Transaction((), tuple(Delete(key) for key in keys[start : start + 128])))
+
+
+@pytest.mark.rule("RB-1", "RB-21", "RB-28")
+def test_a_group_stops_when_its_store_is_replaced(tmp_path: Path) -> None:
+    stopped = threading.Event()
+    with EtcdCluster(data_folder=tmp_path / "one") as one, TcpProxy(one.endpoints[0]) as proxy:
+        url = one.url(endpoints=[proxy.address])
+        group = Group("replaced", url, settings=Settings(lease_ttl_s=2))
+        group.on_start(lambda _: None)
+        group.on_stop(lambda _: stopped.set())
+        with Admin("replaced", one.url()) as admin, group:
+            admin.add("a")
+            admin.wait_balanced(timeout_s=PATIENCE_S)
+            with EtcdCluster(data_folder=tmp_path / "two") as two:
+                proxy.redirect(two.endpoints[0])
+                proxy.cut()
+                proxy.heal()
+                assert stopped.wait(PATIENCE_S)
+                proxy.redirect(one.endpoints[0])
+                assert not group.resources
