@@ -18,9 +18,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
@@ -29,11 +30,13 @@ from etcd3 import etcdrpc
 
 from rebalanser.errors import (
     AccessDenied,
+    InvalidUrl,
     OutcomeUnknown,
     RegistryRefused,
     RegistryUnavailable,
     RequestTooLarge,
 )
+from rebalanser.redaction import hide_secret
 from rebalanser_etcd.verdicts import Effect, Verdict, judge
 
 FIRST_REST_S: Final = 0.05
@@ -81,12 +84,61 @@ class Repeat(Enum):
     NEVER = auto()
 
 
-@dataclass(frozen=True, slots=True)
 class Account:
-    """A user of etcd's own authentication."""
+    """A user of etcd's own authentication. A password in a file is read again for each login."""
 
-    user: str
-    password: str = field(repr=False)
+    def __init__(self, user: str, password: str | Path) -> None:
+        """``password`` is the password, or the file that it is in.
+
+        Raises:
+            InvalidUrl: the file can't be read.
+        """
+        self.user = user
+        self._file = password if isinstance(password, Path) else None
+        self._password = self._read(self._file) if self._file else str(password)
+        hide_secret(self._password)
+
+    @property
+    def password(self) -> str:
+        """The password now; the one before while its file can't be read."""
+        if self._file is not None:
+            with contextlib.suppress(InvalidUrl):
+                self._password = self._read(self._file)
+                hide_secret(self._password)
+        return self._password
+
+    @staticmethod
+    def _read(file: Path) -> str:
+        try:
+            return file.read_text().rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            raise InvalidUrl(f"the file of password_file cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The files of TLS: whom to trust, and how to show who we are."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+    """The name that the servers' certificates have, if it is not that of the URL."""
+
+    def read(self) -> tuple[bytes | None, ...]:
+        """The contents of ``ca``, ``key`` and ``cert``.
+
+        Raises:
+            InvalidUrl: a file can't be read.
+        """
+        return tuple(self._content(name) for name in ("ca", "key", "cert"))
+
+    def _content(self, name: str) -> bytes | None:
+        file: Path | None = getattr(self, name)
+        try:
+            return None if file is None else file.read_bytes()
+        except OSError as error:
+            raise InvalidUrl(f"the file of {name} cannot be read: {error}") from error
 
 
 class CallFailed(Exception):
@@ -100,13 +152,29 @@ class CallFailed(Exception):
 class Endpoint:
     """One member's address, its lazily connected channel, and the calls that are used on it."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, address: str, trust: Trust | None) -> None:
         self.address = address
-        self.channel: grpc.Channel = (
-            grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-            if credentials is None
-            else grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-        )
+        self.login: Any = None
+        """The future of a login under way: who gives up waiting leaves it to the next request.
+
+        To check a password keeps a server busy, also after its client has gone. If all nodes had to log in
+        anew, and each sent its login again after a time, the server would never get through.
+        """
+        self.proven = False
+        self.failures = 0
+        self.rests_until = 0.0
+        self._trust = trust
+        self._connecting = threading.Lock()
+        self._connect(trust.read() if trust else ())
+
+    def _connect(self, files: tuple[bytes | None, ...]) -> None:
+        self._files = files
+        if self._trust is None:
+            self.channel: grpc.Channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        else:
+            name = self._trust.server_name
+            options = (*CHANNEL_OPTIONS, *([("grpc.ssl_target_name_override", name)] if name else []))
+            self.channel = grpc.secure_channel(self.address, grpc.ssl_channel_credentials(*files), options)
         kv = etcdrpc.KVStub(self.channel)
         lease = etcdrpc.LeaseStub(self.channel)
         self._calls: dict[str, Callable[..., Any]] = {
@@ -125,15 +193,22 @@ class Endpoint:
             ),
         }
         self.watch: Callable[..., Any] = etcdrpc.WatchStub(self.channel).Watch
-        self.login: Any = None
-        """The future of a login under way: who gives up waiting leaves it to the next request.
 
-        To check a password keeps a server busy, also after its client has gone. If all nodes had to log in
-        anew, and each sent its login again after a time, the server would never get through.
-        """
-        self.proven = False
-        self.failures = 0
-        self.rests_until = 0.0
+    def renew_trust(self) -> bool:
+        """Connect anew if files of TLS were replaced since it was last done; True if they were."""
+        if self._trust is None:
+            return False
+        with self._connecting:
+            try:
+                files = self._trust.read()
+            except InvalidUrl:  # it is being replaced just now
+                return False
+            if files == self._files:
+                return False
+            outdated = self.channel
+            self._connect(files)
+        outdated.close()
+        return True
 
     def send(self, call: str, message: Any, metadata: Metadata, timeout_s: float) -> Any:
         """Send one request and answer its reply, or raise :class:`CallFailed`."""
@@ -195,12 +270,12 @@ class Endpoints:
     def __init__(
         self,
         addresses: Sequence[str],
-        credentials: grpc.ChannelCredentials | None,
+        trust: Trust | None,
         account: Account | None,
         look: Callable[[int], Any],
     ) -> None:
         """``look`` makes the request for a linearizable read with this many guards, for comparisons."""
-        self._all = [Endpoint(address, credentials) for address in addresses]
+        self._all = [Endpoint(address, trust) for address in addresses]
         random.shuffle(self._all)  # so that the nodes of a group spread over the members
         self._current = self._all[0]
         self._account = account
@@ -251,7 +326,8 @@ class Endpoints:
         try:
             return endpoint, self._prove(endpoint, _Tries(timeout_s))
         except CallFailed as failed:
-            self._learn(endpoint, failed.verdict)
+            if not (self._is_handshake(failed.verdict) and endpoint.renew_trust()):
+                self._learn(endpoint, failed.verdict)
             raise
 
     def compare(self, longest: int, timeout_s: float) -> int:
@@ -351,6 +427,8 @@ class Endpoints:
             patience_s = tries.left_s() if tries.repeat is Repeat.NEVER else self._share_s(tries)
             reply = endpoint.send(call, message, metadata, patience_s)
         except CallFailed as failed:
+            if self._is_handshake(failed.verdict) and endpoint.renew_trust():
+                raise _TryAgain from failed
             tries.note(endpoint.address, failed.verdict)
             self._learn(endpoint, failed.verdict)
             self._decide(endpoint, failed, tries, sent=sent)
@@ -436,11 +514,12 @@ class Endpoints:
                 raise verdict.error(f"{endpoint.address}: {verdict.text}") from failed
         raise _TryAgain from failed
 
+    def _is_handshake(self, verdict: Verdict) -> bool:
+        return verdict.error is AccessDenied and verdict.effect is Effect.NONE
+
     def _refuse_handshakes(self, tries: _Tries) -> None:
         """A certificate does not get better by waiting, once it is known that no endpoint takes it."""
-        if len(tries.met) == len(self._all) and all(
-            verdict.error is AccessDenied for verdict in tries.met.values()
-        ):
+        if len(tries.met) == len(self._all) and all(map(self._is_handshake, tries.met.values())):
             raise AccessDenied(f"etcd was not reached; {tries.story()}")
 
     def _choose(self) -> Endpoint:

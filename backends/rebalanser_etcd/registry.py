@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import tenacity
 from etcd3 import etcdrpc
 
@@ -40,7 +40,7 @@ from rebalanser.registry.contract import (
     Watch,
 )
 from rebalanser.registry.urls import RegistryUrl
-from rebalanser_etcd.endpoints import Account, CallFailed, Endpoints, Repeat
+from rebalanser_etcd.endpoints import Account, CallFailed, Endpoints, Repeat, Trust
 from rebalanser_etcd.faults import unsafe_reasons
 from rebalanser_etcd.translation import (
     MAX_OPERATIONS,
@@ -53,10 +53,12 @@ from rebalanser_etcd.translation import (
 )
 from rebalanser_etcd.watches import WatchStream
 
-TLS_OPTIONS: Final = frozenset({"ca", "cert", "key"})
+OPTIONS: Final = frozenset({"password_file"})
+TLS_OPTIONS: Final = OPTIONS | {"ca", "cert", "key", "server_name"}
 USER_VARIABLE: Final = "REBALANSER_ETCD_USER"
 PASSWORD_VARIABLE: Final = "REBALANSER_ETCD_PASSWORD"  # noqa: S105 (a name, not a password)
 REVISION_TIMEOUT_S: Final = 5.0
+PLAIN_PASSWORD: Final = "the password is sent in clear text: use etcd+tls://"  # noqa: S105 (no password)
 
 CAPABILITIES: Final = Capabilities(
     max_operations=MAX_OPERATIONS,
@@ -72,7 +74,8 @@ CAPABILITIES: Final = Capabilities(
 def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
     """Open the etcd at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
 
-    User and password stand in the URL, else in ``REBALANSER_ETCD_USER`` and ``REBALANSER_ETCD_PASSWORD``.
+    User and password stand in the URL, the password also in the file of its option ``password_file``; else
+    in ``REBALANSER_ETCD_USER`` and ``REBALANSER_ETCD_PASSWORD``.
 
     Raises:
         InvalidUrl: an option is not known, or a certificate file cannot be read.
@@ -80,14 +83,7 @@ def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
         RegistryRefused: endpoints belong to different clusters, or take too short transactions.
         AccessDenied: wrong credentials or a wrong certificate.
     """
-    addresses = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.hosts]
-    anchor = f"{url.root}/"
-
-    def look(guards: int) -> Any:
-        return to_request(Transaction((Absent(anchor),) * guards), anchor)
-
-    endpoints = Endpoints(addresses, _credentials(url), _account(url), look)
-    registry = EtcdRegistry(endpoints, anchor)
+    registry = connect_etcd(url)
     deadline = time.monotonic() + timeout_s
     try:
         registry.read_revision(timeout_s)
@@ -98,11 +94,29 @@ def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
     return registry
 
 
+def connect_etcd(url: RegistryUrl) -> EtcdRegistry:
+    """Make the connection to the etcd at ``url``, without asking it anything yet.
+
+    Raises:
+        InvalidUrl: an option is not known, or a file cannot be read.
+    """
+    addresses = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.hosts]
+    anchor = f"{url.root}/"
+
+    def look(guards: int) -> Any:
+        return to_request(Transaction((Absent(anchor),) * guards), anchor)
+
+    trust, account = _trust(url), _account(url)
+    reasons = (PLAIN_PASSWORD,) if account and trust is None and not _is_local(url) else ()
+    return EtcdRegistry(Endpoints(addresses, trust, account, look), anchor, reasons)
+
+
 class EtcdRegistry(Registry):
     """A connection to an etcd cluster. Made by :func:`open_etcd`."""
 
-    def __init__(self, endpoints: Endpoints, anchor: str) -> None:
-        """``anchor`` is a key that the user may read; it need not exist."""
+    def __init__(self, endpoints: Endpoints, anchor: str, reasons: tuple[str, ...] = ()) -> None:
+        """``anchor`` is a key that the user may read; it need not exist. ``reasons`` are those to warn."""
+        self._reasons = reasons
         self._endpoints = endpoints
         self._anchor = anchor
         self._watches = WatchStream(endpoints, self.read_revision)
@@ -121,6 +135,7 @@ class EtcdRegistry(Registry):
             max_operations=self._max_operations,
             min_lease_ttl_s=self._min_lease_ttl_s,
             unsafe_reasons=(
+                *self._reasons,
                 *unsafe_reasons(self._endpoints.versions),
                 *(f"{each} has not answered: its cluster is not known" for each in self._endpoints.absent),
             ),
@@ -239,33 +254,41 @@ def _left_s(deadline: float) -> float:
 
 def _account(url: RegistryUrl) -> Account | None:
     user = url.user or os.environ.get(USER_VARIABLE)
-    password = url.password if url.password is not None else os.environ.get(PASSWORD_VARIABLE)
+    if url.password is not None:
+        password: str | Path | None = url.password
+    elif "password_file" in url.options:
+        password = Path(url.options["password_file"])
+    else:
+        password = os.environ.get(PASSWORD_VARIABLE)
     if user and password is None:
         raise InvalidUrl(f"{url} names the user {user!r} but no password: set {PASSWORD_VARIABLE}")
     return Account(user, password) if user and password is not None else None
 
 
-def _credentials(url: RegistryUrl) -> grpc.ChannelCredentials | None:
+def _is_local(url: RegistryUrl) -> bool:
+    """True if nothing that is sent leaves this host."""
+    for host, _ in url.hosts:
+        try:
+            if not ip_address(host).is_loopback:
+                return False
+        except ValueError:
+            if host != "localhost":
+                return False
+    return True
+
+
+def _trust(url: RegistryUrl) -> Trust | None:
     tls = url.scheme == "etcd+tls"
-    unknown = sorted(set(url.options) - (TLS_OPTIONS if tls else set()))
+    known = TLS_OPTIONS if tls else OPTIONS
+    unknown = sorted(set(url.options) - known)
     if unknown:
-        known = f"known are {', '.join(sorted(TLS_OPTIONS))}" if tls else "ca, cert and key need etcd+tls://"
-        raise InvalidUrl(f"{url} has the unknown option {unknown[0]!r}; {known}")
+        hint = f"known are {', '.join(sorted(known))}"
+        if unknown[0] in TLS_OPTIONS:
+            hint = f"{unknown[0]} needs etcd+tls://"
+        raise InvalidUrl(f"{url} has the unknown option {unknown[0]!r}; {hint}")
     if not tls:
         return None
     if ("cert" in url.options) != ("key" in url.options):
         raise InvalidUrl(f"{url} needs cert and key together")
-    return grpc.ssl_channel_credentials(
-        root_certificates=_content(url.options, "ca"),
-        private_key=_content(url.options, "key"),
-        certificate_chain=_content(url.options, "cert"),
-    )
-
-
-def _content(options: Mapping[str, str], name: str) -> bytes | None:
-    if name not in options:
-        return None
-    try:
-        return Path(options[name]).read_bytes()
-    except OSError as error:
-        raise InvalidUrl(f"the file of {name} cannot be read: {error}") from error
+    files = {name: Path(url.options[name]) for name in ("ca", "cert", "key") if name in url.options}
+    return Trust(**files, server_name=url.options.get("server_name"))

@@ -86,6 +86,7 @@ _HANDSHAKE: Final = (
     "tls handshake failed",
     "certificate_verify_failed",
     "failed to create security handshaker",
+    "hostname verification check failed",
     "tsi_data_corrupted",  # how a server's alert looks that wants a client certificate
 )
 
@@ -132,7 +133,9 @@ def _judge_answer(code: grpc.StatusCode, details: str) -> Verdict:
 def _judge_connection(details: str) -> Verdict:
     cause = _shorten(details)
     if any(mark in details.lower() for mark in _HANDSHAKE):
-        return Verdict(Effect.NONE, AccessDenied, f"TLS was refused, check ca, cert and key: {cause}")
+        return Verdict(
+            Effect.NONE, AccessDenied, f"TLS was refused, check ca, cert, key and server_name: {cause}"
+        )
     if "Socket closed" in details:
         cause += "; perhaps one side speaks TLS and the other does not: etcd+tls:// or etcd://"
     return Verdict(Effect.NONE, RegistryUnavailable, cause)

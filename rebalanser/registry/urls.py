@@ -4,7 +4,7 @@
 ``memory://NAME``                         in this process only, for tests
 ``sqlite:///PATH``                        a file on this host; ``sqlite:////abs`` is an absolute path
 ``etcd://[USER:PASSWORD@]H:P,H:P/PREFIX``  an etcd cluster
-``etcd+tls://…?ca=F&cert=F&key=F``        the same over TLS
+``etcd+tls://…?ca=F&cert=F&key=F``        the same over TLS; more options in the deployment guide
 ``kafka://H:P,H:P/CLUSTER``                a Kafka cluster, in which each group has a log
 ========================================  ===========================================================
 
@@ -15,12 +15,13 @@ a :class:`GroupStore`, which keeps groups in a way of its own.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from rebalanser.errors import InvalidUrl, MissingExtra, NotARegistry, UnknownScheme
@@ -37,14 +38,14 @@ DEFAULT_ROOT = "rebalanser"
 
 @dataclass(frozen=True, slots=True)
 class RegistryUrl:
-    """A registry URL taken apart. ``str()`` of it hides the password and is safe in logs."""
+    """A registry URL taken apart. ``str()`` and ``repr()`` of it hide password and options, for logs."""
 
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()
     path: str = ""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def root(self) -> str:
@@ -57,10 +58,15 @@ class RegistryUrl:
         return f"{self.scheme}://{user}{hosts}{self.path}"
 
 
-def _host(text: str, url: str) -> tuple[str, int]:
+_HOST: Final = re.compile(r"[\w.\-]+|\[[\da-fA-F:.]+\]")
+
+
+def _host(text: str, scheme: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidUrl(f"{text!r} in {url!r} is not HOST:PORT")
+    if not _HOST.fullmatch(host) or not port.isdigit() or not 0 < int(port) < 65536:
+        # What follows a colon may be a password whose host was forgotten.
+        shown = text if not colon else f"{text.partition(':')[0]}:***"
+        raise InvalidUrl(f"{shown!r} in the URL {scheme}://… is not HOST:PORT")
     return host.strip("[]"), int(port)
 
 
@@ -76,18 +82,17 @@ def parse_url(text: str) -> RegistryUrl:
             f"{redact(text)!r} is not a registry URL such as sqlite:///groups.db or etcd://HOST:PORT"
         )
     account, _, location = rest.rpartition("@") if scheme not in {"sqlite", "memory"} else ("", "", rest)
-    shown = f"{scheme}://{'***@' if account else ''}{location}"
     if scheme in {"sqlite", "memory"}:
         return RegistryUrl(scheme, path=rest)
     try:
         parts = urlsplit(f"//{location}")
-    except ValueError as error:
-        raise InvalidUrl(f"{shown!r} is no URL: {error}") from error
+    except ValueError:  # whose message has a part of the URL
+        raise InvalidUrl(f"what follows {scheme}:// is no HOST:PORT/PATH") from None
     user, colon, password = account.partition(":")
     hide_secret(unquote(password))
     return RegistryUrl(
         scheme=scheme,
-        hosts=tuple(_host(part, shown) for part in parts.netloc.split(",")),
+        hosts=tuple(_host(part, scheme) for part in parts.netloc.split(",")),
         path=parts.path,
         user=unquote(user) or None,
         password=unquote(password) if colon else None,

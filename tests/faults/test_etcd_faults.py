@@ -21,6 +21,7 @@ import pytest
 import tenacity
 from rebalanser_etcd import EtcdRegistry, open_etcd
 from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
+from rebalanser_etcd.registry import PLAIN_PASSWORD, connect_etcd
 from rebalanser_etcd.verdicts import judge
 from rebalanser_etcd.watches import CLOSE_TIMEOUT_S, WatchStream, _Session
 
@@ -36,6 +37,7 @@ from rebalanser.errors import (
     RetryLater,
 )
 from rebalanser.protocol.types import ResourceSpec
+from rebalanser.redaction import redact
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.registry.contract import (
     Absent,
@@ -454,11 +456,70 @@ def test_certificates(tmp_path: Path, connect: Opener, prefix: str) -> None:
             client,
             f"ca={mine.ca}",
             f"ca={mine.ca}&cert={others.client_cert}&key={others.client_key}",
+            f"ca={mine.ca}&{client}&server_name=etcd.example",
         ):
             with pytest.raises(AccessDenied, match="TLS was refused"):
                 connect(f"etcd+tls://{location}?{options}")
+        put(connect(f"etcd+tls://{location}?ca={mine.ca}&{client}&server_name=localhost"), f"{prefix}named")
         with pytest.raises(RegistryUnavailable, match=r"etcd\+tls:// or etcd://"):
             open_etcd(parse_url(f"etcd://{location}"), 0.5)
+
+
+def test_certificates_that_are_replaced_are_used_without_a_restart(
+    tmp_path: Path, connect: Opener, recorder: Recorder, prefix: str
+) -> None:
+    with EtcdCluster(data_folder=tmp_path / "etcd", tls=True, client_cert_auth=True) as server:
+        registry = connect(server.url())
+        first = put(registry, f"{prefix}first")
+        registry.watch(Target(prefix, prefix=True), first.revision, recorder)
+        recorder.wait_for(first)
+        mine, others = server.certificates, make_certificates(tmp_path / "others")
+        assert mine is not None
+        for name in ("ca", "server_cert", "server_key"):
+            shutil.copy(getattr(others, name), getattr(mine, name))
+        server.kill(0)
+        server._start_server(0)
+        for name in ("client_cert", "client_key"):  # only now: what is refused meanwhile is tried again
+            with pytest.raises((AccessDenied, RegistryUnavailable)):
+                put(registry, f"{prefix}half replaced", timeout_s=1.0)
+            shutil.copy(getattr(others, name), getattr(mine, name))
+        server.wait_healthy()
+        recorder.wait_for(put_surely(registry, f"{prefix}replaced"))
+
+
+def test_a_password_in_a_file_is_read_again(tmp_path: Path, connect: Opener, prefix: str) -> None:
+    file = tmp_path / "password"
+    file.write_text("first-secret\n")
+    with EtcdCluster(data_folder=tmp_path / "etcd", auth=("root", "first-secret")) as server:
+        registry = connect(f"etcd://root@{server.endpoints[0]}/?password_file={file}")
+        put(registry, f"{prefix}first")
+        server.call("/v3/auth/user/changepw", {"name": "root", "password": "second-secret"})
+        file.write_text("second-secret\n")
+        registry._endpoints._metadata = (("hasleader", "true"), ("token", "stale.1"))
+        put(registry, f"{prefix}second")
+        assert redact("second-secret") == "***"
+
+
+def test_a_password_in_the_environment_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBALANSER_ETCD_USER", "alice")
+    monkeypatch.setenv("REBALANSER_ETCD_PASSWORD", "surrounding-secret")
+    connect_etcd(parse_url("etcd://127.0.0.1:1/")).close()
+    assert redact("refused: surrounding-secret") == "refused: ***"
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("etcd://ann:secret@10.1.2.3:2379/", True),
+        ("etcd://ann:secret@localhost:2379,etcd.example:2379/", True),
+        ("etcd+tls://ann:secret@10.1.2.3:2379/", False),
+        ("etcd://10.1.2.3:2379/", False),
+        ("etcd://ann:secret@127.0.0.1:2379,[::1]:2379,localhost:2379/", False),
+    ],
+)
+def test_a_password_in_clear_text_is_warned_about(url: str, warned: bool) -> None:
+    with contextlib.closing(connect_etcd(parse_url(url))) as registry:
+        assert (PLAIN_PASSWORD in registry.capabilities.unsafe_reasons) is warned
 
 
 @pytest.mark.parametrize(
@@ -467,7 +528,8 @@ def test_certificates(tmp_path: Path, connect: Opener, prefix: str) -> None:
         ("etcd+tls://127.0.0.1:1/?ca=/nowhere.pem", "file of ca cannot be read"),
         ("etcd+tls://127.0.0.1:1/?cert=/a.pem", "needs cert and key together"),
         ("etcd+tls://127.0.0.1:1/?cacert=/a.pem", "unknown option 'cacert'; known are ca, cert, key"),
-        ("etcd://127.0.0.1:1/?ca=/a.pem", r"need etcd\+tls://"),
+        ("etcd://127.0.0.1:1/?ca=/a.pem", r"ca needs etcd\+tls://"),
+        ("etcd://alice@127.0.0.1:1/?password_file=/nowhere", "file of password_file cannot be read"),
     ],
 )
 def test_options_that_cannot_be_used(connect: Opener, url: str, message: str) -> None:

@@ -165,7 +165,15 @@ def test_a_handshake_that_fails_is_a_matter_of_certificates() -> None:
     verdict = judge(Code.UNAVAILABLE, WRONG_CA)
     assert verdict.effect is Effect.NONE
     assert verdict.error is AccessDenied
-    assert "check ca, cert and key" in verdict.text
+    assert "check ca, cert, key and server_name" in verdict.text
+
+
+def test_another_name_of_the_host_is_a_matter_of_certificates() -> None:
+    details = (
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Custom verification "
+        "check failed with error: UNAUTHENTICATED: Hostname Verification Check failed."
+    )
+    assert judge(Code.UNAVAILABLE, details).error is AccessDenied
 
 
 def test_a_connection_error_is_told_by_its_last_cause() -> None:

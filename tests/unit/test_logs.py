@@ -246,6 +246,10 @@ def test_no_secret_is_in_any_line_wherever_it_came_from(
         f"etcd:/ann:{PASSWORD}@127.0.0.1:2379",
         f"ectd://ann:{PASSWORD}@127.0.0.1:2379",
         f"ann:{PASSWORD}@127.0.0.1:2379",
+        "etcd://ann:forgotten-host",
+        "etcd://ann:forgotten%2Dhost127.0.0.1:2379",
+        "etcd+tls://127.0.0.1:2379,ann:forgotten host",
+        "etcd://ann:forgotten[host/path",
     ],
 )
 def test_a_wrong_url_never_gets_its_password_into_a_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -253,14 +257,17 @@ def test_a_wrong_url_never_gets_its_password_into_a_log(url: str, caplog: pytest
         open_registry(url, 0.1)
     get_logger().error(str(caught.value), action="open_failed", exc_info=caught.value)
     (line,) = caplog.records
-    assert PASSWORD not in logging.Formatter("%(message)s %(fields)s").format(line)
+    shown = logging.Formatter("%(message)s %(fields)s").format(line)
+    assert PASSWORD not in shown
+    assert "forgotten" not in shown
     assert "Traceback" in line.getMessage()
 
 
 def test_a_parsed_url_shows_no_password() -> None:
-    url = parse_url(f"etcd://ann:{PASSWORD}@127.0.0.1:2379/root")
+    url = parse_url(f"etcd://ann:{PASSWORD}@127.0.0.1:2379/root?pw=a-secret")
     assert url.password == PASSWORD
     assert PASSWORD not in f"{url} {url!r}"
+    assert "a-secret" not in f"{url} {url!r}"
 
 
 def test_the_command_line_shows_lines_or_objects(capsys: pytest.CaptureFixture[str]) -> None:
