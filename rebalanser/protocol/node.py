@@ -124,6 +124,7 @@ class Node:
         self._heartbeat_at = 0.0
         self._missed = 0
         self._renewal_sent_at = 0.0
+        self._renewed_before = 0.0
         self._removal_sent_at = 0.0
         self._isolated = False
         self._failures = 0
@@ -397,6 +398,8 @@ class Node:
         )
         match command:
             case Heartbeat():
+                if not outcome.unknown:  # nothing was renewed, as if it had not been sent
+                    self._renewal_sent_at = self._renewed_before
                 self._missed += 1
                 self._heartbeat_at = min(self._heartbeat_at, now + self._beat_delay(self._missed))
                 return
@@ -679,7 +682,7 @@ class Node:
     def _lapses_at(self) -> float:
         """When the lease has ended if it is renewed no more, whatever the drift of the clocks.
 
-        Counted from the latest renewal that may have been sent, not from the latest that was proven.
+        Counted from the latest renewal that may have taken effect, not from the latest that was proven.
         """
         latest = max(self._proven_at, self._renewal_sent_at)
         ttl_s = self._timings.lease_ttl_s * (1 + self._timings.clock_drift_ratio)
@@ -699,6 +702,7 @@ class Node:
         ):
             return
         self._heartbeat_at = now + self._timings.heartbeat_interval_s
+        self._renewed_before = self._renewal_sent_at
         self._renewal_sent_at = now
         leadership = self._leading.leadership
         follower = self._leading.role is Role.FOLLOWER and self._member.may_lead

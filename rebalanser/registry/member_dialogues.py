@@ -120,7 +120,10 @@ class MemberDialogues(Dialogues):
         return Joined(session, renewed.sent_at)
 
     def _heartbeat(self, command: Heartbeat) -> Dialogue:
-        """Renew, then prove by a linearizable read that the renewed lease lived afterwards."""
+        """Renew, then prove by a linearizable read that the renewed lease lived afterwards.
+
+        A failure has no effect only if the renewal had none: whatever came after it may have renewed.
+        """
         session, keys = command.session, self.keys
         try:
             renewed = yield KeepAlive(session.lease)
@@ -133,12 +136,15 @@ class MemberDialogues(Dialogues):
             looks.append(Get(keys.node(command.leader), keys_only=True))
         blockers = sorted(command.blockers)[: max(0, self._max_operations - len(looks))]
         looks += [Get(keys.release(node)) for node in blockers]
-        answer = yield Transaction(guards=self._alive(session), then=tuple(looks))
+        try:
+            answer = yield Transaction(guards=self._alive(session), then=tuple(looks))
+        except RebalanserError as error:
+            return self._half_done(error, begun=True)
         outcome = outcome_of(answer)
         if not outcome.succeeded:
             return SessionLost()
         if not self._is_renewal(renewed, answer):
-            return Failed(RENEWED_IN_VAIN)
+            return Failed(RENEWED_IN_VAIN, unknown=True)
         return self._seen(command, outcome, self._proven_at(renewed, answer), blockers)
 
     def _is_renewal(self, renewed: Answer, proof: Answer) -> bool:
@@ -153,9 +159,12 @@ class MemberDialogues(Dialogues):
 
     def _confirm_loss(self, session: Session) -> Dialogue:
         """A keep-alive's word is no proof in either direction: look."""
-        answer = yield Transaction(guards=self._alive(session))
+        try:
+            answer = yield Transaction(guards=self._alive(session))
+        except RebalanserError as error:
+            return self._half_done(error, begun=True)
         if outcome_of(answer).succeeded:
-            return Failed("the registry did not renew a lease that it still has")
+            return Failed("the registry did not renew a lease that it still has", unknown=True)
         return SessionLost()
 
     def _seen(

@@ -1279,6 +1279,41 @@ def test_an_onstop_that_raises_leaves_the_barriers_until_the_lease_has_ended() -
     assert driven.node.membership is Membership.BACKOFF
 
 
+def out_of_touch(until: float, *lost_at: float) -> Driven:
+    """An owner that has stopped: its heartbeats since 0 were refused, or lost at these times."""
+    driven = Driven()
+    driven.own("a")
+    while driven.now < until:
+        assert driven.node.next_wakeup is not None
+        driven.pass_to(driven.node.next_wakeup)
+        if driven.sent(Heartbeat):
+            lost = any(at <= driven.now < at + 0.5 for at in lost_at)
+            driven.answer(Heartbeat, LOST if lost else Failed("refused"))
+        if driven.all(CallStop):
+            driven.returns(Handler.STOP)
+    assert driven.node.isolated
+    assert not driven.node.started
+    return driven
+
+
+@pytest.mark.rule("RB-26")
+def test_a_node_whose_lease_ended_unrenewed_stops_at_once() -> None:
+    driven = out_of_touch(TIMINGS.lease_ttl_s + TIMINGS.safety_margin_s)
+    driven.feed(Stop())
+    assert driven.node.membership is Membership.STOPPED
+
+
+@pytest.mark.rule("RB-26")
+def test_a_node_waits_for_the_lease_that_its_last_lost_renewal_may_have_left() -> None:
+    driven = out_of_touch(TIMINGS.lease_ttl_s + TIMINGS.safety_margin_s, 4.0, 8.0)
+    driven.feed(Stop())
+    assert driven.node.membership is Membership.LEAVING
+    driven.pass_to(8.0 + TIMINGS.lease_ttl_s + TIMINGS.safety_margin_s - 0.1)
+    assert driven.node.membership is Membership.LEAVING
+    driven.pass_to(8.5 + TIMINGS.lease_ttl_s + TIMINGS.safety_margin_s)
+    assert driven.node.membership is Membership.STOPPED
+
+
 @pytest.mark.rule("RB-24")
 def test_a_lapsing_node_takes_part_in_nothing() -> None:
     driven = Driven()

@@ -15,7 +15,14 @@ from typing import TypeVar
 import pytest
 
 from rebalanser.allocation import balanced
-from rebalanser.errors import InvalidName, OutcomeUnknown, RebalanserError, RegistryUnavailable, UnusableStore
+from rebalanser.errors import (
+    InvalidName,
+    LeaseNotFound,
+    OutcomeUnknown,
+    RebalanserError,
+    RegistryUnavailable,
+    UnusableStore,
+)
 from rebalanser.protocol import Group, Header, Member, Plan, ResourceSpec, Session
 from rebalanser.protocol.leading import RESIGN_AFTER, Leading
 from rebalanser.protocol.messages import (
@@ -191,7 +198,8 @@ def test_only_the_leader_that_proves_a_lease_can_have_renewed_it(
         return replace(answer, term=renewed_in if isinstance(request, KeepAlive) else 7)
 
     monkeypatch.setattr(wire, "reply", of_a_cluster)
-    wire.perform(Heartbeat(session), outcome)
+    answered = wire.perform(Heartbeat(session), outcome)
+    assert not isinstance(answered, Failed) or answered.unknown, "it may have been renewed all the same"
     assert wire.under(wire.keys.nodes), "the node lives, whoever renewed"
     again = Join(Member(session.node, session.node), 10.0)
     wire.perform(again, Joined if outcome is Alive else Failed)
@@ -230,6 +238,30 @@ def test_a_heartbeat_moves_under_a_kilobyte_however_large_the_group_is(leading: 
         if isinstance(request, Transaction)
         for each in request.then
     ), "etcd would look at every resource"
+
+
+REFUSED = RegistryUnavailable("refused")
+
+
+@pytest.mark.rule("RB-26")
+@pytest.mark.parametrize(
+    ("answers", "unknown"),
+    [
+        ([REFUSED], False),
+        ([OutcomeUnknown("no answer")], True),
+        ([None, REFUSED], True),
+        ([LeaseNotFound("gone"), REFUSED], True),
+        ([LeaseNotFound("gone"), None], True),
+    ],
+)
+def test_a_heartbeat_had_no_effect_only_if_its_keep_alive_was_never_sent(
+    answers: list[RebalanserError | None], unknown: bool
+) -> None:
+    """Else a node that leaves would not wait for a lease that it has just renewed."""
+    wire = Wire()
+    session = wire.join()
+    wire.disturb = lambda number: answers[number - 1]
+    assert wire.perform(Heartbeat(session), Failed).unknown is unknown
 
 
 def names(count: int) -> frozenset[str]:

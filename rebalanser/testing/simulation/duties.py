@@ -81,6 +81,7 @@ class Duties:
         self._failed_since_stop = False
         self._proven_at = 0.0
         self._beat_sent_at = 0.0
+        self._beat_before = 0.0
         self._beat_due = 0.0
         self._beating = False
         self._missed = False
@@ -224,6 +225,8 @@ class Duties:
                     self._failures = 0
             case Failed() if isinstance(command, Heartbeat):
                 self._missed = True
+                # Without effect it renewed nothing, as if it had not been sent.
+                self._beat_sent_at = self._beat_sent_at if outcome.unknown else self._beat_before
             case _:
                 self._told_as_leader(command, outcome)
 
@@ -347,7 +350,7 @@ class Duties:
                 self._check_delay()
             case Heartbeat():
                 self._beating = True
-                self._beat_sent_at = self._now
+                self._beat_before, self._beat_sent_at = self._beat_sent_at, self._now
                 self._beat_due = self._now + self._timings.heartbeat_interval_s
             case AddBarriers():
                 self.blocked -= command.resources
