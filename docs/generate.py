@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rebalanser_etcd.faults import FAULTS, NEVER
 from rebalanser_kafka.group.coordinator import CAPABILITIES
 from rebalanser_kafka.group.log import PREFERRED, SETTINGS
 from rebalanser_kafka.neli.topic import topic_spec
@@ -674,6 +675,22 @@ def example_state() -> GroupState:
     return describe("orders", GroupView(group, Leadership(3, "1", 20), holdings))
 
 
+def etcd_faults() -> str:
+    """Every known fault of etcd, the versions that have it, and what becomes of it here."""
+    rows = []
+    for fault in FAULTS:
+        spans = []
+        for (major, minor), fixed in fault.fixed.items():
+            first = f"{major}.{minor}.{fault.since.get((major, minor), 0)}"
+            last = f"{major}.{minor}.{fixed - 1}"
+            spans.append(
+                f"{first} on" if fixed == NEVER else first if first == last else f"{first} to {last}"
+            )
+        verdict = "survived" if fault.survived else "warned about"
+        rows.append([fault.sentence, ", ".join(spans), fault.breaks, verdict])
+    return _table(["etcd", "Versions", "What it breaks here", "Here it is"], rows)
+
+
 def live_table() -> str:
     """What ``rebalanser watch`` shows, as a picture."""
     console = Console(record=True, width=120, file=io.StringIO())
@@ -698,6 +715,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "owned": owned_members,
     "settings": settings_table,
     "timings": worked_timings,
+    "etcd-faults": etcd_faults,
     "commands": commands,
     "exit-codes": exit_codes,
     "errors": error_tree,

@@ -1,34 +1,145 @@
-"""Faults of released etcd versions that weaken a promise of the registry's contract."""
+"""Faults of released etcd versions, what they break here, and whether that is survived.
+
+From etcd's changelogs of 3.4 to 3.7; docs/deployment.md has them as a table.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault; ``fixed`` has, for each release line, the first patch version without it."""
+    """One fault, as a sentence without its subject."""
 
     sentence: str
     fixed: Mapping[tuple[int, int], int]
+    """For each release line that had it the first patch version without it."""
+    breaks: str
+    """What it does to a group, and what is done about that."""
+    survived: bool = False
+    """True if no promise is weaker for it, so that nobody is warned."""
+    since: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """For each release line that got it later than with its first version the version that did."""
 
     def concerns(self, version: tuple[int, int, int]) -> bool:
-        """Whether a server of this version has the fault."""
+        """True if a server of this version has the fault."""
         major, minor, patch = version
-        return patch < self.fixed.get((major, minor), 0)
+        line = (major, minor)
+        return self.since.get(line, 0) <= patch < self.fixed.get(line, 0)
 
+
+NEVER: Final = 1_000_000
+"""The patch version that fixes what the last version of a release line still has."""
 
 FAULTS: Final = (
-    Fault("may revoke live leases through a member that no longer leads", {(3, 4): 31, (3, 5): 13}),
-    Fault("may lose watch events after a compaction", {(3, 4): 31, (3, 5): 13}),
-    Fault("may answer a keep-alive of a revoked lease as if it lived", {(3, 4): 38, (3, 5): 24, (3, 6): 5}),
-    Fault("may answer reads with old data after it was paused", {(3, 4): 42}),
-    Fault("may end up with members whose data differ", {(3, 5): 3}),
-    Fault("refuses reads too while it is over its quota", {(3, 4): 20, (3, 5): 7}),
-    Fault("may lose answered writes of a single member in a crash", {(3, 4): 21, (3, 5): 5}),
+    Fault(
+        "may answer reads with old data after it was paused, or while leaders change",
+        {(3, 4): 42, (3, 5): 28, (3, 6): 9},
+        "The read that proves life: a node may believe in a lease that has ended, so that only receivers of "
+        "fencing tokens are safe. A read from before what the same connection has seen is refused.",
+    ),
+    Fault(
+        "may revoke live leases through a member that no longer leads",
+        {(3, 4): 31, (3, 5): 13},
+        "A lease ends early, before its node knows: only receivers of fencing tokens are safe.",
+    ),
+    Fault(
+        "may carry out a part of a transaction",
+        {(3, 5): 17},
+        "A barrier or a term may change without what belongs to it.",
+    ),
+    Fault(
+        "may end up with members whose data differ",
+        {(3, 5): 3},
+        "Two members may each show another owner.",
+    ),
+    Fault(
+        "may end up with members whose revisions differ if one crashes while it is defragmented",
+        {(3, 5): 6},
+        "Fencing tokens may differ between members.",
+    ),
+    Fault(
+        "may damage a member's data if it is defragmented while it takes in a snapshot",
+        {(3, 4): 38, (3, 5): 23, (3, 6): 5},
+        "That member may show another owner than the others.",
+    ),
+    Fault(
+        "may go back to an earlier revision after a crash during a compaction",
+        {(3, 4): 32, (3, 5): 14},
+        "Fencing tokens may go back. Open connections refuse to go on; new ones can't know.",
+    ),
+    Fault(
+        "may lose answered writes of a single member in a crash",
+        {(3, 4): 21, (3, 5): 5},
+        "A barrier or a term may be forgotten, and given out again.",
+    ),
+    Fault(
+        "may apply requests differently on members restored from a snapshot, with authentication",
+        {(3, 4): 22, (3, 5): 6},
+        "Two members may each show another owner.",
+    ),
+    Fault(
+        "may never end leases after a member took in a snapshot, with authentication",
+        {(3, 4): 19, (3, 5): 5},
+        "Resources of a node that died stay without an owner.",
+    ),
+    Fault(
+        "may lose watch events after a compaction",
+        {(3, 4): 36, (3, 5): 18},
+        "A change is noticed with the next heartbeat, and not at once.",
+        survived=True,
+    ),
+    Fault(
+        "refuses reads too while it is over its quota",
+        {(3, 4): 20, (3, 5): 7},
+        "Nodes can't prove life and stop, where later versions only let nobody join.",
+    ),
+    Fault(
+        "may crash on a read transaction that is cancelled",
+        {(3, 4): 23, (3, 5): 7},
+        "An outage of that member, which a request that timed out can cause.",
+    ),
+    Fault(
+        "may answer a keep-alive of a revoked lease as if it lived",
+        {(3, 4): 38, (3, 5): 23, (3, 6): 5},
+        "Nothing: an answered keep-alive proves nothing, only the read after it does.",
+        survived=True,
+    ),
+    Fault(
+        "may answer a keep-alive of a lease that is just being granted",
+        {(3, 4): 20, (3, 5): 3},
+        "Nothing: a lease is renewed only after its grant was answered.",
+        survived=True,
+    ),
+    Fault(
+        "may tell watchers an event twice, old events, or progress ahead of events",
+        {(3, 4): 38, (3, 5): 22, (3, 6): 2},
+        "Nothing: a watch is only a wake-up, and its progress is not used.",
+        survived=True,
+    ),
+    Fault(
+        "may hold different data after transactions that read at a stated revision",
+        {(3, 4): NEVER, (3, 5): NEVER, (3, 6): NEVER},
+        "Nothing: no transaction here reads at a stated revision.",
+        survived=True,
+    ),
+    Fault(
+        "tells its status only to administrators",
+        {(3, 4): NEVER, (3, 5): 32, (3, 6): 12},
+        "Nothing: a read takes its place. The version isn't known then, which is warned about.",
+        survived=True,
+        since={(3, 4): 42, (3, 5): 28, (3, 6): 9},
+    ),
+    Fault(
+        "lets users do or see more than they were granted",
+        {(3, 4): 44, (3, 5): 33, (3, 6): 14, (3, 7): 1},
+        "Nothing in a group; a role of few rights is not kept to them.",
+        survived=True,
+    ),
 )
 
 
@@ -39,7 +150,7 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
 
 
 def unsafe_reasons(versions: Iterable[str]) -> tuple[str, ...]:
-    """One sentence for each fault of each server version."""
+    """One sentence for each fault of each server version that weakens a promise."""
     reasons = []
     for text in sorted(set(versions)):
         version = parse_version(text)
@@ -48,5 +159,9 @@ def unsafe_reasons(versions: Iterable[str]) -> tuple[str, ...]:
         elif version < (3, 4, 0):
             reasons.append(f"etcd {text} is older than 3.4, the oldest that is tested")
         else:
-            reasons += [f"etcd {text} {fault.sentence}" for fault in FAULTS if fault.concerns(version)]
+            reasons += [
+                f"etcd {text} {fault.sentence}"
+                for fault in FAULTS
+                if fault.concerns(version) and not fault.survived
+            ]
     return tuple(reasons)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from rebalanser_etcd.faults import parse_version, unsafe_reasons
+from rebalanser_etcd.faults import FAULTS, parse_version, unsafe_reasons
 from rebalanser_etcd.translation import check_limits, is_read_only, prefix_end, to_request
 from rebalanser_etcd.verdicts import Effect, judge
 
@@ -184,24 +184,55 @@ def test_a_connection_error_is_told_by_its_last_cause() -> None:
 @pytest.mark.parametrize(
     ("version", "sentences"),
     [
-        ("3.4.23", ["revoke live leases", "lose watch events", "keep-alive", "old data"]),
-        ("3.4.31", ["keep-alive", "old data"]),
+        (
+            "3.4.18",
+            [
+                "old data",
+                "revoke live",
+                "damage",
+                "go back",
+                "single",
+                "differently",
+                "never end",
+                "refuses reads",
+                "crash",
+            ],
+        ),
+        ("3.4.23", ["old data", "revoke live leases", "damage", "go back"]),
+        ("3.4.31", ["old data", "damage", "go back"]),
+        ("3.4.37", ["old data", "damage"]),
         ("3.4.38", ["old data"]),
+        ("3.4.41", ["old data"]),
         ("3.4.42", []),
         (
             "3.5.1",
             [
+                "old data",
                 "revoke live leases",
-                "lose watch events",
-                "keep-alive",
+                "part of a transaction",
                 "members whose data differ",
-                "refuses reads",
+                "members whose revisions differ",
+                "damage",
+                "go back",
                 "single",
+                "differently",
+                "never end",
+                "refuses reads",
+                "crash",
             ],
         ),
-        ("3.5.13", ["keep-alive"]),
+        ("3.5.16", ["old data", "part of a transaction", "damage"]),
+        ("3.5.22", ["old data", "damage"]),
+        ("3.5.24", ["old data"]),
+        ("3.5.27", ["old data"]),
+        ("3.5.28", []),
+        ("3.6.0", ["old data", "damage"]),
+        ("3.6.5", ["old data"]),
+        ("3.6.8", ["old data"]),
+        ("3.6.9", []),
         ("3.6.16", []),
         ("3.7.0-rc.0", []),
+        ("3.7.0", []),
         ("3.3.27", ["older than 3.4"]),
         ("unheard of", ["tells no version"]),
     ],
@@ -213,6 +244,13 @@ def test_faults_of_versions_are_known(version: str, sentences: list[str]) -> Non
     for sentence, reason in zip(sentences, reasons, strict=True):
         assert sentence in reason
         assert version in reason
+
+
+def test_what_came_later_does_not_concern_earlier_versions() -> None:
+    (hidden,) = (fault for fault in FAULTS if "only to administrators" in fault.sentence)
+    found = [patch for patch in range(16) if hidden.concerns((3, 6, patch))]
+    assert found == [9, 10, 11]
+    assert hidden.concerns((3, 4, 45))
 
 
 def test_versions_are_numbers() -> None:
