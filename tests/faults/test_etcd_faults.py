@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import math
@@ -422,6 +423,30 @@ def test_credentials(tmp_path: Path, connect: Opener, prefix: str, monkeypatch: 
         put(connect(f"etcd://{host}/"), f"{prefix}environment")
 
 
+@pytest.mark.rule("RB-33")
+def test_a_user_needs_no_more_than_the_prefix(tmp_path: Path, connect: Opener) -> None:
+    with EtcdCluster(data_folder=tmp_path, auth=("root", "root-secret")) as server:
+        begin, end = (base64.b64encode(key).decode() for key in (b"ours/", b"ours0"))
+        permission = {"permType": "READWRITE", "key": begin, "range_end": end}
+        server.call("/v3/auth/role/add", {"name": "rebalanser"})
+        server.call("/v3/auth/role/grant", {"name": "rebalanser", "perm": permission})
+        server.call("/v3/auth/user/add", {"name": "orders", "password": "orders-secret"})
+        server.call("/v3/auth/user/grant", {"user": "orders", "role": "rebalanser"})
+        url = f"etcd://orders:orders-secret@{server.endpoints[0]}/ours"
+        group = Group("few", url, settings=Settings(lease_ttl_s=2))
+        group.on_start(lambda _: None)
+        group.on_stop(lambda _: None)
+        with Admin("few", url) as admin, group:
+            admin.add("a", "b")
+            admin.wait_balanced(timeout_s=PATIENCE_S)
+            admin.drain("nobody")
+            assert admin.state().owned == 2
+        with pytest.raises(AccessDenied, match="no permission"):
+            put(connect(url), "others/key")
+        with pytest.raises(AccessDenied, match="no permission"):
+            connect(f"etcd://orders:orders-secret@{server.endpoints[0]}/others")
+
+
 def test_a_stale_token_is_renewed(tmp_path: Path, connect: Opener, recorder: Recorder, prefix: str) -> None:
     with EtcdCluster(data_folder=tmp_path, auth=("alice", "secret")) as server:
         registry = connect(server.url())
@@ -703,6 +728,29 @@ def test_a_write_that_another_cluster_carried_out_is_of_unknown_outcome(
         registry.close()
 
 
+@pytest.mark.rule("RB-28")
+def test_a_watch_that_another_cluster_answers_is_noticed(
+    etcd: EtcdCluster,
+    connect: Opener,
+    recorder: Recorder,
+    tmp_path: Path,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with EtcdCluster(data_folder=tmp_path) as other, TcpProxy(etcd.endpoints[0]) as proxy:
+        registry = connect(etcd.url(endpoints=[proxy.address]))
+        first = put(registry, f"{prefix}first")
+        registry.watch(Target(prefix, prefix=True), first.revision, recorder)
+        recorder.wait_for(first)
+        # As if the connection were made anew between the proof of the endpoint and the watch.
+        monkeypatch.setattr(registry._endpoints, "_look_at", lambda *_: None)
+        proxy.redirect(other.endpoints[0])
+        proxy.cut()
+        proxy.heal()
+        wait_until(lambda: registry._endpoints._wrong)
+        registry.close()
+
+
 def healed(channel: grpc.Channel) -> bool:
     """True if the channel is connected again."""
     try:
@@ -894,7 +942,7 @@ def test_a_login_is_not_sent_again_while_the_server_is_busy_with_it(
 
 def test_a_long_read_delays_no_heartbeat(etcd: EtcdCluster, connect: Opener, prefix: str) -> None:
     registry = connect(etcd.url())
-    keys = [f"{prefix}{number:05}" for number in range(50_000)]
+    keys = [f"{prefix}{number:05}" for number in range(20_000)]
     for start in range(0, len(keys), 128):
         transact(registry, Transaction((), tuple(Put(key, b"v" * 50) for key in keys[start : start + 128])))
     granted = registry.execute(Grant(10), TIMEOUT_S)
@@ -912,7 +960,8 @@ def test_a_long_read_delays_no_heartbeat(etcd: EtcdCluster, connect: Opener, pre
         took_s = time.monotonic() - began
     assert isinstance(found, tuple)
     assert len(found) == len(keys)
-    assert max(beats) < took_s / 2  # it is read in pages
+    assert len(beats) > 1
+    assert max(beats) < took_s / 2
     for start in range(0, len(keys), 128):
         transact(registry, Transaction((), tuple(Delete(key) for key in keys[start : start + 128])))
 
