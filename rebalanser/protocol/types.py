@@ -165,13 +165,12 @@ class SharePart(NamedTuple):
 class Fingerprint:
     """Tells whether members, resources or drains changed.
 
-    Of members the count and the newest revision; of resources and drains the revision of the latest operator
-    request, as every change of them is one (RB-44). ``acknowledgements`` tells of those as of members; they
-    are no reason to rebalance.
+    Of members the count and the newest revision; of resources and drains how many requests of operators have
+    changed any. ``acknowledgements`` tells of those as of members; they are no reason to rebalance.
     """
 
     members: tuple[int, int] = (0, 0)
-    operator: int = 0
+    changes: int = 0
     acknowledgements: tuple[int, int] = field(default=(0, 0), compare=False)
 
 

@@ -12,7 +12,8 @@ are taken for another's, a group under such a root has none of the names below t
 ``acks/NODE``                   the version that the node has completed; under its lease
 ``resources/RESOURCE``          a resource and what an operator said of it
 ``drains/LABEL``                a drained node
-``operator``                    put with every request of an operator; its revision orders them (RB-44)
+``operator``                    put with every request of an operator: its revision orders them (RB-44),
+                                its value counts those that changed anything
 ``header``                      the allocation's version, and since which version each share stands
 ``shares/NODE/VERSION/PART``    a part of a share, compressed; never changed once written
 ``barriers/RESOURCE/SLOT``      a barrier and its holder; under the holder's lease. Beside the

@@ -54,7 +54,6 @@ from rebalanser.registry.dialogue import (
     one_entry,
     outcome_of,
     readable,
-    revision_of,
     sized,
 )
 
@@ -121,7 +120,7 @@ class LeaderDialogues(Dialogues):
             Range(keys.drains),
             Range(keys.shares),
             Range(keys.acks),
-            Get(keys.operator, keys_only=True),
+            Get(keys.operator),
         )
 
     def _group_in(self, outcome: contract.Outcome) -> Group:
@@ -142,7 +141,7 @@ class LeaderDialogues(Dialogues):
             acknowledged=readable(acks, self._completed, unreadable),
             fingerprint=Fingerprint(
                 members=fingerprint_of(nodes),
-                operator=revision_of(outcome.results[6]),
+                changes=values.load_changes(one_entry(outcome.results[6])),
                 acknowledgements=fingerprint_of(acks),
             ),
             unreadable=unreadable,

@@ -131,7 +131,7 @@ class MemberDialogues(Dialogues):
             return (yield from self._confirm_loss(session))
         looks: list[Operation] = [Get(keys.header, keys_only=True), Get(keys.term, keys_only=True)]
         if command.leading:
-            looks += [Stat(keys.nodes), Get(keys.operator, keys_only=True), Stat(keys.acks)]
+            looks += [Stat(keys.nodes), Get(keys.operator), Stat(keys.acks)]
         if command.leader is not None:
             looks.append(Get(keys.node(command.leader), keys_only=True))
         blockers = sorted(command.blockers)[: max(0, self._max_operations - len(looks))]
@@ -176,7 +176,7 @@ class MemberDialogues(Dialogues):
         if command.leading:
             fingerprint = Fingerprint(
                 members=stats_of(results.pop(0)),
-                operator=revision_of(results.pop(0)),
+                changes=values.load_changes(one_entry(results.pop(0))),
                 acknowledgements=stats_of(results.pop(0)),
             )
         leader_alive = command.leader is None or one_entry(results.pop(0)) is not None

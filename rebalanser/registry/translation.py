@@ -198,13 +198,14 @@ class Translation(MemberDialogues, LeaderDialogues):
             entries, operator = outcome_of(answer).results
             found = {entry.key: entry for entry in all_entries(entries)}
             latest = one_entry(operator)
-            epoch = latest.mod_revision if latest else 0
+            epoch, requests = latest.mod_revision if latest else 0, values.load_changes(latest)
             changes = work_out(found)
             done = total - len(changes)
             progress(done)
             # An empty chunk if there is nothing to write: that request has its place in the order too.
             for chunk in list(self._chunks((each, _size(each)) for each in changes)) or [[]]:
-                outcome = outcome_of((yield self._in_epoch(epoch, chunk)))
+                requests += bool(chunk)
+                outcome = outcome_of((yield self._in_epoch(epoch, requests, chunk)))
                 if not outcome.succeeded:
                     tries += 1
                     break
@@ -216,16 +217,17 @@ class Translation(MemberDialogues, LeaderDialogues):
                 return counted
         raise RegistryUnavailable(OVERTAKEN)
 
-    def _in_epoch(self, epoch: int, operations: Sequence[Operation]) -> Transaction:
+    def _in_epoch(self, epoch: int, requests: int, operations: Sequence[Operation]) -> Transaction:
         """Write for an operator and begin an epoch, if no other operator request took effect since ``epoch``.
 
         So a request that arrives late, after its operator has made another, has no effect (RB-44). ``epoch``
-        is the revision at which the latest request took effect, 0 if there was none.
+        is the revision at which the latest request took effect, 0 if there was none; ``requests`` counts
+        those that have changed anything, this one too.
         """
         key = self.keys.operator
         return Transaction(
             guards=(Unchanged(key, epoch) if epoch else Absent(key),),
-            then=(*operations, Put(key, b"")),
+            then=(*operations, Put(key, values.dump_changes(requests))),
         )
 
     def targets(self, topic: Topic) -> tuple[Target, ...]:

@@ -228,6 +228,21 @@ def load_share(version: int, parts: Sequence[KeyValue]) -> Share:
         )
 
 
+def dump_changes(changes: int) -> bytes:
+    """The value of the operators' key."""
+    return str(changes).encode()
+
+
+def load_changes(entry: KeyValue | None) -> int:
+    """How many requests of operators have changed anything; another number after each, if unreadable."""
+    if entry is None:
+        return 0
+    try:
+        return int(entry.value)
+    except ValueError:
+        return entry.mod_revision
+
+
 def load_acknowledgement(entry: KeyValue) -> int:
     """The version that a node has completed, from its acknowledgement."""
     with _Reading(entry.key):
