@@ -127,6 +127,7 @@ class AsyncGroup:
         A second SIGINT has its usual effect. Several may run in one loop; a signal stops them all. Raises
         what :meth:`Group.run` does.
         """
+        self._group.narrate()
         await run_in_loop_until_stopped(self, self._group.wait_stopped)
 
     async def __aenter__(self) -> Self:

@@ -10,7 +10,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
@@ -35,6 +35,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.dead_man import DeadMansSwitch
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import Handlers
+from rebalanser.runtime.narration import Narrator
 from rebalanser.runtime.owned import Owned, Tenure
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.runtime.workers import WorkerThreads
@@ -145,6 +146,7 @@ class Group:
         """True if the group was asked to stop since its latest start began."""
         self._fact_hooks: list[Callable[[Fact], None]] = []
         self._workers: WorkerThreads | None = None
+        self._narrator: Narrator | None = None
         self._forked = False
         _groups.add(self)
 
@@ -226,6 +228,11 @@ class Group:
             RegistryUnavailable: the registry did not answer within ``connect_timeout_s``.
         """
         self._refuse_fork()
+        with nullcontext() if self._narrator is None else self._narrator.connecting():
+            self._wait_joined(self._begun())
+
+    def _begun(self) -> _Run:
+        """A run that has begun to join."""
         if not self._beginning.acquire(blocking=False):
             raise InvalidState(f"group {self.name!r} is being started on node {self.node!r}")
         with ExitStack() as undo:
@@ -243,7 +250,14 @@ class Group:
                 raise
             if self._stop_asked:
                 run.engine.stop()
-        self._wait_joined(run)
+        return run
+
+    def narrate(self) -> None:
+        """Say on standard error what happens, in a line each, unless the program has configured logging.
+
+        :meth:`run` does so.
+        """
+        self._narrator = Narrator(self.name, self.node, str(self._url))
 
     def _made(self) -> _Run:
         """A run that has not begun; nothing stays open if it can't be made."""
@@ -256,7 +270,9 @@ class Group:
                 undo.callback(switch.close)
             coordinator = open_coordinator(self.name, self._url_text, self.settings, clock)
             undo.callback(coordinator.close)
-            observer = Observer(self.name, self.node, stem, self.settings, clock, self._fact_hooks)
+            observer = Observer(
+                self.name, self.node, stem, self.settings, clock, self._fact_hooks, self._narrator
+            )
             undo.callback(observer.close)
             observer.warn_of(coordinator.capabilities.unsafe_reasons)
             tenure = Tenure(clock)
@@ -370,12 +386,14 @@ class Group:
         """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
 
         A second SIGINT has its usual effect, unless it comes with the first one; further ones of the others
-        are ignored, as some supervisors send several.
+        are ignored, as some supervisors send several. If the program has not configured logging, standard
+        error says in a line each what happens.
 
         Raises:
             InvalidState: it was not called in the main thread, which alone gets signals.
             RebalanserError: what :meth:`start` and :meth:`stop` raise.
         """
+        self.narrate()
         run_until_stopped(self)
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rebalanser.protocol import Fact, Report
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger, log_fact, prepare
+from rebalanser.runtime.narration import Narrator
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Observer:
     A report takes its time and its numbers in the history at once. What is told of each resource is made in
     threads of the observer, one for the history, and one for the log and the hooks, since either of these may
     block, as a terminal does under Ctrl-S, and a node that waits for one could not stop in time.
-    ``process`` names the process in the history: the stem of the ids of its node's incarnations.
+    ``process`` names the process in the history: the stem of the ids of its node's incarnations. What the
+    ``narrator`` has a sentence for is not logged.
 
     Raises:
         FixConfiguration: the settings name a history that can't be written.
@@ -43,8 +45,10 @@ class Observer:
         settings: Settings,
         clock: Clock,
         hooks: Sequence[Callable[[Fact], None]],
+        narrator: Narrator | None = None,
     ) -> None:
         prepare()
+        self._narrator = narrator
         self._group = group
         self._hooks = hooks
         self._journal = _open_journal(group, label, process, settings, clock)
@@ -69,8 +73,10 @@ class Observer:
 
     def _run(self) -> None:
         while (report := self._told.get()) is not None:
+            narrated = self._narrator is not None and self._narrator.tell(report)
             for fact in report.facts():
-                self._tell(self._log, fact)
+                if not narrated:
+                    self._tell(self._log, fact)
                 for hook in self._hooks:
                     self._tell(hook, fact)
             if self._untold and self._told.empty():

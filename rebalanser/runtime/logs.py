@@ -156,20 +156,35 @@ class DefaultHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line for a record that nothing else handles; raise nothing."""
         with contextlib.suppress(Exception):
-            stream = sys.stderr
-            if not self._is_handled_by_host(record) and _can_write(stream):
-                stream.write(f"{_fitting(_line_of(record), stream)}\n")
-                stream.flush()
+            if not _is_handled_by_host(record.name):
+                write_default_line(_line_of(record))
 
-    def _is_handled_by_host(self, record: logging.LogRecord) -> bool:
-        logger: logging.Logger | None = logging.getLogger(record.name)
-        while logger is not None:
-            if any(handler is not self for handler in logger.handlers):
-                return True
-            if not logger.propagate:
-                return True
-            logger = logger.parent
-        return logging.lastResort is None
+
+def _is_handled_by_host(name: str) -> bool:
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        if any(not isinstance(handler, DefaultHandler) for handler in logger.handlers):
+            return True
+        if not logger.propagate:
+            return True
+        logger = logger.parent
+    return logging.lastResort is None
+
+
+def is_unconfigured() -> bool:
+    """Return True if the host application has set no handler, level or switch that facts would obey."""
+    untouched = _facts.getEffectiveLevel() == logging.WARNING and _facts.isEnabledFor(logging.WARNING)
+    return untouched and not _is_handled_by_host(FACTS)
+
+
+def write_default_line(text: str) -> None:
+    """Write a line on standard error, unless that would have to wait; raise nothing."""
+    with contextlib.suppress(Exception):
+        stream = sys.stderr
+        if _can_write(stream):
+            line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+            stream.write(f"{_fitting(line, stream)}\n")
+            stream.flush()
 
 
 def _fitting(line: str, stream: TextIO) -> str:

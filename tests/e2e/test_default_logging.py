@@ -1,4 +1,4 @@
-"""Standard error of a program whose worker raises, with and without logging of its own."""
+"""Standard error of a program that runs a group, with and without logging of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sys
 import rebalanser
 
 url = sys.argv[1]
-group = rebalanser.Group("orders", url)
+group = rebalanser.Group("orders", url, node="n")
 
 
 @group.worker
@@ -30,6 +30,7 @@ with rebalanser.Admin("orders", url) as admin:
 group.run()
 """
 CONFIGURED = "import logging\nlogging.basicConfig(filename='program.log')\n"
+LEVELLED = "import logging\nlogging.getLogger('rebalanser').setLevel(logging.ERROR)\n"
 SILENCED = "import logging\nlogging.getLogger('rebalanser').addHandler(logging.NullHandler())\n"
 
 
@@ -51,12 +52,21 @@ def stderr_of(program: str, folder: Path) -> str:
     return done.stderr
 
 
-def test_a_worker_that_raises_is_shown_on_one_line(tmp_path: Path) -> None:
+def test_each_thing_that_happens_is_a_readable_line(tmp_path: Path) -> None:
+    joined, owns, raised, gave_up, left = stderr_of(PROGRAM, tmp_path).splitlines()
+    assert joined == f"rebalanser orders: n joined the group at sqlite:///{tmp_path}/orders.db"
+    assert owns == "rebalanser orders: n owns partition-0; it owns 1 resource now"
     assert re.fullmatch(
         r"ERROR rebalanser: a worker raised; .* action=worker_failed resource=partition-0 token=\d+ "
-        r'attempt=1 error="ValueError: no such account: 17" raised_at=\S+/program\.py:\d+\n',
-        stderr_of(PROGRAM, tmp_path),
+        r'attempt=1 error="ValueError: no such account: 17" raised_at=\S+/program\.py:\d+',
+        raised,
     )
+    assert gave_up == "rebalanser orders: n gave up partition-0; it owns 0 resources now"
+    assert left == "rebalanser orders: n left the group"
+
+
+def test_a_level_of_the_program_counts_as_configured(tmp_path: Path) -> None:
+    assert stderr_of(LEVELLED + PROGRAM, tmp_path).startswith("ERROR rebalanser: a worker raised")
 
 
 def test_a_program_that_configured_logging_has_all_of_it_there(tmp_path: Path) -> None:

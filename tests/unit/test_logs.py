@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
 import logging
 import os
 import sys
+import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +19,10 @@ import structlog
 
 from rebalanser import redaction
 from rebalanser.errors import RebalanserError
-from rebalanser.protocol.messages import Fact, FactKind
+from rebalanser.protocol.messages import Fact, FactKind, Report
 from rebalanser.redaction import hide_secret, redact
 from rebalanser.registry.urls import open_registry, parse_url
+from rebalanser.runtime import narration
 from rebalanser.runtime.logs import (
     LEVELS,
     LONGEST_LINE_CHARS,
@@ -28,6 +32,8 @@ from rebalanser.runtime.logs import (
     get_logger,
     log_fact,
 )
+from rebalanser.runtime.narration import Narrator
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -472,3 +478,66 @@ def test_the_command_line_shows_a_line_once(capsys: pytest.CaptureFixture[str]) 
         configure_cli_logging(True, 0)
         get_logger().error("it", action="tried")
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def narrated(narrator: Narrator, kind: FactKind, *resources: str, **detail: str | int) -> str:
+    """Return what is said of a report, without what begins each line."""
+    report, said = Report(Fact(kind, "w-1", detail=detail), resources or None), io.StringIO()
+    with unconfigured_logging(), contextlib.redirect_stderr(said):
+        assert narrator.tell(report)
+    return said.getvalue().removeprefix("rebalanser orders: n ").rstrip("\n")
+
+
+def test_what_happens_is_told_in_sentences() -> None:
+    told = partial(narrated, Narrator("orders", "n", "memory://x"))
+    assert told(FactKind.JOINED) == "joined the group at memory://x"
+    assert told(FactKind.ALLOCATION_ADOPTED, resources=0) == (
+        "is to own nothing now; `rebalanser status orders` says why"
+    )
+    assert told(FactKind.ALLOCATION_ADOPTED, resources=0) == "", "it is no news"
+    assert told(FactKind.ALLOCATION_ADOPTED, resources=7) == ""
+    assert told(FactKind.BARRIER_BLOCKED, "g") == "waits for g, which other nodes have yet to give up"
+    assert told(FactKind.BARRIER_BLOCKED, "g") == "", "it waits still"
+    assert told(FactKind.START_ENTERED, *"abcdef") == "owns a, b, c, d, e and 1 more; it owns 6 resources now"
+    assert told(FactKind.STOP_RETURNED, *"abcde") == "gave up a, b, c, d, e; it owns 1 resource now"
+    assert told(FactKind.START_FAILED, error="OSError: full") == (
+        "leaves, since OnStart raised OSError: full; it joins again after a delay"
+    )
+    assert told(FactKind.JOIN_FAILED, error="away", fatal=0) == "could not join: away; it tries again"
+    assert told(FactKind.JOIN_FAILED, error="denied", fatal=1) == "could not join: denied"
+    assert told(FactKind.JOINED) == "joined the group at memory://x"
+    assert told(FactKind.GROUP_READ, resources=0) == ""
+    assert "the group has no resources" in told(FactKind.ALLOCATION_ADOPTED, resources=0)
+    assert told(FactKind.LEFT) == "left the group"
+
+
+def test_a_kind_without_a_sentence_is_left_to_the_log() -> None:
+    with unconfigured_logging():
+        assert not Narrator("orders", "n", "memory://x").tell(Report(Fact(FactKind.LOOP_SLOW, "n-1")))
+
+
+def test_nothing_is_narrated_where_the_host_configured_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrator, left = Narrator("orders", "n", "memory://x"), Report(Fact(FactKind.LEFT, "n-1"))
+    assert logging.root.handlers, "those of pytest"
+    assert not narrator.tell(left)
+    with unconfigured_logging():
+        assert narrator.tell(left)
+        logging.getLogger("rebalanser").setLevel(logging.ERROR)
+        try:
+            assert not narrator.tell(left)
+        finally:
+            logging.getLogger("rebalanser").setLevel(logging.NOTSET)
+
+
+def test_a_registry_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narration, "SILENCE_S", 0.0)
+    said, told = threading.Event(), []
+
+    def write(line: str) -> None:
+        told.append(line)
+        said.set()
+
+    monkeypatch.setattr(narration, "write_default_line", write)
+    with unconfigured_logging(), Narrator("orders", "n", "etcd://h:1").connecting():
+        assert said.wait(PATIENCE_S)
+    assert told == ["rebalanser orders: n is connecting to etcd://h:1"]

@@ -286,7 +286,7 @@ MUTANTS = (
         "two threads that start a group start one node",
         _edit(
             Group,
-            "start",
+            "_begun",
             "if not self._beginning.acquire(blocking=False):",
             "if False:",
             ("undo.callback(self._beginning.release)", "pass"),

@@ -1,0 +1,127 @@
+"""Sentences on standard error about what happens on a node, for ``run()`` in a program without logging."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from rebalanser.protocol import Fact, FactKind, Report
+from rebalanser.redaction import redact
+from rebalanser.runtime.logs import is_unconfigured, write_default_line
+
+SILENCE_S: Final = 1.0
+"""Seconds without an answer of the registry after which a person is told what is waited for."""
+MOST_NAMES: Final = 5
+"""Maximum resources that a sentence names."""
+_SILENT: Final = frozenset({FactKind.GROUP_READ, FactKind.ALLOCATION_ADOPTED, FactKind.BARRIER_BLOCKED})
+"""Kinds that are told only where they are news."""
+
+
+class Narrator:
+    """Says in one line each what happens on a node, while the program has not configured logging.
+
+    A line that standard error can't take at once is dropped, so that nothing waits for its reader.
+    """
+
+    def __init__(self, group: str, label: str, url: str) -> None:
+        self._group = group
+        self._label = label
+        self._url = url
+        self._owned: set[str] = set()
+        self._in_group: int | None = None
+        self._given_nothing = False
+        self._blocked: frozenset[str] = frozenset()
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Name the registry if the block takes longer than ``SILENCE_S``."""
+        hint = threading.Timer(SILENCE_S, self._say, (f"is connecting to {self._url}",))
+        hint.daemon = True
+        hint.start()
+        try:
+            yield
+        finally:
+            hint.cancel()
+
+    def tell(self, report: Report) -> bool:
+        """Say what a report means. False if there is no sentence for it, or logging is configured."""
+        if not is_unconfigured():
+            return False
+        sentence = self._sentence(report)
+        if sentence is not None:
+            self._say(sentence)
+        return sentence is not None or report.fact.kind in _SILENT
+
+    def _say(self, sentence: str) -> None:
+        if is_unconfigured():
+            write_default_line(f"rebalanser {self._group}: {self._label} {redact(sentence)}")
+
+    def _sentence(self, report: Report) -> str | None:
+        fact, resources = report.fact, report.each or ()
+        match fact.kind:
+            case FactKind.JOINED:
+                self._owned.clear()
+                self._given_nothing = False
+                return f"joined the group at {self._url}"
+            case FactKind.GROUP_READ:
+                self._in_group = int(fact.detail.get("resources") or 0)
+                return None
+            case FactKind.ALLOCATION_ADOPTED:
+                return self._given(int(fact.detail.get("resources") or 0))
+            case FactKind.BARRIER_BLOCKED:
+                before, self._blocked = self._blocked, frozenset(resources)
+                new = self._blocked - before
+                return f"waits for {_names(new)}, which other nodes have yet to give up" if new else None
+            case FactKind.START_ENTERED:
+                self._owned.update(resources)
+                return f"owns {_names(resources)}; {self._in_all()}"
+            case FactKind.STOP_RETURNED:
+                self._owned.difference_update(resources)
+                return f"gave up {_names(resources)}; {self._in_all()}"
+            case _:
+                return _sentence_of(fact)
+
+    def _given(self, number: int) -> str | None:
+        told, self._given_nothing = self._given_nothing, number == 0
+        if number or told:
+            return None
+        if self._in_group == 0:
+            return "owns nothing: the group has no resources; `rebalanser resources add` adds some"
+        return f"is to own nothing now; `rebalanser status {self._group}` says why"
+
+    def _in_all(self) -> str:
+        number = len(self._owned)
+        return f"it owns {number:,} {'resource' if number == 1 else 'resources'} now"
+
+
+def _names(resources: Collection[str]) -> str:
+    shown = sorted(resources)[:MOST_NAMES]
+    rest = len(resources) - len(shown)
+    return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
+
+
+def _sentence_of(fact: Fact) -> str | None:
+    """Return what befell a node, for kinds that say all by themselves."""
+    detail = fact.detail
+    match fact.kind:
+        case FactKind.JOIN_FAILED:
+            again = "" if detail.get("fatal") else "; it tries again"
+            return f"could not join: {detail.get('error')}{again}"
+        case FactKind.ISOLATED:
+            return "hears nothing from the registry: it gives up what it owns before its lease can end"
+        case FactKind.RECONNECTED:
+            return "hears from the registry again; its lease never ended"
+        case FactKind.SESSION_LOST:
+            return "lost its lease: it gives up everything and joins again"
+        case FactKind.START_FAILED:
+            return f"leaves, since OnStart raised {detail.get('error')}; it joins again after a delay"
+        case FactKind.LAPSING:
+            return "leaves when its lease ends, since OnStop raised; nobody else gets its resources before"
+        case FactKind.HANDLER_OVERRAN:
+            return f"still runs {detail.get('handler')} after its limit of {detail.get('limit_s')} s"
+        case FactKind.LEFT:
+            return "left the group"
+        case _:
+            return None
