@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -213,7 +214,8 @@ class Admin:
         """Wait until every resource that can be placed has its owner, and all nodes have completed.
 
         Raises:
-            NotSettled: it is not so within ``timeout_s`` seconds; the message says what is missing.
+            NotSettled: it is not so within ``timeout_s`` seconds; the message says what is missing, and what
+                handlers and workers raised lately.
         """
         deadline = time.monotonic() + timeout_s
         with self._listening() as changed:
@@ -251,4 +253,5 @@ def _unbalanced(state: GroupState, timeout_s: float) -> str:
         reason = "it has no leader" if state.nodes else "it has no nodes"
     if state.trouble is not None:
         reason += f"; {state.trouble}"
+    reason += "".join(f"; lately on {label}: {text}" for label, text in islice(state.troubles.items(), 5))
     return f"group {state.group!r} is not balanced after {timeout_s:g} s: {reason} (version {state.version})"

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rebalanser.errors import InvalidHandlers, InvalidState
-from rebalanser.group import Group
+from rebalanser.group import Group, check_takes_one
 from rebalanser.protocol import Fact
 from rebalanser.runtime.loop_bridge import LoopBridge
 from rebalanser.runtime.owned import Owned
@@ -65,6 +65,7 @@ class AsyncGroup:
     def on_start(self, handler: HandlerT) -> HandlerT:
         """Register what to do with resources that arrive; see :meth:`Group.on_start`."""
         self._refuse_beside_worker()
+        check_takes_one(handler, "on_start", "a list of owned resources")
         self._group.on_start(self._bridge.in_loop(handler))
         self._handled = True
         return handler
@@ -72,6 +73,7 @@ class AsyncGroup:
     def on_stop(self, handler: HandlerT) -> HandlerT:
         """Register what to do with resources that leave; see :meth:`Group.on_stop`."""
         self._refuse_beside_worker()
+        check_takes_one(handler, "on_stop", "a list of owned resources")
         self._group.on_stop(self._bridge.in_loop(handler))
         self._handled = True
         return handler
@@ -95,6 +97,7 @@ class AsyncGroup:
             raise InvalidHandlers("register either a worker, or on_start and on_stop; not both")
         if not _returns_coroutine(function):
             raise InvalidHandlers("the worker of an AsyncGroup is a coroutine function (async def)")
+        check_takes_one(function, "worker", "one owned resource")
         tasks = WorkerTasks(function)
         self._group.on_start(self._bridge.in_loop(tasks.start))
         self._group.on_stop(self._bridge.in_loop(tasks.stop))

@@ -27,7 +27,7 @@ from rebalanser.errors import (
     NotSettled,
     RegistryUnavailable,
 )
-from rebalanser.observing import Observer
+from rebalanser.observing import Observer, TroubleNotes
 from rebalanser.protocol import Fact, Member, Membership, Node, OnOverrun, Role
 from rebalanser.registry import Coordinator, GroupStore, RegistryCoordinator, open_backend, parse_url
 from rebalanser.registry.keys import check_name
@@ -60,6 +60,24 @@ def _refuse_coroutine(handler: object) -> None:
         raise InvalidHandlers(f"{handler!r} is no function")
     if inspect.iscoroutinefunction(handler):
         raise InvalidHandlers(f"{handler!r} is a coroutine function: use AsyncGroup")
+
+
+def check_takes_one(handler: Callable[..., object], what: str, argument: str) -> None:
+    """Check that a handler can be called with one argument, where its signature tells.
+
+    Raises:
+        InvalidHandlers: it can't.
+    """
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise InvalidHandlers(
+            f"{what} is called with {argument}, and {handler!r} can't be: {error}"
+        ) from None
 
 
 def default_label() -> str:
@@ -161,6 +179,7 @@ class Group:
         """
         self._refuse_second(self._on_start, "on_start")
         _refuse_coroutine(handler)
+        check_takes_one(handler, "on_start", "a list of owned resources")
         self._on_start = handler
         return handler
 
@@ -171,18 +190,19 @@ class Group:
         """
         self._refuse_second(self._on_stop, "on_stop")
         _refuse_coroutine(handler)
+        check_takes_one(handler, "on_stop", "a list of owned resources")
         self._on_stop = handler
         return handler
 
     def worker(self, function: WorkerT) -> WorkerT:
         """Register a function that is called for each owned resource, in a thread of its own.
 
-        It should return soon once ``owned.still_mine()`` says no; OnStop returns when it has. If it raises,
-        it is called again after a growing delay (0.5 s to 30 s). If it returns earlier, it is not called
-        again, and the resource stays owned.
+        It should return soon once ``owned.still_mine()`` says no; OnStop returns when it has. If it raises or
+        returns earlier, that is reported, and it is called again after a growing delay (0.5 s to 30 s).
         """
         self._refuse_second(self._worker, "worker")
         _refuse_coroutine(function)
+        check_takes_one(function, "worker", "one owned resource")
         self._worker = function
         return function
 
@@ -191,6 +211,8 @@ class Group:
 
         It is called in the threads of the group: it must not block, and what it raises is ignored.
         """
+        _refuse_coroutine(hook)
+        check_takes_one(hook, "on_fact", "a fact")
         self._fact_hooks.append(hook)
         return hook
 
@@ -271,7 +293,14 @@ class Group:
             coordinator = open_coordinator(self.name, self._url_text, self.settings, clock)
             undo.callback(coordinator.close)
             observer = Observer(
-                self.name, self.node, stem, self.settings, clock, self._fact_hooks, self._narrator
+                self.name,
+                self.node,
+                stem,
+                self.settings,
+                clock,
+                self._fact_hooks,
+                self._narrator,
+                TroubleNotes(self.node, coordinator.note_trouble, self.settings.rejoin_max_s),
             )
             undo.callback(observer.close)
             observer.warn_of(coordinator.capabilities.unsafe_reasons)
@@ -346,7 +375,10 @@ class Group:
         if self._is_called_by_handler(engine):
             raise InvalidState("stop() was called from a handler; call request_stop() there")
         if not self._end(run, timeout_s):
-            raise NotSettled(f"group {self.name!r} has not stopped within {timeout_s:g} s")
+            lately = _lately(engine.latest_error)
+            raise NotSettled(
+                f"group {self.name!r} has not stopped within {timeout_s:g} s{lately}"
+            ) from engine.latest_error
         if engine.stop_error is not None:
             raise HandlerFailed(
                 f"OnStop raised {engine.stop_error!r}: barriers stay until the lease ends"
@@ -426,7 +458,8 @@ class Group:
         """Wait until this node owns exactly its share of the latest allocation and OnStart has returned.
 
         Raises:
-            NotSettled: it is not so within ``timeout_s`` seconds; the message says what it waits for.
+            NotSettled: it is not so within ``timeout_s`` seconds; the message says what it waits for, and its
+                cause is what a handler raised last.
             InvalidState: the group does not run.
         """
         self._refuse_fork()
@@ -439,8 +472,10 @@ class Group:
         waiting = ", ".join(f"{r} held by {n}" for r, n in sorted(snapshot.blocked.items()))
         raise NotSettled(
             f"group {self.name!r} has not settled within {timeout_s:g} s: "
-            f"the node is {snapshot.membership.value}" + (f", waiting for {waiting}" if waiting else "")
-        )
+            f"the node is {snapshot.membership.value}"
+            + (f", waiting for {waiting}" if waiting else "")
+            + _lately(engine.latest_error)
+        ) from engine.latest_error
 
     def _refuse_fork(self) -> None:
         if self._forked:
@@ -454,6 +489,10 @@ class Group:
             return
         self._forked = True
         self._run.tenure.ended = True
+
+
+def _lately(error: BaseException | None) -> str:
+    return "" if error is None else f"; the application raised {error!r}"
 
 
 def _refused(what: str, error: str) -> FixConfiguration:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rebalanser.protocol import Fact, Report
+from rebalanser.protocol import Fact, FactKind, Report
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger, log_fact, prepare
-from rebalanser.runtime.narration import Narrator
+from rebalanser.runtime.narration import Narrator, trouble_of
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 CLOSE_TIMEOUT_S = 2.0
 QUEUE_SIZE = 10_000
+SHORTEST_NOTE_S = 60.0
+"""Minimum seconds for which the registry keeps what went wrong."""
+NOTE_PAUSE_S = 1.0
+"""Seconds between two notes."""
 
 _log = get_logger()
 
@@ -46,10 +52,13 @@ class Observer:
         clock: Clock,
         hooks: Sequence[Callable[[Fact], None]],
         narrator: Narrator | None = None,
+        troubles: TroubleNotes | None = None,
     ) -> None:
         prepare()
+        self._troubles = troubles
         self._narrator = narrator
         self._group = group
+        self._process = process
         self._hooks = hooks
         self._journal = _open_journal(group, label, process, settings, clock)
         self._told: queue.Queue[Report | None] = queue.Queue(maxsize=QUEUE_SIZE)
@@ -77,6 +86,8 @@ class Observer:
             for fact in report.facts():
                 if not narrated:
                     self._tell(self._log, fact)
+                if self._troubles is not None:
+                    self._tell(self._troubles.take, fact)
                 for hook in self._hooks:
                     self._tell(hook, fact)
             if self._untold and self._told.empty():
@@ -102,6 +113,7 @@ class Observer:
         """Warn at start of what is known to weaken this registry's promises."""
         for reason in reasons:
             self._warn(reason, action="unsafe_registry")
+            self.observe(Report(Fact(FactKind.UNSAFE_REGISTRY, self._process, detail={"reason": reason})))
 
     def close(self) -> None:
         """Pass on what is queued for the log and the hooks, and write the history to disk."""
@@ -109,10 +121,66 @@ class Observer:
             self._told.put(None, timeout=CLOSE_TIMEOUT_S)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT_S)
+        if self._troubles is not None:
+            self._troubles.close()
         if self._writer is not None:
             self._writer.close()
         if self._journal is not None:
             self._journal.close(CLOSE_TIMEOUT_S)
+
+
+class TroubleNotes:
+    """Keeps in the registry what went wrong lately in this node's application, for all who look at the group.
+
+    ``note`` is called in a thread of its own, which begins with the first trouble. What can't be written now
+    is left out: the next trouble is tried again.
+    """
+
+    def __init__(
+        self, label: str, note: Callable[[str, str | None, float], None], longest_pause_s: float
+    ) -> None:
+        self._label = label
+        self._note = note
+        self._for_s = max(SHORTEST_NOTE_S, 2 * longest_pause_s)
+        self._latest: Fact | None = None
+        self._changed = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self, fact: Fact) -> None:
+        """Note a trouble, or that OnStart has returned after it had raised; never waits."""
+        if trouble_of(fact) is None:
+            started_after_all = (
+                fact.kind is FactKind.START_RETURNED
+                and self._latest is not None
+                and self._latest.kind is FactKind.START_FAILED
+            )
+            if not started_after_all:
+                return
+        self._latest = fact
+        self._changed.set()
+        if self._thread is None:
+            name = f"rebalanser-troubles-{self._label}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        noted: str | None = None
+        noted_at = -math.inf
+        while self._changed.wait() and not self._closed.is_set():
+            self._changed.clear()
+            text = None if self._latest is None else trouble_of(self._latest)
+            if text == noted and time.monotonic() - noted_at < self._for_s / 2:
+                continue
+            with contextlib.suppress(Exception):
+                self._note(self._label, text, self._for_s)
+                noted, noted_at = text, time.monotonic()
+            self._closed.wait(NOTE_PAUSE_S)
+
+    def close(self) -> None:
+        """Note nothing more."""
+        self._closed.set()
+        self._changed.set()
 
 
 class _HistoryWriter:

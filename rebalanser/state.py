@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.allocation import balanced
@@ -66,6 +68,9 @@ class GroupState(BaseModel):
         default_factory=dict,
         description="keys that no Rebalanser wrote, or a newer one, and why they are left alone",
     )
+    troubles: dict[str, str] = Field(
+        description="what went wrong in handlers and workers lately, by the label of the node"
+    )
     owned: int = Field(description="how many of the resources a live node owns")
     unowned: int = Field(description="how many of them nobody owns; the reason stands at each")
     drained: tuple[str, ...] = Field(description="the labels that are drained, of live nodes and of others")
@@ -106,7 +111,7 @@ def describe(name: str, view: GroupView) -> GroupState:
         for node, member in sorted(group.members.items(), key=_by_label)
     )
     resources = tuple(
-        _resource(resource, group, leader, assigned.get(resource), held.get(resource))
+        _resource(resource, view, leader, assigned.get(resource), held.get(resource))
         for resource in sorted(group.resources.keys() | held.keys())
     )
     unowned = sum(resource.reason is not None for resource in resources)
@@ -122,6 +127,7 @@ def describe(name: str, view: GroupView) -> GroupState:
         balanced=is_balanced,
         trouble=None if is_balanced else _trouble(view),
         unreadable=dict(group.unreadable),
+        troubles=dict(sorted(view.troubles.items())),
         owned=len(group.resources) - unowned,
         unowned=unowned,
         drained=tuple(sorted(group.drained)),
@@ -137,6 +143,11 @@ def _trouble(view: GroupView) -> str | None:
     return f"the leader of term {trouble.term} resigned: {trouble.error}"
 
 
+def _lately(troubles: Mapping[str, str]) -> str:
+    label = min(troubles, default=None)
+    return "" if label is None else f"; lately on {label}: {troubles[label]}"
+
+
 def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
     return item[1].label, item[0]
 
@@ -149,8 +160,9 @@ def _is_stable(group: Group) -> bool:
 
 
 def _resource(
-    resource: str, group: Group, leader: str | None, assigned_to: str | None, holding: Holding | None
+    resource: str, view: GroupView, leader: str | None, assigned_to: str | None, holding: Holding | None
 ) -> ResourceState:
+    group = view.group
     removed = resource not in group.resources
     spec = group.resources.get(resource, ResourceSpec(resource))
     holder = group.members.get(holding.node) if holding else None
@@ -160,7 +172,7 @@ def _resource(
         held_by=holding.node if holding else None,
         owner=holder.label if holder else None,
         token=holding.token if holding else None,
-        reason=None if removed or holder else _why_unowned(spec.pin, group, leader, assigned_to),
+        reason=None if removed or holder else _why_unowned(spec.pin, view, leader, assigned_to),
         weight=spec.weight,
         pin=spec.pin,
         attributes=dict(spec.attributes),
@@ -168,10 +180,11 @@ def _resource(
     )
 
 
-def _why_unowned(pin: str | None, group: Group, leader: str | None, assigned_to: str | None) -> str:
+def _why_unowned(pin: str | None, view: GroupView, leader: str | None, assigned_to: str | None) -> str:
+    group = view.group
     labels = {member.label for member in group.members.values()}
     if not labels:
-        return "no node takes part"
+        return "no node takes part" + _lately(view.troubles)
     if pin is not None and pin not in labels:
         return f"pinned to {pin}, which is not there"
     if pin is not None and pin in group.drained:

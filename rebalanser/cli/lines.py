@@ -103,6 +103,9 @@ def first_waits(state: GroupState) -> list[str]:
     if state.unreadable:
         others = f" (and {len(state.unreadable) - 1:,} more)" if len(state.unreadable) > 1 else ""
         lines.append(f"  left alone: {_printable(state.unreadable[min(state.unreadable)])}{others}")
+    lines += [f"  lately on {label}: {_printable(text)}" for label, text in state.troubles.items()][
+        :MOST_WAITS
+    ]
     lines += [f"  drained, and not there: {', '.join(absent)}"] if absent else []
     lines += [f"  {line}" for line in islice(every, MOST_WAITS)]
     rest = sum(1 for _ in every)

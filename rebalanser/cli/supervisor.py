@@ -1,7 +1,6 @@
 """One subprocess for each owned resource: started when it arrives, stopped before it leaves.
 
-A subprocess that exits by itself is started again after a delay that doubles from ``RESTART_INITIAL_S`` to
-``RESTART_MAX_S`` seconds, and begins anew once one has run for ``RESTART_RESET_S``.
+A subprocess that exits by itself is started again after a :class:`~rebalanser.runtime.workers.GrowingDelay`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Final, TypeAlias
 from tenacity import RetryCallState, Retrying, retry_if_result
 from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
-from tenacity.wait import wait_base
 
 from rebalanser.cli.outputs import Outputs
 from rebalanser.errors import InternalError
@@ -29,11 +27,9 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.guarded import Exited, GuardedProcesses, Outcome, Started
 from rebalanser.runtime.guardian import Job
 from rebalanser.runtime.owned import Owned
+from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.settings import Settings
 
-RESTART_INITIAL_S: Final = 0.5
-RESTART_MAX_S: Final = 30.0
-RESTART_RESET_S: Final = 10.0
 STOP_SHARE: Final = 0.8
 """SIGKILL comes after this share of ``stop_timeout_s``; the rest is for OnStop to notice and return."""
 OWN_HANDS_SHARE: Final = 0.9
@@ -70,26 +66,6 @@ class Run:
 
     exited: Exited
     lasted_s: float
-
-
-class GrowingDelay(wait_base):
-    """How long to wait before the next run, by how many in a row were short."""
-
-    def __init__(self) -> None:
-        self._short_runs = 0
-
-    def after(self, lasted_s: float) -> float:
-        """The delay, in seconds, after a run that lasted ``lasted_s``."""
-        self._short_runs = 1 if lasted_s >= RESTART_RESET_S else self._short_runs + 1
-        delay_s = RESTART_INITIAL_S
-        for _ in range(1, self._short_runs):
-            delay_s = min(RESTART_MAX_S, 2 * delay_s)
-        return delay_s
-
-    def __call__(self, retry_state: RetryCallState) -> float:
-        """The delay after the run that this attempt was."""
-        outcome = retry_state.outcome
-        return self.after(outcome.result().lasted_s if outcome else 0.0)
 
 
 def _nothing_left_to_run(_state: RetryCallState) -> None:
@@ -132,12 +108,17 @@ class Supervisor:
         Raises:
             InternalError: the guardian died; everything has been stopped.
         """
-        self._group.worker(self.supervise)
+        self._group.worker(self._work)
         with self._guarded() as processes, self._extending(processes):
             _allow_many_files()
             self._group.run()
         if self._guardian_died:
             raise InternalError("the guardian of the subprocesses died; everything was stopped")
+
+    def _work(self, owned: Owned) -> None:
+        """Own the resource as long as the group says, also where its command is not to be started again."""
+        self.supervise(owned)
+        owned.stop_requested.wait()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[GuardedProcesses]:
@@ -192,13 +173,22 @@ class Supervisor:
         )
 
     def supervise(self, owned: Owned) -> None:
-        """Keep the command running for a resource until it has to be given up; then stop it."""
+        """Keep the command running for a resource until it has to be given up; then stop it.
+
+        Returns earlier where the command is not to be started again.
+        """
         events: Events = queue.SimpleQueue()
+        delay = GrowingDelay()
+
+        def delay_s(state: RetryCallState) -> float:
+            run = state.outcome.result() if state.outcome else None
+            return delay.after(run.lasted_s if run else 0.0)
+
         owned.stop_requested.call_when_set(lambda: events.put(StopAsked()))
         runs = Retrying(
             retry=retry_if_result(lambda run: self._again(owned, run)),
             stop=stop_when_event_set(owned.stop_requested),
-            wait=GrowingDelay(),
+            wait=delay_s,
             sleep=sleep_using_event(owned.stop_requested),
             retry_error_callback=_nothing_left_to_run,
         )

@@ -168,6 +168,20 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
         GroupKind.UNREADABLE: KindNote(
             "the leader leaves `value` keys alone that it can't read; `why` tells of the first", ("why",)
         ),
+        GroupKind.WORKER_FAILED: KindNote(
+            "the worker of `resource` raised; it is called again after a pause",
+            ("error", "raised_at", "attempt"),
+        ),
+        GroupKind.WORKER_RETURNED: KindNote(
+            "the worker of `resource` returned though the node owns it; it is called again after a pause",
+            ("attempt",),
+        ),
+        GroupKind.ENGINE_FAILED: KindNote(
+            "a fault of Rebalanser itself: access ends, and the lease ends by itself", ("error",)
+        ),
+        GroupKind.UNSAFE_REGISTRY: KindNote(
+            "the node starts on a registry that is known to weaken a promise", ("reason",)
+        ),
         GAP: _GAP_NOTE,
     }
 )

@@ -525,6 +525,10 @@ class FactKind(StrEnum):
     LOAD_REPORTED = "load_reported"
     LOOP_SLOW = "loop_slow"
     UNREADABLE = "unreadable"
+    WORKER_FAILED = "worker_failed"
+    WORKER_RETURNED = "worker_returned"
+    ENGINE_FAILED = "engine_failed"
+    UNSAFE_REGISTRY = "unsafe_registry"
 
 
 @record

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from rebalanser.protocol.messages import Command, Noticed, Outcome
@@ -69,6 +69,8 @@ class GroupView:
     group: Group
     leadership: Leadership | None
     holdings: tuple[Holding, ...]
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    """What went wrong lately in the application, by node label."""
 
 
 class Coordinator(ABC):
@@ -125,6 +127,12 @@ class Coordinator(ABC):
     @abstractmethod
     def set_drained(self, label: str, drained: bool) -> None:
         """Mark a node as drained, or not (RB-30). Idempotent."""
+
+    def note_trouble(self, label: str, error: str | None, for_s: float) -> None:  # noqa: B027 - optional
+        """Keep for ``for_s`` seconds what went wrong on a node, or forget it; see :class:`GroupView`.
+
+        A store that has no room for it keeps nothing: it is for people only.
+        """
 
     @abstractmethod
     def close(self) -> None:

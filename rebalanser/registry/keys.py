@@ -12,6 +12,7 @@ are taken for another's, a group under such a root has none of the names below t
 ``acks/NODE``                   the version that the node has completed; under its lease
 ``resources/RESOURCE``          a resource and what an operator said of it
 ``drains/LABEL``                a drained node
+``troubles/LABEL``              what went wrong lately in the application; under a lease of its own
 ``operator``                    put with every request of an operator: its revision orders them (RB-44),
                                 its value counts those that changed anything
 ``header``                      the allocation's version, and since which version each share stands
@@ -38,7 +39,7 @@ MAX_ATTRIBUTE_BYTES = 4096
 """The longest attribute value, in bytes of UTF-8."""
 SLOT = 0
 _FOREIGN = "{!r} is a key that no Rebalanser wrote: delete it"
-_FOLDERS = frozenset({"nodes", "releases", "acks", "resources", "drains", "shares", "barriers"})
+_FOLDERS = frozenset({"nodes", "releases", "acks", "resources", "drains", "troubles", "shares", "barriers"})
 _is_plain = re.compile(r"[A-Za-z0-9_.~-]+").fullmatch
 
 
@@ -116,6 +117,7 @@ class GroupKeys:
         self.acks = f"{prefix}acks/"
         self.resources = f"{prefix}resources/"
         self.drains = f"{prefix}drains/"
+        self.troubles = f"{prefix}troubles/"
         self.operator = f"{prefix}operator"
         self.shares = f"{prefix}shares/"
         self.barriers = f"{prefix}barriers/"
@@ -139,6 +141,10 @@ class GroupKeys:
     def drain(self, label: str) -> str:
         """The key that marks a node as drained."""
         return self.drains + _quoted(label)
+
+    def trouble(self, label: str) -> str:
+        """The key that says what went wrong lately on a node."""
+        return self.troubles + _quoted(label)
 
     def share(self, part: SharePart) -> str:
         """A part of a node's share as of a version."""

@@ -108,6 +108,10 @@ class RegistryCoordinator(Coordinator):
         """Mark a node as drained, or not (RB-30)."""
         self._drive(self._translation.set_drained(label, drained))
 
+    def note_trouble(self, label: str, error: str | None, for_s: float) -> None:
+        """Keep for ``for_s`` seconds what went wrong on a node, or forget it."""
+        self._drive(self._translation.note_trouble(label, error, for_s))
+
     def close(self) -> None:
         """Close all watches and the registry."""
         with self._lock:

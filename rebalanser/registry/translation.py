@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
-from rebalanser.errors import RegistryUnavailable, UnusableStore
+from rebalanser.errors import InternalError, RegistryUnavailable, UnusableStore
 from rebalanser.protocol.messages import (
     Acknowledge,
     AddBarriers,
@@ -35,12 +35,15 @@ from rebalanser.protocol.types import (
     Topic,
     TopicKind,
 )
+from rebalanser.redaction import redact
 from rebalanser.registry import values
 from rebalanser.registry.contract import (
     Absent,
     Changed,
     Delete,
     Get,
+    Grant,
+    Granted,
     HistoryLost,
     KeyValue,
     Operation,
@@ -66,7 +69,7 @@ from rebalanser.registry.dialogue import (
     outcome_of,
     readable,
 )
-from rebalanser.registry.leader_dialogues import LeaderDialogues
+from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS, LeaderDialogues
 from rebalanser.registry.member_dialogues import MemberDialogues
 
 Found: TypeAlias = Mapping[str, KeyValue]
@@ -113,18 +116,24 @@ class Translation(MemberDialogues, LeaderDialogues):
 
     def read(self) -> Reading[GroupView]:
         """All of the group with its barriers, at one revision."""
-        reads = (*self._group_reads(), Range(self.keys.barriers), Get(self.keys.term))
+        keys = self.keys
+        reads = (*self._group_reads(), Range(keys.barriers), Get(keys.term), Range(keys.troubles))
         answer = yield Transaction(then=reads)
         outcome = outcome_of(answer)
         term = one_entry(outcome.results[8])
         unreadable: dict[str, str] = {}
         holdings = readable(all_entries(outcome.results[7]), self._holding, unreadable)
+        troubles = readable(all_entries(outcome.results[9]), self._trouble, unreadable)
         group = self._group_in(outcome)
         return GroupView(
             group=replace(group, unreadable={**group.unreadable, **unreadable}),
             leadership=values.load_leadership(term) if term else None,
             holdings=tuple(holdings.values()),
+            troubles=troubles,
         )
+
+    def _trouble(self, entry: KeyValue) -> tuple[str, str]:
+        return self.keys.name(entry.key, self.keys.troubles), entry.value.decode(errors="replace")
 
     def _holding(self, entry: KeyValue) -> tuple[Resource, Holding]:
         resource = self.keys.resource_of_barrier(entry.key)
@@ -178,6 +187,18 @@ class Translation(MemberDialogues, LeaderDialogues):
             return [Put(key, b"")] if drained else [Delete(key)]
 
         yield from self._change(self.keys.drains, mark, _all, 1, lambda _: None)
+
+    def note_trouble(self, label: str, error: str | None, for_s: float) -> Reading[None]:
+        """Put what went wrong on a node under a lease of its own, which nobody renews; or delete it."""
+        key = self.keys.trouble(label)
+        if error is None:
+            yield Transaction(then=(Delete(key),))
+            return
+        granted = (yield Grant(for_s)).reply
+        if not isinstance(granted, Granted):
+            raise InternalError(f"a grant was answered with {granted!r}")
+        text = redact(error).encode(errors="backslashreplace").decode()[:MAX_ERROR_CHARS]
+        yield Transaction(then=(Put(key, text.encode(), granted.lease),))
 
     def _change(
         self,

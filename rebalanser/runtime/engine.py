@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from rebalanser.errors import InternalError, RebalanserError
 from rebalanser.protocol import (
@@ -45,11 +46,12 @@ from rebalanser.runtime.handlers import HandlerRunner, Handlers
 from rebalanser.runtime.inbox import Inbox
 from rebalanser.runtime.lane import LaneThread
 from rebalanser.runtime.logs import log_aside
-from rebalanser.runtime.owned import Owned, Tenure
+from rebalanser.runtime.owned import Detail, Owned, Tenure
 
 CLOSE_TIMEOUT_S = 5.0
 LOOK_AT_CLOCK_S = 0.5
 TELL_LOADS_S = 1.0
+_NO_DETAIL: Final[Detail] = MappingProxyType({})
 
 
 class Switch(Protocol):
@@ -161,6 +163,11 @@ class Engine:
         return self._runner.stop_error
 
     @property
+    def latest_error(self) -> BaseException | None:
+        """What a handler or a worker raised last, unless OnStart has returned since."""
+        return self._runner.latest_error
+
+    @property
     def finished(self) -> bool:
         """Whether the node has stopped for good."""
         return self._finished
@@ -194,11 +201,17 @@ class Engine:
             raise self._failure
         raise InternalError(f"the engine of {self._name} failed") from self._failure
 
-    def _tell(self, kind: FactKind, tokens: Mapping[str, int], value: float | None = None) -> None:
+    def _tell(
+        self,
+        kind: FactKind,
+        tokens: Mapping[str, int],
+        value: float | None = None,
+        detail: Detail = _NO_DETAIL,
+    ) -> None:
         """Report the same of each of these resources, if there are any."""
         if tokens:
             snapshot = self._snapshot
-            fact = Fact(kind, snapshot.node, snapshot.term, snapshot.version, value=value)
+            fact = Fact(kind, snapshot.node, snapshot.term, snapshot.version, value=value, detail=detail)
             self._observe(Report(fact, tokens, tokens))
 
     def _tell_loads(self) -> None:
@@ -216,6 +229,9 @@ class Engine:
             if self._failure is None:
                 self._failure = error
         self._inbox.put(Wakeup())
+        snapshot, detail = self._snapshot, {"error": f"{type(error).__name__}: {error}"}
+        fact = Fact(FactKind.ENGINE_FAILED, snapshot.node, snapshot.term, snapshot.version, detail=detail)
+        self._observe(Report(fact))
         log_aside(
             "the engine failed: access ends, and the lease ends by itself",
             error,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
@@ -12,7 +13,7 @@ from typing import Protocol
 from rebalanser.protocol import CallStart, CallStop, FactKind, Handler, HandlerReturned
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import log_aside
-from rebalanser.runtime.owned import Owned, Tenure
+from rebalanser.runtime.owned import Detail, Owned, Tenure
 
 
 class Handlers(Protocol):
@@ -25,8 +26,12 @@ class Handlers(Protocol):
         """End all access to these resources; it has ended when this returns."""
 
 
-Tell = Callable[[FactKind, Mapping[str, int]], None]
-"""``tell(kind, tokens)``: what happened to these resources; it takes no longer for many than for one."""
+class Tell(Protocol):
+    """Reports what happened to resources; it takes no longer for many than for one."""
+
+    def __call__(self, kind: FactKind, tokens: Mapping[str, int], *, detail: Detail = ...) -> None:
+        """Report the same of all these resources, which are owned with these tokens."""
+
 
 MAX_LOADS_AT_ONCE = 1000
 """More loads than these are told in turns, so that they never take the room of what matters more."""
@@ -67,6 +72,7 @@ class HandlerRunner:
         self._asked: set[str] = set()
         self._loads: dict[str, tuple[Owned, float]] = {}
         self._stop_error: BaseException | None = None
+        self._latest_error: BaseException | None = None
         self._waiting: queue.Queue[CallStart | CallStop | None] = queue.Queue(maxsize=MAX_WAITING)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
@@ -90,6 +96,11 @@ class HandlerRunner:
         """What OnStop raised in this session, unless it has returned since."""
         return self._stop_error
 
+    @property
+    def latest_error(self) -> BaseException | None:
+        """What a handler or a worker raised last, unless OnStart has returned since."""
+        return self._latest_error
+
     def forget_error(self) -> None:
         """A new session begins: the barriers of an OnStop that raised are gone."""
         self._stop_error = None
@@ -99,10 +110,18 @@ class HandlerRunner:
         with self._lock:
             return dict(self._owned)
 
-    def _take_load(self, owned: Owned, load: float) -> None:
+    def take_load(self, owned: Owned, load: float) -> None:
+        """Keep the latest load of a resource, while it is owned."""
         with self._lock:
             if self._owned.get(owned.resource) is owned:
                 self._loads[owned.resource] = (owned, load)
+
+    def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
+        """Report what happened to the worker of a resource, and what it raised."""
+        if raised is not None:
+            self._latest_error = raised
+            detail = {**detail, "error": _text(raised), "raised_at": _place(raised)}
+        self._tell(kind, {owned.resource: owned.token}, detail=detail)
 
     def taken_loads(self) -> list[tuple[Owned, float]]:
         """The latest loads that were reported and not given out yet, those that wait longest first."""
@@ -162,8 +181,7 @@ class HandlerRunner:
 
     def _start(self, effect: CallStart) -> None:
         arriving = [
-            Owned(resource, token, self._tenure, self._take_load)
-            for resource, token in sorted(effect.owned.items())
+            Owned(resource, token, self._tenure, self) for resource, token in sorted(effect.owned.items())
         ]
         entering = {owned.resource: owned for owned in arriving}
         with self._lock:
@@ -179,6 +197,7 @@ class HandlerRunner:
         self._tell(FactKind.START_ENTERED, effect.owned)
         error = self._call(Handler.START, self._handlers.start, arriving)
         if error is None:
+            self._latest_error = None
             self._tell(FactKind.START_RETURNED, effect.owned)
         self._returned(HandlerReturned(Handler.START, _text(error)))
 
@@ -207,9 +226,15 @@ class HandlerRunner:
         try:
             handler(list(owned))
         except BaseException as error:
+            self._latest_error = error
             log_aside("a handler raised", error, action="handler_raised", handler=name.value)
             return error
         return None
+
+
+def _place(error: BaseException) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 def _text(error: BaseException | None) -> str | None:

@@ -45,8 +45,20 @@ _STRANGE: Final = {
     FactKind.LOOP_SLOW,
     FactKind.RESIGNED,
     FactKind.UNREADABLE,
+    FactKind.WORKER_RETURNED,
+    FactKind.UNSAFE_REGISTRY,
 }
-_WRONG: Final = {FactKind.HANDLER_OVERRAN, FactKind.START_FAILED, FactKind.STOP_FAILED}
+_WRONG: Final = {
+    FactKind.HANDLER_OVERRAN,
+    FactKind.START_FAILED,
+    FactKind.STOP_FAILED,
+    FactKind.WORKER_FAILED,
+    FactKind.ENGINE_FAILED,
+}
+LOGGED_WHERE_IT_HAPPENS: Final = frozenset(
+    {FactKind.WORKER_FAILED, FactKind.WORKER_RETURNED, FactKind.ENGINE_FAILED, FactKind.UNSAFE_REGISTRY}
+)
+"""Kinds of facts whose log lines say more than the facts, such as a traceback."""
 _DETAILED: Final = {
     FactKind.BARRIER_ADDED,
     FactKind.BARRIER_BLOCKED,
@@ -104,9 +116,12 @@ _fact_log: Final = get_logger(FACTS)
 
 
 def log_fact(fact: Fact, group: str) -> None:
-    """Log what happened on a node, with its kind as ``action``, at the level of :data:`LEVELS`."""
+    """Log what happened on a node, with its kind as ``action``, at the level of :data:`LEVELS`.
+
+    What is :data:`LOGGED_WHERE_IT_HAPPENS` is in the log already.
+    """
     level = LEVELS[fact.kind]
-    if not _facts.isEnabledFor(level):
+    if fact.kind in LOGGED_WHERE_IT_HAPPENS or not _facts.isEnabledFor(level):
         return
     known = {
         "resource": fact.resource,

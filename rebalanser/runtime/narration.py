@@ -96,6 +96,24 @@ class Narrator:
         return f"it owns {number:,} {'resource' if number == 1 else 'resources'} now"
 
 
+def trouble_of(fact: Fact) -> str | None:
+    """Return what went wrong in the application, for people who look at the group; None if nothing did."""
+    error = fact.detail.get("error")
+    match fact.kind:
+        case FactKind.START_FAILED:
+            return f"OnStart raised {error}"
+        case FactKind.STOP_FAILED:
+            return f"OnStop of {fact.resource} raised {error}"
+        case FactKind.HANDLER_OVERRAN:
+            return f"{fact.detail.get('handler')} ran longer than its limit of {fact.detail.get('limit_s')} s"
+        case FactKind.WORKER_FAILED:
+            return f"the worker of {fact.resource} raised {error}"
+        case FactKind.WORKER_RETURNED:
+            return f"the worker of {fact.resource} returned too early"
+        case _:
+            return None
+
+
 def _names(resources: Collection[str]) -> str:
     shown = sorted(resources)[:MOST_NAMES]
     rest = len(resources) - len(shown)

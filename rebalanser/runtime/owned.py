@@ -7,12 +7,15 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
 
 from rebalanser.errors import InvalidLoad
+from rebalanser.protocol import FactKind
 from rebalanser.runtime.clock import SystemClock
 
 _making = threading.Lock()
+Detail: TypeAlias = Mapping[str, str | float | bool | None]
 
 
 class StopRequest(threading.Event):
@@ -59,6 +62,16 @@ class Tenure:
         return not self.ended and deadline is not None and self.clock.now() < deadline
 
 
+class Keeper(Protocol):
+    """What an owned resource tells to the node that owns it."""
+
+    def take_load(self, owned: Owned, load: float) -> None:
+        """Keep the latest load of a resource."""
+
+    def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
+        """Report what happened to the worker of a resource, and what it raised."""
+
+
 class Owned:
     """One resource that this node owns, from OnStart to OnStop.
 
@@ -66,14 +79,14 @@ class Owned:
     makes a second owner impossible whatever happens to this process (RB-12, RB-27).
     """
 
-    __slots__ = ("_asked", "_stop_request", "_take_load", "_tenure", "resource", "token")
+    __slots__ = ("_asked", "_keeper", "_stop_request", "_tenure", "resource", "token")
 
     def __init__(
         self,
         resource: str,
         token: int,
         tenure: Tenure,
-        take_load: Callable[[Owned, float], None] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.resource = resource
         """The resource's name."""
@@ -82,7 +95,7 @@ class Owned:
         self._asked = False
         self._stop_request: StopRequest | None = None
         self._tenure = tenure
-        self._take_load = take_load
+        self._keeper = keeper
 
     @property
     def stop_requested(self) -> StopRequest:
@@ -135,8 +148,13 @@ class Owned:
         """
         if not 0 <= load < math.inf:
             raise InvalidLoad(f"the load of {self.resource!r} must be a number from 0 on, not {load!r}")
-        if self._take_load is not None and not self._tenure.ended:
-            self._take_load(self, float(load))
+        if self._keeper is not None and not self._tenure.ended:
+            self._keeper.take_load(self, float(load))
+
+    def tell(self, kind: FactKind, raised: BaseException | None, **detail: str | float | bool | None) -> None:
+        """Report what happened to the worker of this resource, and what it raised, for the group."""
+        if self._keeper is not None:
+            self._keeper.tell_of(self, kind, raised, detail)
 
     async def until_stop_requested(self) -> None:
         """Wait, in a coroutine, until the resource has to be given up."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception_type
+from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception_type, retry_if_result
 from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
-from tenacity.wait import wait_exponential
 
+from rebalanser.protocol import FactKind
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 
 RESTART_INITIAL_S = 0.5
 RESTART_MAX_S = 30.0
+RESTART_RESET_S = 10.0
+"""Seconds that a run must last for the delay after it to be the initial one again."""
 
 _log = get_logger()
 
@@ -25,25 +28,74 @@ def _give_up(_state: RetryCallState) -> None:
     """The resource has left: there is nothing more to call."""
 
 
-def _reporter(owned: Owned) -> Callable[[RetryCallState], None]:
-    def report(state: RetryCallState) -> None:
-        _log.error(
-            "a worker raised; it is called again unless its resource has left",
-            action="worker_failed",
-            resource=owned.resource,
-            token=owned.token,
-            attempt=state.attempt_number,
-            exc_info=state.outcome.exception() if state.outcome else None,
-        )
+class GrowingDelay:
+    """Seconds before the next run, which double with each short run in a row."""
 
-    return report
+    def __init__(self) -> None:
+        self._short_runs = 0
+
+    def after(self, lasted_s: float) -> float:
+        """The delay, in seconds, after a run that lasted ``lasted_s``."""
+        self._short_runs = 1 if lasted_s >= RESTART_RESET_S else self._short_runs + 1
+        delay_s = RESTART_INITIAL_S
+        for _ in range(1, self._short_runs):
+            delay_s = min(RESTART_MAX_S, 2 * delay_s)
+        return delay_s
+
+
+class _Calls:
+    """The calls of a worker for one resource: which are due, and what is said of those that ended early."""
+
+    def __init__(self, owned: Owned) -> None:
+        self._owned = owned
+        self._delay = GrowingDelay()
+        self._began = 0.0
+        self.options: dict[str, Any] = {
+            "retry": retry_if_exception_type(Exception) | retry_if_result(lambda again: again),
+            "stop": stop_when_event_set(owned.stop_requested),
+            "wait": self._wait_s,
+            "after": self._report,
+            "retry_error_callback": _give_up,
+        }
+
+    def begins(self) -> bool:
+        """True if a call is due: the pause before one ends early when the resource leaves."""
+        self._began = time.monotonic()
+        return not self.over
+
+    @property
+    def over(self) -> bool:
+        """True if the resource has to be given up."""
+        return self._owned.stop_requested.is_set()
+
+    def _wait_s(self, _state: RetryCallState) -> float:
+        return self._delay.after(time.monotonic() - self._began)
+
+    def _report(self, state: RetryCallState) -> None:
+        owned, error = self._owned, state.outcome.exception() if state.outcome else None
+        known = {"resource": owned.resource, "token": owned.token, "attempt": state.attempt_number}
+        if error is not None:
+            _log.error(
+                "a worker raised; it is called again unless its resource has left",
+                action="worker_failed",
+                exc_info=error,
+                **known,
+            )
+            owned.tell(FactKind.WORKER_FAILED, error, attempt=state.attempt_number)
+        elif owned.still_mine():
+            _log.warning(
+                "a worker returned while its resource is owned; it is called again unless that has left",
+                action="worker_returned",
+                **known,
+            )
+            owned.tell(FactKind.WORKER_RETURNED, None, attempt=state.attempt_number)
 
 
 class WorkerThreads:
     """Handlers that run a function in a thread for each owned resource.
 
-    A function that raises is called again after a growing delay (0.5 s to 30 s) while the resource is still
-    owned; one that returns early is left alone. OnStop returns when all that were asked to stop have.
+    A function that raises or returns is called again after a growing delay (0.5 s to 30 s) while the resource
+    is still owned. OnStop returns when all that were asked to stop have.
     """
 
     def __init__(self, function: Callable[[Owned], None]) -> None:
@@ -75,20 +127,13 @@ class WorkerThreads:
         return thread in self._threads.copy().values()
 
     def _run(self, owned: Owned) -> None:
-        attempts = Retrying(
-            retry=retry_if_exception_type(Exception),
-            stop=stop_when_event_set(owned.stop_requested),
-            wait=wait_exponential(multiplier=RESTART_INITIAL_S, max=RESTART_MAX_S),
-            sleep=sleep_using_event(owned.stop_requested),
-            after=_reporter(owned),
-            retry_error_callback=_give_up,
-        )
-        attempts(self._call, owned)
+        calls = _Calls(owned)
+        Retrying(**calls.options, sleep=sleep_using_event(owned.stop_requested))(self._call, owned, calls)
 
-    def _call(self, owned: Owned) -> None:
-        """The pause before a further call ends early when the resource leaves: then there is no call."""
-        if not owned.stop_requested.is_set():
+    def _call(self, owned: Owned, calls: _Calls) -> bool:
+        if calls.begins():
             self._function(owned)
+        return not calls.over
 
 
 class WorkerTasks:
@@ -123,16 +168,10 @@ class WorkerTasks:
             except TimeoutError:
                 return
 
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(Exception),
-            stop=stop_when_event_set(owned.stop_requested),
-            wait=wait_exponential(multiplier=RESTART_INITIAL_S, max=RESTART_MAX_S),
-            sleep=pause,
-            after=_reporter(owned),
-            retry_error_callback=_give_up,
-        )
-        await attempts(self._call, owned)
+        calls = _Calls(owned)
+        await AsyncRetrying(**calls.options, sleep=pause)(self._call, owned, calls)
 
-    async def _call(self, owned: Owned) -> None:
-        if not owned.stop_requested.is_set():
+    async def _call(self, owned: Owned, calls: _Calls) -> bool:
+        if calls.begins():
             await self._function(owned)
+        return not calls.over

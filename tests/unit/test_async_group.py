@@ -176,6 +176,35 @@ def test_a_worker_is_not_called_again_once_its_resource_leaves(
     within_patience(main)
 
 
+def test_a_worker_that_returns_early_is_called_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 0.001)
+
+    async def main() -> None:
+        group, calls, enough = group_of(url), [], asyncio.Event()
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            calls.append(owned.resource)
+            if len(calls) == 3:
+                enough.set()
+                await owned.until_stop_requested()
+
+        async with group:
+            await enough.wait()
+        assert calls == ["a"] * 3
+
+    within_patience(main)
+
+
+@pytest.mark.parametrize("what", ["on_start", "on_stop", "worker"])
+def test_a_handler_that_cannot_be_called_is_refused_at_once(url: str, what: str) -> None:
+    async def handler() -> None:
+        """Take no argument."""
+
+    with pytest.raises(InvalidHandlers, match=f"{what} is called with"):
+        getattr(group_of(url), what)(handler)
+
+
 @pytest.mark.rule("RB-26")
 def test_a_start_that_is_cancelled_twice_leaves_nothing_running(
     url: str, monkeypatch: pytest.MonkeyPatch

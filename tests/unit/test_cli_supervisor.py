@@ -10,10 +10,6 @@ import pytest
 
 from rebalanser.cli.outputs import Outputs, Style
 from rebalanser.cli.supervisor import (
-    RESTART_INITIAL_S,
-    RESTART_MAX_S,
-    RESTART_RESET_S,
-    GrowingDelay,
     Restart,
     Supervisor,
     filled_in,
@@ -22,7 +18,8 @@ from rebalanser.errors import InternalError
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.guarded import Exited, Outcome, Started
-from rebalanser.runtime.owned import Owned, Tenure
+from rebalanser.runtime.owned import Owned, StopRequest, Tenure
+from rebalanser.runtime.workers import RESTART_INITIAL_S, RESTART_MAX_S, RESTART_RESET_S, GrowingDelay
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
@@ -120,6 +117,15 @@ def test_a_command_is_started_again_as_asked(
     made.supervise(owned)
     assert processes.started == starts
     assert made.failed == failed
+
+
+def test_a_resource_is_owned_on_where_its_command_is_not_started_again(
+    owned: Owned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[StopRequest] = []
+    monkeypatch.setattr(StopRequest, "wait", lambda request: waited.append(request))
+    supervisor(Restart.NEVER, ScriptedProcesses(owned, [GOOD, GOOD]))._work(owned)
+    assert waited == [owned.stop_requested]
 
 
 @pytest.mark.rule("RB-27")

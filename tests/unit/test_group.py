@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import platform
+import queue
 import socket
 import threading
 import time
@@ -13,11 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser import Admin, Group, Settings
+from rebalanser import Admin, Group, Settings, observing
+from rebalanser.cli.lines import plain
 from rebalanser.errors import (
     Forked,
     HandlerFailed,
@@ -718,6 +722,159 @@ def test_a_worker_is_not_called_again_once_its_resource_leaves(
     assert called.wait(PATIENCE_S)
     group.stop(PATIENCE_S)
     assert calls == [True]
+
+
+def noted_troubles(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[str | None]:
+    """Get each trouble once it is in the registry."""
+    noted: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    note = RegistryCoordinator.note_trouble
+
+    def note_and_tell(coordinator: RegistryCoordinator, label: str, error: str | None, for_s: float) -> None:
+        note(coordinator, label, error, for_s)
+        noted.put(error)
+
+    monkeypatch.setattr(RegistryCoordinator, "note_trouble", note_and_tell)
+    return noted
+
+
+def test_a_worker_that_raises_is_seen_by_hooks_history_and_all_who_look(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    noted = noted_troubles(monkeypatch)
+    nodes.admin().add("a")
+    group, journal = nodes.group(settings=QUICK.model_copy(update={"history_dir": tmp_path})), Journal()
+    group.on_fact(journal.fact)
+
+    @group.worker
+    def work(_owned: Owned) -> None:
+        raise OSError("connection reset")
+
+    group.start()
+    journal.wait_for_fact(FactKind.WORKER_FAILED)
+    (fact, *_) = (fact for fact in journal.facts if fact.kind is FactKind.WORKER_FAILED)
+    assert (fact.resource, fact.detail["error"], fact.detail["attempt"]) == (
+        "a",
+        "OSError: connection reset",
+        1,
+    )
+    assert str(fact.detail["raised_at"]).startswith(__file__)
+    assert noted.get(timeout=PATIENCE_S) == "the worker of a raised OSError: connection reset"
+    state = nodes.admin().state()
+    assert state.troubles == {group.node: "the worker of a raised OSError: connection reset"}
+    assert any(f"lately on {group.node}: the worker of a raised" in line for line in plain(state))
+    group.stop()
+    kinds = [record.kind for record in read_records(next(tmp_path.glob("*.jsonl")))]
+    assert FactKind.WORKER_FAILED in kinds
+
+
+def test_a_worker_that_returns_early_is_reported_and_called_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 0.001)
+    noted = noted_troubles(monkeypatch)
+    nodes.admin().add("a")
+    group, journal, calls, enough = nodes.group(), Journal(), [], threading.Event()
+    group.on_fact(journal.fact)
+
+    @group.worker
+    def work(owned: Owned) -> None:
+        calls.append(owned)
+        if len(calls) == 3:
+            enough.set()
+            owned.stop_requested.wait(PATIENCE_S)
+
+    group.start()
+    assert enough.wait(PATIENCE_S)
+    assert noted.get(timeout=PATIENCE_S) == "the worker of a returned too early"
+    group.stop()
+    assert len(calls) == 3, "one that returns when it is asked to is left alone"
+    returned = [fact.resource for fact in journal.facts if fact.kind is FactKind.WORKER_RETURNED]
+    assert returned == ["a", "a"]
+    logged = [r.levelname for r in caplog.records if getattr(r, "action", "") == "worker_returned"]
+    assert logged == ["WARNING", "WARNING"]
+
+
+def test_why_nobody_takes_part_is_known_where_on_start_always_raises(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, admin = noted_troubles(monkeypatch), nodes.admin()
+    admin.add("a")
+    patient = QUICK.model_copy(update={"rejoin_initial_s": 1000.0, "rejoin_max_s": 1000.0})
+    group, journal = nodes.group(settings=patient, node="n"), Journal()
+    error = OSError("no such device")
+
+    @group.on_start
+    def start(_owned: list[Owned]) -> None:
+        raise error
+
+    group.on_stop(journal.stop)
+    group.on_fact(journal.fact)
+    group.start()
+    assert noted.get(timeout=PATIENCE_S) == "OnStart raised OSError: no such device"
+    journal.wait_for_fact(FactKind.LEFT)
+    (resource,) = admin.resources()
+    assert resource.reason == "no node takes part; lately on n: OnStart raised OSError: no such device"
+    with pytest.raises(NotSettled, match="it has no nodes; lately on n: OnStart raised OSError"):
+        admin.wait_balanced(0)
+    with pytest.raises(NotSettled, match="no such device") as raised:
+        group.wait_settled(0)
+    assert raised.value.__cause__ is error
+
+
+def test_a_trouble_is_forgotten_once_on_start_returns(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "NOTE_PAUSE_S", 0.001)
+    noted, may_start = noted_troubles(monkeypatch), threading.Event()
+    nodes.admin().add("a")
+    group, journal = nodes.group(), Journal()
+
+    @group.on_start
+    def start(_owned: list[Owned]) -> None:
+        if not may_start.is_set():
+            raise OSError("no such device")
+
+    group.on_stop(journal.stop)
+    group.start()
+    assert noted.get(timeout=PATIENCE_S) == "OnStart raised OSError: no such device"
+    may_start.set()
+    while noted.get(timeout=PATIENCE_S) is not None:
+        """It is noted again for each try."""
+    assert nodes.admin().state().troubles == {}
+
+
+def test_what_weakens_the_registry_is_a_fact(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsafe = replace(MEMORY_CAPABILITIES, unsafe_reasons=("it forgets",))
+    monkeypatch.setattr(RegistryCoordinator, "capabilities", property(lambda _self: unsafe))
+    group, journal = nodes.journaled()
+    group.start()
+    journal.wait_for_fact(FactKind.UNSAFE_REGISTRY)
+    assert journal.facts[0].detail == {"reason": "it forgets"}
+
+
+def test_what_ends_the_engine_is_a_fact(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("broken")
+
+    group, journal = nodes.journaled()
+    monkeypatch.setattr(RegistryCoordinator, "perform", broken)
+    with pytest.raises(InternalError):
+        group.start()
+    journal.wait_for_fact(FactKind.ENGINE_FAILED)
+    (failed, *_) = (fact for fact in journal.facts if fact.kind is FactKind.ENGINE_FAILED)
+    assert failed.detail == {"error": "ValueError: broken"}
+
+
+@pytest.mark.parametrize("what", ["on_start", "on_stop", "worker", "on_fact"])
+@pytest.mark.parametrize("handler", [lambda: None, lambda _a, _b: None, lambda *, _a: None])
+def test_a_handler_that_cannot_be_called_is_refused_at_once(
+    nodes: Nodes, what: str, handler: Callable[..., None]
+) -> None:
+    with pytest.raises(InvalidHandlers, match=f"{what} is called with"):
+        getattr(nodes.group(), what)(handler)
+
+
+@pytest.mark.parametrize("handler", [print, lambda *_a: None, lambda _a, _b=1: None, partial(print, "x")])
+def test_a_handler_that_takes_one_argument_is_accepted(nodes: Nodes, handler: Callable[..., None]) -> None:
+    nodes.group().worker(handler)
 
 
 # -- what can't be
