@@ -11,15 +11,34 @@ if TYPE_CHECKING:
     from rebalanser.async_group import AsyncGroup
     from rebalanser.feed import ResourceFeed
     from rebalanser.group import Group
+    from rebalanser.protocol import Fact, FactKind, Mode, OnOverrun
     from rebalanser.runtime.owned import Owned
     from rebalanser.settings import Settings
+    from rebalanser.state import GroupState
 
-__all__ = ["Admin", "AsyncGroup", "Group", "Owned", "ResourceFeed", "Settings"]
+__all__ = [
+    "Admin",
+    "AsyncGroup",
+    "Fact",
+    "FactKind",
+    "Group",
+    "GroupState",
+    "Mode",
+    "OnOverrun",
+    "Owned",
+    "ResourceFeed",
+    "Settings",
+]
 
 _MODULES = {
     "Admin": "rebalanser.admin",
     "AsyncGroup": "rebalanser.async_group",
+    "Fact": "rebalanser.protocol",
+    "FactKind": "rebalanser.protocol",
     "Group": "rebalanser.group",
+    "GroupState": "rebalanser.state",
+    "Mode": "rebalanser.protocol",
+    "OnOverrun": "rebalanser.protocol",
     "Owned": "rebalanser.runtime.owned",
     "ResourceFeed": "rebalanser.feed",
     "Settings": "rebalanser.settings",

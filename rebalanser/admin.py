@@ -19,6 +19,7 @@ from rebalanser.group import open_coordinator
 from rebalanser.protocol import ResourceSpec, Topic, TopicKind
 from rebalanser.registry import Coordinator
 from rebalanser.registry.keys import check_attribute, check_name
+from rebalanser.registry.urls import url_or_default
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.settings import Settings
 
@@ -65,6 +66,8 @@ _TOPICS: Final = tuple(map(Topic, (TopicKind.GROUP, TopicKind.ALLOCATION, TopicK
 class Admin:
     """An operator's connection to the group ``name`` in the registry at ``url``; it joins nothing.
 
+    The registry is by default that of ``REBALANSER_REGISTRY``.
+
     Every change is idempotent and is tried again for ``timeout_s`` seconds while the registry is away. Use
     it as a context manager, or :meth:`close` it.
 
@@ -74,15 +77,22 @@ class Admin:
     """
 
     def __init__(
-        self, name: str, url: str, *, settings: Settings | None = None, timeout_s: float = 30.0
+        self,
+        name: str,
+        url: str | None = None,
+        *,
+        settings: Settings | None = None,
+        timeout_s: float = 30.0,
     ) -> None:
         self.name = name
-        self._settings = settings or Settings()
+        self._settings = Settings.of(settings)
         self._timeout_s = timeout_s
         self._closed = False
         self._watching = threading.Lock()
         self._listeners: list[threading.Event] = []
-        self._coordinator: Coordinator = open_coordinator(name, url, self._settings, SystemClock())
+        self._coordinator: Coordinator = open_coordinator(
+            name, url_or_default(url), self._settings, SystemClock()
+        )
 
     def __enter__(self) -> Self:
         return self

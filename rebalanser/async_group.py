@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from rebalanser.errors import InvalidHandlers, InvalidState
 from rebalanser.group import Group, check_takes_one
@@ -19,6 +19,8 @@ from rebalanser.settings import Settings
 
 AsyncOwnedHandler = Callable[[list[Owned]], Awaitable[None] | None]
 AsyncWorker = Callable[[Owned], Coroutine[Any, Any, None]]
+CANCEL_SHARE: Final = 0.5
+"""The part of ``stop_timeout_s`` after which a worker that was asked to stop is cancelled."""
 HandlerT = TypeVar("HandlerT", bound=AsyncOwnedHandler)
 WorkerT = TypeVar("WorkerT", bound=AsyncWorker)
 
@@ -37,7 +39,12 @@ class AsyncGroup:
     """
 
     def __init__(
-        self, name: str, url: str, *, node: str | None = None, settings: Settings | None = None
+        self,
+        name: str,
+        url: str | None = None,
+        *,
+        node: str | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self._group = Group(name, url, node=node, settings=settings)
         self._bridge = LoopBridge(self._group)
@@ -86,7 +93,8 @@ class AsyncGroup:
         """Register a coroutine function that runs as a task for each owned resource.
 
         It should return soon once ``owned.still_mine()`` says no, or ``await owned.until_stop_requested()``
-        returns; OnStop returns when it has.
+        returns; OnStop returns when it has. One that has not returned half of ``stop_timeout_s`` after that
+        is cancelled.
 
         Raises:
             InvalidHandlers: it is no coroutine function, or a handler is registered already.
@@ -98,7 +106,7 @@ class AsyncGroup:
         if not _returns_coroutine(function):
             raise InvalidHandlers("the worker of an AsyncGroup is a coroutine function (async def)")
         check_takes_one(function, "worker", "one owned resource")
-        tasks = WorkerTasks(function)
+        tasks = WorkerTasks(function, CANCEL_SHARE * self.settings.stop_timeout_s)
         self._group.on_start(self._bridge.in_loop(tasks.start))
         self._group.on_stop(self._bridge.in_loop(tasks.stop))
         self._tasks = tasks

@@ -31,6 +31,7 @@ from rebalanser.observing import Observer, TroubleNotes
 from rebalanser.protocol import Fact, Member, Membership, Node, OnOverrun, Role
 from rebalanser.registry import Coordinator, GroupStore, RegistryCoordinator, open_backend, parse_url
 from rebalanser.registry.keys import check_name
+from rebalanser.registry.urls import url_or_default
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.dead_man import DeadMansSwitch
 from rebalanser.runtime.engine import Engine
@@ -137,24 +138,30 @@ class _Run:
 class Group:
     """One node's membership in a group whose resources are shared out, each to exactly one owner.
 
-    ``name`` is the group's name and ``url`` its registry's. ``node`` is a label for people, by default
-    host, process and a random part; the node's identity is made anew for each incarnation (RB-4). Register
-    either :meth:`on_start` and :meth:`on_stop` or one :meth:`worker`, then :meth:`run`, or :meth:`start` and
-    :meth:`stop`, or ``with group:``.
+    ``name`` is the group's name and ``url`` its registry's, by default ``REBALANSER_REGISTRY``. ``node`` is a
+    label for people, by default host, process and a random part; the node's identity is made anew for each
+    incarnation (RB-4). Register either :meth:`on_start` and :meth:`on_stop` or one :meth:`worker`, then
+    :meth:`run`, or :meth:`start` and :meth:`stop`, or ``with group:``.
 
     Raises:
         InvalidName: the group or node name cannot be stored.
-        InvalidUrl: the URL is none.
+        InvalidUrl: the URL is none, or there is none.
+        InvalidSettings: the settings are none.
     """
 
     def __init__(
-        self, name: str, url: str, *, node: str | None = None, settings: Settings | None = None
+        self,
+        name: str,
+        url: str | None = None,
+        *,
+        node: str | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.name = check_name(name, "group")
         self.node = check_name(node, "node") if node is not None else default_label()
-        self.settings = settings or Settings()
-        self._url = parse_url(url)
-        self._url_text = url
+        self.settings = Settings.of(settings)
+        self._url_text = url_or_default(url)
+        self._url = parse_url(self._url_text)
         self._on_start: OwnedHandler | None = None
         self._on_stop: OwnedHandler | None = None
         self._worker: Worker | None = None

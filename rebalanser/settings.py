@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -23,6 +24,34 @@ SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 def _share_of_lease(share: float) -> Any:
     """A default that follows the lease, so that changing ``lease_ttl_s`` alone keeps RB-21."""
     return Field(default_factory=lambda data: data.get("lease_ttl_s", DEFAULT_LEASE_TTL_S) * share)
+
+
+class Values(TypedDict, total=False):
+    """The arguments of :class:`Settings`, for type checkers: a mistyped name is an error before it is run."""
+
+    lease_ttl_s: float
+    heartbeat_interval_s: float
+    stop_timeout_s: float
+    safety_margin_s: float
+    registry_timeout_s: float
+    clock_drift_ratio: float
+    start_timeout_s: float
+    connect_timeout_s: float
+    settle_time_s: float
+    min_rebalance_interval_s: float
+    retry_initial_s: float
+    retry_max_s: float
+    rejoin_initial_s: float
+    rejoin_max_s: float
+    mode: Mode | Literal["cooperative", "eager"]
+    start_in_batches: bool
+    may_lead: bool
+    on_overrun: OnOverrun | Literal["report", "kill"]
+    attributes: Mapping[str, str]
+    history_dir: Path | str | None
+    history_max_bytes: int
+    history_topic: str | None
+    fenced: bool
 
 
 class Settings(BaseSettings):
@@ -85,13 +114,29 @@ class Settings(BaseSettings):
     """The application says that every receiver of its writes checks the fencing token. Written into the
     history, for the audit to tell harm from none; the node acts no differently."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: Unpack[Values]) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise InvalidSettings(_one_line(error)) from error
         except SettingsError as error:
             raise InvalidSettings(f"the environment can't be read: {error} ({error.__cause__})") from error
+
+    @classmethod
+    def of(cls, given: Settings | None) -> Settings:
+        """The settings that were given, else those of the environment.
+
+        Raises:
+            InvalidSettings: something else was given.
+        """
+        if given is None:
+            return cls()
+        if not isinstance(given, Settings):
+            raise InvalidSettings(
+                f"settings must be a rebalanser.Settings, not {type(given).__name__}: "
+                "write settings=rebalanser.Settings(lease_ttl_s=5)"
+            )
+        return given
 
     @model_validator(mode="after")
     def _keeps_the_promises(self) -> Self:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -35,6 +37,17 @@ READS: Final = 9
 """How many reads the latency is the median of."""
 LATE: Final = 0.5
 """A read that takes this share of ``registry_timeout_s`` leaves too little to spare."""
+
+
+PREFIX: Final = "REBALANSER_"
+OTHER_VARIABLES: Final = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        *("REGISTRY", "KAFKA", "KAFKA_USER", "KAFKA_PASSWORD", "CLUSTER", "ETCD_USER", "ETCD_PASSWORD"),
+        *("GROUP", "NODE", "RESOURCE", "TOKEN", "CACHE", "SPARK_KAFKA_PACKAGE", "TEST_PATIENCE"),
+    )
+)
+"""What is read, or set for the commands of ``rebalanser run``, beside the settings."""
 
 
 class Verdict(StrEnum):
@@ -88,6 +101,7 @@ def check(
 
 def _findings(face: Face, group: str | None) -> Iterator[Finding]:
     settings = Settings.model_construct()
+    yield from _unknown_variables()
     try:
         settings = Settings()
     except InvalidSettings as error:
@@ -121,6 +135,16 @@ def _findings_there(face: Face, settings: Settings, group: str | None, *, lease:
 
 def _failed(name: str, error: RebalanserError) -> Finding:
     return Finding(check=name, verdict=Verdict.FAILED, detail=redact(str(error)))
+
+
+def _unknown_variables() -> Iterator[Finding]:
+    """Variables that look like ours and are read by nothing, as a mistyped name is."""
+    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | OTHER_VARIABLES
+    for name in sorted(os.environ):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            near = "".join(f"; is {each} meant?" for each in get_close_matches(name.upper(), known, 1, 0.9))
+            detail = f"{name} is set and nothing reads it{near}"
+            yield Finding(check="environment", verdict=Verdict.WARNING, detail=detail)
 
 
 def _timings(settings: Settings) -> Finding:

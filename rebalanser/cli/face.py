@@ -16,13 +16,13 @@ from pydantic import BaseModel
 from rebalanser.admin import Admin
 from rebalanser.errors import UnusableFolder, UnusableStore, UnwritableAnswer
 from rebalanser.folders import state_folder
+from rebalanser.registry.urls import REGISTRY_VARIABLE
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-REGISTRY_VARIABLE: Final = "REBALANSER_REGISTRY"
 SILENCE_S: Final = 1.0
 """After how many seconds of waiting for the registry a person is told so."""
 LONG_WORK: Final = 1_000

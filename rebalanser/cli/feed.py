@@ -8,9 +8,10 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import REGISTRY_VARIABLE, Face, GroupArgument, JsonOption
+from rebalanser.cli.face import Face, GroupArgument, JsonOption
 from rebalanser.feed import ResourceFeed
 from rebalanser.redaction import redact
+from rebalanser.registry.urls import REGISTRY_VARIABLE
 from rebalanser.runtime.running import stopping_on_signals
 
 LOOK_S: Final = 0.2

@@ -15,6 +15,7 @@ a :class:`GroupStore`, which keeps groups in a way of its own.
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -34,6 +35,8 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
     {"etcd": "etcd", "etcd+tls": "etcd", "kafka": "kafka"},
 )
 DEFAULT_ROOT = "rebalanser"
+REGISTRY_VARIABLE = "REBALANSER_REGISTRY"
+"""Names the registry where the application names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,22 @@ def _host(text: str, scheme: str) -> tuple[str, int]:
         shown = text if not colon else f"{text.partition(':')[0]}:***"
         raise InvalidUrl(f"{shown!r} in the URL {scheme}://… is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def url_or_default(url: str | None) -> str:
+    """The URL that was given, else that of ``REBALANSER_REGISTRY``.
+
+    Raises:
+        InvalidUrl: there is neither, or what was given is no text.
+    """
+    if url is not None and not isinstance(url, str):
+        raise InvalidUrl(f"a registry URL is text such as sqlite:///groups.db, not {type(url).__name__}")
+    chosen = os.environ.get(REGISTRY_VARIABLE) or None if url is None else url
+    if chosen is None:
+        raise InvalidUrl(
+            f"no registry is named: give its URL, such as sqlite:///groups.db, or set {REGISTRY_VARIABLE}"
+        )
+    return chosen
 
 
 def parse_url(text: str) -> RegistryUrl:

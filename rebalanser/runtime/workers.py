@@ -137,10 +137,14 @@ class WorkerThreads:
 
 
 class WorkerTasks:
-    """Like :class:`WorkerThreads`, with a task of the event loop for each owned resource."""
+    """Like :class:`WorkerThreads`, with a task of the event loop for each owned resource.
 
-    def __init__(self, function: Callable[[Owned], Awaitable[None]]) -> None:
+    A task that goes on for ``grace_s`` seconds after it was asked to stop is cancelled.
+    """
+
+    def __init__(self, function: Callable[[Owned], Awaitable[None]], grace_s: float) -> None:
         self._function = function
+        self._grace_s = grace_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, owned: list[Owned]) -> None:
@@ -150,12 +154,16 @@ class WorkerTasks:
             self._tasks[each.resource] = asyncio.create_task(self._run(each), name=name)
 
     async def stop(self, owned: list[Owned]) -> None:
-        """Wait for the tasks of these resources, which have been asked to stop."""
+        """Wait for the tasks of these resources, which have been asked to stop; cancel what is late."""
+        asked = {self._tasks[each.resource] for each in owned if each.resource in self._tasks}
+        if asked:
+            _, late = await asyncio.wait(asked, timeout=self._grace_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
         for each in owned:
-            task = self._tasks.get(each.resource)
-            if task is not None:
-                await asyncio.wait({task})
-                del self._tasks[each.resource]
+            self._tasks.pop(each.resource, None)
 
     def includes(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether this is one of the tasks that :meth:`stop` would wait for."""

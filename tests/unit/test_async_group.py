@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser import Admin, AsyncGroup, Settings
+from rebalanser import Admin, AsyncGroup, Settings, async_group
 from rebalanser.errors import HandlerFailed, InvalidHandlers, InvalidState, NotSettled
 from rebalanser.protocol import FactKind
 from rebalanser.runtime import workers
@@ -192,6 +192,30 @@ def test_a_worker_that_returns_early_is_called_again(url: str, monkeypatch: pyte
         async with group:
             await enough.wait()
         assert calls == ["a"] * 3
+
+    within_patience(main)
+
+
+def test_a_worker_that_goes_on_after_it_was_asked_to_stop_is_cancelled(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_group, "CANCEL_SHARE", 0.001)
+
+    async def main() -> None:
+        group, running, ends = group_of(url), asyncio.Event(), []
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            running.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ends.append(owned.stop_requested.is_set())
+                raise
+
+        async with group:
+            await running.wait()
+        assert ends == [True], "it was asked first"
 
     within_patience(main)
 

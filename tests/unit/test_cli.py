@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pytest
 
+import rebalanser
 from rebalanser.admin import Admin
 from rebalanser.cli import application, check, main
 from rebalanser.cli.face import default_url
@@ -18,10 +21,10 @@ from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
 from rebalanser.registry import GroupStore, RegistryCoordinator, open_registry
 from rebalanser.registry.contract import Grant, Granted
 from rebalanser.runtime import dead_man
+from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from rebalanser.registry import Coordinator
     from rebalanser.registry.contract import Capabilities, Registry, Reply, Request
@@ -344,6 +347,30 @@ class Stingy:
             assert isinstance(reply, Granted)
             return Granted(reply.lease, max(5.0, reply.ttl_s))
         return reply
+
+
+def test_check_warns_of_variables_that_nothing_reads(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBALANSER_LEASE_TTL", "5")
+    monkeypatch.setenv("REBALANSER_XYZZY", "")
+    monkeypatch.setenv("rebalanser_fenced", "1")
+    answer = cli("check")
+    assert answer.code == 0
+    warned = [line for line in answer.out.splitlines() if "environment:" in line]
+    assert warned == [
+        f"warning environment: {name} is set and nothing reads it{rest}"
+        for name, rest in (
+            ("REBALANSER_LEASE_TTL", "; is REBALANSER_LEASE_TTL_S meant?"),
+            ("REBALANSER_XYZZY", ""),
+        )
+    ]
+
+
+def test_check_knows_every_variable_that_the_package_reads() -> None:
+    roots = Path(rebalanser.__file__).parent, Path(rebalanser.__file__).parents[1] / "backends"
+    sources = [path.read_text() for root in roots for path in root.rglob("*.py")]
+    read = {name for source in sources for name in re.findall(r"[\"`](REBALANSER_[A-Z_]*[A-Z])\b", source)}
+    known = {f"REBALANSER_{name}".upper() for name in Settings.model_fields} | check.OTHER_VARIABLES
+    assert read - known == set()
 
 
 @pytest.mark.rule("RB-21")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser import Admin, Group, Settings, observing
+from rebalanser import Admin, AsyncGroup, Group, Settings, observing
 from rebalanser.cli.lines import plain
 from rebalanser.errors import (
     Forked,
@@ -892,6 +892,38 @@ def test_a_name_that_can_not_be_stored_is_refused(name: str) -> None:
 def test_a_url_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidUrl, match="is not a registry URL"):
         Group("group", "groups.db")
+
+
+@pytest.mark.parametrize("made", [Group, AsyncGroup, Admin])
+def test_the_environment_names_the_registry_where_the_program_does_not(
+    made: type[Group | AsyncGroup | Admin], nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REBALANSER_REGISTRY", nodes.url)
+    named = made("group")
+    assert named.name == "group"
+    if isinstance(named, Admin):
+        named.close()
+    else:
+        assert nodes.url in repr(named)
+
+
+@pytest.mark.parametrize("made", [Group, AsyncGroup, Admin])
+def test_a_registry_that_nobody_names_is_asked_for(
+    made: type[Group | AsyncGroup | Admin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REBALANSER_REGISTRY", raising=False)
+    with pytest.raises(InvalidUrl, match=r"no registry is named: .* set REBALANSER_REGISTRY"):
+        made("group", None)
+
+
+@pytest.mark.parametrize("made", [Group, AsyncGroup, Admin])
+def test_arguments_of_another_type_are_refused_in_words(
+    made: Callable[..., object], nodes: Nodes, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidUrl, match=r"is text such as sqlite:///groups\.db, not PosixPath"):
+        made("group", tmp_path)
+    with pytest.raises(InvalidSettings, match=r"must be a rebalanser.Settings, not dict: write"):
+        made("group", nodes.url, settings={"lease_ttl_s": 5})
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:

@@ -106,3 +106,9 @@ def test_the_help_of_all_commands_says_what_each_command_says() -> None:
         return {name: command.get_short_help_str(1000) for name, command in group.commands.items()}
 
     assert summaries(overview()) == summaries(application())
+
+
+def test_what_hooks_and_operators_get_has_public_names() -> None:
+    assert rebalanser.Fact(rebalanser.FactKind.JOINED, "n-1").kind == "joined"
+    assert rebalanser.Mode("eager") is rebalanser.Mode.EAGER
+    assert "balanced" in rebalanser.GroupState.model_fields

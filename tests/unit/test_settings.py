@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from mypy import api
 from pydantic import ValidationError
 
 from rebalanser import Settings
 from rebalanser.errors import InvalidName, InvalidSettings
 from rebalanser.protocol import Mode, OnOverrun
+from rebalanser.settings import Values
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.rule("RB-21")
@@ -153,3 +158,22 @@ def test_that_writes_are_fenced_is_said_by_a_person(
     if value is not None:
         monkeypatch.setenv("REBALANSER_FENCED", value)
     assert Settings().fenced is fenced
+
+
+def test_type_checkers_know_every_setting() -> None:
+    assert list(Values.__annotations__) == list(Settings.model_fields)
+
+
+def test_a_mistyped_setting_fails_the_type_check(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "from rebalanser import Mode, Settings\n"
+        "Settings(lease_ttl_s=5, mode='eager', on_overrun='kill', history_dir='h', attributes={'a': 'b'})\n"
+        "Settings(mode=Mode.EAGER)\n"
+        "Settings(lease_ttl=5)\n"
+        "Settings(lease_ttl_s='5')\n"
+        "Settings(mode='lazy')\n"
+    )
+    out, err, code = api.run(["--strict", "--no-error-summary", f"--cache-dir={tmp_path}", str(file)])
+    assert (err, code) == ("", 1), out
+    assert [line.split(":")[1] for line in out.splitlines() if ": error:" in line] == ["4", "5", "6"], out
