@@ -106,6 +106,10 @@ class TaskExists(InvalidTask):
     """The id is taken by a task with other content (SK-3)."""
 
 
+class UnknownGroup(FixConfiguration):
+    """There is no group of this name; the message says where it was looked for."""
+
+
 class UnknownQueue(FixConfiguration):
     """There is no queue of this name; the message names those that there are."""
 

@@ -69,13 +69,16 @@ class GroupState(BaseModel):
         description="keys that no Rebalanser wrote, or a newer one, and why they are left alone",
     )
     troubles: dict[str, str] = Field(
-        description="what went wrong in handlers and workers lately, by the label of the node"
+        default_factory=dict,
+        description="what went wrong in handlers and workers lately, by the label of the node",
     )
     owned: int = Field(description="how many of the resources a live node owns")
     unowned: int = Field(description="how many of them nobody owns; the reason stands at each")
     drained: tuple[str, ...] = Field(description="the labels that are drained, of live nodes and of others")
     nodes: tuple[NodeState, ...]
     resources: tuple[ResourceState, ...]
+
+    exists: bool = Field(default=True, description="false if nothing at all is known of a group of this name")
 
     @property
     def all_owned(self) -> bool:
@@ -133,6 +136,7 @@ def describe(name: str, view: GroupView) -> GroupState:
         drained=tuple(sorted(group.drained)),
         nodes=nodes,
         resources=resources,
+        exists=bool(nodes or resources or group.drained or header or view.leadership),
     )
 
 

@@ -39,6 +39,7 @@ class _Command(NamedTuple):
 
 
 _COMMANDS: Final = {
+    "groups": _Command("groups", "groups", "List the groups in the registry."),
     "resources": _Command("resources", "app", "Add, remove and list the resources of a group."),
     "status": _Command(
         "state",
@@ -50,7 +51,7 @@ _COMMANDS: Final = {
         "watch",
         "Show a group as it changes, until Ctrl-C: a live table, or lines where there is no terminal.",
     ),
-    "node": _Command("node", "app", "Drain a node, or end that."),
+    "node": _Command("node", "app", "List nodes, drain one, or end that."),
     "run": _Command(
         "run",
         "run",

@@ -6,9 +6,11 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from enum import StrEnum
+from tempfile import TemporaryDirectory
 from typing import Annotated, Final
 
 import typer
@@ -88,15 +90,30 @@ def check(
     """Check that the registry answers, that it grants the lease, and that the settings keep their promises.
 
     The exit code is 1 if a check failed. Nothing is left behind in the registry, except that a GROUP in
-    Kafka has its topic made. What weakens a group's topic in Kafka is known only where GROUP is given.
+    Kafka has its topic made. For a SQLite file that is not there yet another one is made beside it and
+    removed. What weakens a group's topic in Kafka is known only where GROUP is given.
     """
     face = Face.of(registry, json)
-    findings = tuple(_findings(face, group))
+    if group is not None:
+        face.refuse_missing_file(group)
+    with _existing(face) as there:
+        findings = tuple(_findings(there, group))
     ok = all(finding.verdict is not Verdict.FAILED for finding in findings)
     report = Report(ok=ok, registry=redact(str(parse_url(face.url))), findings=findings)
     face.answer(report, *(f"{each.verdict.value:7} {each.check}: {each.detail}" for each in findings))
     if not ok:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _existing(face: Face) -> Iterator[Face]:
+    """The face itself, or one for a file that is there for as long as the context lasts."""
+    missing = face.missing_file
+    if missing is None or not os.access(missing.parent, os.W_OK):
+        yield face
+        return
+    with TemporaryDirectory(dir=missing.parent.absolute(), prefix=".rebalanser-check-") as folder:
+        yield replace(face, url=f"sqlite:///{folder}/{missing.name}")
 
 
 def _findings(face: Face, group: str | None) -> Iterator[Finding]:

@@ -5,30 +5,72 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from pydantic import BaseModel
 
 from rebalanser.admin import Admin
-from rebalanser.errors import UnusableFolder, UnusableStore, UnwritableAnswer
+from rebalanser.errors import NotARegistry, UnknownGroup, UnusableFolder, UnusableStore, UnwritableAnswer
 from rebalanser.folders import state_folder
-from rebalanser.registry.urls import REGISTRY_VARIABLE
+from rebalanser.redaction import redact
+from rebalanser.registry.registry_coordinator import groups_in
+from rebalanser.registry.urls import REGISTRY_VARIABLE, open_registry, parse_url
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from rebalanser.state import GroupState
+
 SILENCE_S: Final = 1.0
 """After how many seconds of waiting for the registry a person is told so."""
 LONG_WORK: Final = 1_000
 """From how many items on a progress bar is shown."""
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.", show_default=False)]
+
+def _completed(context: typer.Context, begun: str, names: Callable[[Face], Iterable[str]]) -> list[str]:
+    """Names that a shell may complete; none if the registry can't be asked at once."""
+    try:
+        face = Face(context.params.get("registry") or default_url(), json=True)
+        return [name for name in names(face) if name.startswith(begun)]
+    except Exception:
+        return []
+
+
+def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of groups, for the shell."""
+    return _completed(ctx, incomplete, Face.groups)
+
+
+def complete_node(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Labels of the nodes of the group that is named before, for the shell."""
+
+    def labels(face: Face) -> Iterable[str]:
+        state = face.state(ctx.params["group"])
+        return sorted({*state.drained, *(node.label for node in state.nodes)})
+
+    return _completed(ctx, incomplete, labels)
+
+
+def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of the resources of the group that is named before, for the shell."""
+    return _completed(
+        ctx, incomplete, lambda face: (each.resource for each in face.state(ctx.params["group"]).resources)
+    )
+
+
+GroupArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="GROUP", help="The group's name.", show_default=False, autocompletion=complete_group
+    ),
+]
 RegistryOption = Annotated[
     str | None,
     typer.Option(
@@ -77,13 +119,69 @@ class Face:
         with admin:
             yield admin
 
+    def state(self, group: str) -> GroupState:
+        """The state of a group that is there; nothing is made by looking.
+
+        Raises:
+            UnknownGroup: it is not there, or not even the file that would keep it.
+        """
+        self.refuse_missing_file(group)
+        with self.admin(group) as admin:
+            return self.known(admin.state())
+
+    def known(self, state: GroupState) -> GroupState:
+        """The state itself, if there is such a group.
+
+        Raises:
+            UnknownGroup: nothing is known of it.
+        """
+        if state.exists:
+            return state
+        there = ""
+        with suppress(NotARegistry):
+            others = self.groups()
+            there = f"; there are: {', '.join(others)}" if others else "; there is none"
+        raise UnknownGroup(f"no such group: {state.group!r} in {redact(self.url)}{there}")
+
+    def refuse_missing_file(self, what: str) -> None:
+        """Refuse a SQLite file that is not there, which opening it would make.
+
+        Raises:
+            UnknownGroup: there is no such file.
+        """
+        file = self.missing_file
+        if file is not None:
+            raise UnknownGroup(f"no such group: {what!r}, as there is no file {file}")
+
+    @property
+    def missing_file(self) -> Path | None:
+        """The file that opening the registry would make, if it would."""
+        parsed = parse_url(self.url)
+        file = Path(parsed.path[1:])
+        would_make = parsed.scheme == "sqlite" and file.name and file.parent.is_dir() and not file.exists()
+        return file if would_make else None
+
+    def groups(self) -> list[str]:
+        """The names of all groups in the registry.
+
+        Raises:
+            NotARegistry: it keeps groups in a way that does not list them.
+        """
+        if self.missing_file is not None:
+            return []
+        settings = Settings()
+        with self.patience(settings):
+            opened = open_registry(self.url, settings.connect_timeout_s)
+        with closing(opened) as registry:
+            return sorted(groups_in(registry, parse_url(self.url).root, settings.registry_timeout_s))
+
     @contextmanager
     def patience(self, settings: Settings) -> Iterator[None]:
         """Tell a person who waits for the registry's first answer how long that can take."""
         if self.json or not sys.stderr.isatty():
             yield
             return
-        words = f"waiting for the registry, for {settings.connect_timeout_s:g} s at most"
+        words = f"connecting to {redact(self.url)}, for {settings.connect_timeout_s:g} s at most"
         hint = threading.Timer(SILENCE_S, typer.echo, (words,), {"err": True})
         hint.daemon = True
         hint.start()

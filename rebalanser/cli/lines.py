@@ -91,6 +91,11 @@ def condition_of(node: NodeState) -> str:
     return f"drained, {condition}" if node.drained else condition
 
 
+def absent_drains(state: GroupState) -> list[str]:
+    """The drained labels that no live node has."""
+    return sorted(set(state.drained) - {node.label for node in state.nodes})
+
+
 def first_waits(state: GroupState) -> list[str]:
     """Why a leader resigned; then who waits for what, the first lines of it, and how many more there are.
 
@@ -98,7 +103,7 @@ def first_waits(state: GroupState) -> list[str]:
     them will own nothing.
     """
     every = waits(state)
-    absent = sorted(set(state.drained) - {node.label for node in state.nodes})
+    absent = absent_drains(state)
     lines = [f"  {_printable(state.trouble)}"] if state.trouble else []
     if state.unreadable:
         others = f" (and {len(state.unreadable) - 1:,} more)" if len(state.unreadable) > 1 else ""

@@ -1,4 +1,4 @@
-"""``rebalanser node``: take work off a node, and give it back."""
+"""``rebalanser node``: list nodes, take work off one, and give it back."""
 
 from __future__ import annotations
 
@@ -6,16 +6,40 @@ from typing import Annotated
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
-from rebalanser.cli.lines import counted
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption, complete_node
+from rebalanser.cli.lines import absent_drains, counted, node_line
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Drain a node, or end that.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", help="List nodes, drain one, or end that."
+)
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's label.", show_default=False)]
+NodeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NODE", help="The node's label.", show_default=False, autocompletion=complete_node
+    ),
+]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the group is balanced again.")]
 TimeoutOption = Annotated[
     float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait at most, with --wait.")
 ]
+
+
+@app.command("list")
+def list_nodes(group: GroupArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
+    """List the nodes, and the drained labels that no live node has."""
+    face = Face.of(registry, json)
+    state = face.state(group)
+    absent = absent_drains(state)
+    face.answer(
+        {
+            "group": group,
+            "nodes": [node.model_dump(mode="json") for node in state.nodes],
+            "drained_and_absent": absent,
+        },
+        *(node_line(node) for node in state.nodes),
+        *(f"{label}: drained, not there" for label in absent),
+    )
 
 
 @app.command()

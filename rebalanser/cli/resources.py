@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rebalanser.admin import UNCHANGED
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption, complete_resource
 from rebalanser.cli.lines import counted, resource_line
 from rebalanser.cli.names import read_attributes, read_names
 
@@ -18,6 +18,15 @@ app = typer.Typer(
 
 NamesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="The resources' names.", show_default=False)
+]
+KnownNamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...",
+        help="The resources' names.",
+        show_default=False,
+        autocompletion=complete_resource,
+    ),
 ]
 FileOption = Annotated[
     Path | None,
@@ -83,7 +92,7 @@ def add(
 @app.command()
 def remove(
     group: GroupArgument,
-    names: NamesArgument = None,
+    names: KnownNamesArgument = None,
     file: FileOption = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
@@ -105,8 +114,7 @@ def remove(
 def list_resources(group: GroupArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
     """List the resources with their owners."""
     face = Face.of(registry, json)
-    with face.admin(group) as admin:
-        resources = admin.resources()
+    resources = [each for each in face.state(group).resources if not each.removed]
     face.answer(
         {"group": group, "resources": [resource.model_dump(mode="json") for resource in resources]},
         *(resource_line(resource) for resource in resources),

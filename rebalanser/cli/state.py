@@ -39,8 +39,7 @@ def status(
 ) -> None:
     """Show a group: its nodes, its leader, whether it is balanced, and what waits for an owner."""
     face = Face.of(registry, json)
-    with face.admin(group) as admin:
-        state = admin.state()
+    state = face.state(group)
     if face.on_terminal:
         from rebalanser.cli.table import render  # noqa: PLC0415 - slow to import
 
@@ -65,6 +64,7 @@ def watch(
     With --json each line is the whole state.
     """
     face = Face.of(registry, json)
+    face.state(group)
     settings = Settings()
     with face.patience(settings):
         opened = open_coordinator(group, face.url, settings, SystemClock())

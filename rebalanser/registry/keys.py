@@ -40,6 +40,7 @@ MAX_ATTRIBUTE_BYTES = 4096
 SLOT = 0
 _FOREIGN = "{!r} is a key that no Rebalanser wrote: delete it"
 _FOLDERS = frozenset({"nodes", "releases", "acks", "resources", "drains", "troubles", "shares", "barriers"})
+_PARTS = _FOLDERS | {"term", "header", "operator"}
 _is_plain = re.compile(r"[A-Za-z0-9_.~-]+").fullmatch
 
 
@@ -179,6 +180,20 @@ class GroupKeys:
         if not key.endswith(f"/{SLOT}"):
             raise UnusableStore(_FOREIGN.format(key))
         return self.name(key.removesuffix(f"/{SLOT}"), self.barriers)
+
+    @staticmethod
+    def group_of(key: str, root: str) -> tuple[str | None, str]:
+        """The group under a root that a key belongs to, if it does; and a key past all of the same name."""
+        segment, slash, rest = key.removeprefix(f"{root}/").partition("/")
+        if not slash:
+            return None, key
+        past = f"{root}/{segment}0"
+        if rest.partition("/")[0] not in _PARTS:
+            return None, past
+        try:
+            return _unquoted(segment), past
+        except ValueError:
+            return None, past
 
     @staticmethod
     def name(key: str, prefix: str) -> str:

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from rebalanser.errors import InternalError, RebalanserError
 from rebalanser.protocol.messages import Command, Outcome
 from rebalanser.protocol.types import SAID, NodeId, ResourceSpec, Topic
-from rebalanser.registry.contract import Capabilities, Registry, Watch, WatchEvent
+from rebalanser.registry import contract
+from rebalanser.registry.contract import Capabilities, Range, Registry, Transaction, Watch, WatchEvent
 from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Progress
-from rebalanser.registry.dialogue import Answer, Reading, failure
+from rebalanser.registry.dialogue import Answer, Reading, all_entries, failure
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.translation import Translation
 
 ResultT = TypeVar("ResultT")
+
+
+def groups_in(registry: Registry, root: str, timeout_s: float) -> Iterator[str]:
+    """The names of the groups in a registry, in the order of their keys; one small request for each.
+
+    Raises:
+        RetryLater: the registry was away.
+    """
+    after = ""
+    while True:
+        answer = registry.execute(Transaction(then=(Range(f"{root}/", after, limit=1),)), timeout_s)
+        if not isinstance(answer, contract.Outcome):
+            raise InternalError(f"a transaction was answered with {answer!r}")
+        found = all_entries(answer.results[0])
+        if not found:
+            return
+        name, after = GroupKeys.group_of(found[0].key, root)
+        if name is not None:
+            yield name
 
 
 class RegistryCoordinator(Coordinator):

@@ -114,6 +114,7 @@ def test_ten_thousand_resources_come_through_a_pipe(shell: Shell) -> None:
 
 @pytest.mark.rule("RB-19", "RB-7")
 def test_watch_prints_a_line_for_each_change_until_ctrl_c(shell: Shell) -> None:
+    shell.run("node", "drain", "orders", "w")
     with shell.running("watch", "orders", "--json", "--interval", "3600") as watching:
         assert watching.stdout is not None
         assert watching.stderr is not None

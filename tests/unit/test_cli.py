@@ -5,23 +5,30 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import re
+import subprocess
 import sys
+import threading
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pytest
+import typer
 
 import rebalanser
 from rebalanser.admin import Admin
-from rebalanser.cli import application, check, main
+from rebalanser.cli import application, check, face, main
 from rebalanser.cli.face import default_url
 from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
 from rebalanser.registry import GroupStore, RegistryCoordinator, open_registry
-from rebalanser.registry.contract import Grant, Granted
+from rebalanser.registry.contract import Grant, Granted, Put, Transaction
 from rebalanser.runtime import dead_man
 from rebalanser.settings import Settings
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,6 +245,7 @@ def test_an_answer_that_can_not_be_written_is_no_fault_of_ours(
     def refuse(_text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    cli("resources", "add", "orders", "a")
     monkeypatch.setattr(sys.stdout, "write", refuse)
     answer = cli("status", "orders", *as_json)
     refused(answer, 3, "can't be written: No space left on device")
@@ -287,13 +295,6 @@ def test_the_state_of_a_group_can_be_asked_for(cli: Cli) -> None:
     assert state.code == 1
     assert state.document["balanced"] is False
     assert len(state.document["resources"]) == 3
-
-
-@pytest.mark.rule("RB-33")
-def test_an_unknown_group_is_an_empty_one(cli: Cli) -> None:
-    cli("resources", "add", "orders", "a")
-    assert cli("status", "order").out.endswith("0 nodes, 0 of 0 resources owned\n")
-    assert cli("resources", "list", "order", "--json").document == {"group": "order", "resources": []}
 
 
 @pytest.mark.rule("RB-30")
@@ -547,3 +548,121 @@ def test_long_work_shows_its_progress_on_a_terminal(
     assert cli("resources", "remove", "big", "--file", str(names), "--json").document["removed"] == 10_000
     assert cli("resources", "add", "big", "a", "b").code == 0
     assert quiet.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("status", "orders"), ("watch", "orders"), ("resources", "list", "orders")),
+        *(("node", "list", "orders"), ("check", "orders")),
+    ],
+)
+def test_looking_makes_nothing(cli: Cli, tmp_path: Path, command: tuple[str, ...]) -> None:
+    file = tmp_path / "gropus.db"
+    answer = cli(*command, "--registry", f"sqlite:///{file}")
+    refused(answer, 3, f"no such group: 'orders', as there is no file {file}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_registry_that_is_not_there_has_no_groups_and_can_be_checked(cli: Cli, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'groups.db'}"
+    assert cli("groups", "--registry", url) == Answer(0, "", "")
+    report = cli("check", "--registry", url, "--json")
+    assert (report.code, report.document["ok"]) == (0, True)
+    assert "lease" in [each["check"] for each in report.document["findings"]]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("status",), ("watch",), ("resources", "list"), ("node", "list")])
+def test_a_mistyped_group_is_named_beside_those_that_are_there(cli: Cli, command: tuple[str, ...]) -> None:
+    refused(cli(*command, "ordres"), 3, "no such group: 'ordres' in memory://", "there is none")
+    for name in ("orders", "a/b", "orders-2", "orders2"):
+        cli("resources", "add", name, "a")
+    refused(cli(*command, "ordres"), 3, "there are: a/b, orders, orders-2, orders2")
+
+
+def test_groups_and_nodes_are_listed(cli: Cli) -> None:
+    assert cli("groups").out == ""
+    cli("resources", "add", "orders", "a")
+    cli("node", "drain", "mail", "w-7")
+    with closing(open_registry(os.environ["REBALANSER_REGISTRY"])) as registry:
+        foreign = ("alien/thing", "mai", "mai-l", "a{b/term", "orders-/x/y")
+        registry.execute(Transaction(then=tuple(Put(f"rebalanser/{key}", b"") for key in foreign)), 1.0)
+    assert cli("groups").out == "mail\norders\n"
+    assert cli("groups", "--json").document == {"groups": ["mail", "orders"]}
+    assert cli("node", "list", "mail").out == "w-7: drained, not there\n"
+    assert cli("node", "list", "mail", "--json").document == {
+        "group": "mail",
+        "nodes": [],
+        "drained_and_absent": ["w-7"],
+    }
+    refused(cli("groups", "--registry", "sqlite:///"), 3, "names no file")
+
+
+def completions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str) -> list[str]:
+    """Return what a shell is told that a command line may go on with."""
+    with monkeypatch.context() as environment:
+        environment.setenv("_REBALANSER_COMPLETE", "complete_bash")
+        environment.setenv("COMP_WORDS", line)
+        environment.setenv("COMP_CWORD", str(line.count(" ")))
+        with pytest.raises(SystemExit):
+            main([])
+    return capsys.readouterr().out.split()
+
+
+def test_a_shell_completes_groups_nodes_and_resources(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli("resources", "add", "orders", "part-1", "part-2", "other")
+    cli("resources", "add", "mail", "x")
+    cli("node", "drain", "orders", "w-7")
+    complete = partial(completions, monkeypatch, capsys)
+    assert complete("rebalanser status ") == ["mail", "orders"]
+    assert complete("rebalanser status or") == ["orders"]
+    assert complete("rebalanser node undrain orders ") == ["w-7"]
+    assert complete("rebalanser resources remove orders par") == ["part-1", "part-2"]
+    assert complete("rebalanser resources remove ordres par") == [], "and no word on the terminal"
+
+
+def test_completion_makes_no_file(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REBALANSER_REGISTRY", f"sqlite:///{tmp_path / 'groups.db'}")
+    assert completions(monkeypatch, capsys, "rebalanser status ") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_is_quiet_while_the_command_line_is_imported() -> None:
+    program = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rebalanser.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from rebalanser.__main__ import entry
+sys.argv = ["rebalanser", "status", "orders"]
+sys.exit(entry())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_who_waits_for_the_registry_is_told_for_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(face, "SILENCE_S", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    said, told = threading.Event(), []
+
+    def echo(line: str, *, err: bool) -> None:
+        told.append((line, err))
+        said.set()
+
+    monkeypatch.setattr(typer, "echo", echo)
+    with face.Face("etcd://me:hunter2@h:1", json=False).patience(Settings()):
+        assert said.wait(PATIENCE_S)
+    ((line, err),) = told
+    assert err
+    assert line.startswith("connecting to etcd://")
+    assert "hunter2" not in line

@@ -1,0 +1,12 @@
+"""``rebalanser groups``: which groups there are."""
+
+from __future__ import annotations
+
+from rebalanser.cli.face import Face, JsonOption, RegistryOption
+
+
+def groups(registry: RegistryOption = None, json: JsonOption = False) -> None:
+    """List the groups in the registry. In Kafka each group is a topic, which Kafka's own tools list."""
+    face = Face.of(registry, json)
+    names = face.groups()
+    face.answer({"groups": names}, *names)
