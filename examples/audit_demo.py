@@ -6,6 +6,7 @@ Runs the demo with a history, audits that history, and writes the tables and the
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -28,12 +29,24 @@ def show(report: Path) -> None:
         subprocess.Popen([opener, report], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def what_is_missing() -> str | None:
+    """What the audit needs and this machine has not: better known now than after the demo."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "Spark: pip install 'rebalanser[spark]'"
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        return "Java 17 or 21: install it, or set JAVA_HOME"
+    return None
+
+
 def main() -> int:
     """Do what the command line says; the exit code of the first program that fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--registry", choices=("sqlite", "etcd", "kafka"), default="sqlite")
     parser.add_argument("--folder", type=Path, help="where to keep everything; default: a new folder")
     arguments = parser.parse_args()
+    if missing := what_is_missing():
+        print(f"the audit needs {missing}", file=sys.stderr)
+        return 1
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="rebalanser-audit-"))
     history, out, report = folder / "history", folder / "audit", folder / "report.html"
     code = run(HERE / "demo.py", "--registry", arguments.registry, "--history", history)

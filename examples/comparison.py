@@ -23,6 +23,9 @@ class Comparison:
     """Lines in all batches that the sink accepted."""
     accepted_twice: int
     lost: int
+    """Lines that were passed over: later ones of their partition were accepted."""
+    waiting: int
+    """Lines that come after all that was accepted of their partition."""
     refused: int
     """Stale writes that the sink refused."""
     wrong_files: tuple[str, ...]
@@ -31,7 +34,8 @@ class Comparison:
     @property
     def exact(self) -> bool:
         """Whether every line was counted exactly once."""
-        return self.produced == self.processed and not (self.accepted_twice or self.lost or self.wrong_files)
+        wrong = self.accepted_twice or self.lost or self.waiting or self.wrong_files
+        return self.produced == self.processed and not wrong
 
     def lines(self) -> Iterator[str]:
         """The comparison for people, one figure a line."""
@@ -40,15 +44,18 @@ class Comparison:
             "lines processed": self.processed,
             "lines accepted twice": self.accepted_twice,
             "lines lost": self.lost,
+            "lines not counted yet": self.waiting,
             "stale writes refused": self.refused,
             "files counted wrongly": len(self.wrong_files),
         }
         for name, figure in figures.items():
             yield f"{name:<24}{figure:>12,}"
+        if self.waiting:
+            yield "files are compared once no line waits any more: let the workers catch up, and ask again"
 
 
 def compare(stream: Stream, sink_path: Path) -> Comparison:
-    """Compare, once producing has ended.
+    """Compare. While lines wait to be counted, files are not compared.
 
     Raises:
         OSError: there is no stream or no sink.
@@ -61,14 +68,23 @@ def compare(stream: Stream, sink_path: Path) -> Comparison:
             ranges[partition].append((first, last))
         (processed,) = sink.execute("SELECT coalesce(sum(lines), 0) FROM accepted").fetchone()
         (refused,) = sink.execute("SELECT count(*) FROM refused").fetchone()
-    times = [n for partition in stream.partitions for n in _times_accepted(stream, partition, ranges)]
+    waiting, times = 0, []
+    for partition in stream.partitions:
+        reached = max((last for _, last in ranges[partition]), default=0)
+        for start, number in _times_accepted(stream, partition, ranges):
+            waiting += start >= reached
+            if start < reached:
+                times.append(number)
     return Comparison(
         produced=sum(lines for lines, _ in counted.values()),
         processed=processed,
         accepted_twice=sum(n > 1 for n in times),
         lost=sum(n == 0 for n in times),
+        waiting=waiting,
         refused=refused,
-        wrong_files=tuple(
+        wrong_files=()
+        if waiting
+        else tuple(
             sorted(
                 file
                 for file in counted.keys() | written.keys()
@@ -89,8 +105,8 @@ def _count(file: str) -> tuple[int, int]:
 
 def _times_accepted(
     stream: Stream, partition: str, ranges: dict[str, list[tuple[int, int]]]
-) -> Iterator[int]:
-    """Of every line of a partition, in how many accepted ranges it is."""
+) -> Iterator[tuple[int, int]]:
+    """Where each line of a partition begins, and in how many accepted ranges it is."""
     change: dict[int, int] = defaultdict(int)
     for first, last in ranges[partition]:
         change[first] += 1
@@ -99,4 +115,4 @@ def _times_accepted(
     depth = 0
     for start in accumulate(map(len, lines[:-1]), initial=0) if lines else ():
         depth += change[start]
-        yield depth
+        yield start, depth

@@ -366,8 +366,8 @@ def problems(demo: Demo, found: Comparison, verdict: Verdict) -> Iterator[str]:
     """Everything that is not as promised."""
     if found.accepted_twice:
         yield f"{found.accepted_twice:,} lines were accepted twice"
-    if found.lost:
-        yield f"{found.lost:,} lines were lost"
+    if found.lost or found.waiting:
+        yield f"{found.lost + found.waiting:,} lines were lost"
     if found.wrong_files or found.produced != found.processed:
         yield f"the output differs from the direct count in {len(found.wrong_files)} files"
     if not found.refused:
@@ -431,9 +431,11 @@ def play(console: Console, registry: str, history: Path, *, fenced: bool) -> int
     return 1 if wrong else 0
 
 
-def keep(console: Console, history: Path) -> None:
-    """Say where the history is, if there is any."""
-    if any(history.glob("*")):
+def keep(console: Console, history: Path, *, wanted: bool) -> None:
+    """Say where the history is, if there is any; one that nobody wants is deleted."""
+    if not wanted:
+        shutil.rmtree(history, ignore_errors=True)
+    elif any(history.glob("*")):
         console.print(f"history kept in {history}", highlight=False, soft_wrap=True)
     elif history.exists():
         history.rmdir()
@@ -450,7 +452,9 @@ def main() -> int:
     """Do what the command line says; 1 if anything is off."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--registry", choices=("sqlite", "etcd", "kafka"), default="sqlite")
-    parser.add_argument("--history", type=Path, help="where to keep the history; default: a new folder")
+    parser.add_argument(
+        "--history", type=Path, help="where to keep the history; default: nowhere, unless something is off"
+    )
     parser.add_argument("--without-fence", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for number in INTERRUPTS:
@@ -458,15 +462,16 @@ def main() -> int:
     console = Console()
     history = arguments.history or Path(tempfile.mkdtemp(prefix="rebalanser-history-"))
     try:
-        return play(console, arguments.registry, history, fenced=not arguments.without_fence)
+        code = play(console, arguments.registry, history, fenced=not arguments.without_fence)
     except (DemoFailed, ServerMissing, ServerFailed) as failed:
         console.print(f"FAILED: {failed}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 1
+        code = 1
     except SystemExit:
         console.print("interrupted; all processes have ended")
+        keep(console, history, wanted=arguments.history is not None)
         raise
-    finally:
-        keep(console, history)
+    keep(console, history, wanted=arguments.history is not None or code != 0)
+    return code
 
 
 if __name__ == "__main__":

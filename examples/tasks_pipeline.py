@@ -17,11 +17,12 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rebalanser import Settings
 from rebalanser.tasks import Claim, Queue, Status
@@ -146,16 +147,19 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--url", help="the engine; a new SQLite file if none is named")
     options.add_argument(
-        "--folder", type=Path, help="where the files of the run go; a new one if none is named"
+        "--folder",
+        type=Path,
+        help="where the files of the run go; by default a new one, which is deleted",
     )
     options.add_argument("--work", action="store_true", help="be a worker")
     given = options.parse_args()
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="rebalanser-pipeline-"))
-    url = given.url or f"sqlite:///{folder / 'tasks.db'}"
-    if given.work:
-        work(url, folder)
-    else:
-        sys.exit(0 if run(url, folder) else 1)
+    with ExitStack() as end:
+        folder = given.folder or Path(end.enter_context(TemporaryDirectory(prefix="rebalanser-pipeline-")))
+        url = given.url or f"sqlite:///{folder / 'tasks.db'}"
+        if given.work:
+            work(url, folder)
+        else:
+            sys.exit(0 if run(url, folder) else 1)
 
 
 if __name__ == "__main__":

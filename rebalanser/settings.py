@@ -102,7 +102,8 @@ class Settings(BaseSettings):
     on_overrun: OnOverrun = OnOverrun.REPORT
     """``report`` a handler that overruns, or ``kill`` the process before its lease can end (RB-34)."""
     attributes: dict[str, str] = Field(default_factory=dict)
-    """What to tell the group of this node, such as a zone; shown in its state."""
+    """What to tell the group of this node, such as a zone; shown in its state. In the environment it is
+    a JSON object: ``REBALANSER_ATTRIBUTES='{"zone": "eu-1"}'``."""
     history_dir: Path | None = None
     """The folder to which the node appends what it did, as JSON lines; none where unset."""
     history_max_bytes: Annotated[int, Field(ge=65_536)] = 512 * 1024 * 1024
@@ -120,7 +121,10 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise InvalidSettings(_one_line(error)) from error
         except SettingsError as error:
-            raise InvalidSettings(f"the environment can't be read: {error} ({error.__cause__})") from error
+            raise InvalidSettings(
+                f"the environment can't be read: {error} ({error.__cause__}); "
+                """REBALANSER_ATTRIBUTES is a JSON object, such as '{"zone": "eu-1"}'"""
+            ) from error
 
     @classmethod
     def of(cls, given: Settings | None) -> Settings:

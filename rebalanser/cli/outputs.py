@@ -36,6 +36,7 @@ class Outputs:
         self._style = style
         self._lock = threading.Lock()
         self._readers: defaultdict[str, list[threading.Thread]] = defaultdict(list)
+        self._begun: dict[str, threading.Event] = {}
 
     @contextlib.contextmanager
     def of(self, resource: str) -> Iterator[Sequence[int]]:
@@ -43,6 +44,7 @@ class Outputs:
         if self._style is Style.AS_IT_IS:
             yield ()
             return
+        self._begun[resource] = threading.Event()
         with contextlib.ExitStack() as ends:
             yield [ends.enter_context(self._pipe(resource, stream)) for stream in ("stdout", "stderr")]
 
@@ -53,7 +55,10 @@ class Outputs:
             lines = os.fdopen(reading, "rb")
             name = f"rebalanser-{stream}-{resource}"
             reader = threading.Thread(
-                target=self._read, args=(resource, stream, lines), name=name, daemon=True
+                target=self._read,
+                args=(resource, stream, lines, self._begun[resource]),
+                name=name,
+                daemon=True,
             )
             reader.start()
             self._readers[resource].append(reader)
@@ -61,12 +66,19 @@ class Outputs:
         finally:
             os.close(writing)
 
+    def begin(self, resource: str) -> None:
+        """Pass on what a subprocess writes: that it has started is told."""
+        if resource in self._begun:
+            self._begun[resource].set()
+
     def finish(self, resource: str) -> None:
         """Wait a moment for the last lines of a subprocess that has exited."""
+        self.begin(resource)
         for reader in self._readers.pop(resource, []):
             reader.join(LAST_LINES_S)
 
-    def _read(self, resource: str, stream: str, lines: BinaryIO) -> None:
+    def _read(self, resource: str, stream: str, lines: BinaryIO, begun: threading.Event) -> None:
+        begun.wait()
         with lines:
             while line := lines.readline(LONGEST_LINE_BYTES):
                 text = line.decode(errors="replace").removesuffix("\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from rebalanser.cli.names import read_names
 from rebalanser.cli.outputs import Outputs, Style
 from rebalanser.cli.supervisor import Restart, Supervisor
 from rebalanser.group import Group
-from rebalanser.settings import Settings
+from rebalanser.settings import Settings, Values
 
 
 def run(
@@ -39,6 +40,22 @@ def run(
     restart: Annotated[
         Restart, typer.Option(help="When to start a command again that has exited by itself.")
     ] = Restart.ALWAYS,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            show_default="REBALANSER_LEASE_TTL_S, else 10",
+            help="How long the registry waits for this node before it gives its resources away.",
+        ),
+    ] = None,
+    stop_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            show_default="REBALANSER_STOP_TIMEOUT_S, else 0.4 of the lease",
+            help="How long a command may take to end once it got SIGTERM.",
+        ),
+    ] = None,
     prefix: Annotated[
         bool | None,
         typer.Option(
@@ -62,9 +79,14 @@ def run(
     failed that was not to be started again.
     """
     if "{" not in command[0] and shutil.which(command[0]) is None:
-        raise typer.BadParameter(f"there is no command {command[0]!r}", param_hint="'COMMAND'")
+        raise typer.BadParameter(_unusable(command[0]), param_hint="'COMMAND'")
     resources = read_names(add, None) if add else []
-    settings = Settings()
+    given: Values = {}
+    if lease is not None:
+        given["lease_ttl_s"] = lease
+    if stop_timeout is not None:
+        given["stop_timeout_s"] = stop_timeout
+    settings = Settings(**given)
     face = Face.of(registry, json, verbose)
     member = Group(group, face.url, node=node, settings=settings)
     if resources:
@@ -76,6 +98,13 @@ def run(
     supervisor.run()
     if supervisor.failed:
         raise typer.Exit(1)
+
+
+def _unusable(command: str) -> str:
+    """Say why a command can't be run: a file without the right to execute it is no missing one."""
+    if Path(command).is_file():
+        return f"{command!r} is a file that this user may not execute; chmod +x it"
+    return f"there is no command {command!r}"
 
 
 def _style(prefix: bool | None, json: bool) -> Style:

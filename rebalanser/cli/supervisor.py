@@ -189,6 +189,7 @@ class Supervisor:
             retry=retry_if_result(lambda run: self._again(owned, run)),
             stop=stop_when_event_set(owned.stop_requested),
             wait=delay_s,
+            before_sleep=lambda state: self._tell_restart(owned, state),
             sleep=sleep_using_event(owned.stop_requested),
             retry_error_callback=_nothing_left_to_run,
         )
@@ -196,6 +197,11 @@ class Supervisor:
             runs(self._run_once, owned, events)
         except InternalError:
             self._lose_guardian()
+
+    def _tell_restart(self, owned: Owned, state: RetryCallState) -> None:
+        """Say when the command is started again, unless its resource has to be given up."""
+        if state.next_action is not None and not owned.stop_requested.is_set():
+            self._tell("restarting", owned, after_s=f"{state.next_action.sleep:g}")
 
     def _again(self, owned: Owned, run: Run | None) -> bool:
         if run is None:
@@ -228,6 +234,7 @@ class Supervisor:
             match event:
                 case Started(pid):
                     self._tell("started", owned, pid=pid)
+                    self._outputs.begin(owned.resource)
                 case StopAsked():
                     processes.stop(number, self._clock.now() + self._stop_limit_s)
                     patience_s = OWN_HANDS_SHARE * self._settings.stop_timeout_s

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
@@ -67,6 +67,8 @@ _HOST: Final = re.compile(r"[\w.\-]+|\[[\da-fA-F:.]+\]")
 def _host(text: str, scheme: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not _HOST.fullmatch(host) or not port.isdigit() or not 0 < int(port) < 65536:
+        if scheme not in EXTRAS and scheme not in known_schemes():
+            raise _unknown(scheme, known_schemes())
         # What follows a colon may be a password whose host was forgotten.
         shown = text if not colon else f"{text.partition(':')[0]}:***"
         raise InvalidUrl(f"{shown!r} in the URL {scheme}://… is not HOST:PORT")
@@ -94,6 +96,7 @@ def parse_url(text: str) -> RegistryUrl:
 
     Raises:
         InvalidUrl: it has no scheme, or its hosts are not ``HOST:PORT``.
+        UnknownScheme: its hosts are not, and no backend has this scheme.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or not scheme:
@@ -163,6 +166,12 @@ def known_schemes(group: str = ENTRY_POINT_GROUP) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
+def _unknown(scheme: str, known: Iterable[str]) -> UnknownScheme:
+    extra = EXTRAS.get(scheme)
+    hint = f"; pip install 'rebalanser[{extra}]'" if extra else ""
+    return UnknownScheme(f"no backend for {scheme}://; known: {', '.join(sorted(known)) or 'none'}{hint}")
+
+
 def load_opener(scheme: str, group: str = ENTRY_POINT_GROUP) -> Any:
     """What is registered for the scheme in this group of entry points.
 
@@ -174,10 +183,7 @@ def load_opener(scheme: str, group: str = ENTRY_POINT_GROUP) -> Any:
     point = schemes.get(scheme)
     extra = EXTRAS.get(scheme)
     if point is None:
-        hint = f"; pip install 'rebalanser[{extra}]'" if extra else ""
-        raise UnknownScheme(
-            f"no backend for {scheme}://; known: {', '.join(sorted(schemes)) or 'none'}{hint}"
-        )
+        raise _unknown(scheme, schemes)
     try:
         return point.load()
     except ImportError as error:

@@ -156,6 +156,11 @@ def test_the_comparison_sees_what_is_lost_doubled_or_wrong(
             while (batch := stream.read(partition, position, limit_bytes=500)).records:
                 sink.accept(partition, token, batch)
                 position = batch.last
+            if partition == stream.partitions[0]:
+                underway = comparison.compare(stream, tmp_path / "sink.db")
+                assert (underway.lost, underway.wrong_files) == (0, ()), "a partition still waits"
+                assert underway.waiting > 0
+                assert not underway.exact
     assert comparison.compare(stream, tmp_path / "sink.db").exact
     with closing(sqlite3.connect(tmp_path / "sink.db")) as database:
         database.execute(damage)
@@ -207,3 +212,16 @@ def test_the_pipeline_of_tasks_survives_a_killed_worker(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"a worker was killed after \d+ tasks", done.stdout)
     assert re.search(r"\d+ tasks were tried again; equal to a direct run: True", done.stdout)
+
+
+def test_the_audit_demo_says_at_once_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    demo = load("audit_demo", monkeypatch)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else find(name))
+    monkeypatch.setattr(sys, "argv", ["audit_demo.py", "--folder", str(tmp_path)])
+    monkeypatch.setattr(demo, "run", pytest.fail)
+    assert demo.main() == 1
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert "Java" in demo.what_is_missing()

@@ -666,3 +666,25 @@ def test_who_waits_for_the_registry_is_told_for_which(monkeypatch: pytest.Monkey
     assert err
     assert line.startswith("connecting to etcd://")
     assert "hunter2" not in line
+
+
+def test_a_command_that_may_not_be_executed_is_no_missing_one(cli: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "work.sh"
+    script.write_text("#!/bin/sh\n")
+    refused(cli("run", "orders", "--", str(script)), 2, "may not execute; chmod +x it")
+    refused(cli("run", "orders", "--", str(tmp_path / "none")), 2, "there is no command")
+
+
+@pytest.mark.rule("RB-21")
+def test_a_lease_that_leaves_no_time_to_stop_is_refused_on_the_command_line(cli: Cli) -> None:
+    answer = cli("run", "orders", "--lease", "4", "--stop-timeout", "3.5", "--", "true")
+    refused(answer, 3, "stop_timeout_s 3.5", "lease_ttl_s is 4")
+
+
+def test_an_unknown_scheme_is_named_though_no_port_is(cli: Cli) -> None:
+    refused(
+        cli("status", "orders", "--registry", "redis://localhost"), 3, "no backend for redis://; known: etcd"
+    )
+    refused(
+        cli("status", "orders", "--registry", "etcd://localhost"), 3, "'localhost' in", "is not HOST:PORT"
+    )

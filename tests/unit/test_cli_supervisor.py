@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import queue
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ from rebalanser.runtime.guarded import Exited, Outcome, Started
 from rebalanser.runtime.owned import Owned, StopRequest, Tenure
 from rebalanser.runtime.workers import RESTART_INITIAL_S, RESTART_MAX_S, RESTART_RESET_S, GrowingDelay
 from rebalanser.settings import Settings
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -156,3 +159,36 @@ def test_without_a_guardian_the_node_leaves(owned: Owned, monkeypatch: pytest.Mo
     monkeypatch.setattr(Group, "request_stop", lambda _group: asked.append(True))
     supervisor(Restart.ALWAYS, Gone()).supervise(owned)
     assert asked == [True]
+
+
+def test_it_is_said_when_a_command_is_started_again(
+    owned: Owned, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(GrowingDelay, "after", lambda _delay, _lasted_s: 0.001)
+    supervisor(Restart.ALWAYS, ScriptedProcesses(owned, [BAD, GOOD])).supervise(owned)
+    told = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["started", "exited", "restarting", "started", "exited"]
+
+
+def test_a_line_of_output_comes_after_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = Outputs(Style.JSON)
+    with outputs.of("a") as (out, err):
+        os.write(out, b"early\n")
+        os.write(err, b"wrong\n")
+    readers = list(outputs._readers["a"])
+    assert capsys.readouterr().out == ""
+    outputs.tell("started", resource="a")
+    outputs.begin("a")
+    for reader in readers:
+        reader.join(PATIENCE_S)
+    events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert events == ["started", "output", "output"]
+
+
+def test_output_is_passed_on_once_the_start_is_told(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Outputs, "tell", lambda _outputs, event, **_what: told.append(event))
+    monkeypatch.setattr(Outputs, "begin", lambda _outputs, resource: told.append(f"output of {resource}"))
+    monkeypatch.setattr(Outputs, "finish", lambda _outputs, _resource: None)
+    supervisor(Restart.NEVER, ScriptedProcesses(owned, [GOOD, GOOD])).supervise(owned)
+    assert told == ["started", "output of a", "exited"]

@@ -177,3 +177,9 @@ def test_a_mistyped_setting_fails_the_type_check(tmp_path: Path) -> None:
     out, err, code = api.run(["--strict", "--no-error-summary", f"--cache-dir={tmp_path}", str(file)])
     assert (err, code) == ("", 1), out
     assert [line.split(":")[1] for line in out.splitlines() if ": error:" in line] == ["4", "5", "6"], out
+
+
+def test_what_attributes_look_like_in_the_environment_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBALANSER_ATTRIBUTES", "zone=eu-1")
+    with pytest.raises(InvalidSettings, match="REBALANSER_ATTRIBUTES is a JSON object, such as"):
+        Settings()
