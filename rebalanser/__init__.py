@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rebalanser.admin import Admin
+    from rebalanser.async_admin import AsyncAdmin
     from rebalanser.async_group import AsyncGroup
     from rebalanser.feed import ResourceFeed
-    from rebalanser.group import Group
+    from rebalanser.group import Group, leader
     from rebalanser.protocol import Fact, FactKind, Mode, OnOverrun
     from rebalanser.runtime.owned import Owned
     from rebalanser.settings import Settings
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "AsyncAdmin",
     "AsyncGroup",
     "Fact",
     "FactKind",
@@ -28,10 +30,12 @@ __all__ = [
     "Owned",
     "ResourceFeed",
     "Settings",
+    "leader",
 ]
 
 _MODULES = {
     "Admin": "rebalanser.admin",
+    "AsyncAdmin": "rebalanser.async_admin",
     "AsyncGroup": "rebalanser.async_group",
     "Fact": "rebalanser.protocol",
     "FactKind": "rebalanser.protocol",
@@ -42,6 +46,7 @@ _MODULES = {
     "Owned": "rebalanser.runtime.owned",
     "ResourceFeed": "rebalanser.feed",
     "Settings": "rebalanser.settings",
+    "leader": "rebalanser.group",
 }
 
 

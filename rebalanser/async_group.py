@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -45,8 +45,9 @@ class AsyncGroup:
         *,
         node: str | None = None,
         settings: Settings | None = None,
+        resources: Iterable[str] = (),
     ) -> None:
-        self._group = Group(name, url, node=node, settings=settings)
+        self._group = Group(name, url, node=node, settings=settings, resources=resources)
         self._bridge = LoopBridge(self._group)
         self._tasks: WorkerTasks | None = None
         self._handled = False

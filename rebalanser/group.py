@@ -9,11 +9,13 @@ import socket
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from rebalanser import errors
 from rebalanser.allocation import balanced, effort
@@ -22,13 +24,15 @@ from rebalanser.errors import (
     Forked,
     HandlerFailed,
     InvalidHandlers,
+    InvalidName,
     InvalidSettings,
     InvalidState,
     NotSettled,
     RegistryUnavailable,
+    RetryLater,
 )
 from rebalanser.observing import Observer, TroubleNotes
-from rebalanser.protocol import Fact, Member, Membership, Node, OnOverrun, Role
+from rebalanser.protocol import Fact, Member, Membership, Node, OnOverrun, ResourceSpec, Role
 from rebalanser.registry import Coordinator, GroupStore, RegistryCoordinator, open_backend, parse_url
 from rebalanser.registry.keys import check_name
 from rebalanser.registry.urls import url_or_default
@@ -141,7 +145,8 @@ class Group:
     ``name`` is the group's name and ``url`` its registry's, by default ``REBALANSER_REGISTRY``. ``node`` is a
     label for people, by default host, process and a random part; the node's identity is made anew for each
     incarnation (RB-4). Register either :meth:`on_start` and :meth:`on_stop` or one :meth:`worker`, then
-    :meth:`run`, or :meth:`start` and :meth:`stop`, or ``with group:``.
+    :meth:`run`, or :meth:`start` and :meth:`stop`, or ``with group:``. Those of ``resources`` that the group
+    has not yet are added at each start; none is removed.
 
     Raises:
         InvalidName: the group or node name cannot be stored.
@@ -156,12 +161,14 @@ class Group:
         *,
         node: str | None = None,
         settings: Settings | None = None,
+        resources: Iterable[str] = (),
     ) -> None:
         self.name = check_name(name, "group")
         self.node = check_name(node, "node") if node is not None else default_label()
         self.settings = Settings.of(settings)
         self._url_text = url_or_default(url)
         self._url = parse_url(self._url_text)
+        self._resources = [check_name(resource, "resource") for resource in _listed(resources)]
         self._on_start: OwnedHandler | None = None
         self._on_stop: OwnedHandler | None = None
         self._worker: Worker | None = None
@@ -311,6 +318,7 @@ class Group:
             )
             undo.callback(observer.close)
             observer.warn_of(coordinator.capabilities.unsafe_reasons)
+            self._add_resources(coordinator)
             tenure = Tenure(clock)
             engine = Engine(
                 name=self.name,
@@ -326,6 +334,19 @@ class Group:
             )
             undo.pop_all()
         return _Run(engine, observer, tenure)
+
+    def _add_resources(self, coordinator: Coordinator) -> None:
+        """Add those of the fixed set that are not there; what is said of the others stays."""
+        if not self._resources:
+            return
+        attempts = Retrying(
+            retry=retry_if_exception_type(RetryLater),
+            stop=stop_after_delay(self.settings.connect_timeout_s),
+            wait=wait_exponential(multiplier=0.05, max=1.0),
+            reraise=True,
+        )
+        specs = [ResourceSpec(resource) for resource in self._resources]
+        attempts(coordinator.put_resources, specs, lambda _done: None, frozenset())
 
     def _member(self, stem: str) -> Member:
         return Member(
@@ -496,6 +517,28 @@ class Group:
             return
         self._forked = True
         self._run.tenure.ended = True
+
+
+def _listed(resources: Iterable[str]) -> list[str]:
+    """The resources, each once.
+
+    Raises:
+        InvalidName: it is one text, whose letters would be resources.
+    """
+    if isinstance(resources, str):
+        raise InvalidName(f"resources is a list of names, such as [{resources!r}]")
+    return list(dict.fromkeys(resources))
+
+
+def leader(
+    name: str, url: str | None = None, *, node: str | None = None, settings: Settings | None = None
+) -> Group:
+    """A group in which exactly one process at a time does the work: its one resource is named like the group.
+
+    Register a :meth:`Group.worker` and :meth:`Group.run` it in each process; ``owned.token`` fences the work
+    of a leader before. Raises what :class:`Group` does.
+    """
+    return Group(name, url, node=node, settings=settings, resources=[name])
 
 
 def _lately(error: BaseException | None) -> str:

@@ -101,6 +101,10 @@ class Coordinator(ABC):
             FixConfiguration: a person must change something first.
         """
 
+    def resource(self, name: str) -> ResourceSpec | None:
+        """What an operator said of a resource; None if there is none. Raises what :meth:`read` does."""
+        return self.read().group.resources.get(name)
+
     @abstractmethod
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID

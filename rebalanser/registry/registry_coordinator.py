@@ -110,6 +110,10 @@ class RegistryCoordinator(Coordinator):
         """All of the group and its barriers, at one revision, for anyone who asks (RB-19)."""
         return self._drive(self._translation.read())
 
+    def resource(self, name: str) -> ResourceSpec | None:
+        """What an operator said of a resource, by reading its key alone."""
+        return self._drive(self._translation.resource(name))
+
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
     ) -> int:

@@ -139,6 +139,12 @@ class Translation(MemberDialogues, LeaderDialogues):
         resource = self.keys.resource_of_barrier(entry.key)
         return resource, Holding(resource, entry.value.decode(errors="replace"), entry.create_revision)
 
+    def resource(self, name: Resource) -> Reading[ResourceSpec | None]:
+        """What is said of one resource; None if there is none."""
+        outcome = outcome_of((yield Transaction(then=(Get(self.keys.resource(name)),))))
+        entry = one_entry(outcome.results[0])
+        return None if entry is None else values.load_resource(name, entry)
+
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
     ) -> Reading[int]:

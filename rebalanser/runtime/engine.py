@@ -124,7 +124,13 @@ class Engine:
                 )
                 undo.callback(self._lanes[lane].close, CLOSE_TIMEOUT_S)
             self._runner = HandlerRunner(
-                f"rebalanser-handlers-{name}", handlers, clock, tenure, self._inbox.put, self._tell
+                f"rebalanser-handlers-{name}",
+                handlers,
+                clock,
+                tenure,
+                self._inbox.put,
+                self._tell,
+                coordinator.resource,
             )
             undo.pop_all()
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-loop-{name}", daemon=True)

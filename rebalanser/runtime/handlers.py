@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
-from rebalanser.protocol import CallStart, CallStop, FactKind, Handler, HandlerReturned
+from rebalanser.protocol import CallStart, CallStop, FactKind, Handler, HandlerReturned, ResourceSpec
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import log_aside
 from rebalanser.runtime.owned import Detail, Owned, Tenure
@@ -60,7 +60,9 @@ class HandlerRunner:
         tenure: Tenure,
         returned: Callable[[HandlerReturned], None],
         tell: Tell,
+        spec_of: Callable[[str], ResourceSpec | None],
     ) -> None:
+        self._spec_of = spec_of
         self._handlers = handlers
         self._clock = clock
         self._tenure = tenure
@@ -115,6 +117,10 @@ class HandlerRunner:
         with self._lock:
             if self._owned.get(owned.resource) is owned:
                 self._loads[owned.resource] = (owned, load)
+
+    def spec_of(self, owned: Owned) -> ResourceSpec | None:
+        """Read what an operator said of a resource; None if it is there no more."""
+        return self._spec_of(owned.resource)
 
     def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
         """Report what happened to the worker of a resource, and what it raised."""

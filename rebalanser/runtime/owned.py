@@ -8,10 +8,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from rebalanser.errors import InvalidLoad
-from rebalanser.protocol import FactKind
+from rebalanser.protocol import FactKind, ResourceSpec
 from rebalanser.runtime.clock import SystemClock
 
 _making = threading.Lock()
@@ -68,6 +69,9 @@ class Keeper(Protocol):
     def take_load(self, owned: Owned, load: float) -> None:
         """Keep the latest load of a resource."""
 
+    def spec_of(self, owned: Owned) -> ResourceSpec | None:
+        """Read what an operator said of a resource; None if it is there no more."""
+
     def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
         """Report what happened to the worker of a resource, and what it raised."""
 
@@ -79,7 +83,7 @@ class Owned:
     makes a second owner impossible whatever happens to this process (RB-12, RB-27).
     """
 
-    __slots__ = ("_asked", "_keeper", "_stop_request", "_tenure", "resource", "token")
+    __slots__ = ("_asked", "_keeper", "_spec", "_stop_request", "_tenure", "resource", "token")
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class Owned:
         self._stop_request: StopRequest | None = None
         self._tenure = tenure
         self._keeper = keeper
+        self._spec: ResourceSpec | None = None
 
     @property
     def stop_requested(self) -> StopRequest:
@@ -114,6 +119,30 @@ class Owned:
         self._asked = True
         if self._stop_request is not None:
             self._stop_request.set()
+
+    @property
+    def weight(self) -> float:
+        """How much of a node the resource takes, as an operator said; see :attr:`attributes`."""
+        return self._said.weight
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """What an operator said of the resource with ``Admin.add(attributes=…)``.
+
+        It is read from the registry when it or :attr:`weight` is first looked at, and kept: what is said
+        later is seen by the next owner. A coroutine looks in a thread: ``asyncio.to_thread(lambda: …)``.
+
+        Raises:
+            RetryLater: the registry could not be read now.
+        """
+        return MappingProxyType(dict(self._said.attributes))
+
+    @property
+    def _said(self) -> ResourceSpec:
+        if self._spec is None:
+            known = None if self._keeper is None else self._keeper.spec_of(self)
+            self._spec = ResourceSpec(self.resource) if known is None else known
+        return self._spec
 
     @property
     def deadline(self) -> float:

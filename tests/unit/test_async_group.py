@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser import Admin, AsyncGroup, Settings, async_group
+from rebalanser import Admin, AsyncAdmin, AsyncGroup, Settings, async_group
 from rebalanser.errors import HandlerFailed, InvalidHandlers, InvalidState, NotSettled
 from rebalanser.protocol import FactKind
 from rebalanser.runtime import workers
@@ -478,3 +478,55 @@ def test_a_loop_that_is_gone_can_not_stop_access(url: str) -> None:
     within_patience(forget_to_stop)
     with pytest.raises(HandlerFailed, match="event loop that it was started in is closed"):
         group._group.stop()
+
+
+def test_an_operator_awaits_the_same_names() -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+
+    async def main() -> None:
+        async with AsyncAdmin("group", url) as admin:
+            assert await admin.add("a", ["b"], weight=2.0, attributes={"zone": "z"}) == 2
+            assert await admin.weigh({"b": 3.0}) == 1
+            assert await admin.remove("a") == 1
+            await admin.drain("n")
+            ((only,), state) = await asyncio.gather(admin.resources(), admin.state())
+            assert (only.resource, only.weight, only.attributes) == ("b", 3.0, {"zone": "z"})
+            assert state.drained == ("n",)
+            await admin.undrain("n")
+            group = group_of(url)
+            group.on_start(lambda _owned: None)
+            group.on_stop(lambda _owned: None)
+            async with group:
+                assert (await admin.wait_balanced(PATIENCE_S)).all_owned
+        with pytest.raises(InvalidState, match="closed"):
+            await admin.state()
+        await admin.close()
+
+    within_patience(main)
+
+
+def test_an_operator_that_waits_blocks_no_loop(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slowly(_admin: Admin) -> None:
+        asked.set()
+        assert may_answer.wait(PATIENCE_S)
+
+    async def main() -> None:
+        admin = AsyncAdmin("group", url)
+        monkeypatch.setattr(Admin, "state", slowly)
+        waiting = asyncio.ensure_future(admin.state())
+        while not asked.is_set():
+            await asyncio.sleep(0)
+        may_answer.set()
+        await waiting
+        await admin.close()
+
+    within_patience(main)
+
+
+def test_the_operators_twin_has_the_same_methods() -> None:
+    def public(owner: type) -> set[str]:
+        return {name for name in vars(owner) if not name.startswith("_")}
+
+    assert public(AsyncAdmin) == public(Admin)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser import Admin, AsyncGroup, Group, Settings, observing
+from rebalanser import Admin, AsyncGroup, Group, Settings, leader, observing
 from rebalanser.cli.lines import plain
 from rebalanser.errors import (
     Forked,
@@ -875,6 +875,95 @@ def test_a_handler_that_cannot_be_called_is_refused_at_once(
 @pytest.mark.parametrize("handler", [print, lambda *_a: None, lambda _a, _b=1: None, partial(print, "x")])
 def test_a_handler_that_takes_one_argument_is_accepted(nodes: Nodes, handler: Callable[..., None]) -> None:
     nodes.group().worker(handler)
+
+
+@pytest.mark.rule("RB-29")
+def test_what_an_operator_said_of_a_resource_is_read_when_it_is_looked_at(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a", weight=2.5, attributes={"topic": "t"})
+    admin.add("b")
+    group, journal = nodes.journaled()
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    said, plain_one = journal.owned["a"], journal.owned["b"]
+    admin.add("a", attributes={"topic": "u"})
+    assert (said.weight, said.attributes) == (2.5, {"topic": "u"})
+    admin.add("a", weight=7)
+    assert said.weight == 2.5, "what was looked at is kept"
+    assert (plain_one.weight, plain_one.attributes) == (1.0, {})
+    with pytest.raises(TypeError):
+        said.attributes["topic"] = "x"  # type: ignore[index]
+
+
+@pytest.mark.rule("RB-29")
+def test_a_fixed_set_is_there_from_the_start_and_keeps_what_was_said(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a", weight=2.0, pin="n")
+    admin.add("z")
+    group = Group("group", nodes.url, node="n", settings=QUICK, resources=["a", "b", "a"])
+    journal = Journal()
+    group.on_start(journal.start)
+    group.on_stop(journal.stop)
+    for _ in range(2):
+        with group:
+            group.wait_settled(PATIENCE_S)
+            admin.wait_balanced(PATIENCE_S)
+            assert sorted(group.resources) == ["a", "b", "z"]
+    assert [(r.resource, r.weight, r.pin) for r in admin.resources()] == [
+        *(("a", 2.0, "n"), ("b", 1.0, None), ("z", 1.0, None)),
+    ]
+
+
+def test_a_set_that_is_one_text_is_refused(nodes: Nodes) -> None:
+    with pytest.raises(InvalidName, match=r"a list of names, such as \['abc'\]"):
+        Group("group", nodes.url, resources="abc")
+    with pytest.raises(InvalidName, match="resource name must not be empty"):
+        Group("group", nodes.url, resources=[""])
+
+
+def test_a_registry_that_is_away_for_a_moment_gets_the_fixed_set_too(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, tries = RegistryCoordinator.put_resources, []
+
+    def away_at_first(*arguments: Any) -> int:
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise RegistryUnavailable("away")
+        return put(*arguments)
+
+    monkeypatch.setattr(RegistryCoordinator, "put_resources", away_at_first)
+    group = Group("group", nodes.url, settings=QUICK, resources=["a"])
+    group.worker(lambda owned: owned.stop_requested.wait(PATIENCE_S) and None)
+    with group:
+        group.wait_settled(PATIENCE_S)
+    assert len(tries) == 2
+
+
+@pytest.mark.rule("RB-1")
+def test_exactly_one_leads(nodes: Nodes) -> None:
+    leading: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def member(node: str) -> Group:
+        made = leader("cron", nodes.url, node=node, settings=QUICK)
+
+        @made.worker
+        def lead(owned: Owned) -> None:
+            leading.put(f"{node} leads {owned.resource}")
+            owned.stop_requested.wait(PATIENCE_S)
+            leading.put(f"{node} ends")
+
+        return made
+
+    with member("b") as second:
+        with member("a") as first:
+            nodes.admin("cron").wait_balanced(PATIENCE_S)
+            assert len({*first.resources, *second.resources}) == 1
+            assert len([*first.resources, *second.resources]) == 1
+        nodes.admin("cron").wait_balanced(PATIENCE_S)
+        assert list(second.resources) == ["cron"]
+    told = [leading.get(timeout=PATIENCE_S) for _ in range(leading.qsize())]
+    assert [each.split()[1] for each in told] == ["leads", "ends"] * (len(told) // 2), told
 
 
 # -- what can't be

@@ -460,9 +460,10 @@ class Runner:
             self.tenure,
             self.story.add,
             self._tell,
+            ResourceSpec,
         )
 
-    def _tell(self, kind: FactKind, tokens: Mapping[str, int]) -> None:
+    def _tell(self, kind: FactKind, tokens: Mapping[str, int], *, detail: object = None) -> None:
         for resource in sorted(tokens):
             self.story.add((kind, resource))
 

@@ -33,6 +33,7 @@ LIBRARY = CORE | {
 FACADE = {
     "rebalanser",
     "rebalanser.admin",
+    "rebalanser.async_admin",
     "rebalanser.applications",
     "rebalanser.async_group",
     "rebalanser.feed",
@@ -73,6 +74,7 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.observing": LIBRARY,
     "rebalanser.group": LIBRARY,
     "rebalanser.async_group": LIBRARY | {"rebalanser.group"},
+    "rebalanser.async_admin": LIBRARY | {"rebalanser.admin"},
     "rebalanser.admin": LIBRARY | {"rebalanser.group"},
     "rebalanser.applications": CORE | {"rebalanser.history", "rebalanser.runtime"},
     "rebalanser.roles": CORE | {"rebalanser.history", "rebalanser.runtime"},
