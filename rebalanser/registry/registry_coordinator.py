@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from rebalanser.errors import InternalError, RebalanserError
+from rebalanser.errors import InternalError, InvalidName, RebalanserError
 from rebalanser.protocol.messages import Command, Outcome
 from rebalanser.protocol.types import SAID, NodeId, ResourceSpec, Topic
 from rebalanser.registry import contract
@@ -15,6 +15,7 @@ from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Pr
 from rebalanser.registry.dialogue import Answer, Reading, all_entries, failure
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.translation import Translation
+from rebalanser.registry.urls import parse_url
 
 ResultT = TypeVar("ResultT")
 
@@ -36,6 +37,44 @@ def groups_in(registry: Registry, root: str, timeout_s: float) -> Iterator[str]:
         name, after = GroupKeys.group_of(found[0].key, root)
         if name is not None:
             yield name
+
+
+class OwnedResource(Protocol):
+    """A resource with the token of its owner, as :class:`rebalanser.Owned` is."""
+
+    resource: str
+    token: int
+
+
+def put_if_owned(
+    registry: Registry,
+    url: str,
+    group: str,
+    owned: OwnedResource,
+    key: str,
+    value: bytes,
+    timeout_s: float = 5.0,
+) -> bool:
+    """Write a key of one's own into the registry of a group, if the resource is still owned with this token.
+
+    The barrier guards the write, so that none of an owner before takes effect. ``url`` is what the registry
+    was opened with, and ``key`` begins with a name that is not the one below which the groups live.
+
+    Returns:
+        True if it was written, False if another owns the resource, or nobody.
+
+    Raises:
+        InvalidName: the key lies among those of the groups.
+        RetryLater: the registry was away; with :class:`~rebalanser.errors.OutcomeUnknown` it may be written.
+    """
+    root = parse_url(url).root
+    if key == root or key.startswith(f"{root}/"):
+        raise InvalidName(f"the key {key!r} lies among those of the groups, below {root!r}: use another name")
+    barrier = contract.Created(GroupKeys(root, group).barrier(owned.resource), owned.token)
+    reply = registry.execute(Transaction((barrier,), (contract.Put(key, value),)), timeout_s)
+    if not isinstance(reply, contract.Outcome):
+        raise InternalError(f"a transaction was answered with {reply!r}")
+    return reply.succeeded
 
 
 class RegistryCoordinator(Coordinator):

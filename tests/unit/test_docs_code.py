@@ -8,6 +8,7 @@ are run by ``tests/e2e/test_docs_kafka.py``.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,19 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     namespace: dict[str, object] = {"__name__": "documentation"}
     for block in _blocks(page, "run"):
         exec(compile(block, str(page), "exec"), namespace)
+
+
+def test_what_workers_of_the_tasks_quickstart_import_enqueues_nothing() -> None:
+    definitions = _blocks(ROOT / "docs" / "tasks.md", "run")[0]
+    assert "@tasks.task" in definitions
+    assert "enqueue" not in definitions
+
+
+def test_every_example_has_a_command_to_copy() -> None:
+    page = (ROOT / "examples" / "README.md").read_text()
+    programs = {*(ROOT / "examples").glob("*.py"), *(ROOT / "examples").glob("*.sh")}
+    modules = {"comparison", "demo", "demo_view", "demo_worker", "stdlib_stream", "audit_demo"}
+    for program in programs:
+        if program.stem not in modules:
+            assert f"`examples/{program.name}" in page or f"`python examples/{program.name}" in page
+    assert {"`make demo`", "`make audit-demo`"} <= set(re.findall(r"`make [^`]*`", page))

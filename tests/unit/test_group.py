@@ -13,9 +13,10 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,8 +41,15 @@ from rebalanser.errors import (
 from rebalanser.group import _random_part
 from rebalanser.history import Record, read_records
 from rebalanser.protocol import FactKind, Mode, OnOverrun
-from rebalanser.registry import GroupKeys, GroupStore, RegistryCoordinator, Translation, open_registry
-from rebalanser.registry.contract import Grant, Granted, Transaction
+from rebalanser.registry import (
+    GroupKeys,
+    GroupStore,
+    RegistryCoordinator,
+    Translation,
+    open_registry,
+    put_if_owned,
+)
+from rebalanser.registry.contract import Get, Grant, Granted, Transaction
 from rebalanser.runtime import workers
 from rebalanser.testing import MEMORY_CAPABILITIES, MemoryRegistry, open_memory
 from rebalanser.testing.waiting import PATIENCE_S
@@ -964,6 +972,31 @@ def test_exactly_one_leads(nodes: Nodes) -> None:
         assert list(second.resources) == ["cron"]
     told = [leading.get(timeout=PATIENCE_S) for _ in range(leading.qsize())]
     assert [each.split()[1] for each in told] == ["leads", "ends"] * (len(told) // 2), told
+
+
+@pytest.mark.rule("RB-27")
+def test_a_key_beside_the_group_is_written_by_the_owner_alone(nodes: Nodes) -> None:
+    nodes.admin().add("a")
+    group, _ = nodes.journaled()
+    with closing(open_registry(nodes.url)) as registry:
+
+        def put(value: bytes) -> bool:
+            return put_if_owned(registry, nodes.url, "group", owned, "offsets/a", value)
+
+        with group:
+            group.wait_settled(PATIENCE_S)
+            owned = group.resources["a"]
+            assert put(b"1")
+            stale = SimpleNamespace(resource="a", token=owned.token - 1)
+            assert not put_if_owned(registry, nodes.url, "group", stale, "offsets/a", b"0")
+            with pytest.raises(InvalidName, match="among those of the groups, below 'rebalanser'"):
+                put_if_owned(registry, nodes.url, "group", owned, "rebalanser/group/term", b"")
+        assert not put(b"2"), "nobody owns it"
+        with group:
+            group.wait_settled(PATIENCE_S)
+            assert not put(b"3"), "another incarnation owns it"
+        found = registry.execute(Transaction(then=(Get("offsets/a"),)), PATIENCE_S)
+        assert [entry.value for entry in found.results] == [b"1"]  # type: ignore[union-attr]
 
 
 # -- what can't be
