@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rebalanser.async_group import AsyncGroup
     from rebalanser.feed import ResourceFeed
     from rebalanser.group import Group, leader
+    from rebalanser.owners import Owners
     from rebalanser.protocol import Fact, FactKind, Mode, OnOverrun
     from rebalanser.runtime.owned import Owned
     from rebalanser.settings import Settings
@@ -28,6 +29,7 @@ __all__ = [
     "Mode",
     "OnOverrun",
     "Owned",
+    "Owners",
     "ResourceFeed",
     "Settings",
     "leader",
@@ -44,6 +46,7 @@ _MODULES = {
     "Mode": "rebalanser.protocol",
     "OnOverrun": "rebalanser.protocol",
     "Owned": "rebalanser.runtime.owned",
+    "Owners": "rebalanser.owners",
     "ResourceFeed": "rebalanser.feed",
     "Settings": "rebalanser.settings",
     "leader": "rebalanser.group",

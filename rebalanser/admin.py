@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 from types import TracebackType
@@ -57,6 +58,17 @@ def _named(resources: Iterable[str | Iterable[str]]) -> list[str]:
 def _check_weight(weight: float) -> None:
     if not math.isfinite(weight) or weight <= 0:
         raise InvalidName(f"weight {weight!r} is not a positive number")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The node that owns a resource, and with which fencing token."""
+
+    node: str
+    label: str
+    token: int
+    host: str
+    attributes: Mapping[str, str] = field(hash=False)
 
 
 _TOPICS: Final = tuple(map(Topic, (TopicKind.GROUP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)))
@@ -228,16 +240,28 @@ class Admin:
                 handlers and workers raised lately.
         """
         deadline = time.monotonic() + timeout_s
-        with self._listening() as changed:
+        with self.changes() as changed:
             while not (state := self.state()).balanced:
                 if not changed.wait(max(0.0, deadline - time.monotonic())):
                     raise NotSettled(_unbalanced(state, timeout_s))
                 changed.clear()
         return state
 
+    def owners(self) -> dict[str, Owner]:
+        """Who owns what now, by resource; what nobody owns is not in it."""
+        view = self._insist(self._coordinator.read)
+        members = view.group.members
+        return {
+            holding.resource: Owner(
+                holding.node, member.label, holding.token, member.host, dict(member.attributes)
+            )
+            for holding in view.holdings
+            if (member := members.get(holding.node)) is not None
+        }
+
     @contextmanager
-    def _listening(self) -> Iterator[threading.Event]:
-        """Have an event set whenever the group changes; all that listen share one watch."""
+    def changes(self) -> Iterator[threading.Event]:
+        """Have an event set whenever owners may have changed; all that listen share one watch."""
         changed = threading.Event()
         with self._watching:
             if not self._listeners:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
-from rebalanser.admin import UNCHANGED, Admin, Unchanged
+from rebalanser.admin import UNCHANGED, Admin, Owner, Unchanged
 from rebalanser.runtime.running import in_own_thread
 from rebalanser.settings import Settings
 
@@ -85,6 +85,10 @@ class AsyncAdmin:
     async def resources(self) -> list[ResourceState]:
         """All resources with their owners, by name."""
         return await self._call(Admin.resources)
+
+    async def owners(self) -> dict[str, Owner]:
+        """Who owns what now, by resource; see :class:`rebalanser.Owners` for a cache."""
+        return await self._call(Admin.owners)
 
     async def drain(self, node: str) -> None:
         """Move all resources away from the nodes with this label; see :meth:`Admin.drain`."""

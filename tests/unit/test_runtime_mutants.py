@@ -313,7 +313,7 @@ MUTANTS = (
         "a thread that waits for balance hears of changes, though others stop waiting",
         _edit(
             Admin,
-            "_listening",
+            "changes",
             "self._listeners.remove(changed)\n            if not self._listeners:",
             "self._listeners.remove(changed)\n            if True:",
         ),

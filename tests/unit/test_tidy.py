@@ -39,6 +39,7 @@ FACADE = {
     "rebalanser.feed",
     "rebalanser.folders",
     "rebalanser.group",
+    "rebalanser.owners",
     "rebalanser.roles",
     "rebalanser.tasks",
 }
@@ -74,6 +75,7 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.observing": LIBRARY,
     "rebalanser.group": LIBRARY,
     "rebalanser.async_group": LIBRARY | {"rebalanser.group"},
+    "rebalanser.owners": LIBRARY | {"rebalanser.admin"},
     "rebalanser.async_admin": LIBRARY | {"rebalanser.admin"},
     "rebalanser.admin": LIBRARY | {"rebalanser.group"},
     "rebalanser.applications": CORE | {"rebalanser.history", "rebalanser.runtime"},

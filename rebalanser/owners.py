@@ -1,0 +1,131 @@
+"""A cache of who owns what in a group, for those that send requests to owners."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType, TracebackType
+from typing import Final, Self
+
+from rebalanser.admin import Admin, Owner
+from rebalanser.errors import RebalanserError
+from rebalanser.runtime.logs import get_logger
+from rebalanser.settings import Settings
+
+CLOSE_TIMEOUT_S: Final = 5.0
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerChange:
+    """A resource that has another owner, or another token, than before; None stands for nobody."""
+
+    resource: str
+    before: Owner | None
+    after: Owner | None
+
+
+ChangeHook = Callable[[OwnerChange], None]
+
+
+class Owners:
+    """Who owns what in the group ``name``, kept current by watches while its context lasts.
+
+    It joins nothing. An answer may be old by the time it is used, so the receiver of a request says whether
+    it is the owner (:meth:`rebalanser.Owned.still_mine`), and the fencing token guards what is written. The
+    group is also read every ``interval_s`` seconds.
+
+    Raises:
+        FixConfiguration: the name, the URL or the registry has to be changed by a person.
+        RetryLater: the registry did not answer in time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str | None = None,
+        *,
+        settings: Settings | None = None,
+        interval_s: float = 5.0,
+    ) -> None:
+        self._connect: Callable[[], Admin] = partial(
+            Admin, name, url, settings=settings, timeout_s=interval_s
+        )
+        self._interval_s = interval_s
+        self._hooks: list[ChangeHook] = []
+        self._owners: Mapping[str, Owner] = MappingProxyType({})
+        self._is_current = False
+        self._closed = threading.Event()
+        self._end = contextlib.ExitStack()
+
+    def on_change(self, hook: ChangeHook) -> ChangeHook:
+        """Register a hook for every change of an owner, from the first look on.
+
+        It is called in a thread of its own, in which the next look waits for it; what it raises is logged.
+        """
+        self._hooks.append(hook)
+        return hook
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as end:
+            admin = end.enter_context(self._connect())
+            changed = end.enter_context(admin.changes())
+            self._look(admin)
+            name = f"rebalanser-owners-{admin.name}"
+            thread = threading.Thread(target=self._follow, args=(admin, changed), name=name, daemon=True)
+            thread.start()
+            end.callback(thread.join, CLOSE_TIMEOUT_S)
+            end.callback(changed.set)
+            end.callback(self._closed.set)
+            self._end = end.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end.close()
+
+    @property
+    def all(self) -> Mapping[str, Owner]:
+        """The owners of all resources that have one, by resource."""
+        return self._owners
+
+    def get(self, resource: str) -> Owner | None:
+        """The owner of a resource, or None where nobody owns it."""
+        return self._owners.get(resource)
+
+    @property
+    def is_current(self) -> bool:
+        """True unless the registry could not be read the last time."""
+        return self._is_current
+
+    def _follow(self, admin: Admin, changed: threading.Event) -> None:
+        while True:
+            changed.wait(self._interval_s)
+            changed.clear()
+            if self._closed.is_set():
+                return
+            try:
+                self._look(admin)
+            except RebalanserError as error:
+                if self._is_current:
+                    _log.warning("owners may be out of date", action="owners_stale", exc_info=error)
+                self._is_current = False
+
+    def _look(self, admin: Admin) -> None:
+        before, now = self._owners, admin.owners()
+        self._owners = MappingProxyType(now)
+        self._is_current = True
+        for resource in sorted(before.keys() | now.keys()):
+            if before.get(resource) != now.get(resource):
+                self._tell(OwnerChange(resource, before.get(resource), now.get(resource)))
+
+    def _tell(self, change: OwnerChange) -> None:
+        for hook in self._hooks:
+            try:
+                hook(change)
+            except Exception as error:
+                _log.warning("a hook raised", action="hook_failed", resource=change.resource, exc_info=error)
