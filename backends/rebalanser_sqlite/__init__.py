@@ -21,6 +21,11 @@ that finds a lease over becomes a write that ends it, so nobody ever sees a key 
 only and is rung after the commit: the pages show up in the write-ahead log before it, when there is nothing
 to see yet. A writer killed between its commit and the bell is noticed by a slow look every 250 ms.
 
+**The log and the shared memory** beside the file belong to it: a process that sees the file without them
+would make new ones, with a history and locks of their own. So the file may have one name only and must not be
+a mount point, and all three are looked at before each transaction. A process that opens a file without one of
+the other two makes sure first, by a lock on the whole file, that nobody has it open.
+
 **Checkpoints** are made while holding the write lock. SQLite 3.7.0 to 3.51.2 may lose a committed transaction
 when a commit resets the write-ahead log during a second checkpoint (https://sqlite.org/wal.html#walresetbug);
 here no commit can come during a checkpoint, so every SQLite that Python is built with is good.

@@ -10,6 +10,7 @@ import ctypes
 import os
 import select
 import sys
+import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -27,44 +28,36 @@ POLL_S = 0.01
 class Bell(ABC):
     """What a watcher thread sleeps on. ``wake`` may be called from any thread, the rest from its own."""
 
-    def __init__(self) -> None:
-        self._wake_reader, self._wake_writer = os.pipe()
-        os.set_blocking(self._wake_reader, False)
-        os.set_blocking(self._wake_writer, False)
-
+    @abstractmethod
     def wake(self) -> None:
         """Make a wait end, the present one or the next."""
-        # A full pipe wakes as well.
-        with suppress(BlockingIOError):
-            os.write(self._wake_writer, b"\0")
 
     @abstractmethod
     def wait(self, timeout_s: float | None) -> None:
         """Return when the bell rings, when woken, or when the time is up; now and then for no reason."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give all descriptors back."""
-        os.close(self._wake_reader)
-        os.close(self._wake_writer)
-
-    def _silence(self) -> None:
-        with suppress(BlockingIOError):
-            while os.read(self._wake_reader, 4096):
-                pass
 
 
 class PollingBell(Bell):
-    """Hears nothing from other processes and so wakes every 10 ms."""
+    """Hears nothing from other processes and so wakes every 10 ms. It needs no descriptor."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._poll = select.poll()
-        self._poll.register(self._wake_reader, select.POLLIN)
+        self._woken = threading.Event()
+
+    def wake(self) -> None:
+        """Make a wait end, the present one or the next."""
+        self._woken.set()
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when woken or after 10 ms."""
-        if self._poll.poll(_milliseconds(POLL_S if timeout_s is None else min(timeout_s, POLL_S))):
-            self._silence()
+        if self._woken.wait(POLL_S if timeout_s is None else max(0.0, min(timeout_s, POLL_S))):
+            self._woken.clear()
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class InotifyBell(Bell):
@@ -81,13 +74,21 @@ class InotifyBell(Bell):
         self._inotify = inotify_simple.INotify(nonblocking=True)
         try:
             self._inotify.add_watch(path, inotify_simple.flags.ATTRIB)
-            super().__init__()
+            self._wake_reader, self._wake_writer = os.pipe()
         except BaseException:
             self._inotify.close()
             raise
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
         self._poll = select.poll()
         self._poll.register(self._wake_reader, select.POLLIN)
         self._poll.register(self._inotify.fileno(), select.POLLIN)
+
+    def wake(self) -> None:
+        """Make a wait end, the present one or the next."""
+        # A full pipe wakes as well.
+        with suppress(BlockingIOError):
+            os.write(self._wake_writer, b"\0")
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when the bell rings, when woken, or when the time is up."""
@@ -100,7 +101,13 @@ class InotifyBell(Bell):
     def close(self) -> None:
         """Give all descriptors back."""
         self._inotify.close()
-        super().close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def _silence(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._wake_reader, 4096):
+                pass
 
 
 def _milliseconds(timeout_s: float | None) -> float | None:

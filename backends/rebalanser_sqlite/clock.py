@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rebalanser.boot import boot_id
 from rebalanser.errors import UnusableStore
+from rebalanser_sqlite.failures import OUT_OF_FILES, out_of_files
 
 
 class Clock(Protocol):
@@ -31,10 +32,13 @@ def host_boot_id() -> str:
 
     Raises:
         UnusableStore: this platform does not tell; leases could not be counted.
+        RegistryUnavailable: the process or the host has no file descriptor left.
     """
     try:
         return boot_id()
     except OSError as error:
+        if error.errno in OUT_OF_FILES:
+            raise out_of_files("the id of the host's boot") from error
         raise UnusableStore(
             f"sqlite:// needs the id of the host's boot, which cannot be read ({error}); use another registry"
         ) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rebalanser.errors import InvalidUrl, UnusableStore
+from rebalanser_sqlite.failures import OUT_OF_FILES, out_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 MOUNTS = Path("/proc/self/mounts")
 SHARED_FILESYSTEMS = frozenset(
     {
-        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre"),
-        *("ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "prl_fs", "pvfs2", "smb2", "smb3", "smbfs"),
-        *("vboxsf", "virtiofs", "vmhgfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.cephfs", "fuse.davfs"),
-        *("fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.juicefs", "fuse.moosefs"),
-        *("fuse.nfs", "fuse.rclone", "fuse.s3fs", "fuse.seaweedfs", "fuse.smbnetfs", "fuse.sshfs"),
-        *("fuse.virtiofs", "fuse.vmhgfs-fuse"),
+        *("9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "cvfs", "davfs", "drvfs", "fakeowner"),
+        *("gfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs3", "nfs4", "ocfs2", "orangefs"),
+        *("panfs", "prl_fs", "pvfs2", "smb2", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs", "wekafs"),
+        *("fuse.beegfs", "fuse.blobfuse", "fuse.blobfuse2", "fuse.ceph", "fuse.ceph-fuse", "fuse.cephfs"),
+        *("fuse.davfs", "fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.grpcfuse"),
+        *("fuse.hdfs", "fuse.juicefs", "fuse.lizardfs", "fuse.mfs", "fuse.moosefs", "fuse.mount-s3"),
+        *("fuse.nfs", "fuse.osxfs", "fuse.prl_fsd", "fuse.quobyte", "fuse.rclone", "fuse.s3fs", "fuse.s3ql"),
+        *("fuse.seaweedfs", "fuse.smbnetfs", "fuse.sshfs", "fuse.virtiofs", "fuse.vmhgfs-fuse"),
     }
 )
 """Filesystems that other hosts (or the host of a virtual machine) write too: shared memory does not reach
@@ -47,19 +50,23 @@ def file_of(url: RegistryUrl) -> Path:
     return Path(name)
 
 
-def check_place(path: Path) -> None:
-    """Refuse a place that a registry file cannot work in.
+def check_place(path: Path) -> tuple[str, ...]:
+    """Refuse a place that a registry file cannot work in; the reasons to doubt one that it may work in.
 
     Raises:
-        UnusableStore: no folder, a folder, no plain file, not writable, or on a network filesystem.
+        UnusableStore: no folder, a folder, no plain file, one with several names, one that is a mount point
+            itself, not writable, or on a network filesystem.
+        RegistryUnavailable: the process or the host has no file descriptor left.
     """
     folder = path.parent
     try:
         if not folder.is_dir():
             raise UnusableStore(f"there is no folder {folder}; create it first")
         _check_file(path)
-        filesystem = filesystem_of(path.resolve(), _mount_lines())
+        point, filesystem = mount_of(path.resolve(), _mount_lines())
     except OSError as error:
+        if error.errno in OUT_OF_FILES:
+            raise out_of_files(path) from error
         raise UnusableStore(f"{path} cannot be used: {error.strerror}") from error
     if filesystem in SHARED_FILESYSTEMS:
         raise UnusableStore(f"{path} is on a network filesystem ({filesystem}); use a local disk, or etcd://")
@@ -67,17 +74,36 @@ def check_place(path: Path) -> None:
         raise UnusableStore(
             f"the folder of {path} is read-only for this user; SQLite keeps two more files beside it"
         )
+    if point == path.resolve():
+        raise UnusableStore(
+            f"{path} is a mount point itself: SQLite keeps two more files beside it, which other containers "
+            f"would not see, and every resource would have two owners; mount its folder, never the file"
+        )
+    if filesystem.split(".")[0] == "fuse":
+        reason = (
+            f"{path} is on an unknown filesystem ({filesystem}): if other hosts write it too, each of them "
+            "may own every resource; use a local disk, or etcd://"
+        )
+        return (reason,)
+    return ()
 
 
 def _check_file(path: Path) -> None:
     try:
-        mode = path.stat().st_mode
+        found = path.stat()
     except FileNotFoundError:
         return
+    mode = found.st_mode
     if stat.S_ISDIR(mode):
         raise UnusableStore(f"{path} is a folder; name a file in it")
     if not stat.S_ISREG(mode):
         raise UnusableStore(f"{path} is not a plain file; name another one")
+    if found.st_nlink > 1:
+        raise UnusableStore(
+            f"{path} has {found.st_nlink} names (hard links): SQLite keeps two more files beside each, so "
+            "that users of one name don't see those of another, and every resource would have two owners; "
+            "remove the other names, or use a copy"
+        )
     if not _may(path, os.R_OK | os.W_OK):
         raise UnusableStore(f"{path} cannot be read and written by this user; change its permissions")
 
@@ -93,18 +119,19 @@ def _mount_lines() -> list[str]:
         return []
 
 
-def filesystem_of(path: Path, mount_lines: Iterable[str]) -> str:
-    """The type of the filesystem an absolute path is on, by lines as in ``/proc/self/mounts``; "" if unknown.
+def mount_of(path: Path, mount_lines: Iterable[str]) -> tuple[Path, str]:
+    """The mount point that an absolute path is below, or is, and its filesystem's type; "" if unknown.
 
-    The longest mount point wins, and of several mounts at one point the last, which hides the others.
+    Lines are as in ``/proc/self/mounts``. The longest mount point wins, and of several mounts at one point
+    the last, which hides the others.
     """
-    found, depth = "", -1
+    found, filesystem, depth = Path("/"), "", -1
     for line in mount_lines:
         _, point, kind, *_ = line.split(" ")
-        parts = Path(_unescaped(point)).parts
-        if len(parts) >= depth and path.parts[: len(parts)] == parts:
-            found, depth = kind, len(parts)
-    return found
+        at = Path(_unescaped(point))
+        if len(at.parts) >= depth and path.parts[: len(at.parts)] == at.parts:
+            found, filesystem, depth = at, kind, len(at.parts)
+    return found, filesystem
 
 
 def _unescaped(text: str) -> str:

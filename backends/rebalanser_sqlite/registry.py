@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rebalanser.errors import LeaseNotFound, RegistryUnavailable
@@ -88,8 +89,8 @@ class SqliteRegistry(Registry):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this registry can do."""
-        return CAPABILITIES
+        """What this registry can do, and why its place may be no safe one."""
+        return replace(CAPABILITIES, unsafe_reasons=self._store.unsafe_reasons)
 
     def execute(self, request: Request, timeout_s: float) -> Reply:
         """Carry out one request; see :meth:`rebalanser.registry.contract.Registry.execute`.
@@ -100,7 +101,7 @@ class SqliteRegistry(Registry):
             OutcomeUnknown: the disk failed during the commit.
             LeaseNotFound: the lease of a keep-alive or of a put does not exist.
             QuotaExceeded: the disk is full; no effect.
-            UnusableStore: the file was removed, replaced or damaged while in use; no effect.
+            UnusableStore: the file or one beside it was removed, replaced or damaged while in use; no effect.
             RequestTooLarge: more operations or bytes than the capabilities say; no effect.
             InternalError: the request is not well formed; no effect.
         """

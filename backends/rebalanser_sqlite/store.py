@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
@@ -17,7 +18,6 @@ from rebalanser_sqlite.place import check_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from rebalanser_sqlite.clock import Clock
 
@@ -108,19 +108,24 @@ class Store:
     """
 
     def __init__(self, path: Path, clock: Clock, boot_id: str, deadline: Deadline) -> None:
-        check_place(path)
+        self.unsafe_reasons = check_place(path)
+        """Why the file's place may not be a safe one, one sentence each."""
         self.path = path
+        # SQLite follows links, so that all names of a file which are links to it share what is beside it.
+        self._beside = tuple(Path(f"{path.resolve()}{suffix}") for suffix in ("-wal", "-shm"))
         self.boot_id = boot_id
         self.clock = clock
         self._commits = 0
         self._checkpointer: sqlite3.Connection | None = None
-        self._identity = (0, 0)
+        self._identities: dict[Path, tuple[int, int]] = {}
+        self._see_that_none_is_cut_off(deadline)
         with self._failures():
             self.connection = self._connect()
         try:
             with self._failures():
                 patiently(self._prepare, deadline)
-            self._identity = self._identity_now()
+            self._identities = {file: self._identity(file) for file in (path, *self._beside)}
+            self._check_identity()
         except BaseException:
             self.connection.close()
             raise
@@ -138,6 +143,7 @@ class Store:
                 self._create()
             if self.connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
                 raise UnusableStore(f"{self.path} is on a filesystem without shared memory; use a local disk")
+            self._begin_reading()  # opens the log and the shared memory, if nothing before has
         finally:
             self._roll_back()
 
@@ -170,16 +176,58 @@ class Store:
             self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.connection.execute("COMMIT")
 
-    def _identity_now(self) -> tuple[int, int]:
-        found = self.path.stat()
+    def _see_that_none_is_cut_off(self, deadline: Deadline) -> None:
+        """Refuse a file that another process has open with a log or shared memory that is not beside it now.
+
+        Its log was removed, or it opened the file by a name of its own, as in another container. SQLite would
+        make new files beside this name: neither would see what the other writes, and each would own all.
+        """
+        try:
+            patiently(self._see_that_none_has_it_open, deadline)
+        except sqlite3.Error as error:
+            if not is_busy(error):
+                raise failure(error, self.path) from error
+            missing = " and ".join(str(file) for file in self._beside if not file.exists())
+            raise UnusableStore(
+                f"another process has {self.path} open, but {missing or 'its log'} is not there: it was "
+                "removed, or that process has the file by another name; stop all processes that use it, "
+                "then start them again"
+            ) from error
+
+    def _see_that_none_has_it_open(self) -> None:
+        """Lock it wholly, if a file beside it is missing; that fails as long as anybody has it open."""
+        if not self.path.exists() or all(file.exists() for file in self._beside):
+            return
+        with closing(self._connect()) as alone:
+            try:
+                # Keeps what is else in the shared memory to itself, so that no new shared memory is made.
+                alone.execute("PRAGMA locking_mode = EXCLUSIVE")
+                alone.execute("BEGIN EXCLUSIVE")
+                alone.execute("ROLLBACK")
+            except sqlite3.Error as error:
+                if is_busy(error):
+                    raise
+                raise failure(error, self.path) from error
+
+    @staticmethod
+    def _identity(file: Path) -> tuple[int, int]:
+        try:
+            found = file.stat()
+        except OSError:
+            return 0, 0
         return found.st_dev, found.st_ino
 
     def _check_identity(self) -> None:
-        """A file put in another's place has another history: two sets of processes would each own all."""
-        with suppress(OSError):
-            if self._identity_now() == self._identity:
-                return
-        raise UnusableStore(f"{self.path} was removed or replaced while in use; restart this process")
+        """Refuse to work on if the file or one beside it is not the one that was opened.
+
+        Another has another history: two sets of processes would each own all.
+        """
+        for file, opened in self._identities.items():
+            if self._identity(file) != opened or opened == (0, 0):
+                raise UnusableStore(
+                    f"{file} was removed or replaced while in use; stop all processes that use {self.path}, "
+                    "then start them again"
+                )
 
     @contextmanager
     def _failures(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rebalanser_sqlite import SqliteRegistry
 
-from rebalanser.errors import RegistryUnavailable
+from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.registry.contract import Changed, Get, KeyValue, Outcome, Put, Range, Target, Transaction
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROLOGUE = """
 import json, sys, time
 from pathlib import Path
-from rebalanser.errors import QuotaExceeded
+from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.registry.contract import *
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio
 from rebalanser_sqlite import SqliteRegistry
@@ -60,7 +60,7 @@ while time.monotonic() < end or not revisions:
         revisions.append(done.revision)
 print(json.dumps(revisions), flush=True)
 """
-FULL_DISK = """
+SIZE_LIMIT = """
 import resource
 commit(Put("first", b"1"))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -69,9 +69,9 @@ before, failures = 0, 0
 for number in range(100):
     try:
         before = commit(Put(f"big/{number}", bytes(50_000))).revision
-    except QuotaExceeded as error:
+    except RegistryUnavailable as error:
         failures += 1
-        assert "free space" in str(error), error
+        assert "a limit on the size of files is reached" in str(error), error
         assert commit(Get("first")).revision == before, "a refused transaction had an effect"
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 after = commit(Put("last", b"2")).revision
@@ -207,8 +207,8 @@ def test_processes_that_open_a_new_file_at_once_share_it(tmp_path: Path) -> None
         assert {int(line(process)) for process in (one, two, three, four)} == {1, 2, 3, 4}
 
 
-def test_a_full_disk_is_refused_and_survived(tmp_path: Path) -> None:
-    with running(FULL_DISK, tmp_path / "groups.db") as process:
+def test_a_limit_on_file_sizes_is_refused_and_survived(tmp_path: Path) -> None:
+    with running(SIZE_LIMIT, tmp_path / "groups.db") as process:
         failures, before, after = json.loads(line(process))
     assert failures > 50
     assert after == before + 1
@@ -248,3 +248,76 @@ def test_a_commit_whose_writer_died_before_it_rang_is_seen(tmp_path: Path) -> No
         registry.watch(Target("k"), 1, told)
         tell(writer)
         assert [event for _, event in told.wait_for(1)] == [Changed("k", 1, b"v")]
+
+
+KEEPER = """
+while True:
+    try:
+        commit(Put("k", b"mine"))
+        print("mine", flush=True)
+    except UnusableStore as error:
+        print(f"isolated: {error}", flush=True)
+        sys.stdin.readline()
+"""
+OPENER = """
+(found,) = commit(Get("k")).results
+print("opened and found", found.value.decode() if found else "nothing", flush=True)
+"""
+
+
+@pytest.mark.rule("RB-1", "RB-21")
+@pytest.mark.parametrize("suffixes", [("-wal", "-shm"), ("-wal",), ("-shm",)], ids=["both", "log", "memory"])
+def test_a_log_that_is_removed_makes_no_second_history(tmp_path: Path, suffixes: tuple[str, ...]) -> None:
+    path = tmp_path / "groups.db"
+    with running(KEEPER, path) as keeper:
+        assert line(keeper) == "mine\n"
+        for suffix in suffixes:
+            path.with_name(f"groups.db{suffix}").unlink()
+        with pytest.raises(UnusableStore, match=r"another process has .* open, but .* is not there"):
+            SqliteRegistry(path, 0.2)
+        while (said := line(keeper)) == "mine\n":
+            pass
+        assert said.startswith("isolated: ")
+        assert "was removed or replaced while in use" in said
+        with pytest.raises(UnusableStore, match="another process has"):
+            SqliteRegistry(path, 0.2)
+        keeper.kill()
+        keeper.wait()
+        with running(OPENER, path) as opener:
+            assert line(opener) == f"opened and found {'nothing' if '-wal' in suffixes else 'mine'}\n"
+
+
+@pytest.mark.rule("RB-1")
+def test_a_file_bind_mounted_alone_is_refused_and_its_folder_is_not(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "here" / "groups.db", tmp_path / "container"
+    path.parent.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "groups.db").touch()
+    isolated = [
+        "unshare",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        'mount --bind "$1" "$2" && shift 2 && "$@"',
+        "sh",
+    ]
+    if subprocess.run([*isolated, str(path.parent), str(elsewhere), "true"], check=False).returncode:
+        pytest.skip("this user may not mount in a namespace of its own")
+    command = [sys.executable, "-c", PROLOGUE + OPENER, str(elsewhere / "groups.db")]
+    with closing(SqliteRegistry(path)) as registry:
+        registry.execute(Transaction(then=(Put("k", b"seen"),)), PATIENCE_S)
+        file = subprocess.run(
+            [*isolated, str(path), str(elsewhere / "groups.db"), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "is a mount point itself" in file.stderr
+        folder = subprocess.run(
+            [*isolated, str(path.parent), str(elsewhere), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert folder.stdout == "opened and found seen\n", folder.stderr

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from rebalanser_sqlite import leases
+from rebalanser_sqlite.store import Store
 
 from rebalanser import group as group_module
 from rebalanser import settings as settings_module
@@ -389,6 +390,20 @@ MUTANTS = (
         (Switch(leases, "_DELETE_KEYS", lambda original: f"{original} AND 0"),),
         "conformance/test_sqlite.py::TestSqlite::test_a_lease_ends_with_all_its_keys_at_once",
         "RB-20",
+    ),
+    _mutant(
+        "a lost log goes unnoticed",
+        "a process whose log or shared memory was removed from an SQLite file does nothing more",
+        (Switch(Store, "_check_identity", instead(lambda _self: None)),),
+        "unit/test_sqlite_registry.py::test_a_log_removed_while_in_use_is_noticed",
+        "RB-1",
+    ),
+    _mutant(
+        "a new log beside a file in use",
+        "nobody opens an SQLite file that another has open with a log which is not beside it",
+        (Switch(Store, "_see_that_none_has_it_open", instead(lambda _self: None)),),
+        "unit/test_sqlite_registry.py::test_nobody_opens_a_file_whose_users_have_lost_its_log",
+        "RB-1",
     ),
 )
 

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from rebalanser_sqlite import SqliteRegistry, place
-from rebalanser_sqlite.place import SHARED_FILESYSTEMS, file_of, filesystem_of
+from rebalanser_sqlite.place import SHARED_FILESYSTEMS, file_of, mount_of
 from rebalanser_sqlite.store import APPLICATION_ID, SCHEMA_VERSION
 
 from rebalanser.errors import InvalidUrl, RebalanserError, UnusableStore
+from rebalanser.registry.contract import Changed, Outcome, Put, Target, Transaction
 from rebalanser.registry.urls import open_registry, parse_url
+from rebalanser.testing.registry_suite import Recorder
+from rebalanser.testing.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_a_damaged_database(tmp_path: Path) -> None:
     SqliteRegistry(path).close()
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + bytes(len(whole) - 100))
-    assert "is a damaged SQLite database" in refusal(path)
+    assert "is damaged, or its disk fails to read it: see the kernel's log" in refusal(path)
 
 
 def test_the_database_of_another_program(tmp_path: Path) -> None:
@@ -156,28 +159,117 @@ MOUNTS = [
         ("/data/groups.db", "cifs"),
     ],
 )
-def test_the_filesystem_of_a_path(path: str, kind: str) -> None:
-    assert filesystem_of(Path(path), MOUNTS) == kind
+def test_the_mount_of_a_path(path: str, kind: str) -> None:
+    assert mount_of(Path(path), MOUNTS)[1] == kind
 
 
 def test_without_mounts_nothing_is_known() -> None:
-    assert filesystem_of(Path("/groups.db"), []) == ""
+    assert mount_of(Path("/groups.db"), []) == (Path("/"), "")
 
 
-@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "lustre", "afs"])
-def test_a_network_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
+def mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, point: Path, kind: str) -> None:
+    """Have ``point`` be a mount of this kind for as long as the test runs."""
+    mounts = folder / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {point} {kind} rw 0 0\n")
     monkeypatch.setattr(place, "MOUNTS", mounts)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("9p", "afs", "beegfs", "ceph", "cifs", "drvfs", "fakeowner", "fuse.grpcfuse", "fuse.mount-s3"),
+        *("fuse.sshfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "prl_fs", "smb3", "vboxsf", "virtiofs"),
+    ],
+)
+def test_a_network_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    mounted(monkeypatch, tmp_path, tmp_path, kind)
     assert f"is on a network filesystem ({kind}); use a local disk, or etcd://" in refusal(tmp_path / "g.db")
     assert not (tmp_path / "g.db").exists()
     assert kind in SHARED_FILESYSTEMS
 
 
+@pytest.mark.parametrize("kind", ["fuse.newfs", "fuse"])
+def test_an_unknown_filesystem_in_user_space_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    mounted(monkeypatch, tmp_path, tmp_path, kind)
+    with closing(SqliteRegistry(tmp_path / "groups.db")) as registry:
+        (reason,) = registry.capabilities.unsafe_reasons
+    assert f"is on an unknown filesystem ({kind}): if other hosts write it too" in reason
+
+
+def test_a_local_disk_is_not_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted(monkeypatch, tmp_path, tmp_path, "fuseblk")
+    with closing(SqliteRegistry(tmp_path / "groups.db")) as registry:
+        assert registry.capabilities.unsafe_reasons == ()
+
+
+@pytest.mark.rule("RB-1")
+def test_a_file_that_is_mounted_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a b.db"
+    mounted(monkeypatch, tmp_path, Path(str(path).replace(" ", "\\040")), "ext4")
+    assert "is a mount point itself" in refusal(path)
+    assert "mount its folder, never the file" in refusal(path)
+    (tmp_path / "link.db").symlink_to(path)
+    assert "is a mount point itself" in refusal(tmp_path / "link.db")
+    with closing(SqliteRegistry(tmp_path / "other.db")) as registry:
+        assert registry.capabilities.unsafe_reasons == ()
+
+
+@pytest.mark.rule("RB-1")
+def test_a_file_with_two_names(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    SqliteRegistry(path).close()
+    (tmp_path / "other.db").hardlink_to(path)
+    assert "has 2 names (hard links)" in refusal(path)
+    assert "has 2 names (hard links)" in refusal(tmp_path / "other.db")
+    (tmp_path / "other.db").unlink()
+    SqliteRegistry(path).close()
+
+
+@pytest.mark.rule("RB-1")
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "groups.db",
+        "./groups.db",
+        "{0}//groups.db",
+        "{0}/../{1}/groups.db",
+        "{0}/file.db",
+        "{0}/folder/groups.db",
+    ],
+    ids=["relative", "dot", "two-slashes", "above", "link-to-file", "link-to-folder"],
+)
+def test_all_spellings_of_a_path_are_one_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    path = tmp_path / "groups.db"
+    (tmp_path / "file.db").symlink_to(path)
+    (tmp_path / "folder").symlink_to(tmp_path, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{spelling.format(tmp_path, tmp_path.name)}"
+    with closing(open_registry(url)) as one, closing(SqliteRegistry(path)) as two:
+        recorder = Recorder(PATIENCE_S)
+        two.watch(Target("k"), 1, recorder)
+        one.execute(Transaction(then=(Put("k", b"one"),)), PATIENCE_S)
+        recorder.wait_for(Changed("k", 1, b"one"))
+        assert two.execute(Transaction(then=(Put("k", b"two"),)), PATIENCE_S) == Outcome(True, 2, (None,))
+
+
+@pytest.mark.rule("RB-1")
+def test_a_link_turned_to_another_file_while_in_use_is_noticed(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        SqliteRegistry(tmp_path / name).close()
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    with closing(SqliteRegistry(tmp_path / "link")) as registry:
+        (tmp_path / "link").unlink()
+        (tmp_path / "link").symlink_to(tmp_path / "two")
+        with pytest.raises(UnusableStore, match="removed or replaced"):
+            registry.execute(Transaction(), PATIENCE_S)
+
+
 def test_a_link_is_followed_to_its_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = tmp_path / "mounts"
     (tmp_path / "far").mkdir()
-    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path}/far nfs rw 0 0\n")
-    monkeypatch.setattr(place, "MOUNTS", mounts)
+    mounted(monkeypatch, tmp_path, tmp_path / "far", "nfs")
     (tmp_path / "near.db").symlink_to(tmp_path / "far" / "groups.db")
     assert "is on a network filesystem (nfs)" in refusal(tmp_path / "near.db")

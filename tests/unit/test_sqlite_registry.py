@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import resource
 import sqlite3
 import threading
 from pathlib import Path
@@ -32,6 +34,7 @@ from rebalanser.registry.contract import (
     Granted,
     HistoryLost,
     KeepAlive,
+    KeyValue,
     Outcome,
     Put,
     Range,
@@ -198,6 +201,88 @@ def test_a_file_replaced_while_in_use_is_noticed(
         commit(registry, Put("k", b"") if write else Get("k"))
 
 
+@pytest.mark.rule("RB-1")
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+@pytest.mark.parametrize("write", [True, False], ids=["write", "read"])
+def test_a_log_removed_while_in_use_is_noticed(
+    path: Path, registry: SqliteRegistry, suffix: str, *, write: bool
+) -> None:
+    commit(registry, Put("k", b"seen by none who opens it now"))
+    beside = path.with_name(f"groups.db{suffix}")
+    beside.unlink()
+    with pytest.raises(
+        UnusableStore, match=f"groups.db{suffix} was removed or replaced while in use; stop all"
+    ):
+        commit(registry, Put("k", b"") if write else Get("k"))
+    beside.touch()
+    with pytest.raises(UnusableStore, match="removed or replaced"):
+        registry.execute(KeepAlive(1) if write else Transaction(), PATIENCE_S)
+
+
+@pytest.mark.rule("RB-1")
+@pytest.mark.parametrize("suffixes", [("-wal", "-shm"), ("-wal",), ("-shm",)], ids=["both", "log", "memory"])
+def test_nobody_opens_a_file_whose_users_have_lost_its_log(path: Path, suffixes: tuple[str, ...]) -> None:
+    with contextlib.closing(SqliteRegistry(path)) as first:
+        commit(first, Put("k", b"1"))
+        for suffix in suffixes:
+            path.with_name(f"groups.db{suffix}").unlink()
+        with pytest.raises(UnusableStore, match=f"has {path} open, but {path}{suffixes[0]}"):
+            SqliteRegistry(path, 0.0)
+        with pytest.raises(UnusableStore):
+            commit(first, Get("k"))
+    with contextlib.closing(SqliteRegistry(path)) as later:
+        assert commit(later, Put("k", b"2")).revision > 0
+
+
+def test_a_log_that_a_crash_left_without_shared_memory_is_taken_over(path: Path) -> None:
+    with contextlib.closing(SqliteRegistry(path)) as first:
+        commit(first, Put("k", b"1"))
+        kept = [(file, file.read_bytes()) for file in (path, path.with_name("groups.db-wal"))]
+    for file, content in kept:
+        file.write_bytes(content)
+    with contextlib.closing(SqliteRegistry(path)) as later:
+        assert commit(later, Get("k")).results == (KeyValue("k", b"1", 1, 1),)
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Let this process open ``count`` more files only."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    listed = [int(descriptor.name) for descriptor in Path("/proc/self/fd").iterdir()]
+    used = {number for number in listed if Path(f"/proc/self/fd/{number}").exists()}
+    free = [number for number in range(max(used) + count + 1) if number not in used]
+    fillers = [os.open(os.devnull, os.O_RDONLY) for _ in free[: -count or None]]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + count + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for filler in fillers:
+            os.close(filler)
+
+
+def test_a_file_that_can_be_opened_later_is_not_refused(path: Path) -> None:
+    with contextlib.closing(SqliteRegistry(path)) as opened:
+        commit(opened, Put("k", b"1"))
+    for count in range(3):
+        with (
+            descriptors_left(count),
+            pytest.raises(RegistryUnavailable, match=r"no file descriptor left; try again"),
+        ):
+            SqliteRegistry(path)
+    with descriptors_left(8):
+        SqliteRegistry(path).close()
+
+
+def test_watches_need_no_more_descriptors(path: Path, registry: SqliteRegistry) -> None:
+    recorder = Recorder(PATIENCE_S)
+    with contextlib.closing(SqliteRegistry(path)) as watching:
+        with descriptors_left(0):
+            watching.watch(Target("k"), 1, recorder)
+            commit(registry, Put("k", b"1"))
+        recorder.wait_for(Changed("k", 1, b"1"))
+
+
 def test_a_closed_registry(path: Path) -> None:
     registry = SqliteRegistry(path)
     registry.close()
@@ -300,8 +385,8 @@ def test_a_full_database_is_refused_and_survived(registry: SqliteRegistry) -> No
         (sqlite3.SQLITE_BUSY, RegistryUnavailable, RegistryUnavailable),
         (sqlite3.SQLITE_BUSY_SNAPSHOT, RegistryUnavailable, RegistryUnavailable),
         (sqlite3.SQLITE_FULL, QuotaExceeded, QuotaExceeded),
-        (sqlite3.SQLITE_IOERR_WRITE, QuotaExceeded, QuotaExceeded),
-        (sqlite3.SQLITE_IOERR_SHMSIZE, QuotaExceeded, OutcomeUnknown),
+        (sqlite3.SQLITE_IOERR_WRITE, RegistryUnavailable, RegistryUnavailable),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, RegistryUnavailable, OutcomeUnknown),
         (sqlite3.SQLITE_IOERR_FSYNC, RegistryUnavailable, OutcomeUnknown),
         (sqlite3.SQLITE_NOMEM, RegistryUnavailable, OutcomeUnknown),
         (sqlite3.SQLITE_READONLY, UnusableStore, OutcomeUnknown),
@@ -314,6 +399,11 @@ def test_what_an_error_of_sqlite_means(
 ) -> None:
     assert type(failure(sqlite_error(code), path)) is before_commit
     assert type(commit_failure(sqlite_error(code), path)) is at_commit
+
+
+def test_an_error_of_the_disk_is_not_called_a_lack_of_space(path: Path) -> None:
+    said = str(failure(sqlite_error(sqlite3.SQLITE_IOERR_WRITE), path))
+    assert "its disk fails, a quota is used up, or a limit on the size of files is reached" in said
 
 
 def test_without_inotify_changes_are_polled_for(
