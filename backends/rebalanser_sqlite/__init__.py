@@ -10,7 +10,8 @@
 **Transactions.** What may write runs under ``BEGIN IMMEDIATE``, so that there is one writer on the host and
 transactions are linearizable; what only reads takes a snapshot and waits for nobody. Guards and reads come
 first, then all writes at one revision. A lock that another process holds is waited for until the request's
-time is up; up to ``COMMIT`` a missed time limit rolls back and so has no effect.
+time is up; up to ``COMMIT`` a missed time limit rolls back and so has no effect. Ranges are read by a second
+connection, so that a heartbeat waits for no long one.
 
 **Leases** are counted on ``CLOCK_BOOTTIME``, which all processes of the host share, together with the boot
 id: after a restart of the host every lease is over. No server ends them, so whoever finds one over does: each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -80,8 +80,13 @@ class SqliteRegistry(Registry):
         self._clock = clock or HostClock()
         self._boot_id = boot_id or host_boot_id()
         self._lock = threading.Lock()
+        self._bulk_lock = threading.Lock()
         self._closed = False
         self._store = self._open(timeout_s)
+        with ExitStack() as stack:
+            stack.callback(self._store.close)
+            self._bulk = self._open(timeout_s)
+            stack.pop_all()
         self._watcher = Watcher(self._path, lambda: self._open(OPEN_TIMEOUT_S))
 
     def _open(self, timeout_s: float) -> Store:
@@ -108,11 +113,9 @@ class SqliteRegistry(Registry):
         deadline = Deadline.after(timeout_s)
         if isinstance(request, Transaction):
             transactions.check(request)
-        with self._alone(deadline):
-            if isinstance(request, Transaction) and not transactions.may_write(request):
-                outcome = self._read(request, deadline)
-                if outcome is not None:
-                    return outcome
+        if isinstance(request, Transaction) and not transactions.may_write(request):
+            return self._read(request, deadline)
+        with self._alone(self._lock, deadline):
             return self._write(request, deadline)
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
@@ -124,9 +127,10 @@ class SqliteRegistry(Registry):
     def close(self) -> None:
         """Close the file and all watches; leases are left alone. Closing twice does nothing."""
         self._watcher.close()
-        with self._lock:
+        with self._bulk_lock, self._lock:
             if not self._closed:
                 self._closed = True
+                self._bulk.close()
                 self._store.close()
 
     def wake(self) -> None:
@@ -140,12 +144,12 @@ class SqliteRegistry(Registry):
             RegistryUnavailable: others kept the file locked until the time was up.
         """
         deadline = Deadline.after(timeout_s)
-        with self._alone(deadline), self._store.writing(deadline):
+        with self._alone(self._lock, deadline), self._store.writing(deadline):
             history.forget(self._store, before_revision - 1)
 
     @contextmanager
-    def _alone(self, deadline: Deadline) -> Iterator[None]:
-        if not self._lock.acquire(timeout=deadline.left_s):
+    def _alone(self, lock: threading.Lock, deadline: Deadline) -> Iterator[None]:
+        if not lock.acquire(timeout=deadline.left_s):
             raise RegistryUnavailable(
                 f"other threads kept {self._path} busy until the time was up; try again"
             )
@@ -154,16 +158,39 @@ class SqliteRegistry(Registry):
                 raise RegistryUnavailable("this connection to the registry is closed")
             yield
         finally:
-            self._lock.release()
+            lock.release()
 
-    def _read(self, request: Transaction, deadline: Deadline) -> Outcome | None:
-        """Answer from a snapshot; None if a lease in it is over, which has to be ended first."""
-        with self._store.reading(deadline) as revision:
+    def _read(self, request: Transaction, deadline: Deadline) -> Outcome:
+        """Answer from a snapshot, after ending the leases that are over in it.
+
+        A range may be long, and so has a connection of its own: a heartbeat never waits for it. Nor is it
+        read while the file is locked.
+        """
+        bulk = transactions.has_range(request)
+        store, lock = (self._bulk, self._bulk_lock) if bulk else (self._store, self._lock)
+        while True:
+            with self._alone(lock, deadline):
+                outcome = self._snapshot(store, request, deadline)
+            if outcome is not None:
+                return outcome
+            with self._alone(self._lock, deadline):
+                self._end_leases(deadline)
+
+    def _snapshot(self, store: Store, request: Transaction, deadline: Deadline) -> Outcome | None:
+        """Answer from a snapshot; None if a lease in it is over."""
+        with store.reading(deadline) as revision:
             # The clock is read after the snapshot was taken: a lease that this passes was alive in it.
-            if leases.any_over(self._store):
+            if leases.any_over(store):
                 return None
-            chosen = transactions.choose(self._store.connection, request)
-            return transactions.answer(self._store.connection, chosen, revision)
+            chosen = transactions.choose(store.connection, request)
+            return transactions.answer(store.connection, chosen, revision)
+
+    def _end_leases(self, deadline: Deadline) -> None:
+        with self._store.writing(deadline):
+            keys_went = leases.end_those_over(self._store)
+            history.trim(self._store)
+        if keys_went:
+            ring(self._path)
 
     def _write(self, request: Request, deadline: Deadline) -> Reply:
         with self._store.writing(deadline):

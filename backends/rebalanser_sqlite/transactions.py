@@ -79,6 +79,14 @@ class Chosen:
 _Revisions: TypeAlias = dict[str, tuple[int, int] | None]
 
 
+def has_range(transaction: Transaction) -> bool:
+    """True if either branch reads a range, whose length nobody knows before."""
+    return any(
+        has_range(operation) if isinstance(operation, Transaction) else isinstance(operation, Range)
+        for operation in (*transaction.then, *transaction.otherwise)
+    )
+
+
 def may_write(transaction: Transaction) -> bool:
     """Whether either branch has a put or a delete; else a snapshot is enough."""
     return any(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry, bell, history, store, watcher
+from rebalanser_sqlite import SqliteRegistry, bell, history, store, transactions, watcher
 from rebalanser_sqlite.failures import commit_failure, failure
 
 from rebalanser.errors import (
@@ -29,6 +29,7 @@ from rebalanser.registry.contract import (
     Changed,
     Created,
     Delete,
+    Done,
     Get,
     Grant,
     Granted,
@@ -38,6 +39,7 @@ from rebalanser.registry.contract import (
     Outcome,
     Put,
     Range,
+    Reply,
     Stat,
     Stats,
     Target,
@@ -186,6 +188,37 @@ def test_time_over_before_the_commit_has_no_effect(
 def test_a_thread_waits_for_another_no_longer_than_its_time(registry: SqliteRegistry) -> None:
     with registry._lock, pytest.raises(RegistryUnavailable, match="other threads"):
         registry.execute(Grant(1), 0.0)
+
+
+@pytest.mark.rule("RB-21")
+def test_a_heartbeat_waits_for_no_long_range(
+    registry: SqliteRegistry, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, brief = grant(registry), grant(registry, 1.0)
+    created = commit(registry, Put("node", b"", lease)).revision
+    commit(registry, Put("other", b"", brief))
+    begun, over, real = threading.Event(), threading.Event(), transactions.answer
+    outcomes: list[Reply] = []
+
+    def long(connection: sqlite3.Connection, chosen: transactions.Chosen, revision: int) -> Outcome:
+        if isinstance(chosen.operations[0], Range):
+            begun.set()
+            assert over.wait(PATIENCE_S)
+        return real(connection, chosen, revision)
+
+    monkeypatch.setattr(transactions, "answer", long)
+    clock.advance(2.0)
+    read = Transaction(guards=(Created("node", created),), then=(Range(""),))
+    reader = threading.Thread(target=lambda: outcomes.append(registry.execute(read, PATIENCE_S)))
+    reader.start()
+    assert begun.wait(PATIENCE_S)
+    with contextlib.closing(SqliteRegistry(registry._path, clock=clock, boot_id="this boot")) as elsewhere:
+        for beating in (registry, elsewhere):
+            assert beating.execute(KeepAlive(lease), 1.0) == Done()
+            assert commit(beating, Get("other"), guards=(Created("node", created),)).succeeded
+    over.set()
+    reader.join()
+    assert outcomes == [Outcome(True, created + 2, ((KeyValue("node", b"", created, created, lease),),))]
 
 
 @pytest.mark.parametrize("write", [True, False], ids=["write", "read"])
