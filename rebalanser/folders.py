@@ -1,11 +1,16 @@
-"""Folders: where a user's state is kept, and names in them that last."""
+"""Folders: where a user's state is kept, who may read what is made there, and names in them that last."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from typing import Final
 
-from rebalanser.errors import UnusableFolder
+from rebalanser.errors import InvalidSettings, UnusableFolder
+
+PRIVATE: Final = "0600"
+"""The mode of files that this user alone may read and write."""
 
 
 def state_folder() -> Path:
@@ -19,10 +24,37 @@ def state_folder() -> Path:
         state = Path("~/.local/state").expanduser()
     folder = state / "rebalanser"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise UnusableFolder(f"the state folder {folder} can't be made ({error.strerror})") from error
     return folder
+
+
+def file_mode_of(text: str) -> int:
+    """The mode of a file that octal digits name, such as 0640.
+
+    Raises:
+        InvalidSettings: it is none, its owner could not read and write the file, or anybody execute it.
+    """
+    if not re.fullmatch("0?[0-7]{3}", text) or int(text, 8) & 0o711 != 0o600:
+        raise InvalidSettings(
+            f"{text!r} is no mode of a file: write octal digits such as 0640, of which the first is 6"
+        )
+    return int(text, 8)
+
+
+def make_folder(folder: Path, file_mode: int = 0o600) -> None:
+    """Make a folder and the missing ones above it; who may read files of ``file_mode`` may enter them.
+
+    Raises:
+        OSError: it can't be made, or something else is there.
+    """
+    mode = file_mode | (file_mode & 0o444) >> 2
+    if not folder.is_dir():
+        if folder.parent != folder:
+            make_folder(folder.parent, file_mode)
+        folder.mkdir(mode, exist_ok=True)
+        folder.chmod(mode)
 
 
 def sync_folder(folder: Path) -> None:

@@ -237,7 +237,14 @@ def _open_journal(group: str, label: str, process: str, settings: Settings, cloc
 
     return Journal(
         author_here(Protocol.GROUP, group, process, label),
-        open_sinks(settings.history_dir, settings.history_topic, group, label, settings.history_max_bytes),
+        open_sinks(
+            settings.history_dir,
+            settings.history_topic,
+            group,
+            label,
+            settings.history_max_bytes,
+            settings.history_file_mode,
+        ),
         wall=clock.wall,
         monotonic=clock.now,
     )

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from rebalanser.errors import InvalidSettings
+from rebalanser.folders import PRIVATE, file_mode_of
 from rebalanser.protocol import Mode, NodeOptions, OnOverrun, Timings
 from rebalanser.redaction import redact
 from rebalanser.registry.keys import check_attribute
@@ -50,8 +51,14 @@ class Values(TypedDict, total=False):
     attributes: Mapping[str, str]
     history_dir: Path | str | None
     history_max_bytes: int
+    history_file_mode: str
     history_topic: str | None
     fenced: bool
+
+
+def _checked_mode(text: Any) -> str:
+    file_mode_of(str(text))
+    return str(text)
 
 
 class Settings(BaseSettings):
@@ -108,6 +115,8 @@ class Settings(BaseSettings):
     """The folder to which the node appends what it did, as JSON lines; none where unset."""
     history_max_bytes: Annotated[int, Field(ge=65_536)] = 512 * 1024 * 1024
     """The most that one node's history files may take; the oldest go first."""
+    history_file_mode: Annotated[str, BeforeValidator(_checked_mode)] = PRIVATE
+    """Who may read the history files that are made, as octal digits; ``0640`` lets the group read them."""
     history_topic: str | None = Field(default=None, repr=False)
     """The topic to which the node writes what it did, ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``; may stand
     beside ``history_dir``."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import re
 import stat
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rebalanser.errors import InvalidUrl, UnusableStore
+from rebalanser.errors import InvalidSettings, InvalidUrl, UnusableStore
+from rebalanser.folders import PRIVATE, file_mode_of
 from rebalanser_sqlite.failures import OUT_OF_FILES, out_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rebalanser.registry.urls import RegistryUrl
+
+_making = threading.Lock()
 
 MOUNTS = Path("/proc/self/mounts")
 SHARED_FILESYSTEMS = frozenset(
@@ -48,6 +53,35 @@ def file_of(url: RegistryUrl) -> Path:
     if name == ":memory:":
         raise UnusableStore("an in-memory SQLite database is seen by one connection only; use memory://NAME")
     return Path(name)
+
+
+def file_mode_from(url: RegistryUrl) -> int:
+    """The mode of the files that are made, from the URL's ``file_mode=0640``; this user's alone without it.
+
+    Raises:
+        InvalidUrl: it is no mode of a file, or the URL has an option that is not known.
+    """
+    unknown = sorted(set(url.options) - {"file_mode"})
+    if unknown:
+        raise InvalidUrl(f"sqlite:// has no option {unknown[0]!r}; it has file_mode")
+    try:
+        return file_mode_of(url.options.get("file_mode", PRIVATE))
+    except InvalidSettings as error:
+        raise InvalidUrl(f"file_mode in {str(url)!r}: {error}") from error
+
+
+def make_file(path: Path, mode: int) -> None:
+    """Make an empty file of this mode, whatever the umask, unless there is one.
+
+    SQLite gives the files beside it the same mode, and reports what is wrong if it can't be made.
+    """
+    # One at a time: closing a descriptor of a file drops all locks that this process holds on it.
+    with _making, suppress(OSError):
+        descriptor = os.open(path.resolve(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
 
 
 def check_place(path: Path) -> tuple[str, ...]:

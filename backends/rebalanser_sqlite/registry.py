@@ -25,7 +25,7 @@ from rebalanser.registry.contract import (
 )
 from rebalanser_sqlite import history, leases, transactions
 from rebalanser_sqlite.clock import Clock, HostClock, host_boot_id
-from rebalanser_sqlite.place import file_of
+from rebalanser_sqlite.place import file_mode_from, file_of
 from rebalanser_sqlite.store import Deadline, Store, ring
 from rebalanser_sqlite.watcher import Watcher
 
@@ -50,12 +50,12 @@ def open_sqlite(url: RegistryUrl, timeout_s: float) -> Registry:
     """Open the registry that ``sqlite:///relative`` or ``sqlite:////absolute`` names; make it if it is new.
 
     Raises:
-        InvalidUrl: the URL names no file.
+        InvalidUrl: the URL names no file, or an option that is not known.
         UnusableStore: a registry cannot be there; the message says why and what to do.
         QuotaExceeded: the disk is full.
         RegistryUnavailable: others kept the file locked for ``timeout_s`` seconds.
     """
-    return SqliteRegistry(file_of(url), timeout_s)
+    return SqliteRegistry(file_of(url), timeout_s, file_mode=file_mode_from(url))
 
 
 class SqliteRegistry(Registry):
@@ -66,6 +66,7 @@ class SqliteRegistry(Registry):
         timeout_s: how many seconds to wait for others that hold it locked.
         clock: what leases are counted on; the host's clock unless a test gives another.
         boot_id: the run of the host that the clock belongs to.
+        file_mode: the mode of the file, if it is made, and of those beside it.
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class SqliteRegistry(Registry):
         *,
         clock: Clock | None = None,
         boot_id: str | None = None,
+        file_mode: int = 0o600,
     ) -> None:
         self._path = path.absolute()
         self._clock = clock or HostClock()
         self._boot_id = boot_id or host_boot_id()
+        self._file_mode = file_mode
         self._lock = threading.Lock()
         self._bulk_lock = threading.Lock()
         self._closed = False
@@ -90,7 +93,7 @@ class SqliteRegistry(Registry):
         self._watcher = Watcher(self._path, lambda: self._open(OPEN_TIMEOUT_S))
 
     def _open(self, timeout_s: float) -> Store:
-        return Store(self._path, self._clock, self._boot_id, Deadline.after(timeout_s))
+        return Store(self._path, self._clock, self._boot_id, Deadline.after(timeout_s), self._file_mode)
 
     @property
     def capabilities(self) -> Capabilities:

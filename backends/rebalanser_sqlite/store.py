@@ -14,7 +14,7 @@ from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_rando
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser_sqlite.failures import commit_failure, failure, is_busy
-from rebalanser_sqlite.place import check_place
+from rebalanser_sqlite.place import check_place, make_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,6 +100,7 @@ class Store:
         clock: leases are counted on it.
         boot_id: the run of the host that the clock belongs to; leases of another run are over.
         deadline: until when to wait for others that open or write it.
+        file_mode: the mode of the file, if it is made, and of those that SQLite keeps beside it.
 
     Raises:
         UnusableStore: a registry cannot be there; the message says why and what to do.
@@ -107,7 +108,9 @@ class Store:
         RegistryUnavailable: others kept it locked.
     """
 
-    def __init__(self, path: Path, clock: Clock, boot_id: str, deadline: Deadline) -> None:
+    def __init__(
+        self, path: Path, clock: Clock, boot_id: str, deadline: Deadline, file_mode: int = 0o600
+    ) -> None:
         self.unsafe_reasons = check_place(path)
         """Why the file's place may not be a safe one, one sentence each."""
         self.path = path
@@ -118,6 +121,7 @@ class Store:
         self._commits = 0
         self._checkpointer: sqlite3.Connection | None = None
         self._identities: dict[Path, tuple[int, int]] = {}
+        make_file(path, file_mode)
         self._see_that_none_is_cut_off(deadline)
         with self._failures():
             self.connection = self._connect()
@@ -196,7 +200,8 @@ class Store:
 
     def _see_that_none_has_it_open(self) -> None:
         """Lock it wholly, if a file beside it is missing; that fails as long as anybody has it open."""
-        if not self.path.exists() or all(file.exists() for file in self._beside):
+        is_new = not self.path.exists() or not self.path.stat().st_size
+        if is_new or all(file.exists() for file in self._beside):
             return
         with closing(self._connect()) as alone:
             try:

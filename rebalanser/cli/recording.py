@@ -50,7 +50,7 @@ def recorded(
     if folder is None and topic is None:
         yield None
         return
-    sink = open_sinks(folder, topic, group, label, settings.history_max_bytes)
+    sink = open_sinks(folder, topic, group, label, settings.history_max_bytes, settings.history_file_mode)
     try:
         yield sink
     finally:

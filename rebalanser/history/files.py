@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from rebalanser.folders import make_folder
+
 SUFFIX: Final = ".jsonl"
 _CHUNK_BYTES: Final = 1 << 16
 _MAX_ENCODED: Final = 90
@@ -43,13 +45,23 @@ class RotatingFiles:
 
     ``wall`` is when the writer started, in seconds since 1970. A new file is begun before one would grow
     over ``max_file_bytes``, and then only the newest ``max_files`` files of this group and node are kept,
-    those of earlier processes counted; a file that a living process writes is never deleted.
+    those of earlier processes counted; a file that a living process writes is never deleted. ``file_mode`` is
+    the mode of files that are made, whatever the umask; folders that are made follow it.
     """
 
     def __init__(
-        self, folder: Path, group: str, node: str, *, wall: float, max_file_bytes: int, max_files: int
+        self,
+        folder: Path,
+        group: str,
+        node: str,
+        *,
+        wall: float,
+        max_file_bytes: int,
+        max_files: int,
+        file_mode: int = 0o600,
     ) -> None:
         self._folder = folder
+        self._file_mode = file_mode
         self._family = f"{encoded(group)}.{encoded(node)}."
         self._start = datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H%M%S%fZ")
         self._numbers = itertools.count()
@@ -107,7 +119,7 @@ class RotatingFiles:
         if self._size and self._size + size > self._max_file_bytes:
             self._rotate()
         if self._descriptor is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder, self._file_mode)
             self._prune()
             self._descriptor = self._create()
             self._size = 0
@@ -123,10 +135,12 @@ class RotatingFiles:
             path = self._folder / f"{self._family}{self._start}.{number:06}{SUFFIX}"
             try:
                 descriptor = os.open(
-                    path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666
+                    path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, self._file_mode
                 )
             except FileExistsError:
                 continue
+            with contextlib.suppress(OSError):
+                os.fchmod(descriptor, self._file_mode)  # the umask may have taken something
             _lock(descriptor)
             return descriptor
         raise AssertionError("unreachable: the numbers never end")

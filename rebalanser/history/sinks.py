@@ -20,6 +20,7 @@ from tenacity import (
 )
 
 from rebalanser.errors import InvalidSettings
+from rebalanser.folders import PRIVATE, file_mode_of
 from rebalanser.history.files import RotatingFiles
 from rebalanser.history.records import Record
 from rebalanser.history.waiting import TOO_SLOW, WaitingRoom
@@ -95,11 +96,12 @@ class JsonlSink:
         queue_size: int = 10_000,
         flush_interval_s: float = 0.02,
         fsync_interval_s: float | None = 1.0,
+        file_mode: str = PRIVATE,
     ) -> None:
         """Begin to write; the first file is made with the first record.
 
         Raises:
-            InvalidSettings: a limit is not positive.
+            InvalidSettings: a limit is not positive, or ``file_mode`` is no mode of a file, such as 0640.
         """
         for name, limit in {
             "max_file_bytes": max_file_bytes,
@@ -115,6 +117,7 @@ class JsonlSink:
             wall=time.time(),
             max_file_bytes=max_file_bytes,
             max_files=max_files,
+            file_mode=file_mode_of(file_mode),
         )
         self._flush_interval_s = flush_interval_s
         self._fsync_interval_s = fsync_interval_s

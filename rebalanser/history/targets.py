@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from rebalanser.folders import PRIVATE
 from rebalanser.history.records import Record
 from rebalanser.history.sinks import HistorySink, JsonlSink, NullSink
 from rebalanser.registry.urls import load_opener, parse_url
@@ -36,24 +37,38 @@ class TeeSink:
 
 
 def open_sinks(
-    history_dir: Path | None, history_topic: str | None, group: str, label: str, max_bytes: int
+    history_dir: Path | None,
+    history_topic: str | None,
+    group: str,
+    label: str,
+    max_bytes: int,
+    file_mode: str = PRIVATE,
 ) -> HistorySink:
     """Where records go: files in ``history_dir``, of ``max_bytes`` at most, and the topic at the URL.
 
     A topic is ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``. Both may be named, or none: then nothing is kept.
-    ``group`` and ``label`` name the files. Nothing is waited for; what can't be reached is tried again.
+    ``group`` and ``label`` name the files, which are made with the mode ``file_mode``. Nothing is waited for;
+    what can't be reached is tried again.
 
     Raises:
         InvalidUrl: ``history_topic`` is no URL.
         UnknownScheme: no installed package has topics of that scheme.
         MissingExtra: the package that the topic needs is not installed; the message names the extra.
+        InvalidSettings: ``file_mode`` is no mode of a file, such as 0640.
     """
     sinks: list[HistorySink] = []
     if history_topic is not None:
         sinks.append(_open_topic(history_topic, group, label))
     if history_dir is not None:
         sinks.append(
-            JsonlSink(history_dir, group, label, max_file_bytes=max_bytes // MAX_FILES, max_files=MAX_FILES)
+            JsonlSink(
+                history_dir,
+                group,
+                label,
+                max_file_bytes=max_bytes // MAX_FILES,
+                max_files=MAX_FILES,
+                file_mode=file_mode,
+            )
         )
     return sinks[0] if len(sinks) == 1 else TeeSink(sinks) if sinks else NullSink()
 

@@ -2,7 +2,7 @@
 
 ========================================  ===========================================================
 ``memory://NAME``                         in this process only, for tests
-``sqlite:///PATH``                        a file on this host; ``sqlite:////abs`` is an absolute path
+``sqlite:///PATH?file_mode=0640``         a file on this host; ``sqlite:////abs`` is an absolute path
 ``etcd://[USER:PASSWORD@]H:P,H:P/PREFIX``  an etcd cluster
 ``etcd+tls://…?ca=F&cert=F&key=F``        the same over TLS; more options in the deployment guide
 ``kafka://H:P,H:P/CLUSTER``                a Kafka cluster, in which each group has a log
@@ -104,8 +104,11 @@ def parse_url(text: str) -> RegistryUrl:
             f"{redact(text)!r} is not a registry URL such as sqlite:///groups.db or etcd://HOST:PORT"
         )
     account, _, location = rest.rpartition("@") if scheme not in {"sqlite", "memory"} else ("", "", rest)
-    if scheme in {"sqlite", "memory"}:
+    if scheme == "memory":
         return RegistryUrl(scheme, path=rest)
+    if scheme == "sqlite":
+        path, _, options = rest.partition("?")
+        return RegistryUrl(scheme, path=path, options=dict(parse_qsl(options, keep_blank_values=True)))
     try:
         parts = urlsplit(f"//{location}")
     except ValueError:  # whose message has a part of the URL

@@ -8,12 +8,14 @@ import threading
 from pathlib import Path
 from typing import Final, Self
 
+from rebalanser.folders import PRIVATE
 from rebalanser.history import Event, HistorySink, Journal, Protocol, author_here, open_sinks
 from rebalanser.neli.messages import Fact, FactKind
 from rebalanser.roles.contract import Candidacy
 from rebalanser.runtime.clock import Clock, SystemClock
 
 DIR_VARIABLE: Final = "REBALANSER_HISTORY_DIR"
+MODE_VARIABLE: Final = "REBALANSER_HISTORY_FILE_MODE"
 TOPIC_VARIABLE: Final = "REBALANSER_HISTORY_TOPIC"
 MAX_BYTES: Final = 512 * 1024 * 1024
 """The most that the history files of one label may take."""
@@ -49,13 +51,15 @@ class LeadershipHistory:
             InvalidUrl: ``history_topic`` is no URL.
             UnknownScheme: no installed package has topics of that scheme.
             MissingExtra: the package that the topic needs is not installed.
+            InvalidSettings: the mode of files in the environment is none.
         """
         folder = history_dir or os.environ.get(DIR_VARIABLE) or None
         topic = history_topic or os.environ.get(TOPIC_VARIABLE) or None
         if folder is None and topic is None:
             return None
         group, label = f"{candidacy.topic}/{candidacy.group}", label_of(candidacy)
-        sink = open_sinks(Path(folder) if folder else None, topic, group, label, MAX_BYTES)
+        mode = os.environ.get(MODE_VARIABLE) or PRIVATE
+        sink = open_sinks(Path(folder) if folder else None, topic, group, label, MAX_BYTES, mode)
         return cls(candidacy, sink, SystemClock())
 
     def begin(self, process: str) -> None:

@@ -44,7 +44,12 @@ class TaskHistory:
         if settings.history_dir is None and settings.history_topic is None:
             return cls(queue, label, None, clock)
         sink = open_sinks(
-            settings.history_dir, settings.history_topic, queue, label, settings.history_max_bytes
+            settings.history_dir,
+            settings.history_topic,
+            queue,
+            label,
+            settings.history_max_bytes,
+            settings.history_file_mode,
         )
         return cls(queue, label, sink, clock, fenced=settings.fenced)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import stat
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser.errors import InvalidUrl, MissingExtra, UnknownScheme
+from rebalanser.errors import InvalidSettings, InvalidUrl, MissingExtra, UnknownScheme
 from rebalanser.history import (
     Author,
     Event,
@@ -22,6 +24,7 @@ from rebalanser.history import (
     open_sinks,
     read_records,
 )
+from rebalanser.settings import Settings
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -130,3 +133,34 @@ def test_an_unknown_scheme_and_a_broken_url_are_refused(monkeypatch: pytest.Monk
 def test_the_package_of_the_kafka_extra_is_registered() -> None:
     points = importlib.metadata.entry_points(group="rebalanser.history", name="kafka")
     assert {point.value for point in points} == {"rebalanser_kafka.history:open_sink"}
+
+
+@pytest.mark.parametrize(
+    ("given", "file_mode", "folder_mode"), [({}, 0o600, 0o700), ({"file_mode": "0640"}, 0o640, 0o750)]
+)
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_who_may_read_the_files(
+    tmp_path: Path, given: dict[str, str], file_mode: int, folder_mode: int, umask: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        sink = open_sinks(tmp_path / "new" / "history", None, "orders", "w", 1 << 20, **given)
+        sink.write(record(0))
+        sink.close(PATIENCE_S)
+    finally:
+        os.umask(before)
+    (file,) = (tmp_path / "new" / "history").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == file_mode
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (file.parent, file.parent.parent)} == {
+        folder_mode
+    }
+
+
+def test_a_mode_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBALANSER_HISTORY_FILE_MODE", "0755")
+    with pytest.raises(InvalidSettings, match="'0755' is no mode of a file: write octal digits such as 0640"):
+        Settings()
+    with pytest.raises(InvalidSettings, match="'x' is no mode"):
+        open_sinks(tmp_path, None, "orders", "w", 1 << 20, "x")
+    monkeypatch.setenv("REBALANSER_HISTORY_FILE_MODE", "0640")
+    assert Settings().history_file_mode == "0640"

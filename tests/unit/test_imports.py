@@ -19,6 +19,7 @@ FOR_A_GROUP = {
     "rebalanser",
     "rebalanser.allocation",
     "rebalanser.errors",
+    "rebalanser.folders",
     "rebalanser.group",
     "rebalanser.observing",
     "rebalanser.protocol",

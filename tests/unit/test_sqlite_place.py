@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from rebalanser_sqlite import SqliteRegistry, place
@@ -15,8 +17,15 @@ from rebalanser_sqlite.store import APPLICATION_ID, SCHEMA_VERSION
 from rebalanser.errors import InvalidUrl, RebalanserError, UnusableStore
 from rebalanser.registry.contract import Changed, Outcome, Put, Target, Transaction
 from rebalanser.registry.urls import open_registry, parse_url
+from rebalanser.tasks.engines import load_engine
 from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rebalanser.registry.contract import Registry
+    from rebalanser.tasks.engine import Engine
 
 
 @pytest.mark.parametrize(
@@ -41,6 +50,61 @@ def test_a_url_that_names_no_file_is_refused(url: str) -> None:
 def test_a_database_in_memory_is_refused() -> None:
     with pytest.raises(UnusableStore, match="use memory://NAME"):
         open_registry("sqlite:///:memory:")
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def open_engine(url: str) -> Engine:
+    parsed, opener = load_engine(url)
+    return opener(parsed, PATIENCE_S)
+
+
+def modes_below(folder: Path) -> dict[str, int]:
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("open_umask")
+@pytest.mark.parametrize("opener", [open_registry, open_engine], ids=["registry", "tasks"])
+def test_files_are_this_users_alone(tmp_path: Path, opener: Callable[[str], Registry | Engine]) -> None:
+    with closing(opener(f"sqlite:///{tmp_path}/groups.db")):
+        assert modes_below(tmp_path) == dict.fromkeys(("groups.db", "groups.db-wal", "groups.db-shm"), 0o600)
+
+
+@pytest.mark.parametrize("opener", [open_registry, open_engine], ids=["registry", "tasks"])
+def test_the_url_lets_others_use_the_files(
+    tmp_path: Path, opener: Callable[[str], Registry | Engine]
+) -> None:
+    before = os.umask(0o077)
+    try:
+        with closing(opener(f"sqlite:///{tmp_path}/groups.db?file_mode=0660")):
+            assert set(modes_below(tmp_path).values()) == {0o660}
+        with closing(opener(f"sqlite:///{tmp_path}/groups.db")):
+            assert set(modes_below(tmp_path).values()) == {0o660}
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_a_link_to_a_file_that_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "groups.db")
+    with closing(SqliteRegistry(tmp_path / "link.db")):
+        assert modes_below(tmp_path)["groups.db"] == 0o600
+
+
+@pytest.mark.parametrize(
+    "query", ["file_mode=0777", "file_mode=rw", "file_mode=", "file_mode=0440", "mode=0600", "x"]
+)
+def test_an_option_that_is_none_is_refused(tmp_path: Path, query: str) -> None:
+    with pytest.raises(InvalidUrl, match=r"write octal digits such as 0640|it has file_mode"):
+        open_registry(f"sqlite:///{tmp_path}/groups.db?{query}")
+    assert list(tmp_path.iterdir()) == []
 
 
 def one_line(error: RebalanserError) -> str:

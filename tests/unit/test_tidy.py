@@ -67,10 +67,12 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.shiva": {"rebalanser.allocation", "rebalanser.errors", "rebalanser.protocol"},
     "rebalanser.neli": {"rebalanser.errors", "rebalanser.protocol"},
     "rebalanser.registry": LEAVES | {"rebalanser.protocol"},
-    "rebalanser.history": PURE - {"rebalanser.allocation"} | LEAVES | {"rebalanser.registry"},
+    "rebalanser.history": PURE - {"rebalanser.allocation"}
+    | LEAVES
+    | {"rebalanser.folders", "rebalanser.registry"},
     "rebalanser.audit": {"rebalanser.errors", "rebalanser.history", "rebalanser.redaction"},
     "rebalanser.runtime": LEAVES | {"rebalanser.protocol", "rebalanser.registry"},
-    "rebalanser.settings": CORE,
+    "rebalanser.settings": CORE | {"rebalanser.folders"},
     "rebalanser.state": CORE,
     "rebalanser.observing": LIBRARY,
     "rebalanser.group": LIBRARY,
@@ -79,7 +81,7 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.async_admin": LIBRARY | {"rebalanser.admin"},
     "rebalanser.admin": LIBRARY | {"rebalanser.group"},
     "rebalanser.applications": CORE | {"rebalanser.history", "rebalanser.runtime"},
-    "rebalanser.roles": CORE | {"rebalanser.history", "rebalanser.runtime"},
+    "rebalanser.roles": CORE | {"rebalanser.folders", "rebalanser.history", "rebalanser.runtime"},
     "rebalanser.feed": LIBRARY | {"rebalanser.admin", "rebalanser.applications"},
     "rebalanser.folders": {"rebalanser.errors"},
     "rebalanser.tasks": LIBRARY | {"rebalanser.admin", "rebalanser.folders", "rebalanser.group"},
@@ -95,7 +97,7 @@ WALLS: dict[str, set[str]] = {
         "rebalanser.roles",
         "rebalanser.runtime",
     },
-    "rebalanser_sqlite": CORE | {"rebalanser.tasks"},
+    "rebalanser_sqlite": CORE | {"rebalanser.folders", "rebalanser.tasks"},
 }
 """What else each package or module may import. Nobody imports ``testing``, nor ``cli`` but to run it."""
 

@@ -22,7 +22,7 @@ from rebalanser.tasks.engine import (
 )
 from rebalanser_sqlite.clock import HostClock, host_boot_id
 from rebalanser_sqlite.failures import failure
-from rebalanser_sqlite.place import file_of
+from rebalanser_sqlite.place import file_mode_from, file_of
 from rebalanser_sqlite.store import Deadline, Store, ring
 from rebalanser_sqlite.tasks import borrowed, schema
 from rebalanser_sqlite.tasks.chunks import chunks
@@ -50,12 +50,12 @@ def open_engine(url: RegistryUrl, timeout_s: float) -> Engine:
     """Open the tasks in the file of ``sqlite:///relative`` or ``sqlite:////absolute``; make it if it is new.
 
     Raises:
-        InvalidUrl: the URL names no file.
+        InvalidUrl: the URL names no file, or an option that is not known.
         UnusableStore: tasks cannot be there; the message says why and what to do.
         QuotaExceeded: the disk is full.
         RegistryUnavailable: others kept the file locked for ``timeout_s`` seconds.
     """
-    return SqliteEngine(file_of(url), timeout_s)
+    return SqliteEngine(file_of(url), timeout_s, file_mode=file_mode_from(url))
 
 
 class SqliteEngine(Engine, MovesInTransactions):
@@ -64,6 +64,7 @@ class SqliteEngine(Engine, MovesInTransactions):
     Args:
         path: the file; made if it does not exist. Its folder must exist.
         timeout_s: how many seconds to wait for others that hold it locked.
+        file_mode: the mode of the file, if it is made, and of those beside it.
 
     Raises:
         UnusableStore: tasks cannot be there; the message says why and what to do.
@@ -71,8 +72,9 @@ class SqliteEngine(Engine, MovesInTransactions):
         RegistryUnavailable: others kept the file locked.
     """
 
-    def __init__(self, path: Path, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+    def __init__(self, path: Path, timeout_s: float = OPEN_TIMEOUT_S, *, file_mode: int = 0o600) -> None:
         self._path = path.absolute()
+        self._file_mode = file_mode
         deadline = Deadline.after(timeout_s)
         with ExitStack() as stack:
             self._committer = Committer(self._open(deadline))
@@ -82,7 +84,7 @@ class SqliteEngine(Engine, MovesInTransactions):
         self._follower = Follower(self._path, lambda: self._open(Deadline.after(OPEN_TIMEOUT_S)))
 
     def _open(self, deadline: Deadline) -> Store:
-        store = Store(self._path, HostClock(), host_boot_id(), deadline)
+        store = Store(self._path, HostClock(), host_boot_id(), deadline, self._file_mode)
         try:
             schema.prepare(store, deadline)
         except BaseException:
