@@ -54,7 +54,13 @@ def trim(store: Store) -> None:
     if latest - forgotten >= MAX_REVISIONS + FORGET_STEP:
         forget(store, latest - MAX_REVISIONS)
     elif size > MAX_BYTES:
-        forget(store, forgotten + (latest - forgotten + 1) // 2)
+        forget_part(store, 2)
+
+
+def forget_part(store: Store, part: int) -> None:
+    """Forget the oldest of the changes, one of ``part``."""
+    kept = extent(store)
+    forget(store, kept.forgotten + (kept.latest - kept.forgotten + part - 1) // part)
 
 
 def forget(store: Store, up_to: int) -> None:

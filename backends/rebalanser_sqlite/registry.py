@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rebalanser.errors import LeaseNotFound, RegistryUnavailable
+from rebalanser.errors import LeaseNotFound, QuotaExceeded, RegistryUnavailable
 from rebalanser.registry.contract import (
     Capabilities,
     Done,
@@ -108,7 +108,7 @@ class SqliteRegistry(Registry):
                 no effect.
             OutcomeUnknown: the disk failed during the commit.
             LeaseNotFound: the lease of a keep-alive or of a put does not exist.
-            QuotaExceeded: the disk is full; no effect.
+            QuotaExceeded: the disk is full, but for what heartbeats need; no effect.
             UnusableStore: the file or one beside it was removed, replaced or damaged while in use; no effect.
             RequestTooLarge: more operations or bytes than the capabilities say; no effect.
             InternalError: the request is not well formed; no effect.
@@ -196,11 +196,31 @@ class SqliteRegistry(Registry):
             ring(self._path)
 
     def _write(self, request: Request, deadline: Deadline) -> Reply:
+        """Carry it out; if there is no room, in that of the log, and then in that of the history."""
+        for make_room in (self._store.checkpoint, lambda: self._forget_some(deadline)):
+            try:
+                return self._write_once(request, deadline)
+            except QuotaExceeded:
+                make_room()
+        return self._write_once(request, deadline)
+
+    def _forget_some(self, deadline: Deadline) -> None:
+        """Forget as much of the history as the log has room for: to delete takes room there, too."""
+        for part in (2, 8, 32):
+            with suppress(QuotaExceeded), self._store.writing(deadline):
+                history.forget_part(self._store, part)
+                return
+            self._store.checkpoint()
+
+    def _write_once(self, request: Request, deadline: Deadline) -> Reply:
         with self._store.writing(deadline):
             before = self._store.revision()
             leases.end_those_over(self._store)
+            pages = self._store.pages()
             # Raised after the commit only: the ended leases stay ended, and nothing else was written.
             reply = self._reply(request)
+            if isinstance(request, Transaction | Grant):
+                self._store.check_room(pages)
             after = self._store.revision()
             if after > before:
                 history.trim(self._store)

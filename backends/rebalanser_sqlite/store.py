@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
-from rebalanser.errors import RegistryUnavailable, UnusableStore
+from rebalanser.errors import QuotaExceeded, RegistryUnavailable, UnusableStore
 from rebalanser_sqlite.failures import commit_failure, failure, is_busy
 from rebalanser_sqlite.place import check_place, make_file
 
@@ -61,6 +61,14 @@ SETTINGS = (
 )
 COMMITS_PER_CHECKPOINT = 100
 """Keeps the write-ahead log at about 1,000 pages, SQLite's own measure, for each process that writes."""
+
+RESERVE_BYTES = 4 << 20
+"""Room on the disk that is left for heartbeats, which need it for the log.
+
+A database that can't grow keeps the log from being emptied, and a log that can't grow refuses everything.
+"""
+SCARCE_BYTES = 16 * RESERVE_BYTES
+"""With less room, the file grows at once and not with a later checkpoint, when others may have taken it."""
 
 T = TypeVar("T")
 
@@ -293,14 +301,43 @@ class Store:
         (revision,) = self.connection.execute("SELECT revision FROM meta").fetchone()
         return int(revision)
 
+    def pages(self) -> int:
+        """The pages of the database, as this transaction sees it."""
+        (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
+        return int(pages)
+
+    def check_room(self, pages_before: int) -> None:
+        """Refuse a transaction that makes the database larger when the disk has only room for heartbeats.
+
+        Raises:
+            QuotaExceeded: the disk is nearly full.
+        """
+        pages = self.pages()
+        if pages <= pages_before:
+            return
+        disk = os.statvfs(self.path)
+        (page_bytes,) = self.connection.execute("PRAGMA page_size").fetchone()
+        not_yet_in_the_file = pages * page_bytes - self.path.stat().st_size
+        free = disk.f_bavail * disk.f_frsize - not_yet_in_the_file
+        if free < SCARCE_BYTES:
+            self._commits = COMMITS_PER_CHECKPOINT
+        if free < RESERVE_BYTES:
+            raise QuotaExceeded(
+                f"the disk of {self.path} is nearly full, and the last {RESERVE_BYTES >> 20} MB are left for "
+                "heartbeats; free space on its disk"
+            )
+
     def checkpoint_if_due(self) -> None:
-        """Every so many commits, copy the write-ahead log into the database.
+        """Every so many commits, make a checkpoint."""
+        if self._commits >= COMMITS_PER_CHECKPOINT:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Copy the write-ahead log into the database, so that the next commit begins it anew.
 
         A second connection does it while this one holds the write lock, so that no commit can reset the log
         meanwhile. If the lock is not free now, or the disk fails, a later commit's turn will do.
         """
-        if self._commits < COMMITS_PER_CHECKPOINT:
-            return
         with suppress(sqlite3.Error), self._rolled_back_at_end():
             if self._checkpointer is None:
                 self._checkpointer = self._connect()

@@ -17,7 +17,19 @@ import pytest
 from rebalanser_sqlite import SqliteRegistry
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
-from rebalanser.registry.contract import Changed, Get, KeyValue, Outcome, Put, Range, Target, Transaction
+from rebalanser.registry.contract import (
+    Changed,
+    Get,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeyValue,
+    Outcome,
+    Put,
+    Range,
+    Target,
+    Transaction,
+)
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio
 
 if TYPE_CHECKING:
@@ -29,7 +41,7 @@ if TYPE_CHECKING:
 PROLOGUE = """
 import json, sys, time
 from pathlib import Path
-from rebalanser.errors import RegistryUnavailable, UnusableStore
+from rebalanser.errors import QuotaExceeded, RegistryUnavailable, UnusableStore
 from rebalanser.registry.contract import *
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio
 from rebalanser_sqlite import SqliteRegistry
@@ -321,3 +333,80 @@ def test_a_file_bind_mounted_alone_is_refused_and_its_folder_is_not(tmp_path: Pa
             check=False,
         )
         assert folder.stdout == "opened and found seen\n", folder.stderr
+
+
+FULL_DISK = """
+import os
+lease = registry.execute(Grant(1000.0), PATIENCE_S).lease
+def beat(times):
+    for _ in range(times):
+        registry.execute(KeepAlive(lease), PATIENCE_S)
+def refusals(times, key, size):
+    refused = 0
+    for number in range(times):
+        try:
+            commit(Put(key(number), bytes(size)))
+        except QuotaExceeded:
+            refused += 1
+    return refused
+for number in range(200):
+    commit(Put(f"k/{number % 5}", bytes(2000)))
+folder = Path(sys.argv[1]).parent
+with (folder / "filler").open("wb", buffering=0) as filler:
+    try:
+        while filler.write(bytes(4096)):
+            pass
+    except OSError:
+        pass
+beat(300)
+changed = refusals(300, lambda number: f"k/{number % 5}", 2000)
+beat(300)
+new = refusals(300, lambda number: f"new/{number}", 10_000)
+beat(300)
+(folder / "filler").unlink()
+commit(Put("new", bytes(1_000_000)))
+print(json.dumps([changed, new]), flush=True)
+"""
+STOPPED_READER = """
+connection = registry._store.connection
+connection.execute("BEGIN")
+connection.execute("SELECT * FROM meta").fetchall()
+print("reading", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.rule("RB-21")
+def test_heartbeats_go_on_while_the_disk_is_full(tmp_path: Path) -> None:
+    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mounted += ['mount -t tmpfs -o size=16m none "$1" && shift && "$@"', "sh", str(tmp_path)]
+    if subprocess.run([*mounted, "true"], check=False).returncode:
+        pytest.skip("this user may not mount in a namespace of its own")
+    command = [*mounted, sys.executable, "-c", PROLOGUE + FULL_DISK, str(tmp_path / "groups.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    changed, new = json.loads(done.stdout)
+    assert changed < 30, "the history made no room"
+    assert new > 150
+
+
+def test_a_stopped_reader_keeps_the_log_only_as_long_as_it_lives(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    log = path.with_name("groups.db-wal")
+    with running(STOPPED_READER, path) as reader, closing(SqliteRegistry(path)) as registry:
+        granted = registry.execute(Grant(1000.0), PATIENCE_S)
+        assert isinstance(granted, Granted)
+
+        def beat(times: int) -> int:
+            for _ in range(times):
+                registry.execute(KeepAlive(granted.lease), PATIENCE_S)
+            return log.stat().st_size
+
+        line(reader)
+        os.kill(reader.pid, signal.SIGSTOP)
+        short, long = beat(150), beat(450)
+        assert long > 3 * short, "the log was emptied under a reader"
+        reader.kill()
+        reader.wait()
+        beat(101)
+        assert beat(300) <= long * 1.2

@@ -40,6 +40,7 @@ from rebalanser.registry.contract import (
     Put,
     Range,
     Reply,
+    Revoke,
     Stat,
     Stats,
     Target,
@@ -410,6 +411,39 @@ def test_a_full_database_is_refused_and_survived(registry: SqliteRegistry) -> No
     assert commit(registry, Range("")) == Outcome(True, 0, ((),))
     connection.execute("PRAGMA max_page_count = 1000000")
     assert commit(registry, Put("big", bytes(1_000_000))).revision == 1
+
+
+@pytest.mark.rule("RB-28")
+def test_history_makes_room_in_a_full_database(registry: SqliteRegistry) -> None:
+    for number in range(40):
+        commit(registry, Put(f"k/{number % 4}", bytes(3000)))
+    connection = registry._store.connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    recorder = Recorder(PATIENCE_S)
+    for number in range(40):
+        commit(registry, Put(f"k/{number % 4}", bytes(3000)))
+    kept = history.extent(registry._store)
+    assert 0 < kept.forgotten < kept.latest == 80
+    registry.watch(Target("k/0"), 1, recorder)
+    recorder.wait_for(Changed("k/0", 77, bytes(3000)))
+    assert recorder.told[0] == HistoryLost(kept.forgotten)
+
+
+@pytest.mark.rule("RB-21")
+def test_the_last_room_on_the_disk_is_for_heartbeats(
+    registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = grant(registry)
+    revision = commit(registry, Put("node", b"", lease)).revision
+    monkeypatch.setattr(store, "RESERVE_BYTES", 1 << 62)
+    with pytest.raises(QuotaExceeded, match=r"nearly full, and the last .* MB are left for heartbeats"):
+        commit(registry, Put("big", bytes(1_000_000)))
+    assert registry.execute(KeepAlive(lease), PATIENCE_S) == Done()
+    assert commit(registry, Get("big")) == Outcome(True, revision, (None,))
+    assert commit(registry, Put("node", b"small", lease)).succeeded
+    registry.execute(Revoke(lease), PATIENCE_S)
+    assert commit(registry, Range("")).results == ((),)
 
 
 @pytest.mark.parametrize(
