@@ -34,7 +34,7 @@ QUEUE = "mail"
 FULL_DISK = """
 import json, resource, sys
 from pathlib import Path
-from rebalanser.errors import QuotaExceeded
+from rebalanser.errors import RegistryUnavailable
 from rebalanser.tasks.engine import *
 from rebalanser.tasks.model import *
 from rebalanser.testing.waiting import PATIENCE_S
@@ -50,9 +50,9 @@ for number in range(60):
     try:
         engine.apply([task(number), task(1000 + number)], PATIENCE_S)
         applied += [number, 1000 + number]
-    except QuotaExceeded as error:
+    except RegistryUnavailable as error:
         failures += 1
-        assert "free space" in str(error), error
+        assert "a limit on the size of files is reached" in str(error), error
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 engine.apply([task(5000)], PATIENCE_S)
 print(json.dumps([failures, [*applied, 5000]]), flush=True)
@@ -200,7 +200,7 @@ def test_a_writer_killed_in_the_middle_of_a_write_to_the_disk_leaves_whole_write
 
 
 @pytest.mark.rule("SK-3", "SK-17")
-def test_a_full_disk_is_refused_and_survived(tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_is_refused_and_survived(tmp_path: Path) -> None:
     path = tmp_path / "mail.db"
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(path)],
