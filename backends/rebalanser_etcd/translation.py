@@ -30,7 +30,7 @@ from rebalanser.registry.contract import (
 
 MAX_OPERATIONS: Final = 128
 """etcd's default ``--max-txn-ops``; more than that is not used."""
-MIN_OPERATIONS: Final = 9
+MIN_OPERATIONS: Final = 10
 """Reading a group takes so many reads in one transaction."""
 MAX_REQUEST_BYTES: Final = 1_500_000
 """etcd's default ``--max-request-bytes`` (1.5 MiB) less what its encoding adds to keys and values."""

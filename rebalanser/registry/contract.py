@@ -251,7 +251,7 @@ class Capabilities:
     """What a registry can do and where its limits are; nothing that lacks is skipped in silence."""
 
     max_operations: int
-    """How long the guards or a list of operations of one transaction may be; at least 9, to read a group."""
+    """How long the guards or a list of operations of one transaction may be; at least 10, to read a group."""
     max_request_bytes: int
     """Keys and values of one transaction together."""
     min_lease_ttl_s: float

@@ -459,8 +459,8 @@ MUTANTS = (
         _edit(
             Translation,
             "_shares_in",
-            "if header.shares.get(stored.node) == stored.version:",
-            "if stored.node in header.shares:",
+            "if header.shares.get(part.node) == part.version:",
+            "if part.node in header.shares:",
         ),
         frozenset({"RB-19"}),
         "late requests",
@@ -866,8 +866,8 @@ MUTANTS = (
         _edit(
             Translation,
             "_shares_in",
-            "sorted(found, key=itemgetter(0))",
-            "sorted(found, key=itemgetter(0))[:1]",
+            "named.setdefault(part.node, []).append(parts[part])",
+            "named.setdefault(part.node, [parts[part]])",
         ),
         frozenset({"RB-2", "RB-3"}),
         "many resources",

@@ -39,6 +39,7 @@ from rebalanser.protocol.messages import (
     Heartbeat,
     Join,
     Joined,
+    Lane,
     Left,
     Noticed,
     Outcome,
@@ -96,6 +97,8 @@ class Duties:
         """True if OnStop raised: what it should have stopped may go on as long as the process does."""
         self._failures = 0
         self._failed_at = _NEVER
+        self._answered_at = _NEVER
+        """When the latest command was answered that Join would have to wait for."""
         self._ended_at = _NEVER
         """When its latest session ended."""
         self._share: Share | None = None
@@ -162,6 +165,8 @@ class Duties:
                 pass
 
     def _answered(self, command: Command, outcome: Outcome) -> None:
+        if command.lane is Lane.MEMBER:
+            self._answered_at = self._now
         if isinstance(command, Heartbeat):
             self._beating = False
         if isinstance(outcome, Failed):
@@ -382,11 +387,9 @@ class Duties:
                 f"{self._label} joins {self._now - self._failed_at:.3f} s after failure {self._failures}, "
                 f"not {delay_s:.3f} s",
             )
-        since = max(self._failed_at, self._ended_at, self._returned_at)
+        since = max(self._failed_at, self._ended_at, self._returned_at, self._answered_at)
         late_s = self._now - since - delay_s
-        # A request of the session before may still wait for its answer, and then for its next try.
-        world = self._process.world
-        allowed_s = world.scenario.request_timeout_s + timings.retry_max_s + world.oracle.latency_s
+        allowed_s = timings.retry_max_s + self._process.world.oracle.latency_s
         if since > _NEVER and late_s > allowed_s and not self._was_paused(since):
             raise Violation("RB-24", f"{self._label} joins {late_s:.3f} s later than it should")
 
