@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -90,6 +92,8 @@ def describe(name: str, view: GroupView) -> GroupState:
     """The state of group ``name`` from what was read of it."""
     group, header = view.group, view.group.header
     held = {holding.resource: holding for holding in view.holdings}
+    barriers = Counter(holding.node for holding in view.holdings)
+    labels = {member.label for member in group.members.values()}
     assigned = {resource: node for node, share in group.shares.items() for resource in share.resources}
     shares = header.shares if header else {}
     completed = {
@@ -108,13 +112,13 @@ def describe(name: str, view: GroupView) -> GroupState:
             drained=member.label in group.drained,
             attributes=dict(member.attributes),
             assigned=len(group.shares[node].resources) if node in group.shares else 0,
-            held=sum(holding.node == node for holding in view.holdings),
+            held=barriers[node],
             completed=completed[node],
         )
         for node, member in sorted(group.members.items(), key=_by_label)
     )
     resources = tuple(
-        _resource(resource, view, leader, assigned.get(resource), held.get(resource))
+        _resource(resource, view, labels, leader, assigned.get(resource), held.get(resource))
         for resource in sorted(group.resources.keys() | held.keys())
     )
     unowned = sum(resource.reason is not None for resource in resources)
@@ -164,11 +168,16 @@ def _is_stable(group: Group) -> bool:
 
 
 def _resource(
-    resource: str, view: GroupView, leader: str | None, assigned_to: str | None, holding: Holding | None
+    resource: str,
+    view: GroupView,
+    labels: AbstractSet[str],
+    leader: str | None,
+    assigned_to: str | None,
+    holding: Holding | None,
 ) -> ResourceState:
     group = view.group
     removed = resource not in group.resources
-    spec = group.resources.get(resource, ResourceSpec(resource))
+    spec = group.resources.get(resource) or ResourceSpec(resource)
     holder = group.members.get(holding.node) if holding else None
     return ResourceState(
         resource=resource,
@@ -176,7 +185,7 @@ def _resource(
         held_by=holding.node if holding else None,
         owner=holder.label if holder else None,
         token=holding.token if holding else None,
-        reason=None if removed or holder else _why_unowned(spec.pin, view, leader, assigned_to),
+        reason=None if removed or holder else _why_unowned(spec.pin, view, labels, leader, assigned_to),
         weight=spec.weight,
         pin=spec.pin,
         attributes=dict(spec.attributes),
@@ -184,9 +193,10 @@ def _resource(
     )
 
 
-def _why_unowned(pin: str | None, view: GroupView, leader: str | None, assigned_to: str | None) -> str:
+def _why_unowned(
+    pin: str | None, view: GroupView, labels: AbstractSet[str], leader: str | None, assigned_to: str | None
+) -> str:
     group = view.group
-    labels = {member.label for member in group.members.values()}
     if not labels:
         return "no node takes part" + _lately(view.troubles)
     if pin is not None and pin not in labels:
