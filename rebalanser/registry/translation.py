@@ -157,7 +157,8 @@ class Translation(MemberDialogues, LeaderDialogues):
         def new(chunk: Sequence[Put | Delete], found: Found) -> int:
             return sum(put.key not in found for put in chunk)
 
-        return (yield from self._change(self.keys.resources, differing, new, len(specs), progress))
+        keys = [self.keys.resource(spec.resource) for spec in specs]
+        return (yield from self._change(self.keys.resources, keys, differing, new, progress))
 
     def weigh_resources(self, weights: Mapping[Resource, float], progress: Progress) -> Reading[int]:
         """Change the weights of those that are there, and nothing else of them; how many changed (AU-7)."""
@@ -172,7 +173,7 @@ class Translation(MemberDialogues, LeaderDialogues):
             puts = [Put(key, values.dump_resource(spec)) for key, spec in specs.items()]
             return [put for put in puts if put.value != found[put.key].value]
 
-        return (yield from self._change(self.keys.resources, weighed, _all, len(weights), progress))
+        return (yield from self._change(self.keys.resources, list(by_key), weighed, _all, progress))
 
     def remove_resources(self, resources: Sequence[Resource], progress: Progress) -> Reading[int]:
         """Delete what is there; how many there were."""
@@ -181,7 +182,7 @@ class Translation(MemberDialogues, LeaderDialogues):
         def present(found: Found) -> list[Delete]:
             return [Delete(key) for key in keys if key in found]
 
-        return (yield from self._change(self.keys.resources, present, _all, len(resources), progress))
+        return (yield from self._change(self.keys.resources, keys, present, _all, progress))
 
     def set_drained(self, label: str, drained: bool) -> Reading[None]:
         """Set or clear the mark that a node is drained."""
@@ -192,7 +193,7 @@ class Translation(MemberDialogues, LeaderDialogues):
                 return []
             return [Put(key, b"")] if drained else [Delete(key)]
 
-        yield from self._change(self.keys.drains, mark, _all, 1, lambda _: None)
+        yield from self._change(self.keys.drains, [key], mark, _all, lambda _: None)
 
     def note_trouble(self, label: str, error: str | None, for_s: float) -> Reading[None]:
         """Put what went wrong on a node under a lease of its own, which nobody renews; or delete it."""
@@ -209,25 +210,31 @@ class Translation(MemberDialogues, LeaderDialogues):
     def _change(
         self,
         prefix: str,
+        keys: Sequence[str],
         work_out: Callable[[Found], Sequence[Put | Delete]],
         count: Callable[[Sequence[Put | Delete], Found], int],
-        total: int,
         progress: Progress,
     ) -> Reading[int]:
-        """Read the keys below a prefix, and write in chunks what is worked out from them.
+        """Read these keys, all below a prefix, and write in chunks what is worked out from them.
+
+        Keys that fit in one transaction are read alone, so that a small change costs little in a large group;
+        of more all that is below the prefix is read.
 
         If another operator request takes effect meanwhile, read again and start over (RB-44). The answer is
         the sum of ``count``.
         """
+        few = len(keys) < self._max_operations and sum(map(len, keys)) <= self._chunk_bytes
+        reads: tuple[Operation, ...] = tuple(map(Get, keys)) if few else (Range(prefix),)
         counted = tries = 0
         while tries < MAX_OPERATOR_TRIES:
-            answer = yield Transaction(then=(Range(prefix), Get(self.keys.operator)))
-            entries, operator = outcome_of(answer).results
-            found = {entry.key: entry for entry in all_entries(entries)}
+            answer = yield Transaction(then=(*reads, Get(self.keys.operator)))
+            *results, operator = outcome_of(answer).results
+            entries = map(one_entry, results) if few else all_entries(results[0])
+            found = {entry.key: entry for entry in entries if entry is not None}
             latest = one_entry(operator)
             epoch, requests = latest.mod_revision if latest else 0, values.load_changes(latest)
             changes = work_out(found)
-            done = total - len(changes)
+            done = len(keys) - len(changes)
             progress(done)
             # An empty chunk if there is nothing to write: that request has its place in the order too.
             for chunk in list(self._chunks((each, _size(each)) for each in changes)) or [[]]:

@@ -301,6 +301,30 @@ def test_ten_thousand_resources_are_added_with_progress_and_only_once() -> None:
     assert progress[-1] == 10_000
 
 
+@pytest.mark.rule("RB-29")
+def test_a_small_change_reads_nothing_of_the_rest_of_the_group() -> None:
+    wire = Wire()
+    wire.add(names(2_000))
+    answered: list[Reply] = []
+    reply = wire.reply
+
+    def kept(request: Request) -> Reply:
+        answered.append(reply(request))
+        return answered[-1]
+
+    wire.reply = kept  # type: ignore[method-assign]
+    few = sorted(names(3))
+    assert (
+        wire.drive(wire.translation.put_resources([ResourceSpec(n) for n in ["new", *few]], lambda _: None))
+        == 1
+    )
+    assert wire.drive(wire.translation.weigh_resources(dict.fromkeys(few, 2.0), lambda _: None)) == 3
+    assert wire.drive(wire.translation.remove_resources([*few, "absent"], lambda _: None)) == 3
+    assert len(repr(answered)) < 4_000
+    group = wire.drive(wire.translation.read()).group
+    assert len(group.resources) == 1_998
+
+
 @pytest.mark.rule("RB-9")
 @pytest.mark.rule("RB-5", "RB-6")
 def test_a_leader_whose_term_is_over_is_told_so_whatever_it_asks() -> None:
