@@ -29,8 +29,12 @@ pytestmark = pytest.mark.slow
 SEEDS = int(os.environ.get("REBALANSER_SIMULATED_SEEDS", "32"))
 HARD = (("remove only own barriers", 422), ("barrier absent", 425), ("clear on lost lease", 270))
 """Mutants and seeds whose late starts once hid other overlaps, or whose token two nodes used."""
-UNSEEN_SHARE = 0.15
-"""What share of the true cases the records may be unable to show, of all kinds."""
+UNSEEN_SHARE = 0.3
+"""What share of the true cases of a kind the records may be unable to show.
+
+They come in clusters, dozens in one run, so that it differs from sample to sample: of the steps of 60 seeds
+of two mutants it was 12 to 26 %.
+"""
 
 
 def beside(name: str) -> ModuleType:

@@ -948,20 +948,16 @@ def test_a_long_read_delays_no_heartbeat(etcd: EtcdCluster, connect: Opener, pre
     granted = registry.execute(Grant(10), TIMEOUT_S)
     assert isinstance(granted, Granted)
     with ThreadPoolExecutor(1) as threads:
-        began = time.monotonic()
         reading = threads.submit(transact, registry, Transaction((), (Range(prefix),)))
-        beats = []
+        beats = 0
         while not reading.done():
-            sent_at = time.monotonic()
             registry.execute(KeepAlive(granted.lease), TIMEOUT_S)
             read(registry, f"{prefix}header")
-            beats.append(time.monotonic() - sent_at)
+            beats += 1
         (found,) = reading.result().results
-        took_s = time.monotonic() - began
     assert isinstance(found, tuple)
     assert len(found) == len(keys)
-    assert len(beats) > 1
-    assert max(beats) < took_s / 2
+    assert beats > 3, "with one lock for all requests they would wait for the read to end"
     for start in range(0, len(keys), 128):
         transact(registry, Transaction((), tuple(Delete(key) for key in keys[start : start + 128])))
 
