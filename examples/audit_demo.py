@@ -30,7 +30,7 @@ def show(report: Path) -> None:
 
 
 def what_is_missing() -> str | None:
-    """What the audit needs and this machine has not: better known now than after the demo."""
+    """Name what the audit needs and this machine lacks, before the demo runs for its history."""
     if importlib.util.find_spec("pyspark") is None:
         return "Spark: pip install 'rebalanser[spark]'"
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:

@@ -248,7 +248,7 @@ class Admin:
         return state
 
     def owners(self) -> dict[str, Owner]:
-        """Who owns what now, by resource; what nobody owns is not in it."""
+        """The present owners, by resource; resources without an owner are left out."""
         view = self._insist(self._coordinator.read)
         members = view.group.members
         return {

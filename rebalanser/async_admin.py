@@ -87,7 +87,7 @@ class AsyncAdmin:
         return await self._call(Admin.resources)
 
     async def owners(self) -> dict[str, Owner]:
-        """Who owns what now, by resource; see :class:`rebalanser.Owners` for a cache."""
+        """The present owners, by resource; see :class:`rebalanser.Owners` for a cache."""
         return await self._call(Admin.owners)
 
     async def drain(self, node: str) -> None:

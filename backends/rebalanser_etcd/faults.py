@@ -19,7 +19,7 @@ class Fault:
     fixed: Mapping[tuple[int, int], int]
     """For each release line that had it the first patch version without it."""
     breaks: str
-    """What it does to a group, and what is done about that."""
+    """The harm to a group, and the countermeasure."""
     survived: bool = False
     """True if no promise is weaker for it, so that nobody is warned."""
     since: Mapping[tuple[int, int], int] = field(default_factory=dict)

@@ -31,7 +31,7 @@ from rebalanser.registry.contract import (
 MAX_OPERATIONS: Final = 128
 """etcd's default ``--max-txn-ops``; more than that is not used."""
 MIN_OPERATIONS: Final = 10
-"""Reading a group takes so many reads in one transaction."""
+"""The number of reads that one transaction needs to read a whole group."""
 MAX_REQUEST_BYTES: Final = 1_500_000
 """etcd's default ``--max-request-bytes`` (1.5 MiB) less what its encoding adds to keys and values."""
 PAGE_KEYS: Final = 2_000

@@ -328,7 +328,7 @@ class Store:
             )
 
     def checkpoint_if_due(self) -> None:
-        """Every so many commits, make a checkpoint."""
+        """Make a checkpoint every ``COMMITS_PER_CHECKPOINT`` commits."""
         if self._commits >= COMMITS_PER_CHECKPOINT:
             self.checkpoint()
 

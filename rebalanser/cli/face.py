@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rebalanser.redaction import redact
 from rebalanser.registry.registry_coordinator import groups_in
 from rebalanser.registry.urls import REGISTRY_VARIABLE, open_registry, parse_url
 from rebalanser.runtime.logs import configure_cli_logging
+from rebalanser.runtime.narration import after_silence
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from rebalanser.state import GroupState
 
-SILENCE_S: Final = 1.0
-"""After how many seconds of waiting for the registry a person is told so."""
 LONG_WORK: Final = 1_000
 """From how many items on a progress bar is shown."""
 
@@ -182,13 +180,8 @@ class Face:
             yield
             return
         words = f"connecting to {redact(self.url)}, for {settings.connect_timeout_s:g} s at most"
-        hint = threading.Timer(SILENCE_S, typer.echo, (words,), {"err": True})
-        hint.daemon = True
-        hint.start()
-        try:
+        with after_silence(lambda: typer.echo(words, err=True)):
             yield
-        finally:
-            hint.cancel()
 
     @property
     def on_terminal(self) -> bool:

@@ -36,15 +36,10 @@ class _Member(_Value):
     attributes: dict[str, str]
 
 
-class _Trouble(BaseModel):
-    term: int
-    error: str
-
-
 class _Leadership(_Value):
     term: int
     leader: str
-    trouble: _Trouble | None = None
+    trouble: Trouble | None = None
 
 
 class _Resource(_Value):
@@ -161,12 +156,11 @@ def load_leadership(entry: KeyValue) -> Leadership:
     """Who leads, from the term key."""
     with _Reading(entry.key):
         value = _load(entry, _Leadership)
-        trouble = value.trouble
         return Leadership(
             term=value.term,
             leader=value.leader,
             revision=entry.mod_revision,
-            trouble=None if trouble is None else Trouble(trouble.term, trouble.error),
+            trouble=value.trouble,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from rebalanser.protocol import Fact, FactKind, Report
@@ -17,6 +17,18 @@ MOST_NAMES: Final = 5
 """Maximum resources that a sentence names."""
 _SILENT: Final = frozenset({FactKind.GROUP_READ, FactKind.ALLOCATION_ADOPTED, FactKind.BARRIER_BLOCKED})
 """Kinds that are told only where they are news."""
+
+
+@contextlib.contextmanager
+def after_silence(say: Callable[[], object]) -> Iterator[None]:
+    """Call ``say``, in a thread of its own, if the block takes longer than ``SILENCE_S``."""
+    hint = threading.Timer(SILENCE_S, say)
+    hint.daemon = True
+    hint.start()
+    try:
+        yield
+    finally:
+        hint.cancel()
 
 
 class Narrator:
@@ -34,16 +46,9 @@ class Narrator:
         self._given_nothing = False
         self._blocked: frozenset[str] = frozenset()
 
-    @contextlib.contextmanager
-    def connecting(self) -> Iterator[None]:
+    def connecting(self) -> contextlib.AbstractContextManager[None]:
         """Name the registry if the block takes longer than ``SILENCE_S``."""
-        hint = threading.Timer(SILENCE_S, self._say, (f"is connecting to {self._url}",))
-        hint.daemon = True
-        hint.start()
-        try:
-            yield
-        finally:
-            hint.cancel()
+        return after_silence(lambda: self._say(f"is connecting to {self._url}"))
 
     def tell(self, report: Report) -> bool:
         """Say what a report means. False if there is no sentence for it, or logging is configured."""

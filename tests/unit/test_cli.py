@@ -26,7 +26,7 @@ from rebalanser.cli.face import default_url
 from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
 from rebalanser.registry import GroupStore, RegistryCoordinator, open_registry
 from rebalanser.registry.contract import Grant, Granted, Put, Transaction
-from rebalanser.runtime import dead_man
+from rebalanser.runtime import dead_man, narration
 from rebalanser.settings import Settings
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -651,7 +651,7 @@ sys.exit(entry())
 
 
 def test_who_waits_for_the_registry_is_told_for_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(face, "SILENCE_S", 0.0)
+    monkeypatch.setattr(narration, "SILENCE_S", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     said, told = threading.Event(), []
 

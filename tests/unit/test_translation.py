@@ -135,6 +135,18 @@ class Wire:
     def reply(self, request: Request) -> Reply:
         return self.store.execute(request)
 
+    def record_replies(self) -> list[Reply]:
+        """A list to which every reply from now on is added."""
+        replies: list[Reply] = []
+        reply = self.reply
+
+        def kept(request: Request) -> Reply:
+            replies.append(reply(request))
+            return replies[-1]
+
+        self.reply = kept  # type: ignore[method-assign]
+        return replies
+
     def perform(self, command: Command, expected: type[OutcomeT]) -> OutcomeT:
         self.requests = []
         try:
@@ -222,14 +234,7 @@ def test_a_heartbeat_moves_under_a_kilobyte_however_large_the_group_is(leading: 
         wire.join(f"node-{number:03}")
     wire.add(names(2_000))
     wire.publish(session)
-    replies: list[Reply] = []
-    reply = wire.reply
-
-    def kept(request: Request) -> Reply:
-        replies.append(reply(request))
-        return replies[-1]
-
-    wire.reply = kept  # type: ignore[method-assign]
+    replies = wire.record_replies()
     wire.perform(Heartbeat(session, leader=None if leading else "node-001", leading=leading), Alive)
     assert len(repr(wire.requests)) + len(repr(replies)) < 1_000
     assert not any(
@@ -305,14 +310,7 @@ def test_ten_thousand_resources_are_added_with_progress_and_only_once() -> None:
 def test_a_small_change_reads_nothing_of_the_rest_of_the_group() -> None:
     wire = Wire()
     wire.add(names(2_000))
-    answered: list[Reply] = []
-    reply = wire.reply
-
-    def kept(request: Request) -> Reply:
-        answered.append(reply(request))
-        return answered[-1]
-
-    wire.reply = kept  # type: ignore[method-assign]
+    answered = wire.record_replies()
     few = sorted(names(3))
     assert (
         wire.drive(wire.translation.put_resources([ResourceSpec(n) for n in ["new", *few]], lambda _: None))

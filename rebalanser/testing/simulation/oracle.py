@@ -507,10 +507,13 @@ class Oracle:
                     f"{access.process.label} accesses it (token {access.barrier.token})",
                 )
 
-    def _due_by_clock(self, process: Process, lease: int) -> float:
-        """When (true seconds) a process has to isolate itself by its own clock, if it proves life no more."""
-        renewed = process.clock.local(self._renewed[lease])
-        return process.clock.true(renewed + self._world.scenario.timings.detect_s)
+    def _due_by_clock(self, process: Process, lease: int, within_s: float | None = None) -> float:
+        """When (true seconds) its own clock shows ``within_s`` since the lease was last renewed.
+
+        By default the time after which a process has to isolate itself, if it proves life no more.
+        """
+        after_s = self._world.scenario.timings.detect_s if within_s is None else within_s
+        return process.clock.true(process.clock.local(self._renewed[lease]) + after_s)
 
     def _isolated_since(self, access: Access) -> float:
         """When (true seconds) a process has, or had, to begin to end an access; ``I`` above."""
@@ -540,9 +543,9 @@ class Oracle:
 
     def _ran_slow(self, access: Access, within_s: float) -> bool:
         """True if a clock slower than allowed shows too late that this time has passed since the renewal."""
-        clock, renewed = access.process.clock, self._renewed[access.barrier.lease]
-        latest = renewed + within_s / (1 - self._world.scenario.timings.clock_drift_ratio)
-        return clock.true(clock.local(renewed) + within_s) > latest + _EPSILON_S
+        lease = access.barrier.lease
+        latest = self._renewed[lease] + within_s / (1 - self._world.scenario.timings.clock_drift_ratio)
+        return self._due_by_clock(access.process, lease, within_s) > latest + _EPSILON_S
 
     def _before_switch(self, access: Access) -> bool:
         """True if the dead man's switch is not due yet."""
