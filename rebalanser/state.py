@@ -95,7 +95,7 @@ def describe(name: str, view: GroupView) -> GroupState:
     barriers = Counter(holding.node for holding in view.holdings)
     labels = {member.label for member in group.members.values()}
     assigned = {resource: node for node, share in group.shares.items() for resource in share.resources}
-    shares = header.shares if header else {}
+    shares = {node: share.version for node, share in group.shares.items()}
     completed = {
         node: node in shares and group.acknowledged.get(node, 0) >= shares[node] for node in group.members
     }

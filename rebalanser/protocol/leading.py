@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-from rebalanser.protocol.messages import Alive, MakePlan, PlanMade
+from rebalanser.protocol.messages import Alive, MakePlan, Noticed, PlanMade, ReadGroup
 from rebalanser.protocol.states import ROLE, Role, Vote
 from rebalanser.protocol.types import (
     Effort,
-    Fingerprint,
     Group,
     Header,
     Leadership,
@@ -22,11 +22,15 @@ from rebalanser.protocol.types import (
     NodeId,
     Plan,
     Resource,
+    Session,
+    Share,
     Timings,
     Topic,
     TopicKind,
 )
 
+MEMBERS_PER_BEAT: Final = 128
+"""A leader of more members than this has them counted with some of its heartbeats only (RB-45)."""
 RESIGN_AFTER: Final = 5
 """A leader resigns after so many failures in a row to read the group or to publish (RB-43)."""
 
@@ -102,6 +106,7 @@ class Leading:
         self.plan: Plan | None = None
         self.group: Group | None = None
         self.header: Header | None = None
+        self._shares: Mapping[NodeId, int] = {}
         self._leadership_seen = 0
         self._campaign_due = may_lead
         self._campaign_at = -math.inf
@@ -111,10 +116,16 @@ class Leading:
         self._changed_revision = 0
         self._changed_at: float | None = None
         self._published_at: float | None = None
+        self._beats = 0
+        self._keys: set[str] = set()
+        self._reading: ReadGroup | None = None
         self._acknowledged: dict[NodeId, int] = {}
+        self._missed = self._lost = False
         self._acknowledgements_read = 0
         self._completed_version = 0
         self._attempted_version = 0
+        self._attempts: dict[int, int] = {}
+        """Versions whose publication may still write shares, and at which revision of the header it may."""
         self._inherited_term = 0
         self._inherited_version = 0
         self._committed_version = 0
@@ -158,7 +169,7 @@ class Leading:
         if self.role is not Role.LEADER:
             self.role = ROLE.move(self.role, Vote.ELECTED)
         self._follow(leadership, leadership.revision)
-        self.group = self.header = self.asked = self.plan = None
+        self._forget_group()
         self._changed_at = now
         self._changed_revision = leadership.revision
 
@@ -187,8 +198,14 @@ class Leading:
         self.role = ROLE.move(self.role, Vote.DEPOSED)
         self._drop()
 
-    def _drop(self) -> None:
+    def _forget_group(self) -> None:
         self.group = self.header = self.asked = self.plan = None
+        self._shares, self._reading = {}, None
+        self._keys.clear()
+        self._missed = self._lost = False
+
+    def _drop(self) -> None:
+        self._forget_group()
         self._changed_at = self._published_at = None
         self._acknowledged.clear()
         self._campaign_due = True
@@ -220,6 +237,13 @@ class Leading:
         if self.role is Role.FOLLOWER and self.leadership is not None and self.leadership.leader == node:
             self.leadership_changed(revision)
 
+    def group_noticed(self, noticed: Noticed, now: float) -> None:
+        """A watch tells of changed members, resources or drains, or has lost its history."""
+        if self.role is Role.LEADER and (self.group is None or noticed.revision > self.group.revision):
+            self._keys |= noticed.keys
+            self._lost = self._lost or noticed.lost
+        self.group_changed(noticed.revision, now)
+
     def group_changed(self, revision: int, now: float) -> None:
         """Members, resources or drains changed at ``revision`` (RB-7, RB-9)."""
         if self.role is not Role.LEADER or (self.group is not None and revision <= self.group.revision):
@@ -228,22 +252,31 @@ class Leading:
         if self._changed_at is None:
             self._changed_at = now
 
+    def counts_group(self) -> bool:
+        """Whether this heartbeat is to tell if the group has changed: of many members not each one does."""
+        if self.role is not Role.LEADER:
+            return False
+        self._beats += 1
+        members = len(self.group.members) if self.group is not None else 0
+        return self._beats % (members // MEMBERS_PER_BEAT + 1) == 0
+
     def seen_alive(self, alive: Alive, now: float) -> None:
         """Make good what a lost wake-up did not tell."""
         if not alive.leader_alive:
             self._campaign_due = self._campaign_due or self.role is not Role.LEADER
-        known = self.group
-        if known is None or alive.fingerprint is None or alive.revision <= known.revision:
+        if self.group is None or alive.fingerprint is None:
             return
-        if alive.fingerprint != known.fingerprint or self._missed_acknowledgements(alive.fingerprint):
+        if alive.fingerprint != self.group.fingerprint:
             self.group_changed(alive.revision, now)
+        # A notice of a later acknowledgement does not prove that those before it were noticed (RB-19).
+        if not self._completed and alive.fingerprint.acknowledgements[1] > self._acknowledgements_read:
+            self._miss_acknowledgements(now)
 
-    def _missed_acknowledgements(self, seen: Fingerprint) -> bool:
-        """Whether this leader, still waiting for nodes to complete, may have missed that some did (RB-19).
-
-        A notice of a later acknowledgement does not prove that those before it were noticed.
-        """
-        return not self._completed and seen.acknowledgements[1] > self._acknowledgements_read
+    def _miss_acknowledgements(self, now: float) -> None:
+        """Read those that may have been missed, with the rest of the group."""
+        self._missed = True
+        if self._changed_at is None:
+            self._changed_at = now
 
     @property
     def rebalance_at(self) -> float | None:
@@ -255,12 +288,24 @@ class Leading:
             at = max(at, self._published_at + self._timings.min_rebalance_interval_s)
         return at
 
-    def reading_group(self) -> None:
-        """The group is about to be read: changes from now on lead to another read."""
+    def reading_group(self, session: Session, leadership: Leadership) -> ReadGroup:
+        """The group is about to be read, and how: changes from now on lead to another read."""
         self._changed_at = None
+        self._reading = ReadGroup(
+            session,
+            leadership,
+            known=None if self._lost else self.group,
+            doubtful=bool(self._attempts),
+            missed=self._missed,
+            keys=frozenset(self._keys),
+        )
+        self._keys = set()
+        return self._reading
 
     def read_failed(self, error: str, now: float) -> None:
         """The group could not be read or a plan not be published: start over from a fresh read."""
+        if self._reading is not None:
+            self._keys |= self._reading.keys
         self.last_error = error
         self.plan = None
         self._changed_at = now
@@ -279,13 +324,25 @@ class Leading:
         if self._inherited_term != self.term:
             self._inherited_term = self.term
             self._inherited_version = max((part.version for part in group.leftover_shares), default=0)
+        reading, self._reading = self._reading, None
+        if reading is None or reading.known is None or reading.missed:
+            self._acknowledged = dict(group.acknowledged)
+            self._acknowledgements_read = group.revision
+            self._missed = False
+        if reading is None or reading.known is None:
+            self._lost = False
         self.group = group
         self.header = group.header
-        self._acknowledged = dict(group.acknowledged)
-        self._acknowledgements_read = group.revision
+        self._shares = {node: share.version for node, share in group.shares.items()}
+        base = _revision(group.header)
+        self._attempts = {version: at for version, at in self._attempts.items() if at == base}
         self._keep_later_changes(group, now)
         self.asked = MakePlan(
-            group, self._unused_version(group), self._must_forbid(group), self._inherited_version
+            group,
+            self._unused_version(group),
+            self._must_forbid(group),
+            self._inherited_version,
+            frozenset(self._attempts),
         )
         return self.asked
 
@@ -315,13 +372,14 @@ class Leading:
             self._tries = 0
         else:
             self._attempted_version = made.plan.version
+            self._attempts[made.plan.version] = _revision(made.plan.based_on)
             self._remember(made.plan.version, made.plan.effort)
 
     def _planned(self, asked: MakePlan) -> Plan | None:
         group = asked.group
         targets = intended(group, self._allocate)
         previous = _previous(group)
-        before = group.header.shares if group.header else {}
+        before = {node: share.version for node, share in group.shares.items()}
         changed = {n for n, share in targets.items() if n not in before or previous.get(n) != share}
         if not changed and before.keys() == targets.keys():
             if not asked.forbids:
@@ -335,6 +393,7 @@ class Leading:
             shares={node: version if node in changed else before[node] for node in targets},
             changed={node: targets[node] for node in changed},
             superseded=group.outdated_parts(changed | (before.keys() - targets.keys())),
+            void=group.uncommitted | asked.attempts,
             abandoned=frozenset(
                 part for part in group.leftover_shares if part.version <= asked.inherited_version
             ),
@@ -372,19 +431,26 @@ class Leading:
         self._committed_version = header.version
         return True
 
-    def published(self, header: Header, now: float) -> None:
-        """The plan is committed."""
+    def published(self, header: Header, shares: Mapping[NodeId, Share], now: float) -> None:
+        """The plan is committed, and these shares of it are changed."""
         self._tries = 0
+        self._attempts.pop(header.version, None)
+        if self.group is not None and self.plan is not None:
+            self._shares = self.plan.shares
+            kept = {node: share for node, share in self.group.shares.items() if node in self._shares}
+            self.group = replace(
+                self.group, header=header, shares={**kept, **shares}, leftover_shares=frozenset()
+            )
         self.plan = None
         self.header = header
         self._published_at = now
 
-    def acknowledged(self, node: NodeId, version: int | None, revision: int, now: float) -> None:
+    def acknowledged(self, node: NodeId, version: int | None, now: float) -> None:
         """A node completed its share of ``version``; None where it is not known which."""
         if self.group is None or self.role is not Role.LEADER:
             return
         if version is None:
-            self.group_changed(revision, now)
+            self._miss_acknowledgements(now)
         else:
             self._acknowledged[node] = max(version, self._acknowledged.get(node, 0))
 
@@ -396,7 +462,7 @@ class Leading:
         header = self.header
         if self.role is not Role.LEADER or header is None or self._completed:
             return None
-        if not all(self._has_completed(node, version) for node, version in header.shares.items()):
+        if not all(self._has_completed(node, version) for node, version in self._shares.items()):
             return None
         self._completed_version = header.version
         return header.version

@@ -143,11 +143,18 @@ class Resign:
 
 @dataclass(frozen=True, slots=True)
 class ReadGroup:
-    """Read all of the group at one revision, as its leader (RB-9)."""
+    """Read the group at one revision, as its leader (RB-9): what changed since it is ``known``, else all."""
 
     lane: ClassVar[Lane] = Lane.LEADER
     session: Session
     leadership: Leadership
+    known: Group | None = None
+    doubtful: bool = False
+    """True if a publication may have written shares that are not known."""
+    missed: bool = False
+    """True if acknowledgements may have been missed."""
+    keys: frozenset[str] = frozenset()
+    """Keys that watches told of: they are read in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +227,8 @@ class Alive:
 
     proven_at: float
     revision: int
+    share_revision: int = 0
+    """When a share of this node was written last."""
     header_revision: int = 0
     leadership_revision: int = 0
     leader_alive: bool = True
@@ -235,6 +244,8 @@ class ShareRead:
     header: Header | None
     share: Share | None
     leadership: Leadership | None
+    pending: bool = False
+    """True if a later share of this node is stored, which may be committed yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,9 +326,10 @@ class GroupRead:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The plan is committed."""
+    """The plan is committed, and ``shares`` are the changed ones as they are stored."""
 
     header: Header
+    shares: Mapping[NodeId, Share] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,15 +403,17 @@ class Answered:
 class Noticed:
     """A watched topic changed at ``revision``. A hint to look, never proof of anything.
 
-    ``version`` is a hint too: for ALLOCATION the version of this node's share, for ACKNOWLEDGEMENTS the
-    version that the topic's node has completed; None where it is not known. ``lost`` is true if the
-    watch lost its history: changes up to the revision may be missing.
+    ``version`` is a hint too: for ALLOCATION the version of the share that was written, for ACKNOWLEDGEMENTS
+    the version that the topic's node has completed; None where it is not known. ``lost`` is true if the
+    watch lost its history: changes up to the revision may be missing. ``keys`` are those of GROUP that
+    changed.
     """
 
     topic: Topic
     revision: int
     version: int | None = None
     lost: bool = False
+    keys: frozenset[str] = frozenset()
 
 
 class Handler(StrEnum):
@@ -433,6 +447,8 @@ class MakePlan:
     """True if a plan is needed even if nothing changes, to forbid one that was given up."""
     inherited_version: int = 0
     """Maximum version of what earlier terms left behind."""
+    attempts: frozenset[int] = frozenset()
+    """Versions whose publication may still write shares until another version is committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ from rebalanser.protocol.types import (
     TopicKind,
 )
 
+_COMMIT = Topic(TopicKind.COMMIT)
 _IN_SESSION = frozenset({Membership.MEMBER, Membership.LEAVING})
 _RESTING = frozenset({Membership.BACKOFF, Membership.LAPSING})
 
@@ -184,8 +185,9 @@ class Node:
 
     @property
     def header(self) -> Header | None:
-        """The latest allocation that the node has read."""
-        return self._rebalancing.header
+        """The latest allocation that the node has read, or committed as a leader."""
+        known = [header for header in (self._rebalancing.header, self._leading.header) if header is not None]
+        return max(known, key=lambda header: header.version, default=None)
 
     @property
     def isolated(self) -> bool:
@@ -283,7 +285,7 @@ class Node:
         value: float | None,
         detail: Mapping[str, str | float | bool | None],
     ) -> Fact:
-        header = self._rebalancing.header
+        header = self.header
         return Fact(
             kind=kind,
             node=self._session.node if self._session else self._node_id,
@@ -506,9 +508,9 @@ class Node:
                         FactKind.UNREADABLE, value=len(group.unreadable), why=group.unreadable[first]
                     )
                 self._effects.append(asked)
-            case Published(header):
+            case Published(header, shares):
                 self._report_published(header)
-                self._leading.published(header, now)
+                self._leading.published(header, shares, now)
             case Conflict():
                 self._leading.read_failed("the allocation that the plan was based on had changed", now)
             case _:
@@ -535,8 +537,9 @@ class Node:
     def _make_good(self, alive: Alive, now: float) -> None:
         """Notice what a lost wake-up did not tell."""
         rebalancing = self._rebalancing
-        if alive.header_revision > (rebalancing.header.revision if rebalancing.header else 0):
-            rebalancing.noticed(alive.header_revision, None)
+        seen = max(alive.share_revision, alive.header_revision if rebalancing.pending else 0)
+        if seen > rebalancing.read_revision:
+            rebalancing.noticed(seen, None)
         if self._leading.leadership_changed(alive.leadership_revision):
             self._deposed()
         self._leading.seen_alive(alive, now)
@@ -595,10 +598,9 @@ class Node:
             return
         topic = noticed.topic
         match topic.kind:
-            case TopicKind.ALLOCATION:
-                if topic.node != self._session.node:
-                    return
-                self._rebalancing.noticed(noticed.revision, noticed.version)
+            case TopicKind.ALLOCATION | TopicKind.COMMIT:
+                if topic.node in ("", self._session.node):
+                    self._rebalancing.noticed(noticed.revision, noticed.version)
             case TopicKind.LEADERSHIP:
                 if self._leading.leadership_changed(noticed.revision, noticed.lost):
                     self._deposed()
@@ -607,9 +609,9 @@ class Node:
             case TopicKind.PROGRESS:
                 self._rebalancing.released(topic.node, noticed.revision)
             case TopicKind.GROUP:
-                self._leading.group_changed(noticed.revision, now)
+                self._leading.group_noticed(noticed, now)
             case TopicKind.ACKNOWLEDGEMENTS:
-                self._leading.acknowledged(topic.node, noticed.version, noticed.revision, now)
+                self._leading.acknowledged(topic.node, noticed.version, now)
             case _:
                 assert_never(topic.kind)
 
@@ -711,7 +713,7 @@ class Node:
                 session=session,
                 leader=leadership.leader if leadership is not None and follower else None,
                 blockers=frozenset(self._rebalancing.blocked_since),
-                leading=self._leading.role is Role.LEADER,
+                leading=self._leading.counts_group(),
             )
         )
 
@@ -732,8 +734,7 @@ class Node:
             elif leading.plan is not None:
                 self._perform(Publish(session, leading.leadership, leading.plan))
             elif leading.rebalance_at is not None and now >= leading.rebalance_at:
-                leading.reading_group()
-                self._perform(ReadGroup(session, leading.leadership))
+                self._perform(leading.reading_group(session, leading.leadership))
         elif leading.campaign_due(now) and self._membership is Membership.MEMBER and not self._isolated:
             self._perform(Campaign(session))
 
@@ -851,6 +852,8 @@ class Node:
             topics = self._leading.topics()
             if self._rebalancing.read_revision >= 0:
                 topics[Topic(TopicKind.ALLOCATION, self._session.node)] = self._rebalancing.read_revision + 1
+                if self._rebalancing.pending:
+                    topics[_COMMIT] = self._rebalancing.read_revision + 1
             for holder, since in self._rebalancing.blocked_since.items():
                 topics[Topic(TopicKind.PROGRESS, holder)] = since + 1
         if topics.keys() != self._watched:

@@ -12,7 +12,6 @@ nothing started is either ready to be started or spare.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
@@ -37,6 +36,8 @@ class Rebalancing:
         self._start_in_batches = start_in_batches and mode is Mode.COOPERATIVE
         self.header: Header | None = None
         self.share: Share | None = None
+        self.pending = False
+        """True if a later share is stored, which may be committed yet."""
         self.read_revision = -1
         self.stale_revision = 0
         self.held: dict[Resource, Token] = {}
@@ -85,18 +86,15 @@ class Rebalancing:
         return self.stale_revision > self.read_revision
 
     def noticed(self, revision: int, share_version: int | None) -> None:
-        """The allocation changed at ``revision``; this node's share stands since ``share_version``."""
-        unchanged = self.share is not None and share_version == self.share.version
-        if unchanged and self.header is not None and not self.must_read:
-            if revision > self.header.revision:
-                self.header = replace(self.header, revision=revision)
-            self.read_revision = max(self.read_revision, revision)
-        self.stale_revision = max(self.stale_revision, revision)
+        """A share of this node was written, or committed, at ``revision``: which one, where it is known."""
+        if share_version is None or self.share is None or share_version > self.share.version:
+            self.stale_revision = max(self.stale_revision, revision)
 
     def adopt(self, read: ShareRead) -> bool:
         """Adopt the share that was read. Return True if it is another one than before."""
         self._changed()
         self.read_revision = read.revision
+        self.pending = read.pending
         if read.header is not None:
             self.header = read.header
         if read.share is None or (self.share is not None and read.share.version <= self.share.version):
@@ -372,6 +370,7 @@ class Rebalancing:
         self._changed()
         self.header = None
         self.share = None
+        self.pending = False
         self._leaving = set(self.started) - self.stuck
         self.read_revision = -1
         self.stale_revision = 0

@@ -133,12 +133,20 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A committed allocation: its version and, for every node, the version that its share last changed at."""
+    """A committed allocation. Each node's share is the latest one stored that the header names.
+
+    A version writes only the shares that it changes, so that one costs as much as it changes (RB-45).
+    """
 
     version: int
     term: int
     revision: int
-    shares: Mapping[NodeId, int]
+    void: frozenset[int] = frozenset()
+    """Versions that were never committed, and of which shares may be stored."""
+
+    def names(self, version: int) -> bool:
+        """Return True if shares of this version are, or were, part of an allocation."""
+        return version <= self.version and version not in self.void
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +193,21 @@ class Group:
     header: Header | None
     shares: Mapping[NodeId, Share]
     leftover_shares: frozenset[SharePart]
-    """What is stored of shares that no header names (any more)."""
+    """What is stored of shares that are not, or no longer, part of the allocation."""
     acknowledged: Mapping[NodeId, int]
     fingerprint: Fingerprint
     unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Keys that no Rebalanser wrote, or a newer one, and what is wrong with each: they are left alone."""
 
+    @property
+    def uncommitted(self) -> frozenset[int]:
+        """Versions of which shares are stored and that the header does not name."""
+        header = self.header
+        versions = {part.version for part in self.leftover_shares}
+        return frozenset(v for v in versions if header is None or not header.names(v))
+
     def outdated_parts(self, replaced: Iterable[NodeId]) -> frozenset[SharePart]:
-        """What is stored of shares that no header names once those of these nodes are replaced."""
+        """What is stored of shares that are in no allocation once those of these nodes are replaced."""
         return self.leftover_shares | {
             SharePart(node, share.version, part)
             for node, share in ((node, self.shares[node]) for node in replaced if node in self.shares)
@@ -221,9 +236,12 @@ class Plan:
     version: int
     based_on: Header | None
     shares: Mapping[NodeId, int]
+    """Since which version each node's share stands, once this is committed."""
     changed: Mapping[NodeId, frozenset[Resource]]
     superseded: frozenset[SharePart]
-    """What is stored of shares that the new header does not name."""
+    """What is stored of shares that are not part of the new allocation."""
+    void: frozenset[int] = frozenset()
+    """Earlier versions that this one forbids, and of which shares may be stored."""
     abandoned: frozenset[SharePart] = frozenset()
     """Superseded parts left by leaders of earlier terms: no publication under way can name them."""
     effort: Effort | None = None
@@ -234,6 +252,9 @@ class TopicKind(StrEnum):
     """What a node can ask to be woken up by."""
 
     ALLOCATION = "allocation"
+    """A share was written for a node."""
+    COMMIT = "commit"
+    """Another version of the allocation was committed."""
     LEADERSHIP = "leadership"
     NODE = "node"
     PROGRESS = "progress"

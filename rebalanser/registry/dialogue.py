@@ -226,17 +226,24 @@ class Dialogues:
     def _shares_in(
         self, header: Header, parts: Mapping[SharePart, KeyValue], unreadable: dict[str, str]
     ) -> dict[NodeId, Share]:
-        """The shares that the header names, of those nodes of which any part is given."""
-        named: dict[NodeId, list[KeyValue]] = {}
+        """Each node's share: the latest that the header names.
+
+        Its first part is written with the others or before, and deleted with them or before.
+        """
+        named: dict[NodeId, list[SharePart]] = {}
         for part in sorted(parts):
-            if header.shares.get(part.node) == part.version:
-                named.setdefault(part.node, []).append(parts[part])
+            if not header.names(part.version):
+                continue
+            if part.part == 0:
+                named[part.node] = [part]
+            elif part.node in named and named[part.node][0].version == part.version:
+                named[part.node].append(part)
         shares: dict[NodeId, Share] = {}
         for node, found in named.items():
             try:
-                shares[node] = values.load_share(header.shares[node], found)
+                shares[node] = values.load_share(found[0].version, [parts[part] for part in found])
             except UnusableStore as error:
-                unreadable[found[0].key] = str(error)
+                unreadable[parts[found[0]].key] = str(error)
         return shares
 
     def _barrier_chunks(self, resources: Iterable[Resource]) -> Iterator[list[Resource]]:

@@ -15,7 +15,9 @@ are taken for another's, a group under such a root has none of the names below t
 ``troubles/LABEL``              what went wrong lately in the application; under a lease of its own
 ``operator``                    put with every request of an operator: its revision orders them (RB-44),
                                 its value counts those that changed anything
-``header``                      the allocation's version, and since which version each share stands
+``changes/NUMBER``              the keys that the request of this number changed; the latest only (RB-45)
+``header``                      the allocation's version. Of a node that share counts which is the latest
+                                up to this version, without those that the header calls void
 ``shares/NODE/VERSION/PART``    a part of a share, compressed; never changed once written
 ``barriers/RESOURCE/SLOT``      a barrier and its holder; under the holder's lease. Beside the
                                 resource, not under it (RB-16)
@@ -39,7 +41,9 @@ MAX_ATTRIBUTE_BYTES = 4096
 """The longest attribute value, in bytes of UTF-8."""
 SLOT = 0
 _FOREIGN = "{!r} is a key that no Rebalanser wrote: delete it"
-_FOLDERS = frozenset({"nodes", "releases", "acks", "resources", "drains", "troubles", "shares", "barriers"})
+_FOLDERS = frozenset(
+    {"nodes", "releases", "acks", "resources", "drains", "troubles", "changes", "shares", "barriers"}
+)
 _PARTS = _FOLDERS | {"term", "header", "operator"}
 _is_plain = re.compile(r"[A-Za-z0-9_.~-]+").fullmatch
 
@@ -120,6 +124,7 @@ class GroupKeys:
         self.drains = f"{prefix}drains/"
         self.troubles = f"{prefix}troubles/"
         self.operator = f"{prefix}operator"
+        self.changes = f"{prefix}changes/"
         self.shares = f"{prefix}shares/"
         self.barriers = f"{prefix}barriers/"
 
@@ -146,6 +151,10 @@ class GroupKeys:
     def trouble(self, label: str) -> str:
         """The key that says what went wrong lately on a node."""
         return self.troubles + _quoted(label)
+
+    def change(self, number: int) -> str:
+        """The key that says what an operator's request changed."""
+        return f"{self.changes}{number:020}"
 
     def share(self, part: SharePart) -> str:
         """A part of a node's share as of a version."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from rebalanser.errors import InternalError, UnusableStore
 from rebalanser.protocol.messages import (
@@ -28,8 +30,10 @@ from rebalanser.protocol.types import (
     Leadership,
     Member,
     NodeId,
+    Plan,
     Resource,
     ResourceSpec,
+    Share,
     SharePart,
     Trouble,
 )
@@ -44,21 +48,34 @@ from rebalanser.registry.contract import (
     Operation,
     Put,
     Range,
+    Result,
+    Stat,
     Transaction,
 )
 from rebalanser.registry.dialogue import (
     Dialogue,
     Dialogues,
+    ItemT,
+    Reading,
     all_entries,
     fingerprint_of,
     one_entry,
     outcome_of,
     readable,
+    revision_of,
     sized,
+    stats_of,
 )
 
 MAX_ERROR_CHARS: Final = 500
 """Maximum characters of the error with which a leader resigns."""
+
+
+MAX_ROUNDS: Final = 4
+"""In how many rounds a leader tries to read just what changed, while operators go on."""
+MIN_READS: Final = 100
+"""So many keys are read one by one however small the group is."""
+NameT = TypeVar("NameT")
 
 
 class LeaderDialogues(Dialogues):
@@ -127,17 +144,16 @@ class LeaderDialogues(Dialogues):
         header_entry = one_entry(outcome.results[0])
         nodes, resources, drains, shares, acks = (all_entries(result) for result in outcome.results[1:6])
         header = values.load_header(header_entry) if header_entry else None
-        named = header.shares if header else {}
         unreadable: dict[str, str] = {}
-        parts = self._parts_in(shares, unreadable)
+        stored, leftover = self._allocation_in(header, shares, unreadable)
         return Group(
             revision=outcome.revision,
             members=readable(nodes, self._member, unreadable),
             resources=self._resources_in(resources, unreadable),
             drained=frozenset(readable(drains, self._drain, unreadable)),
             header=header,
-            shares=self._shares_in(header, parts, unreadable) if header else {},
-            leftover_shares=frozenset(part for part in parts if named.get(part.node) != part.version),
+            shares=stored,
+            leftover_shares=leftover,
             acknowledged=readable(acks, self._completed, unreadable),
             fingerprint=Fingerprint(
                 members=fingerprint_of(nodes),
@@ -146,6 +162,15 @@ class LeaderDialogues(Dialogues):
             ),
             unreadable=unreadable,
         )
+
+    def _allocation_in(
+        self, header: Header | None, entries: Iterable[KeyValue], unreadable: dict[str, str]
+    ) -> tuple[dict[NodeId, Share], frozenset[SharePart]]:
+        """The shares of the allocation, and what else is stored of shares."""
+        parts = self._parts_in(entries, unreadable)
+        shares = self._shares_in(header, parts, unreadable) if header else {}
+        versions = {node: share.version for node, share in shares.items()}
+        return shares, frozenset(part for part in parts if versions.get(part.node) != part.version)
 
     def _member(self, entry: KeyValue) -> tuple[NodeId, Member]:
         node = self.keys.name(entry.key, self.keys.nodes)
@@ -173,27 +198,153 @@ class LeaderDialogues(Dialogues):
         return readable(entries, load, unreadable)
 
     def _read_group(self, command: ReadGroup) -> Dialogue:
-        answer = yield Transaction(
+        """Read what changed since the group is known; all of it if that is not known or would take longer."""
+        if command.known is not None:
+            update = _Update(command, command.known)
+            done = yield from self._read_changes(command, update)
+            if done is not None:
+                return done
+        outcome = outcome_of((yield self._reading(command, self._group_reads())))
+        if not outcome.succeeded:
+            return self._reading_refused(command, outcome)
+        return GroupRead(self._group_in(outcome))
+
+    def _read_changes(self, command: ReadGroup, update: _Update) -> Reading[Outcome | None]:
+        """Read in rounds until nothing is missing. None if that leads to nothing.
+
+        Which resources and drains changed stands in the record of each operator request. Which members did is
+        told by the watch, and proven by how many there are and how new they are. The shares are the leader's
+        own. What watches told of is read in the first round, which is therefore the only one as a rule.
+        """
+        for _ in range(MAX_ROUNDS):
+            if update.takes_longer:
+                return None
+            for reads in self._round(update):
+                outcome = outcome_of((yield self._reading(command, reads)))
+                if not outcome.succeeded:
+                    return self._reading_refused(command, outcome)
+                found = dict(zip(reads, outcome.results, strict=True))
+                self._take_entries(update, found)
+            self._take_head(update, found)
+            if update.complete:
+                return GroupRead(update.group(outcome.revision))
+        return None
+
+    def _round(self, update: _Update) -> list[list[Operation]]:
+        """The transactions of a round; the last one has the head, which tells whether anything is missing."""
+        keys = self.keys
+        head: list[Operation] = [
+            Get(keys.header),
+            Get(keys.operator),
+            Range(keys.changes, after=keys.change(update.requests)),
+            Stat(keys.nodes),
+            Stat(keys.acks),
+        ]
+        in_doubt = {
+            keys.nodes: not update.members_known,
+            keys.shares: not update.shares_known,
+            keys.acks: update.missed,
+        }
+        head += [Range(prefix) for prefix, doubt in in_doubt.items() if doubt]
+        gets: list[Operation] = [Get(key) for key in sorted(update.to_read)]
+        beside = gets[: self._max_operations - len(head)]
+        rest, most = gets[len(beside) :], self._max_operations
+        return [*(rest[at : at + most] for at in range(0, len(rest), most)), [*head, *beside]]
+
+    def _take_entries(self, update: _Update, found: Mapping[Operation, Result]) -> None:
+        """Take in the keys of members, resources and drains that were read one by one."""
+        keys = self.keys
+        for read, result in found.items():
+            if not isinstance(read, Get) or read.key in (keys.header, keys.operator):
+                continue
+            key, entry = read.key, one_entry(result)
+            entries = () if entry is None else (entry,)
+            was_there = update.unreadable.pop(key, None) is not None
+            if key.startswith(keys.nodes):
+                node = self._name(key, keys.nodes)
+                was_there = was_there or update.has_member(node)
+                update.members[node] = readable(entries, self._member, update.unreadable).get(node)
+                update.stats = (
+                    update.stats[0] + len(entries) - was_there,
+                    max(update.stats[1], revision_of(result)),
+                )
+            elif key.startswith(keys.resources):
+                name = self._name(key, keys.resources)
+                update.resources[name] = self._resources_in(entries, update.unreadable).get(name)
+            elif key.startswith(keys.drains):
+                label = self._name(key, keys.drains)
+                drains = readable(entries, self._drain, update.unreadable)
+                update.drains[label] = label if label in drains else None
+
+    def _take_head(self, update: _Update, found: Mapping[Operation, Result]) -> None:
+        """Take in the rest, and find out what is missing."""
+        keys = self.keys
+        records = all_entries(found[Range(keys.changes, after=keys.change(update.requests))])
+        changed = [values.load_change(entry) for entry in records]
+        requests = values.load_changes(one_entry(found[Get(keys.operator)]))
+        update.gap = len(records) != requests - update.requests or None in changed
+        update.requests = requests
+        update.to_read = {keys.prefix + key for names in changed for key in names or ()}
+        update.to_read -= {read.key for read in found if isinstance(read, Get)}
+        update.acknowledgements = stats_of(found[Stat(keys.acks)])
+        if Range(keys.acks) in found:
+            entries = update.reread(keys.acks, found)
+            update.acknowledged = readable(entries, self._completed, update.unreadable)
+        self._take_members(update, found)
+        self._take_shares(update, found)
+
+    def _take_members(self, update: _Update, found: Mapping[Operation, Result]) -> None:
+        if Range(self.keys.nodes) in found:
+            entries = update.reread(self.keys.nodes, found)
+            update.known = replace(update.known, members=readable(entries, self._member, update.unreadable))
+            update.members.clear()
+            update.stats = fingerprint_of(entries)
+        count, newest = stats_of(found[Stat(self.keys.nodes)])
+        update.members_known = count == update.stats[0] and newest <= update.stats[1]
+        update.stats = (update.stats[0], newest) if update.members_known else update.stats
+
+    def _take_shares(self, update: _Update, found: Mapping[Operation, Result]) -> None:
+        entry = one_entry(found[Get(self.keys.header)])
+        header = values.load_header(entry) if entry else None
+        if Range(self.keys.shares) in found:
+            entries = update.reread(self.keys.shares, found)
+            shares, leftover = self._allocation_in(header, entries, update.unreadable)
+            update.known = replace(update.known, header=header, shares=shares, leftover_shares=leftover)
+            update.shares_known = True
+        elif header != update.known.header:
+            update.shares_known = False
+
+    def _name(self, key: str, prefix: str) -> str:
+        """The name that ends a key; empty, as none is, where no Rebalanser wrote it."""
+        try:
+            return self.keys.name(key, prefix)
+        except UnusableStore:
+            return ""
+
+    def _reading(self, command: ReadGroup, reads: Sequence[Operation]) -> Transaction:
+        return Transaction(
             guards=self._alive(command.session) + self._leads(command.leadership),
-            then=self._group_reads(),
+            then=tuple(reads),
             otherwise=(Get(self.keys.node(command.session.node)),),
         )
-        outcome = outcome_of(answer)
-        if not outcome.succeeded:
-            alive = self._is_session(one_entry(outcome.results[0]), command.session)
-            return Deposed() if alive else SessionLost()
-        return GroupRead(self._group_in(outcome))
+
+    def _reading_refused(self, command: ReadGroup, outcome: contract.Outcome) -> Outcome:
+        alive = self._is_session(one_entry(outcome.results[0]), command.session)
+        return Deposed() if alive else SessionLost()
 
     def _publish(self, command: Publish) -> Dialogue:
         """Write the changed shares under keys of their own, then commit them all by the header.
 
-        Where all fits in one transaction it is one. Else nobody reads a share before the header names it,
-        and shares that no header names are deleted afterwards, by this leader or a later one. What leaders of
+        Where all fits in one transaction it is one. Else nobody acts on a share before the header names it,
+        and shares that are outdated are deleted afterwards, by this leader or a later one. What leaders of
         earlier terms left is deleted first: otherwise leaders that fail, one after another, would fill the
         registry. What this leader may have left stays, as a publication of unknown outcome may still name it.
+
+        Shares are written only while the allocation is the one that the plan changes: none is ever added of a
+        version that a later header would take for committed.
         """
-        leadership, plan = command.leadership, command.plan
-        header = Put(self.keys.header, values.dump_header(plan.version, leadership.term, plan.shares))
+        leadership, plan, based_on = command.leadership, command.plan, self._based_on(command.plan.based_on)
+        header = Put(self.keys.header, values.dump_header(plan.version, leadership.term, plan.void))
         shares = [
             put
             for node in sorted(plan.changed)
@@ -211,17 +362,25 @@ class LeaderDialogues(Dialogues):
             before = [*self._chunks(sized(abandoned)), *self._chunks(sized(shares))]
             commit = [header]
             after = list(self._chunks(sized(outdated[len(abandoned) :])))
-        for chunk in before:
-            answer = yield self._as_leader(command, chunk)
-            if not outcome_of(answer).succeeded:
-                return self._publish_refused(command, outcome_of(answer))
-        answer = yield self._as_leader(command, commit, self._based_on(plan.based_on))
-        committed = outcome_of(answer)
-        if not committed.succeeded:
-            return self._publish_refused(command, committed)
+        written: dict[str, int] = {}
+        for chunk in [*before, commit]:
+            outcome = outcome_of((yield self._as_leader(command, chunk, based_on)))
+            if not outcome.succeeded:
+                return self._publish_refused(command, outcome)
+            written.update((write.key, outcome.revision) for write in chunk if isinstance(write, Put))
         for chunk in after:
             yield self._as_leader(command, chunk)
-        return Published(Header(plan.version, leadership.term, committed.revision, plan.shares))
+        parts = Counter(self.keys.share_part(put.key).node for put in shares)
+        return Published(
+            Header(plan.version, leadership.term, written[self.keys.header], plan.void),
+            {
+                node: Share(plan.version, resources, parts[node], written[self._first_part(node, plan)])
+                for node, resources in plan.changed.items()
+            },
+        )
+
+    def _first_part(self, node: NodeId, plan: Plan) -> str:
+        return self.keys.share(SharePart(node, plan.version))
 
     def _parts(self, node: NodeId, version: int, resources: Iterable[Resource]) -> list[Put]:
         share = SharePart(node, version)
@@ -244,3 +403,63 @@ class LeaderDialogues(Dialogues):
         if term is None or term.mod_revision != command.leadership.revision:
             return Deposed()
         return Conflict()
+
+
+class _Update:
+    """A known group that a leader brings up to date (RB-45)."""
+
+    def __init__(self, command: ReadGroup, known: Group) -> None:
+        self.known = known
+        self.members: dict[NodeId, Member | None] = {}
+        """Members that changed; None for one that is gone. So are resources and drains."""
+        self.resources: dict[Resource, ResourceSpec | None] = {}
+        self.drains: dict[str, str | None] = {}
+        self.unreadable = dict(known.unreadable)
+        self.acknowledged = known.acknowledged
+        self.acknowledgements = known.fingerprint.acknowledgements
+        self.requests = known.fingerprint.changes
+        self.stats = known.fingerprint.members
+        self.to_read = set(command.keys)
+        self.missed = command.missed
+        self.members_known = True
+        self.shares_known = not command.doubtful
+        self.gap = False
+        """True if the record of an operator request is missing."""
+
+    @property
+    def takes_longer(self) -> bool:
+        """True if all of the group is read sooner than what changed."""
+        return self.gap or len(self.to_read) > max(MIN_READS, len(self.known.resources) // 4)
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing is missing."""
+        return not (self.gap or self.to_read) and self.members_known and self.shares_known
+
+    def has_member(self, node: NodeId) -> bool:
+        """Return True if the node is a member, as far as was read."""
+        return self.members.get(node, self.known.members.get(node)) is not None
+
+    def reread(self, prefix: str, found: Mapping[Operation, Result]) -> tuple[KeyValue, ...]:
+        """All entries with a prefix, of which nothing unreadable is known any more."""
+        self.unreadable = {k: why for k, why in self.unreadable.items() if not k.startswith(prefix)}
+        return all_entries(found[Range(prefix)])
+
+    def group(self, revision: int) -> Group:
+        """The group as of ``revision``, at which nothing was missing."""
+        return replace(
+            self.known,
+            revision=revision,
+            members=_merged(self.known.members, self.members),
+            resources=_merged(self.known.resources, self.resources),
+            drained=frozenset(_merged(dict.fromkeys(self.known.drained, ""), self.drains)),
+            acknowledged=self.acknowledged,
+            fingerprint=Fingerprint(self.stats, self.requests, self.acknowledgements),
+            unreadable=self.unreadable,
+        )
+
+
+def _merged(known: Mapping[NameT, ItemT], changed: Mapping[NameT, ItemT | None]) -> Mapping[NameT, ItemT]:
+    if not changed:
+        return known
+    return {name: item for name, item in {**known, **changed}.items() if item is not None}

@@ -129,7 +129,11 @@ class MemberDialogues(Dialogues):
             renewed = yield KeepAlive(session.lease)
         except LeaseNotFound:
             return (yield from self._confirm_loss(session))
-        looks: list[Operation] = [Get(keys.header, keys_only=True), Get(keys.term, keys_only=True)]
+        looks: list[Operation] = [
+            Stat(keys.shares_of(session.node)),
+            Get(keys.header, keys_only=True),
+            Get(keys.term, keys_only=True),
+        ]
         if command.leading:
             looks += [Stat(keys.nodes), Get(keys.operator), Stat(keys.acks)]
         if command.leader is not None:
@@ -171,6 +175,7 @@ class MemberDialogues(Dialogues):
         self, command: Heartbeat, outcome: contract.Outcome, proven_at: float, blockers: Sequence[NodeId]
     ) -> Alive:
         results = list(outcome.results)
+        _, share_revision = stats_of(results.pop(0))
         header_revision, leadership_revision = revision_of(results.pop(0)), revision_of(results.pop(0))
         fingerprint = None
         if command.leading:
@@ -183,6 +188,7 @@ class MemberDialogues(Dialogues):
         return Alive(
             proven_at=proven_at,
             revision=outcome.revision,
+            share_revision=share_revision,
             header_revision=header_revision,
             leadership_revision=leadership_revision,
             leader_alive=leader_alive,
@@ -205,14 +211,13 @@ class MemberDialogues(Dialogues):
             return SessionLost()
         header_entry, term_entry = one_entry(outcome.results[0]), one_entry(outcome.results[1])
         header = values.load_header(header_entry) if header_entry else None
-        share = None
-        if header is not None and node in header.shares:
-            unreadable: dict[str, str] = {}
-            stored = self._parts_in(all_entries(outcome.results[2]), unreadable)
+        share, unreadable = None, dict[str, str]()
+        stored = self._parts_in(all_entries(outcome.results[2]), unreadable)
+        if header is not None:
             share = self._shares_in(header, stored, unreadable).get(node)
-            if share is None:
-                gone = f"{self.keys.header!r} names a share of {node!r} that is not there"
-                raise UnusableStore("; ".join(unreadable.values()) or gone)
+        if share is None and unreadable:
+            raise UnusableStore("; ".join(unreadable.values()))
+        if share is not None:
             earlier = [entry.key for part, entry in stored.items() if part.version < share.version]
             for chunk in self._chunks(sized(map(Delete, earlier))):
                 answer = yield Transaction(guards=self._alive(command.session), then=tuple(chunk))
@@ -223,6 +228,7 @@ class MemberDialogues(Dialogues):
             header=header,
             share=share,
             leadership=values.load_leadership(term_entry) if term_entry else None,
+            pending=any(part.version > (header.version if header else 0) for part in stored),
         )
 
     def _read_barriers(self, command: ReadBarriers) -> Dialogue:

@@ -132,13 +132,13 @@ class RegistryCoordinator(Coordinator):
             closing = [watch for key in outdated for watch in self._watches.pop(key)]
             for key, revision in wanted.items():
                 if key not in self._watches:
-                    self._watches[key] = self._open(key[1], node, revision, listener)
+                    self._watches[key] = self._open(key[1], revision, listener)
         for watch in closing:
             watch.close()
 
-    def _open(self, topic: Topic, node: NodeId, revision: int, listener: Listener) -> list[Watch]:
+    def _open(self, topic: Topic, revision: int, listener: Listener) -> list[Watch]:
         def sink(events: Sequence[WatchEvent]) -> None:
-            notices = self._translation.notices(topic, events, node)
+            notices = self._translation.notices(topic, events)
             if notices:
                 listener(notices)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rebalanser.errors import InternalError, RegistryUnavailable, UnusableStore
 from rebalanser.protocol.messages import (
@@ -29,7 +29,6 @@ from rebalanser.protocol.messages import (
 )
 from rebalanser.protocol.types import (
     SAID,
-    NodeId,
     Resource,
     ResourceSpec,
     Topic,
@@ -72,6 +71,8 @@ from rebalanser.registry.dialogue import (
 from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS, LeaderDialogues
 from rebalanser.registry.member_dialogues import MemberDialogues
 
+CHANGES_KEPT: Final = 100
+"""How many requests of operators can be looked up; a leader that has missed more reads the whole group."""
 Found: TypeAlias = Mapping[str, KeyValue]
 """What was read, by key."""
 
@@ -251,7 +252,7 @@ class Translation(MemberDialogues, LeaderDialogues):
                 return counted
         raise RegistryUnavailable(OVERTAKEN)
 
-    def _in_epoch(self, epoch: int, requests: int, operations: Sequence[Operation]) -> Transaction:
+    def _in_epoch(self, epoch: int, requests: int, operations: Sequence[Put | Delete]) -> Transaction:
         """Write for an operator and begin an epoch, if no other operator request took effect since ``epoch``.
 
         So a request that arrives late, after its operator has made another, has no effect (RB-44). ``epoch``
@@ -259,15 +260,22 @@ class Translation(MemberDialogues, LeaderDialogues):
         those that have changed anything, this one too.
         """
         key = self.keys.operator
+        told: list[Operation] = [Put(key, values.dump_changes(requests))]
+        if operations:
+            changed = [operation.key.removeprefix(self.keys.prefix) for operation in operations]
+            told.append(Put(self.keys.change(requests), values.dump_change(changed)))
+            if requests > CHANGES_KEPT:
+                told.append(Delete(self.keys.change(requests - CHANGES_KEPT)))
         return Transaction(
-            guards=(Unchanged(key, epoch) if epoch else Absent(key),),
-            then=(*operations, Put(key, values.dump_changes(requests))),
+            guards=(Unchanged(key, epoch) if epoch else Absent(key),), then=(*operations, *told)
         )
 
     def targets(self, topic: Topic) -> tuple[Target, ...]:
         """What to watch for a topic."""
         match topic.kind:
             case TopicKind.ALLOCATION:
+                return (Target(self.keys.shares_of(topic.node), prefix=True),)
+            case TopicKind.COMMIT:
                 return (Target(self.keys.header),)
             case TopicKind.LEADERSHIP:
                 return (Target(self.keys.term),)
@@ -281,21 +289,26 @@ class Translation(MemberDialogues, LeaderDialogues):
                 prefixes = (self.keys.nodes, self.keys.resources, self.keys.drains)
                 return tuple(Target(prefix, prefix=True) for prefix in prefixes)
 
-    def notices(self, topic: Topic, events: Sequence[WatchEvent], node: NodeId) -> list[Noticed]:
-        """What a watched topic's events tell ``node``: the latest of them, or each acknowledgement."""
+    def notices(self, topic: Topic, events: Sequence[WatchEvent]) -> list[Noticed]:
+        """What a watched topic's events tell: the latest of them, or each acknowledgement."""
         if topic.kind is TopicKind.ACKNOWLEDGEMENTS:
             return [self._acknowledgement(topic, event) for event in events if not _is_deletion(event)]
         if topic.kind is TopicKind.NODE:
             events = [event for event in events if isinstance(event, HistoryLost) or _is_deletion(event)]
+        if topic.kind is TopicKind.ALLOCATION:
+            events = [event for event in events if not _is_deletion(event)]
         if not events:
             return []
-        latest = max(events, key=lambda event: event.revision)
+        latest = max(event.revision for event in events)
+        changed = frozenset(event.key for event in events if isinstance(event, Changed))
+        some_lost = any(isinstance(event, HistoryLost) for event in events)
+        if topic.kind is TopicKind.GROUP:
+            return [Noticed(topic, latest, lost=some_lost, keys=changed)]
         version = None
-        if topic.kind is TopicKind.ALLOCATION and isinstance(latest, Changed) and latest.value is not None:
+        if topic.kind is TopicKind.ALLOCATION and not some_lost:
             with suppress(UnusableStore):
-                version = values.load_header(_as_entry(latest)).shares.get(node)
-        lost = all(isinstance(event, HistoryLost) for event in events)
-        return [Noticed(topic, latest.revision, version, lost)]
+                version = max(self.keys.share_part(key).version for key in changed)
+        return [Noticed(topic, latest, version, lost=not changed)]
 
     def _acknowledgement(self, topic: Topic, event: WatchEvent) -> Noticed:
         if isinstance(event, HistoryLost) or event.value is None:
@@ -320,7 +333,8 @@ def _all(chunk: Sequence[Put | Delete], _found: Found) -> int:
 
 
 def _size(operation: Put | Delete) -> int:
-    return len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
+    """Bytes that an operation takes; its key stands in the record of what changed as well."""
+    return 2 * len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
 
 
 def _is_deletion(event: WatchEvent) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Annotated, Any, TypeVar
@@ -16,6 +16,8 @@ from rebalanser.protocol.types import Header, Leadership, Member, Mode, Resource
 from rebalanser.registry.contract import KeyValue
 
 SCHEMA_VERSION = 1
+MAX_CHANGE_KEYS = 1_000
+"""A request that changes more keys than this does not name them: whoever reads the group reads all of it."""
 
 
 class _Value(BaseModel):
@@ -51,7 +53,7 @@ class _Resource(_Value):
 class _Header(_Value):
     version: int
     term: int
-    shares: dict[str, int]
+    void: list[int] = []
 
 
 _NAMES = TypeAdapter(list[str])
@@ -190,23 +192,25 @@ def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
         )
 
 
-def dump_header(version: int, term: int, shares: Mapping[str, int]) -> bytes:
+def dump_header(version: int, term: int, void: Iterable[int]) -> bytes:
     """The header's value."""
-    return _dump({"schema": SCHEMA_VERSION, "version": version, "term": term, "shares": dict(shares)})
+    return _dump({"schema": SCHEMA_VERSION, "version": version, "term": term, "void": sorted(void)})
 
 
 def load_header(entry: KeyValue) -> Header:
     """The committed allocation's header."""
     with _Reading(entry.key):
         value = _load(entry, _Header)
-        return Header(
-            version=value.version, term=value.term, revision=entry.mod_revision, shares=value.shares
-        )
+        return Header(value.version, value.term, entry.mod_revision, frozenset(value.void))
+
+
+def _dump_names(names: Iterable[str]) -> bytes:
+    return zlib.compress(json.dumps(sorted(names), ensure_ascii=False).encode())
 
 
 def dump_share(resources: Iterable[str], max_bytes: int) -> list[bytes]:
     """The values of a share's parts, of at most ``max_bytes`` each."""
-    whole = zlib.compress(json.dumps(sorted(resources), ensure_ascii=False).encode())
+    whole = _dump_names(resources)
     return [whole[start : start + max_bytes] for start in range(0, len(whole), max_bytes)]
 
 
@@ -235,6 +239,19 @@ def load_changes(entry: KeyValue | None) -> int:
         return int(entry.value)
     except ValueError:
         return entry.mod_revision
+
+
+def dump_change(keys: Collection[str]) -> bytes:
+    """The value that says which keys a request changed; empty for too many of them."""
+    return _dump_names(keys) if len(keys) <= MAX_CHANGE_KEYS else b""
+
+
+def load_change(entry: KeyValue) -> list[str] | None:
+    """The keys that a request changed; None where that is not known."""
+    try:
+        return _NAMES.validate_json(zlib.decompress(entry.value))
+    except (ValueError, zlib.error):
+        return None
 
 
 def load_acknowledgement(entry: KeyValue) -> int:

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from hashlib import shake_256
 from itertools import count, pairwise
 from typing import TypeAlias, TypeVar
@@ -183,6 +184,16 @@ class NoticeRecorder:
                 )
             return found()
 
+    def keys(self, at_least: int) -> frozenset[str]:
+        """Block until so many keys of the group were noticed as changed; all of them."""
+
+        def found() -> frozenset[str]:
+            return frozenset().union(*(notice.keys for notice in self._told))
+
+        with self._more:
+            assert self._more.wait_for(lambda: len(found()) >= at_least, timeout=self._patience_s), found()
+            return found()
+
 
 Connect: TypeAlias = Callable[..., Coordinator]
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
@@ -215,7 +226,7 @@ def elect(coordinator: Coordinator, session: Session) -> Leadership:
 
 def planned(group: Group, shares: Mapping[NodeId, Iterable[Resource]]) -> Plan:
     """The plan that changes just the named nodes' shares, and drops those of nodes not named."""
-    before = group.header.shares if group.header else {}
+    before = {node: share.version for node, share in group.shares.items()}
     version = (group.header.version if group.header else 0) + 1
     targets = {node: frozenset(resources) for node, resources in shares.items()}
     changed = {
@@ -229,6 +240,7 @@ def planned(group: Group, shares: Mapping[NodeId, Iterable[Resource]]) -> Plan:
         shares={node: version if node in changed else before[node] for node in targets},
         changed=changed,
         superseded=group.outdated_parts(changed.keys() | (before.keys() - targets.keys())),
+        void=group.uncommitted,
     )
 
 
@@ -617,7 +629,7 @@ class CoordinatorConformance:
         assert groups[-1].leftover_shares == frozenset()
 
     def test_a_leader_reads_what_anyone_reads(self, coordinator: Coordinator) -> None:
-        """Holds: "Read all of the group at one revision, as its leader (RB-9)"."""
+        """Holds: "Read the group at one revision, as its leader (RB-9)"."""
         session = join(coordinator)
         leadership = elect(coordinator, session)
         coordinator.put_resources([ResourceSpec("r", 2.0, "node", {"k": "v"})], no_progress)
@@ -627,6 +639,41 @@ class CoordinatorConformance:
         assert group == coordinator.read().group
         assert group.resources == {"r": ResourceSpec("r", 2.0, "node", {"k": "v"})}
         assert group.drained == {"other"}
+
+    @pytest.mark.parametrize("told", [True, False])
+    def test_a_leader_reads_what_changed_since_it_read_the_group(
+        self, coordinator: Coordinator, connect: Connect, notices: NoticeRecorder, told: bool
+    ) -> None:
+        """Holds: "what changed since it is ``known``, else all" (RB-45), also if no watch told of it."""
+        session, leaves = join(coordinator), join(other := connect())
+        leadership = elect(coordinator, session)
+        coordinator.put_resources([ResourceSpec(name) for name in ("a", "b", "c")], no_progress)
+        coordinator.set_drained("x", drained=True)
+        publish(coordinator, session, leadership, {session.node: ["a", "b"], leaves.node: ["c"]})
+        known = perform(coordinator, ReadGroup(session, leadership), GroupRead).group
+        coordinator.watch(session.node, {Topic(TopicKind.GROUP): known.revision + 1}, notices)
+
+        def changed(keys: int) -> Group:
+            read = coordinator.read().group
+            hints = notices.keys(keys) if told else frozenset()
+            command = ReadGroup(session, leadership, known=known, missed=True, keys=hints)
+            group = perform(coordinator, command, GroupRead).group
+            assert group == replace(read, revision=group.revision)
+            return group
+
+        assert changed(0).resources == known.resources
+        other.put_resources([ResourceSpec("b", pin="here"), ResourceSpec("d")], no_progress)
+        other.remove_resources(["c"], no_progress)
+        other.set_drained("x", drained=False)
+        other.set_drained("y", drained=True)
+        assert changed(5).resources == {r: ResourceSpec(r, pin="here" if r == "b" else None) for r in "abd"}
+        perform(other, Leave(leaves), Left)
+        joins = join(coordinator)
+        assert changed(7).members.keys() == {session.node, joins.node}
+        acknowledge(coordinator, session, 1)
+        assert changed(7).acknowledged[session.node] == 1
+        publish(coordinator, session, leadership, {session.node: ["a"], joins.node: ["b", "d"]})
+        assert changed(7).shares[joins.node].resources == {"b", "d"}
 
     def test_acknowledgements_are_seen(self, coordinator: Coordinator, connect: Connect) -> None:
         """Holds: "Tell the group that this node has completed its share of this version (RB-19)"."""
@@ -892,12 +939,17 @@ class CoordinatorConformance:
         first, second = join(coordinator), join(coordinator)
         leadership = elect(coordinator, first)
         revision = coordinator.read().group.revision
-        coordinator.watch(second.node, {Topic(TopicKind.ALLOCATION): revision + 1}, notices)
+        coordinator.watch(second.node, {Topic(TopicKind.ALLOCATION, second.node): revision + 1}, notices)
         one = publish(coordinator, first, leadership, {first.node: ["a"], second.node: ["b"]})
         notices.wait_for(TopicKind.ALLOCATION, one.revision)
         two = publish(coordinator, first, leadership, {first.node: ["a", "c"], second.node: ["b"]})
-        for notice in notices.wait_for(TopicKind.ALLOCATION, two.revision):
-            assert notice.version in {None, one.version}, "the version of this node's share is meant"
+        three = publish(coordinator, first, leadership, {first.node: ["a"], second.node: ["b", "c"]})
+        told = notices.wait_for(TopicKind.ALLOCATION, three.revision)
+        assert {notice.version for notice in told} <= {None, three.version}
+        between = [
+            n for n in notices.of(TopicKind.ALLOCATION, one.revision + 1) if n.revision < three.revision
+        ]
+        assert between == [], f"version {two.version} leaves this node's share as it is (RB-45)"
 
     def test_notices_of_the_leadership(self, coordinator: Coordinator, notices: NoticeRecorder) -> None:
         """Holds: "Watch exactly these topics, a new one from its revision on"."""
@@ -987,7 +1039,8 @@ class CoordinatorConformance:
         added = add(coordinator, session, ["a"])
         removed = remove(coordinator, session, added.added)
         topics = {
-            Topic(TopicKind.ALLOCATION): revision + 1,
+            Topic(TopicKind.ALLOCATION, session.node): revision + 1,
+            Topic(TopicKind.COMMIT): revision + 1,
             Topic(TopicKind.LEADERSHIP): revision + 1,
             Topic(TopicKind.GROUP): revision + 1,
             Topic(TopicKind.ACKNOWLEDGEMENTS): revision + 1,
@@ -995,6 +1048,7 @@ class CoordinatorConformance:
         }
         coordinator.watch(session.node, topics, notices)
         notices.wait_for(TopicKind.ALLOCATION, header.revision)
+        notices.wait_for(TopicKind.COMMIT, header.revision)
         notices.wait_for(TopicKind.LEADERSHIP, leadership.revision)
         notices.wait_for(TopicKind.GROUP, header.revision)
         notices.wait_for(TopicKind.ACKNOWLEDGEMENTS, header.revision)
@@ -1007,7 +1061,7 @@ class CoordinatorConformance:
         session, other = join(coordinator), connect()
         leadership = elect(coordinator, session)
         revision = coordinator.read().group.revision
-        group, allocation = Topic(TopicKind.GROUP), Topic(TopicKind.ALLOCATION)
+        group, allocation = Topic(TopicKind.GROUP), Topic(TopicKind.ALLOCATION, session.node)
         coordinator.watch(session.node, {group: revision + 1, allocation: revision + 1}, notices)
         other.put_resources([ResourceSpec("before")], no_progress)
         notices.wait_for(TopicKind.GROUP, revision + 1)
@@ -1033,14 +1087,14 @@ class CoordinatorConformance:
         remove(coordinator, session, add(coordinator, session, ["a"]).added)
         harness.lose_history()
         shared = (
-            TopicKind.ALLOCATION,
+            TopicKind.COMMIT,
             TopicKind.LEADERSHIP,
             TopicKind.GROUP,
             TopicKind.ACKNOWLEDGEMENTS,
         )
+        its_own = (TopicKind.ALLOCATION, TopicKind.PROGRESS, TopicKind.NODE)
         topics = {Topic(kind): revision + 1 for kind in shared}
-        topics |= {Topic(TopicKind.PROGRESS, session.node): revision + 1}
-        topics |= {Topic(TopicKind.NODE, session.node): revision + 1}
+        topics |= {Topic(kind, session.node): revision + 1 for kind in its_own}
         coordinator.watch(session.node, topics, notices)
         for topic in topics:
             notices.wait_for(topic.kind, revision + 1)
@@ -1188,7 +1242,7 @@ class CoordinatorConformance:
         header = publish(quiet, bystander, leadership, {bystander.node: ["r"]})
         add(quiet, bystander, ["r"])
         before = quiet.read()
-        kinds = (TopicKind.ALLOCATION, TopicKind.LEADERSHIP, TopicKind.GROUP, TopicKind.ACKNOWLEDGEMENTS)
+        kinds = (TopicKind.COMMIT, TopicKind.LEADERSHIP, TopicKind.GROUP, TopicKind.ACKNOWLEDGEMENTS)
         since = before.group.revision + 1
         topics = {Topic(kind): since for kind in kinds}
         quiet.watch(bystander.node, topics, notices)

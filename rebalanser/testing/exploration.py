@@ -924,9 +924,7 @@ class Model:
             if node is not None and node.create_revision == moved.lost.created:
                 raise Violation("RB-22", f"{moved.lost.node} is told that its session is gone, which lives")
         if moved.opened:
-            notices = [
-                n for topic, since in moved.opened.items() for n in self._past(state, host, topic, since)
-            ]
+            notices = [n for topic, since in moved.opened.items() for n in self._past(state, topic, since)]
             if notices:
                 host = self._noticing(host, notices)
         if host.node is None:
@@ -937,21 +935,19 @@ class Model:
         self._judge_deadline(state, host)
         return state
 
-    def _past(self, state: State, host: Host, topic: Topic, since: int) -> list[Noticed]:
+    def _past(self, state: State, topic: Topic, since: int) -> list[Noticed]:
         """What a watch that begins now is told of what changed since a revision."""
         stored = state.stored
         changes = [Changed(i.key, i.mod_revision, i.value) for i in stored.items.values()]
         changes += [Changed(key, revision, None) for key, revision in stored.gone.items()]
-        return self._notices(host, topic, [change for change in changes if change.revision >= since])
+        return self._notices(topic, [change for change in changes if change.revision >= since])
 
-    def _notices(self, host: Host, topic: Topic, changes: Iterable[Changed]) -> list[Noticed]:
+    def _notices(self, topic: Topic, changes: Iterable[Changed]) -> list[Noticed]:
         if topic not in self._targets:
             self._targets[topic] = self.translation.targets(topic)
         targets = self._targets[topic]
         covered = [change for change in changes if any(target.covers(change.key) for target in targets)]
-        session = host.node.session if host.node is not None else None
-        node = session.node if session is not None else ""
-        return self.translation.notices(topic, covered, node) if covered else []
+        return self.translation.notices(topic, covered) if covered else []
 
     def _noticing(self, host: Host, notices: Iterable[Noticed]) -> Host:
         host = host.copy()
@@ -963,7 +959,7 @@ class Model:
 
         def tell() -> Host:
             topics = sorted(host.watched, key=repr)
-            notices = [notice for topic in topics for notice in self._notices(host, topic, changes)]
+            notices = [notice for topic in topics for notice in self._notices(topic, changes)]
             return self._noticing(host, notices) if notices else host
 
         told: Host = self._once((host, changes), tell) if host.watched and changes else host
@@ -1118,15 +1114,33 @@ class Model:
                 )
             if known is not None and header.version <= values.load_header(known).version:
                 raise Violation("RB-9", f"version {header.version} was published twice")
+        self._judge_commit(before, now, header)
         self._judge_shares(now, header)
+
+    def _judge_commit(self, before: Stored, now: Stored, header: Header) -> None:
+        """Only a new header changes what members are to own, and only to shares of its own version."""
+        entry = before.items.get(self.keys.header)
+        known = self._allocated(before, values.load_header(entry)) if entry is not None else {}
+        allowed = {header.version} if entry != now.items[self.keys.header] else set()
+        for node, version in self._allocated(now, header).items():
+            if version != known.get(node) and version not in allowed:
+                raise Violation("RB-9", f"{node} has the share of version {version}, by no header")
+
+    def _allocated(self, stored: Stored, header: Header) -> dict[str, int]:
+        """Since which version the share of each member stands."""
+        latest: dict[str, int] = {}
+        for key in stored.items:
+            if key.startswith(self.keys.shares):
+                part = self.keys.share_part(key)
+                if header.names(part.version) and self.keys.node(part.node) in stored.items:
+                    latest[part.node] = max(part.version, latest.get(part.node, 0))
+        return latest
 
     def _judge_shares(self, stored: Stored, header: Header) -> None:
         owners: dict[Resource, str] = {}
-        for node, version in header.shares.items():
+        for node, version in self._allocated(stored, header).items():
             prefix = f"{self.keys.shares_of(node)}{version}/"
             parts = [item for key, item in sorted(stored.items.items()) if key.startswith(prefix)]
-            if not parts:
-                raise Violation("RB-9", f"the header names a share of {node} that is not there")
             for resource in values.load_share(version, parts).resources:
                 if resource in owners:
                     raise Violation("RB-9", f"{resource} is given to {owners[resource]} and to {node}")

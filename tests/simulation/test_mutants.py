@@ -387,8 +387,7 @@ MUTANTS = (
         "a leader that sees another term reverts to follower",
         (Switch(Node, "_deposed", always(None)),),
         frozenset({"RB-6"}),
-        "slow network",
-        first=90,
+        "late requests",
     ),
     Mutant(
         "campaign by heartbeat",
@@ -402,8 +401,8 @@ MUTANTS = (
         _edit(
             Leading,
             "seen_alive",
-            "known = self.group\n",
-            "known = self.group\n    if self.role is Role.LEADER:\n        self._changed_at = now\n",
+            "if self.group is None or",
+            "if self.role is Role.LEADER:\n        self._changed_at = now\n    if self.group is None or",
         ),
         frozenset({"RB-7"}),
     ),
@@ -449,7 +448,9 @@ MUTANTS = (
     Mutant(
         "header before its shares",
         "a header is written once all shares that it names are there",
-        _edit(Translation, "_publish", "for chunk in before:", "for chunk in before[1:]:"),
+        _edit(
+            Translation, "_publish", "for chunk in [*before, commit]:", "for chunk in [*before[1:], commit]:"
+        ),
         frozenset({"RB-9"}),
         "late requests",
     ),
@@ -459,11 +460,58 @@ MUTANTS = (
         _edit(
             Translation,
             "_shares_in",
-            "if header.shares.get(part.node) == part.version:",
-            "if part.node in header.shares:",
+            "if not header.names(part.version):",
+            "if not header.version:",
         ),
-        frozenset({"RB-19"}),
+        frozenset({"RB-9"}),
         "late requests",
+    ),
+    Mutant(
+        "void versions named",
+        "a share of a version that was never committed is nobody's",
+        _edit(Leading, "_planned", "void=group.uncommitted | asked.attempts,", "void=frozenset(),"),
+        frozenset({"RB-9"}),
+        "late requests",
+    ),
+    Mutant(
+        "commit unwatched",
+        "a node whose share is written and not committed yet is told once it is",
+        _edit(Rebalancing, "adopt", "self.pending = read.pending", "self.pending = False"),
+        frozenset({"RB-3"}),
+        "late requests",
+    ),
+    Mutant(
+        "members never in doubt",
+        "a leader that missed a change of members reads them all",
+        _edit(Translation, "_take_members", "newest <= update.stats[1]", "True"),
+        frozenset({"RB-3", "RB-7"}),
+        "silent watches",
+    ),
+    Mutant(
+        "records not followed",
+        "a leader reads what each operator request changed",
+        _edit(
+            Translation,
+            "_take_head",
+            "update.to_read = {keys.prefix + key",
+            "update.to_read = {'' for _ in () if key",
+        ),
+        frozenset({"RB-3", "RB-2", "RB-7", "RB-29", "RB-30"}),
+        "operator",
+    ),
+    Mutant(
+        "shares not read again",
+        "a leader whose publication is in doubt reads what is stored of shares",
+        _edit(Leading, "reading_group", "doubtful=bool(self._attempts)", "doubtful=False"),
+        frozenset({"RB-9"}),
+        "late requests",
+    ),
+    Mutant(
+        "missed acknowledgements",
+        "a leader reads the acknowledgements that it may have missed",
+        _edit(Leading, "_miss_acknowledgements", "self._missed = True", "self._missed = False"),
+        frozenset({"RB-3"}),
+        "silent watches",
     ),
     Mutant(
         "allocation not read again",
@@ -582,7 +630,7 @@ MUTANTS = (
     Mutant(
         "allocation missed by heartbeat",
         "a heartbeat makes good an allocation that no watch told",
-        _edit(Node, "_make_good", "if alive.header_revision >", "if 0 >"),
+        _edit(Node, "_make_good", "if seen > rebalancing.read_revision:", "if False:"),
         frozenset({"RB-3"}),
         "silent watches",
     ),
@@ -615,6 +663,7 @@ MUTANTS = (
             "(self._restarting or stopping)",
         ),
         frozenset({"RB-41"}),
+        "overruns",
     ),
     Mutant(
         "isolation unnoticed",
@@ -866,8 +915,8 @@ MUTANTS = (
         _edit(
             Translation,
             "_shares_in",
-            "named.setdefault(part.node, []).append(parts[part])",
-            "named.setdefault(part.node, [parts[part]])",
+            "named[part.node].append(part)",
+            "pass",
         ),
         frozenset({"RB-2", "RB-3"}),
         "many resources",

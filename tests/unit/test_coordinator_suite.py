@@ -115,8 +115,8 @@ class BarrierUnderResource(Translation):
 
 
 class SilentAboutReleases(Translation):
-    def notices(self, topic: Topic, events: Sequence[WatchEvent], node: str) -> list[Noticed]:
-        return [n for n in super().notices(topic, events, node) if n.topic.kind != "progress"]
+    def notices(self, topic: Topic, events: Sequence[WatchEvent]) -> list[Noticed]:
+        return [n for n in super().notices(topic, events) if n.topic.kind != "progress"]
 
 
 class SilentAboutThePast(RegistryCoordinator):

@@ -253,7 +253,7 @@ def test_a_log_made_anew_ends_the_sessions_and_tells_whoever_watches(
     def listen(_notices: Sequence[Noticed]) -> None:
         told.set()
 
-    coordinator.watch("n", {Topic(TopicKind.ALLOCATION): session.created + 1}, listen)
+    coordinator.watch("n", {Topic(TopicKind.ALLOCATION, "n"): session.created + 1}, listen)
     shared.make_anew()
     assert told.wait(PATIENCE_S)
     assert coordinator.perform(Heartbeat(session)) == SessionLost()
@@ -295,7 +295,9 @@ def test_tokens_stay_above_what_a_lost_end_of_the_log_had(connect: Connect, shar
         del shared.values[1:]
         shared.changed.notify_all()
     told = threading.Event()
-    coordinator.watch("n", {Topic(TopicKind.ALLOCATION): session.created + 1}, lambda _notices: told.set())
+    coordinator.watch(
+        "n", {Topic(TopicKind.ALLOCATION, "n"): session.created + 1}, lambda _notices: told.set()
+    )
     assert told.wait(PATIENCE_S)
     coordinator.read()
     assert len(shared.wishes(Rebase)) == 1

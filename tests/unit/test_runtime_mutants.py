@@ -62,6 +62,9 @@ async def _in_default_executor(function: Callable[..., Any], *arguments: Any) ->
     return await asyncio.to_thread(function, *arguments)
 
 
+LATE_SHARES = (
+    "unit/test_translation.py::test_shares_of_a_version_that_was_given_up_are_nobodys_however_late_they_come"
+)
 MUTANTS = (
     _mutant(
         "facts one by one",
@@ -162,9 +165,49 @@ MUTANTS = (
     _mutant(
         "earliest change told",
         "of several changes the latest is told",
-        _edit(Translation, "notices", "max(events", "min(events"),
+        _edit(Translation, "notices", "max(event.revision", "min(event.revision"),
         "unit/test_translation.py::test_of_several_changes_the_latest_is_told",
         "RB-28",
+    ),
+    _mutant(
+        "attempts not void",
+        "shares that a publication may still write are void",
+        _edit(Leading, "_planned", "void=group.uncommitted | asked.attempts,", "void=group.uncommitted,"),
+        f"{LATE_SHARES}[before the commit]",
+        "RB-9",
+    ),
+    _mutant(
+        "shares written late",
+        "shares are written only while the allocation is the one that the plan changes",
+        _edit(
+            Translation,
+            "_publish",
+            "(yield self._as_leader(command, chunk, based_on))",
+            "(yield self._as_leader(command, chunk, based_on if chunk is commit else ()))",
+        ),
+        f"{LATE_SHARES}[after the next]",
+        "RB-9",
+    ),
+    _mutant(
+        "whole group read",
+        "a leader reads what changed",
+        _edit(Translation, "_read_group", "if command.known is not None:", "if False:"),
+        "unit/test_translation.py::test_a_change_costs_the_leader_and_the_registry_what_changed[added-True]",
+        "RB-45",
+    ),
+    _mutant(
+        "told of every version",
+        "nothing reaches a node whose share stays",
+        _edit(Translation, "targets", "self.keys.shares_of(topic.node)", "self.keys.shares"),
+        "unit/test_translation.py::test_a_change_costs_the_leader_and_the_registry_what_changed[added-True]",
+        "RB-45",
+    ),
+    _mutant(
+        "members counted with each heartbeat",
+        "a heartbeat costs the registry the same however many members there are",
+        _edit(Leading, "counts_group", "(members // MEMBERS_PER_BEAT + 1)", "1"),
+        "unit/test_translation.py::test_of_many_members_a_leader_counts_a_part_with_each_heartbeat[300-4]",
+        "RB-45",
     ),
     _mutant(
         "leader unwatched",

@@ -31,7 +31,15 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.feed import Applications
-from rebalanser.protocol.messages import AddBarriers, Command, Joined, Outcome, ReadBarriers, RemoveBarriers
+from rebalanser.protocol.messages import (
+    AddBarriers,
+    Command,
+    Joined,
+    Outcome,
+    ReadBarriers,
+    ReadGroup,
+    RemoveBarriers,
+)
 from rebalanser.protocol.types import SAID, NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities
 from rebalanser.registry.coordinator import (
@@ -206,6 +214,8 @@ class LogCoordinator(Coordinator):
         """Carry out a command, waiting for its answer. Every failure is an outcome, never an exception."""
         if isinstance(command, AddBarriers | RemoveBarriers | ReadBarriers):
             return in_turn(command, self._perform)
+        if isinstance(command, ReadGroup):
+            command = ReadGroup(command.session, command.leadership)  # the replica has all of it at hand
         return self._perform(command)
 
     def _perform(self, command: Command) -> Outcome:

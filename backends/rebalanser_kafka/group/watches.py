@@ -80,6 +80,6 @@ class Watches:
             if isinstance(event, HistoryLost)
             or (event.revision >= watch.since and any(target.covers(event.key) for target in targets))
         ]
-        notices = self._translation.notices(watch.topic, concerned, watch.node) if concerned else []
+        notices = self._translation.notices(watch.topic, concerned) if concerned else []
         if notices:
             yield watch.listener, notices

@@ -112,7 +112,7 @@ class Duties:
         self.history_lost_at = _NEVER
         """True time (seconds) of the last lost history that a watch reported."""
         self._group: Group | None = None
-        self._read_revision = 0
+        self._read_revision = self._acknowledgements_read = 0
         self._published_at = _NEVER
         self.published_version = 0
         """The latest allocation that it knows to have published, with all that this deletes."""
@@ -216,7 +216,11 @@ class Duties:
                 self._learns_of_term(outcome.leadership_revision)
                 self._proven_at = max(self._proven_at, self._beat_sent_at)
                 self._missed = False
-                if outcome.fingerprint is not None and outcome.revision > self.group_revision:
+                seen = outcome.fingerprint
+                if seen is not None and (
+                    outcome.revision > self.group_revision
+                    or seen.acknowledgements[1] > self._acknowledgements_read
+                ):
                     self._may_have_changed()
             case ShareRead(share=share) if share is not None:
                 if self._share is None or share.version > self._share.version:
@@ -247,6 +251,8 @@ class Duties:
             case GroupRead(group=group):
                 self._group = group
                 self._read_revision = group.revision
+                if isinstance(command, ReadGroup) and (command.known is None or command.missed):
+                    self._acknowledgements_read = group.revision
             case Published():
                 self._tries = 0
                 self._published_at = self._now

@@ -43,12 +43,9 @@ from rebalanser.protocol.types import Header, NodeId, Resource, Session, Share, 
 from rebalanser.registry import values
 from rebalanser.registry.contract import (
     Changed,
-    Delete,
     KeyValue,
-    Put,
     Request,
     Revoke,
-    Transaction,
     WatchEvent,
 )
 
@@ -208,9 +205,11 @@ class Oracle:
         """Owner of each resource in the latest allocation, and since when without a break (true seconds)."""
         self.last_worked: dict[Resource, float] = {}
         """True time (seconds) at which the latest access to a resource ended."""
-        self._shares: dict[str, bytes] = {}
+        self.allocation: dict[NodeId, int] = {}
+        """Since which version the share of each member stands, in the latest allocation."""
+        self._shares: dict[str, KeyValue] = {}
         self._ever_named: set[tuple[NodeId, int]] = set()
-        """The shares, by node and version, that some allocation named before the latest."""
+        """The shares, by node and version, that some allocation named."""
         self.handler_calls = 0
         self.stale_writes = 0
         self.writes = 0
@@ -263,6 +262,7 @@ class Oracle:
         for event in events:
             if isinstance(event, Changed):
                 self._changed(event)
+        self._check_allocation(events)
         if self._actor is None:
             self._check_ended_together(events)
 
@@ -363,22 +363,41 @@ class Oracle:
     def _share_changed(self, event: Changed) -> None:
         if event.value is None:
             self._shares.pop(event.key, None)
-            if self._named(event.key) and not self._writes(self._keys.header):
-                raise Violation("RB-9", f"{event.key} was deleted while the header names it")
             return
-        if self._shares.get(event.key, event.value) != event.value and self._named(event.key):
+        known = self._shares.get(event.key)
+        if known is not None and known.value != event.value and self._named(event.key):
             raise Violation("RB-9", f"{event.key} was rewritten after the header named it")
-        self._shares[event.key] = event.value
+        self._shares[event.key] = self._entry(event)
 
     def _named(self, share_key: str) -> bool:
         part = self._keys.share_part(share_key)
-        return self.header is not None and self.header.shares.get(part.node) == part.version
+        return self.allocation.get(part.node) == part.version
 
-    def _writes(self, key: str) -> bool:
-        request = self._request
-        return isinstance(request, Transaction) and any(
-            isinstance(operation, Put | Delete) and operation.key == key for operation in request.then
-        )
+    def _check_allocation(self, events: Sequence[WatchEvent]) -> None:
+        """Only a new header changes what members are to own, and only to shares of its own version.
+
+        A share counts if it was written for the member as it is: a late registration makes another one.
+        """
+        keys = {event.key for event in events if isinstance(event, Changed)}
+        if not any(key.startswith((self._keys.shares, self._keys.nodes, self._keys.header)) for key in keys):
+            return
+        before, header = self.allocation, self.header
+        latest: dict[str, int] = {}
+        for key, entry in self._shares.items():
+            part = self._keys.share_part(key)
+            its_own = part.part == 0 and entry.mod_revision > self.members.get(part.node, _FOREVER)
+            if its_own and header is not None and header.names(part.version):
+                latest[part.node] = max(part.version, latest.get(part.node, 0))
+        self.allocation = latest
+        if header is None:
+            return
+        allowed = {header.version} if self._keys.header in keys else set()
+        for node in self.members:
+            known, now = before.get(node), latest.get(node)
+            if now != known and now not in allowed:
+                raise Violation("RB-9", f"{node} has the share of version {now} after {known}, by no header")
+        if self._keys.header in keys:
+            self._ever_named.update(latest.items())
 
     def _term_changed(self, event: Changed) -> None:
         if event.value is None:
@@ -406,8 +425,6 @@ class Oracle:
             )
         if self.header is not None and header.version <= self.header.version:
             raise Violation("RB-9", f"version {header.version} after version {self.header.version}")
-        if self.header is not None:
-            self._ever_named.update(self.header.shares.items())
         self.header = header
         self.headers += 1
         self._world.changed_versions()
@@ -417,7 +434,7 @@ class Oracle:
         if self.header is None:
             return
         owners: dict[Resource, str] = {}
-        for node, version in self.header.shares.items():
+        for node, version in self.allocation.items():
             share = self._share(node, version)
             if share is None:
                 raise Violation("RB-9", f"the header names a share of {node} that is not there")
@@ -445,9 +462,7 @@ class Oracle:
 
     def _share(self, node: str, version: int) -> Share | None:
         parts = (self._keys.share(SharePart(node, version, part)) for part in count())
-        stored = [
-            KeyValue(key, self._shares[key], 0, 0) for key in takewhile(self._shares.__contains__, parts)
-        ]
+        stored = [self._shares[key] for key in takewhile(self._shares.__contains__, parts)]
         return values.load_share(version, stored) if stored else None
 
     @staticmethod
@@ -670,7 +685,7 @@ class Oracle:
         header = self.header
         if header is None or header.version != version:
             return
-        for node, since in header.shares.items():
+        for node, since in self.allocation.items():
             # An earlier attempt to register, which comes late, makes a member until its own lease ends.
             was_there = self.members.get(node, _FOREVER) <= header.revision
             if was_there and self._world.acknowledged(node) < since:

@@ -255,7 +255,7 @@ class Watching:
     def _tell(self, events: Sequence[WatchEvent]) -> None:
         if any(isinstance(event, HistoryLost) for event in events):
             self._process.duties.history_lost_at = self._process.world.now
-        for notice in self._process.world.translation.notices(self._topic, events, self._node):
+        for notice in self._process.world.translation.notices(self._topic, events):
             self._process.handle(notice)
 
     def lose(self) -> None:

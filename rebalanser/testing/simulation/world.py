@@ -528,7 +528,7 @@ class World:
             return f"RB-20: keys of {listed(left_over)} are left over"
         if oracle.leader not in sessions:
             return f"RB-23: {oracle.leader} leads, which is gone"
-        if oracle.header is None or oracle.header.shares.keys() != sessions:
+        if oracle.header is None or oracle.allocation.keys() != sessions:
             return "RB-7: the allocation is for other members"
         superseded = oracle.superseded_shares()
         if superseded and any(each.duties.published_version == oracle.header.version for each in live):
@@ -576,7 +576,7 @@ class World:
         header = self.oracle.header
         if header is None:
             return "there is no allocation"
-        for node, version in header.shares.items():
+        for node, version in self.oracle.allocation.items():
             if self.acknowledged(node) != version:
                 return f"{node} has not acknowledged version {version}"
         if self.completed_version != header.version:
