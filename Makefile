@@ -18,6 +18,8 @@ PROFILE ?= all
 STATES ?= 1000000
 SIZES ?= 1,5,20
 WAITING ?= 10,1000
+NODES ?= 1000
+RESOURCES ?= 100000
 
 .PHONY: help
 help: ## Show the targets
@@ -152,6 +154,10 @@ mutants: $(INSTALLED) ## Break each rule on purpose and print what notices, afte
 bench: etcd ## The benchmark tables; those of Kafka where one can be had
 	@$(PYTHON) benchmarks/run.py
 	@if $(MAKE) kafka; then $(MAKE) bench-kafka; else echo "the benchmarks on Kafka were left out" >&2; fi
+
+.PHONY: bench-scale
+bench-scale: etcd ## Groups of 4 and of 1,000 nodes with 100,000 resources: NODES=1000 RESOURCES=100000
+	@$(PYTHON) benchmarks/scale.py --nodes $(NODES) --resources $(RESOURCES)
 
 .PHONY: bench-kafka
 bench-kafka: kafka

@@ -14,6 +14,8 @@ import time
 
 import rebalanser
 import rebalanser.group
+from rebalanser.protocol import Answered, Effect, Event, Node
+from rebalanser.protocol.messages import Alive, Joined
 from rebalanser.registry import Capabilities, Registry, RegistryUrl, open_registry
 from rebalanser.registry.contract import Reply, Request, Sink, Target, Watch
 
@@ -52,6 +54,35 @@ def open_counted(url: str | RegistryUrl, timeout_s: float) -> Registry:
     return CountingRegistry(open_registry(url, timeout_s))
 
 
+class Heartbeats:
+    """Longest seconds between two proofs of life of a node of this process, and of a turn of its loop."""
+
+    def __init__(self) -> None:
+        self._gap_s = self._turn_s = 0.0
+        self._proven: dict[Node, float] = {}
+        handle = Node.handle
+
+        def timed(node: Node, event: Event, now: float) -> list[Effect]:
+            if isinstance(event, Answered) and isinstance(event.outcome, Alive | Joined):
+                if isinstance(event.outcome, Alive):
+                    self._gap_s = max(self._gap_s, now - self._proven.get(node, now))
+                self._proven[node] = now
+            began_s = time.thread_time()
+            effects = handle(node, event, now)
+            self._turn_s = max(self._turn_s, time.thread_time() - began_s)
+            return effects
+
+        Node.handle = timed  # type: ignore[method-assign]
+
+    def taken(self) -> dict[str, float]:
+        """Both since the last call; a proof that is still waited for counts as if it came now."""
+        now = time.monotonic()
+        open_s = max((now - at for node, at in tuple(self._proven.items()) if node.session), default=0.0)
+        taken = {"gap_s": max(self._gap_s, open_s), "turn_s": self._turn_s}
+        self._gap_s = self._turn_s = 0.0
+        return taken
+
+
 def tell(event: str, **fields: object) -> None:
     """Print one event."""
     with _printing:
@@ -67,6 +98,7 @@ def cpu_s() -> float:
 def main() -> None:
     """Take part in a group as told."""
     url, name, label, lease_ttl_s = sys.argv[1:5]
+    heartbeats = Heartbeats()
     rebalanser.group.open_backend = open_counted
     group = rebalanser.Group(
         name, url, node=label, settings=rebalanser.Settings(lease_ttl_s=float(lease_ttl_s))
@@ -92,7 +124,7 @@ def main() -> None:
             group.stop()
             tell("left")
         elif command == "usage":
-            tell("usage", cpu_s=cpu_s(), requests=CountingRegistry.sent)
+            tell("usage", cpu_s=cpu_s(), requests=CountingRegistry.sent, **heartbeats.taken())
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 NODE = Path(__file__).with_name("node.py")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Crew:
@@ -26,6 +27,8 @@ class Crew:
         self._events: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(maxsize=100_000)
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self.owners: dict[str, str] = {}
+        self.latest: dict[tuple[str, str], dict[str, Any]] = {}
+        """The latest event of each kind, by process and kind."""
 
     def __enter__(self) -> Self:
         return self
@@ -37,10 +40,10 @@ class Crew:
             process.kill()
             process.communicate()
 
-    def hire(self, label: str) -> None:
-        """Start a process, and wait until it is ready to join."""
+    def hire(self, label: str, program: Sequence[str] = (str(NODE),), *more: str) -> None:
+        """Start a process, and wait until it is ready to join; ``more`` are arguments of its program."""
         process = subprocess.Popen(
-            [sys.executable, str(NODE), self._url, self._group, label, str(self._lease_ttl_s)],
+            [sys.executable, *program, self._url, self._group, label, str(self._lease_ttl_s), *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -70,8 +73,14 @@ class Crew:
             if who == label and what["event"] == event:
                 return what
 
+    def await_until(self, reached: Callable[[], bool]) -> None:
+        """Take in events until something is so."""
+        while not reached():
+            self._next()
+
     def _next(self) -> tuple[str, dict[str, Any]]:
         who, what = self._events.get(timeout=PATIENCE_S)
+        self.latest[who, what["event"]] = what
         for resource in what.get("resources", ()):
             if what["event"] == "started":
                 self.owners[resource] = who
