@@ -211,41 +211,42 @@ class EtcdRegistry(Registry):
     def _transact(self, transaction: Transaction, timeout_s: float) -> Outcome:
         check_limits(transaction, self._max_operations)
         request = to_request(transaction, self._anchor)
-        deadline = time.monotonic() + timeout_s
         if not is_read_only(transaction):
-            return self._write(transaction, request, deadline)
+            return self._write(transaction, request, timeout_s)
         try:
-            return self._read(transaction, request, deadline)
+            return self._read(transaction, request, timeout_s)
         except CallFailed:
-            return self._read_again(transaction, request, deadline)
+            return self._read_again(transaction, request, timeout_s)
 
-    def _read_again(self, transaction: Transaction, request: Any, deadline: float) -> Outcome:
+    def _read_again(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
         """Read anew: a compaction took away the revision of the first page before the last page was read."""
+        deadline = time.monotonic() + timeout_s
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(CallFailed),
             stop=lambda _state: time.monotonic() >= deadline,
             reraise=True,
         )
         try:
-            return retrying(self._read, transaction, request, deadline)
+            return retrying(self._read, transaction, request, timeout_s)
         except CallFailed as failed:
             raise RegistryUnavailable(f"etcd compacts faster than it can be read: {failed}") from failed
 
-    def _read(self, transaction: Transaction, request: Any, deadline: float) -> Outcome:
-        reply = self._endpoints.call("transact", request, _left_s(deadline), Repeat.READ)
-        return to_outcome(transaction, reply, self._pages_until(deadline))
+    def _read(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
+        reply = self._endpoints.call("transact", request, timeout_s, Repeat.READ)
+        return to_outcome(transaction, reply, self._pages(timeout_s))
 
-    def _write(self, transaction: Transaction, request: Any, deadline: float) -> Outcome:
-        reply = self._endpoints.call("transact", request, _left_s(deadline), Repeat.NEVER)
+    def _write(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
+        reply = self._endpoints.call("transact", request, timeout_s, Repeat.NEVER)
         try:
-            return to_outcome(transaction, reply, self._pages_until(deadline))
+            return to_outcome(transaction, reply, self._pages(timeout_s))
         except (CallFailed, RegistryUnavailable) as error:
             raise OutcomeUnknown(
                 f"etcd carried out the transaction, but what it read came incompletely: {error}"
             ) from error
 
-    def _pages_until(self, deadline: float) -> Callable[[Any], Any]:
-        return lambda page: self._endpoints.call("range", page, _left_s(deadline), Repeat.READ)
+    def _pages(self, timeout_s: float) -> Callable[[Any], Any]:
+        """Read further pages of a range; each has the time of a request, however many there are."""
+        return lambda page: self._endpoints.call("range", page, timeout_s, Repeat.READ)
 
 
 def _left_s(deadline: float) -> float:

@@ -34,7 +34,8 @@ MIN_OPERATIONS: Final = 10
 """The number of reads that one transaction needs to read a whole group."""
 MAX_REQUEST_BYTES: Final = 1_500_000
 """etcd's default ``--max-request-bytes`` (1.5 MiB) less what its encoding adds to keys and values."""
-PAGE_KEYS: Final = 2_000
+PAGE_KEYS: Final = 10_000
+"""Keys of a range that are read at once. For each page etcd counts all the keys that follow."""
 
 FollowUp: TypeAlias = Callable[[Any], Any]
 """Sends a RangeRequest for a further page and answers its RangeResponse."""

@@ -278,6 +278,9 @@ class Registry(ABC):
     def execute(self, request: Request, timeout_s: float) -> Reply:
         """Carry out one request within ``timeout_s`` seconds, and answer it.
 
+        A long range may take longer, as long as the registry goes on answering: a group that has grown large
+        must stay readable.
+
         Raises:
             RegistryUnavailable: no effect, may be tried again.
             OutcomeUnknown: the time ran out, or the connection broke, after sending.

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import grpc
 import pytest
 import tenacity
-from rebalanser_etcd import EtcdRegistry, open_etcd
+from rebalanser_etcd import EtcdRegistry, open_etcd, translation
 from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
 from rebalanser_etcd.registry import PLAIN_PASSWORD, connect_etcd
 from rebalanser_etcd.verdicts import judge
@@ -321,7 +321,10 @@ def test_a_compaction_while_the_watch_is_down_is_told(
         watcher.close()
 
 
-def test_a_long_range_survives_compactions(etcd: EtcdCluster, connect: Opener, prefix: str) -> None:
+def test_a_long_range_survives_compactions(
+    etcd: EtcdCluster, connect: Opener, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translation, "PAGE_KEYS", 2_000)
     registry = connect(etcd.url())
     keys = [f"{prefix}{number:05}" for number in range(4_100)]
     for start in range(0, len(keys), 100):

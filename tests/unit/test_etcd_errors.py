@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import grpc
 import pytest
+from etcd3 import etcdrpc
+from rebalanser_etcd.endpoints import Endpoints, Repeat
 from rebalanser_etcd.faults import FAULTS, parse_version, unsafe_reasons
-from rebalanser_etcd.translation import check_limits, is_read_only, prefix_end, to_request
+from rebalanser_etcd.registry import EtcdRegistry
+from rebalanser_etcd.translation import PAGE_KEYS, check_limits, is_read_only, prefix_end, to_request
 from rebalanser_etcd.verdicts import Effect, judge
 
 from rebalanser.errors import (
@@ -22,6 +28,7 @@ from rebalanser.registry.contract import (
     Absent,
     Delete,
     Get,
+    Outcome,
     Put,
     Range,
     Stat,
@@ -299,3 +306,39 @@ def test_a_transaction_may_not_have_too_many_bytes() -> None:
     check_limits(Transaction((), (Put("k", b"x" * 1_499_999),)))
     with pytest.raises(RequestTooLarge, match="1500001 bytes; etcd takes 1500000"):
         check_limits(Transaction((), (Put("k", b"x" * 1_500_000),)))
+
+
+class SlowEndpoints(Endpoints):
+    """An etcd with this many keys that takes most of a request's time for every page of them."""
+
+    def __init__(self, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(["127.0.0.1:1"], None, None, lambda _guards: None)
+        stored = [{"key": b"%06d" % number, "mod_revision": 1} for number in range(keys)]
+        self._keys = list(etcdrpc.RangeResponse(kvs=stored).kvs)
+        self._now = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self._now)
+
+    def call(self, call: str, message: Any, timeout_s: float, repeat: Repeat) -> Any:
+        """Answer a page, if there is time for it."""
+        if timeout_s < 0.8:
+            raise RegistryUnavailable("the time is up")
+        self._now += 0.8
+        asked = message if call == "range" else message.success[0].request_range
+        found = [each for each in self._keys if each.key >= asked.key]
+        page = etcdrpc.RangeResponse(kvs=found[: asked.limit], more=len(found) > asked.limit)
+        if call == "range":
+            return page
+        return etcdrpc.TxnResponse(
+            succeeded=True, responses=[etcdrpc.ResponseOp(response_range=page)], header={"revision": 1}
+        )
+
+
+def test_each_page_of_a_long_range_has_the_time_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoints = SlowEndpoints(2 * PAGE_KEYS + 1, monkeypatch)
+    registry = EtcdRegistry(endpoints, "root/")
+    outcome = registry.execute(Transaction((), (Range("0"),)), 1.0)
+    assert isinstance(outcome, Outcome)
+    (found,) = outcome.results
+    assert isinstance(found, tuple)
+    assert len(found) == 2 * PAGE_KEYS + 1
+    endpoints.close()
