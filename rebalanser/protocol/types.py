@@ -15,6 +15,7 @@ Token: TypeAlias = int
 """A fencing token: the registry revision at which the barrier was added. It grows from owner to owner."""
 
 RecordT = TypeVar("RecordT")
+_NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -89,14 +90,14 @@ class Member:
     attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ResourceSpec:
     """What an operator said of a resource: its weight, and the label of the node that it is pinned to."""
 
     resource: Resource
     weight: float = 1.0
     pin: str | None = None
-    attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    attributes: Mapping[str, str] = field(default_factory=lambda: _NO_ATTRIBUTES)
 
 
 SAID: Final = frozenset({"weight", "pin", "attributes"})

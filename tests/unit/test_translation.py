@@ -11,8 +11,11 @@ from math import ceil
 from random import Random
 from types import MappingProxyType
 from typing import TypeVar
+from urllib.parse import quote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rebalanser.allocation import balanced
 from rebalanser.errors import (
@@ -1198,6 +1201,26 @@ def test_a_share_that_is_not_there_is_published_anew() -> None:
     share = wire.perform(ReadShare(session), ShareRead).share
     assert share is not None
     assert share.resources == {"r0"}
+
+
+@given(
+    st.one_of(
+        st.text("a/%2F:é~\u20ac", min_size=1), st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+    )
+)
+def test_a_name_is_written_as_in_a_url_and_read_back(name: str) -> None:
+    keys = GroupKeys("root", "g")
+    assert keys.resource(name) == f"root/g/resources/{quote(name, safe='')}"
+    assert keys.name(keys.resource(name), keys.resources) == name
+    assert keys.resource_of_barrier(keys.barrier(name)) == name
+
+
+@pytest.mark.rule("RB-46")
+@pytest.mark.parametrize("written", ["", "a/b", "a b", "%41", "%2f", "%2", "%", "%E9", "%2F/", "é", "a\n"])
+def test_a_key_that_no_name_is_written_as_is_refused(written: str) -> None:
+    keys = GroupKeys("root", "g")
+    with pytest.raises(UnusableStore, match="no Rebalanser wrote"):
+        keys.name(keys.resources + written, keys.resources)
 
 
 @pytest.mark.rule("RB-33", "RB-46")
