@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from rebalanser.state import GroupState
 
+SHOWN: Final = 100
+"""How many nodes or resources a terminal shows unless it is asked for more."""
+
 LONG_WORK: Final = 1_000
 """From how many items on a progress bar is shown."""
 
@@ -67,6 +70,15 @@ GroupArgument = Annotated[
     str,
     typer.Argument(
         metavar="GROUP", help="The group's name.", show_default=False, autocompletion=complete_group
+    ),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        show_default=f"{SHOWN} on a terminal, else all",
+        help="Show N at most, and how many more there are.",
     ),
 ]
 RegistryOption = Annotated[
@@ -187,6 +199,10 @@ class Face:
     def on_terminal(self) -> bool:
         """Whether a person looks at the answer."""
         return not self.json and sys.stdout.isatty()
+
+    def limit(self, asked: int | None) -> int | None:
+        """Maximum number of nodes or resources to show; a terminal has one unless it is asked for more."""
+        return SHOWN if asked is None and self.on_terminal else asked
 
     def answer(self, document: BaseModel | Mapping[str, Any], *lines: str) -> None:
         """Show the answer: the document as JSON, or else the lines.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -75,9 +75,24 @@ def _printable(value: str) -> str:
     return value if value.isprintable() else repr(value)
 
 
-def plain(state: GroupState) -> list[str]:
-    """The group as lines of text: the headline, the nodes, and who waits for what."""
-    return [headline(state), *(f"  {node_line(node)}" for node in state.nodes), *first_waits(state)]
+def plain(state: GroupState, limit: int | None = None) -> list[str]:
+    """The group as lines of text: the headline, the nodes, ``limit`` at most, and who waits for what."""
+    nodes = first_nodes(state, limit)
+    more = [more_nodes(state, nodes)] if len(nodes) < len(state.nodes) else []
+    return [headline(state), *(f"  {node_line(node)}" for node in nodes), *more, *first_waits(state)]
+
+
+def first_nodes(state: GroupState, limit: int | None) -> Sequence[NodeState]:
+    """The nodes, ``limit`` at most: if not all fit, those first that have not completed their share."""
+    if limit is None or len(state.nodes) <= limit:
+        return state.nodes
+    return sorted(state.nodes, key=lambda node: node.completed)[:limit]
+
+
+def more_nodes(state: GroupState, shown: Sequence[NodeState]) -> str:
+    """How many nodes are not shown, and how to see them."""
+    rest = len(state.nodes) - len(shown)
+    return f"  … {counted(rest, 'more node')}, use --limit {len(state.nodes)}"
 
 
 def condition(state: GroupState) -> str:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rebalanser.admin import UNCHANGED
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption, complete_resource
+from rebalanser.cli.face import (
+    Face,
+    GroupArgument,
+    JsonOption,
+    LimitOption,
+    RegistryOption,
+    complete_node,
+    complete_resource,
+)
 from rebalanser.cli.lines import counted, resource_line
 from rebalanser.cli.names import read_attributes, read_names
 
@@ -111,11 +120,41 @@ def remove(
 
 
 @app.command("list")
-def list_resources(group: GroupArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
-    """List the resources with their owners."""
+def list_resources(
+    group: GroupArgument,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NODE",
+            help="Only those that this node holds or is to hold.",
+            show_default=False,
+            autocompletion=complete_node,
+        ),
+    ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only those after this name.", show_default=False),
+    ] = None,
+    limit: LimitOption = None,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the resources with their owners, in the order of their names."""
     face = Face.of(registry, json)
-    resources = [each for each in face.state(group).resources if not each.removed]
+    state = face.state(group)
+    ids = {each.node for each in state.nodes if each.label == node}
+    resources = [
+        each
+        for each in state.resources
+        if not each.removed
+        and (node is None or each.held_by in ids or each.assigned_to in ids)
+        and (after is None or each.resource > after)
+    ]
+    page = resources[: face.limit(limit)]
+    rest = len(resources) - len(page)
+    more = [f"… {rest:,} more, use --after {shlex.quote(page[-1].resource)}"] if rest else []
     face.answer(
-        {"group": group, "resources": [resource.model_dump(mode="json") for resource in resources]},
-        *(resource_line(resource) for resource in resources),
+        {"group": group, "resources": [resource.model_dump(mode="json") for resource in page]},
+        *(resource_line(resource) for resource in page),
+        *more,
     )

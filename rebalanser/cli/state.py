@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
-from rebalanser.cli.lines import plain
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, LimitOption, RegistryOption
+from rebalanser.cli.lines import first_nodes, plain
 from rebalanser.errors import RetryLater
 from rebalanser.group import open_coordinator
 from rebalanser.protocol import Topic, TopicKind
@@ -34,18 +34,24 @@ def status(
             "--exit-code", help="Exit with 1 unless it is balanced and every resource has an owner."
         ),
     ] = False,
+    limit: LimitOption = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a group: its nodes, its leader, whether it is balanced, and what waits for an owner."""
+    """Show a group: its nodes, its leader, whether it is balanced, and what waits for an owner.
+
+    With --limit the JSON has N nodes and N resources at most.
+    """
     face = Face.of(registry, json)
     state = face.state(group)
+    most = face.limit(limit)
     if face.on_terminal:
         from rebalanser.cli.table import render  # noqa: PLC0415 - slow to import
 
-        face.draw(render(state))
+        face.draw(render(state, most_nodes=most))
     else:
-        face.answer(state, *plain(state))
+        cut = {"nodes": tuple(first_nodes(state, most)), "resources": state.resources[:most]}
+        face.answer(state.model_copy(update=cut), *plain(state, most))
     if exit_code and not state.all_owned:
         raise typer.Exit(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,11 +13,24 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rebalanser.cli.lines import condition, condition_of, counted, first_waits, owned
+from rebalanser.cli.lines import (
+    condition,
+    condition_of,
+    counted,
+    first_nodes,
+    first_waits,
+    more_nodes,
+    owned,
+)
 from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_LINES: Final = 10
 """How many lines of the table one node gets where the height is not limited."""
+MOST_ROWS: Final = 200
+"""How many lines all of them get, unless there are more nodes."""
+
+MOST_CELLS: Final = 1_000
+"""How many resources beside one node are laid out: more than fit anywhere."""
 
 FRAME_LINES: Final = 6
 """What the table needs beside its rows: the title, the head with its three rules, and the legend."""
@@ -30,19 +42,25 @@ HELD, COMING, LEAVING = "green", "yellow", "red"
 LEGEND: Final = "★ leads   ● held   ○ coming   ◌ leaving   the number is the fencing token"
 
 
-def render(state: GroupState, note: str | None = None, height: int | None = None) -> RenderableType:
+def render(
+    state: GroupState, note: str | None = None, height: int | None = None, most_nodes: int | None = None
+) -> RenderableType:
     """The group as a table: a row for each node, with the resources that it holds, gets and gives up.
 
     ``note`` is shown below it, for what a person should know beside the state. With a ``height`` it is kept
-    within so many lines and those that the note takes beyond its first: what does not fit is counted.
+    within so many lines and those that the note takes beyond its first: what does not fit is counted, as are
+    nodes beyond ``most_nodes``.
     """
     below = [Text(line, style=COMING, no_wrap=True, overflow="ellipsis") for line in first_waits(state)]
     if note is not None:
         below.append(Text(note, style="bold red"))
     if not state.nodes:
         return Group(_title(state), *below)
-    room = len(state.nodes) * MOST_LINES if height is None else height - FRAME_LINES - len(below)
-    nodes = state.nodes
+    nodes = first_nodes(state, most_nodes)
+    if len(nodes) < len(state.nodes):
+        below.insert(0, Text(more_nodes(state, nodes), style="dim"))
+    unlimited = min(len(nodes) * MOST_LINES, max(len(nodes), MOST_ROWS))
+    room = unlimited if height is None else height - FRAME_LINES - len(below)
     if len(nodes) > room:
         nodes = nodes[: max(1, room - 1)]
         below.insert(0, Text(f"  and {counted(len(state.nodes) - len(nodes), 'more node')}", style="dim"))
@@ -66,17 +84,22 @@ def _table(state: GroupState, nodes: Sequence[NodeState], most_lines: int) -> Ta
     table.add_column("state", no_wrap=True)
     table.add_column("holds", justify="right", no_wrap=True)
     table.add_column("resources", ratio=1)
-    concerned: defaultdict[str, list[ResourceState]] = defaultdict(list)
-    for resource in sorted(state.resources, key=lambda each: _as_people_count(each.resource)):
+    concerned: dict[str, list[ResourceState]] = {node.node: [] for node in nodes}
+    for resource in state.resources:
         for identity in {resource.held_by, resource.assigned_to}:
-            if identity is not None:
+            if identity in concerned:
                 concerned[identity].append(resource)
     for node in nodes:
+        resources = concerned[node.node]
+        first = resources
+        if len(resources) > MOST_CELLS:
+            first = sorted(resources, key=lambda each: each.held_by == each.assigned_to)[:MOST_CELLS]
+        first = sorted(first, key=lambda each: _as_people_count(each.resource))
         table.add_row(
             Text(f"{'★' if node.leader else ' '} {node.label}", style="bold" if node.leader else ""),
             Text(condition_of(node), style=HELD if node.completed else COMING),
             Text(f"{node.held}/{node.assigned}"),
-            _Cells([_cell(node, resource) for resource in concerned[node.node]], most_lines),
+            _Cells([_cell(node, resource) for resource in first], len(resources) - len(first), most_lines),
         )
     return table
 
@@ -94,6 +117,8 @@ class _Cells:
     """Resources in even columns, as many as the width allows; what moves is shown first if not all fits."""
 
     cells: Sequence[_Cell]
+    others: int
+    """How many more there are, which nothing has room for."""
     most_lines: int
 
     def _widths(self) -> tuple[int, int]:
@@ -107,7 +132,7 @@ class _Cells:
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[Text]:
         widest, line = self._widths()
-        if line <= options.max_width:
+        if line <= options.max_width and not self.others:
             yield Text(GAP).join(cell.text for cell in self.cells)
             return
         width = min(widest, options.max_width)
@@ -118,12 +143,11 @@ class _Cells:
             yield Text(GAP, no_wrap=True, overflow="ellipsis").join(row)
 
     def _that_fit(self, room: int) -> list[Text]:
-        if len(self.cells) <= room:
+        if len(self.cells) <= room and not self.others:
             return [cell.text for cell in self.cells]
         first = sorted(self.cells, key=lambda cell: not cell.moves)[: max(0, room - 1)]
-        more = Text(
-            f"{'and ' if first else ''}{len(self.cells) - len(first):,} {'more' if first else 'in all'}"
-        )
+        rest = len(self.cells) + self.others - len(first)
+        more = Text(f"{'and ' if first else ''}{rest:,} {'more' if first else 'in all'}")
         more.stylize("dim")
         return [*(cell.text for cell in first), more]
 

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,9 @@ import typer
 import rebalanser
 from rebalanser.admin import Admin
 from rebalanser.cli import application, check, face, main
-from rebalanser.cli.face import default_url
+from rebalanser.cli.face import Face, default_url
 from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
+from rebalanser.group import Group
 from rebalanser.registry import GroupStore, RegistryCoordinator, open_registry
 from rebalanser.registry.contract import Grant, Granted, Put, Transaction
 from rebalanser.runtime import dead_man, narration
@@ -295,6 +296,41 @@ def test_the_state_of_a_group_can_be_asked_for(cli: Cli) -> None:
     assert state.code == 1
     assert state.document["balanced"] is False
     assert len(state.document["resources"]) == 3
+
+
+def test_a_large_group_is_shown_in_pages(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"a {number:03}" for number in range(250)]
+    cli("resources", "add", "orders", *names)
+    whole = cli("resources", "list", "orders")
+    assert whole.out.count("\n") == 250, "a script gets all, unless it asks for less"
+    with monkeypatch.context() as patched:
+        patched.setattr(Face, "on_terminal", True)
+        first = cli("resources", "list", "orders").out.splitlines()
+        last = cli("resources", "list", "orders", "--after", "a 199").out
+    assert first[:100] == whole.out.splitlines()[:100]
+    assert first[100:] == ["… 150 more, use --after 'a 099'"]
+    assert last.splitlines() == whole.out.splitlines()[200:]
+    page = cli("resources", "list", "orders", "--after", "a 099", "--limit", "2", "--json").document
+    assert [each["resource"] for each in page["resources"]] == ["a 100", "a 101"]
+    state = cli("status", "orders", "--limit", "2", "--json").document
+    assert len(state["resources"]) == 2
+    assert state["owned"] + state["unowned"] == 250
+
+
+def test_the_resources_of_one_node_are_listed(cli: Cli) -> None:
+    url = os.environ["REBALANSER_REGISTRY"]
+    groups = [Group("orders", url, node=label) for label in ("one", "two")]
+    with Admin("orders", url) as admin, ExitStack() as running:
+        admin.add("a", pin="one")
+        admin.add("b", pin="two")
+        for group in groups:
+            group.on_start(lambda _: None)
+            group.on_stop(lambda _: None)
+            running.enter_context(group)
+        admin.wait_balanced(PATIENCE_S)
+        listed = cli("resources", "list", "orders", "--node", "two", "--json").document["resources"]
+        assert [each["resource"] for each in listed] == ["b"]
+        assert cli("resources", "list", "orders", "--node", "three").out == ""
 
 
 @pytest.mark.rule("RB-30")

@@ -212,6 +212,33 @@ def test_what_moves_is_shown_though_not_all_fits() -> None:
     assert " more " in text
 
 
+def test_many_nodes_are_cut_short_on_a_terminal_those_that_are_ready_last() -> None:
+    labels = [f"worker-{number:04}" for number in range(1_000)]
+    nodes = tuple(node(label, completed=label != "worker-0777") for label in labels)
+    group = state(*(resource(f"part-{n}", labels[n % 1_000], None) for n in range(5_000)), nodes=nodes)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render(group, most_nodes=50))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len([line for line in lines if "worker-" in line and "waits" not in line]) == 50
+    assert len(lines) < 250
+    assert "worker-0777" in lines[4]
+    assert "  … 950 more nodes, use --limit 1000" in [line.rstrip() for line in lines]
+    text = plain(group, 50)
+    assert text[1] == "  worker-0777: rebalancing, holds 1 of 1 assigned"
+    assert text[51] == "  … 950 more nodes, use --limit 1000"
+    assert len(plain(group)) > 1_000
+
+
+def test_what_no_row_has_room_for_is_counted() -> None:
+    held = [resource(f"partition-{number:05}", "one", "one") for number in range(20_000)]
+    coming = resource("zzz", "one", None)
+    text = shown(state(*held, coming, nodes=NODES[:1]), width=100)
+    assert "○ zzz" in text
+    seen = text.count("partition-") + 1
+    assert f"and {20_001 - seen:,} more" in text
+
+
 def test_a_value_gives_no_orders_to_the_terminal() -> None:
     odd = resource("a", None, None).model_copy(update={"attributes": {"k": "\x1b[2Jx", "l": "y"}})
     assert resource_line(odd) == "a: no owner, k='\\x1b[2Jx', l=y"
