@@ -42,12 +42,14 @@ def balanced(
         return {}
     free = set(resources).difference(pinned)
     fixed = _fixed(live, resources, pinned)
-    held = _held(live, free, previous)
+    held, unheld = _held(live, free, previous)
     quotas = _quotas({node: len(fixed[node]) for node in live}, held, len(free))
 
-    leaving = chain.from_iterable(held[node][quotas[node] :] for node in live)
-    waiting = sorted(chain(free.difference(*held.values()), leaving))
-    shares = {node: held[node][: quotas[node]] for node in live}
+    shares = {node: _sorted(held[node], previous.get(node, ())) for node in live}
+    leaving = chain.from_iterable(shares[node][quotas[node] :] for node in live)
+    waiting = sorted(chain(unheld, leaving))
+    for node in live:
+        del shares[node][quotas[node] :]
     free_places = vacancies({node: quotas[node] - len(shares[node]) for node in live})
     for name, node in zip(waiting, free_places, strict=True):
         shares[node].append(name)
@@ -60,9 +62,8 @@ def moves(previous: Mapping[str, Collection[str]], allocation: Mapping[str, Coll
     ``allocation`` has every live node as a key, also those that own nothing, as :func:`balanced` gives it.
     Resources that no live node had, or that are on no node now, are not counted (RB-10).
     """
-    owners = {name: node for node, names in allocation.items() for name in names}
-    held = _held(sorted(allocation), owners, previous)
-    return sum(owners[name] != node for node, names in held.items() for name in names)
+    held, _ = _held(sorted(allocation), set().union(*allocation.values()), previous)
+    return sum(len(names.difference(allocation[node])) for node, names in held.items())
 
 
 def minimum_moves(
@@ -81,7 +82,7 @@ def minimum_moves(
     free = set(resources).difference(pinned)
     fixed = _fixed(live, resources, pinned)
     loads = {node: len(fixed[node]) for node in live}
-    held = {node: len(names) for node, names in _held(live, free, previous).items()}
+    held = {node: len(names) for node, names in _held(live, free, previous)[0].items()}
     level, extra = _water_level(loads.values(), len(free))
 
     forced = moves(previous, fixed)
@@ -110,7 +111,7 @@ def _fixed(
 ) -> dict[str, list[str]]:
     """What pins alone put on each live node."""
     fixed: dict[str, list[str]] = {node: [] for node in live}
-    for name in set(resources).intersection(pinned):
+    for name in set(resources).intersection(pinned) if pinned else ():
         if pinned[name] in fixed:
             fixed[pinned[name]].append(name)
     return fixed
@@ -118,16 +119,21 @@ def _fixed(
 
 def _held(
     live: Sequence[str], names: Iterable[str], previous: Mapping[str, Collection[str]]
-) -> dict[str, list[str]]:
-    """Which of ``names`` each live node held, sorted; of several the first in ``live``, which is in order."""
+) -> tuple[dict[str, set[str]], set[str]]:
+    """Which of ``names`` each live node held, and which none; of several the first in ``live``."""
     without_holder = set(names)
-    held: dict[str, list[str]] = {}
+    held: dict[str, set[str]] = {}
     for node in live:
-        # dict.fromkeys keeps the order where a set would not: sorting what is in order already is linear.
-        own = [name for name in dict.fromkeys(previous.get(node, ())) if name in without_holder]
-        without_holder.difference_update(own)
-        held[node] = sorted(own)
-    return held
+        held[node] = without_holder.intersection(previous.get(node, ()))
+        without_holder -= held[node]
+    return held, without_holder
+
+
+def _sorted(held: Collection[str], previous: Collection[str]) -> list[str]:
+    """Those of the previous names that are held, sorted; this is linear if they are in order already."""
+    if len(held) == len(previous):
+        return sorted(previous)
+    return sorted(name for name in dict.fromkeys(previous) if name in held)
 
 
 def _water_level(loads: Iterable[int], free: int) -> tuple[int, int]:
@@ -140,7 +146,7 @@ def _water_level(loads: Iterable[int], free: int) -> tuple[int, int]:
     return divmod(poured, below)
 
 
-def _quotas(loads: Mapping[str, int], held: Mapping[str, Sequence[str]], free: int) -> dict[str, int]:
+def _quotas(loads: Mapping[str, int], held: Mapping[str, Collection[str]], free: int) -> dict[str, int]:
     """How many free resources each node gets; ``loads`` are the pinned ones."""
     level, extra = _water_level(loads.values(), free)
     fullest_first = sorted(
