@@ -664,7 +664,7 @@ def example_state() -> GroupState:
         members=nodes,
         resources={resource: ResourceSpec(resource) for resource in resources},
         drained=frozenset(),
-        header=Header(version=17, term=3, revision=40, shares=dict.fromkeys(nodes, 17)),
+        header=Header(version=17, term=3, revision=40),
         shares={node: Share(17, frozenset(r for r in resources if wanted[r] == node)) for node in nodes},
         leftover_shares=frozenset(),
         acknowledged={"1": 17},
