@@ -114,8 +114,9 @@ class SqliteRegistry(Registry):
             InternalError: the request is not well formed; no effect.
         """
         deadline = Deadline.after(timeout_s)
-        if isinstance(request, Transaction):
-            transactions.check(request)
+        transaction = request.proof if isinstance(request, KeepAlive) else request
+        if isinstance(transaction, Transaction):
+            transactions.check(transaction)
         if isinstance(request, Transaction) and not transactions.may_write(request):
             return self._read(request, deadline)
         with self._alone(self._lock, deadline):
@@ -238,8 +239,10 @@ class SqliteRegistry(Registry):
                     return self._carry_out(request)
                 case Grant(ttl_s):
                     return leases.grant(self._store, ttl_s)
-                case KeepAlive(lease):
+                case KeepAlive(lease, proof):
                     leases.keep_alive(self._store, lease)
+                    if proof is not None:
+                        return self._carry_out(proof)
                 case Revoke(lease):
                     leases.end(self._store, lease)
             return Done()

@@ -23,7 +23,9 @@ raises any other error, and then it had and will have no effect.
 sees a key of the lease at its create revision does. Nor does it prove that the lease was renewed: it may
 come from a leader of the store that was deposed and does not know it yet. A store that has leaders says
 with each answer in which ``term`` it was given; a keep-alive renewed the lease only if a later transaction
-was answered in the same term.
+was answered in the same term. A keep-alive may carry that transaction as its ``proof``. A store that can
+renew and prove in one atomic step answers with the proof's :class:`Outcome`, as seen after the renewal; any
+other answers :class:`Done`, and then the caller sends the proof itself.
 
 **Watches.** A watch tells what changed, in the order of revisions, from the revision asked for on: each
 change at least once, or :class:`HistoryLost`, which means "read again: changes up to this revision may be
@@ -158,9 +160,13 @@ class Grant:
 
 @record
 class KeepAlive:
-    """Renew a lease to its full time; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended."""
+    """Renew a lease to its full time; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended.
+
+    A ``proof`` only reads. One that the store refuses renews nothing.
+    """
 
     lease: int
+    proof: Transaction | None = None
 
 
 @record
@@ -183,7 +189,7 @@ class Granted:
 
 @record
 class Done:
-    """The answer to :class:`KeepAlive` and :class:`Revoke`; ``term`` as for :class:`Outcome`."""
+    """The answer to :class:`Revoke` and to a :class:`KeepAlive`; ``term`` as for :class:`Outcome`."""
 
     term: int = field(default=0, compare=False)
 

@@ -60,6 +60,7 @@ from rebalanser.registry.dialogue import (
     Answer,
     Dialogue,
     Dialogues,
+    Reading,
     all_entries,
     failure,
     nested_outcome,
@@ -111,8 +112,9 @@ class MemberDialogues(Dialogues):
         if found is None:
             return Failed("the node key came and went; register again")
         session = Session(node, found.lease, found.create_revision)
-        renewed = yield KeepAlive(session.lease)
-        answer = yield Transaction(guards=self._alive(session))
+        proof = Transaction(guards=self._alive(session))
+        renewed = yield KeepAlive(session.lease, proof)
+        answer = yield from self._proof_of(renewed, proof)
         if not outcome_of(answer).succeeded:
             return Failed("the lease of an earlier attempt has ended; register again")
         if not self._is_renewal(renewed, answer):
@@ -125,10 +127,6 @@ class MemberDialogues(Dialogues):
         A failure has no effect only if the renewal had none: whatever came after it may have renewed.
         """
         session, keys = command.session, self.keys
-        try:
-            renewed = yield KeepAlive(session.lease)
-        except LeaseNotFound:
-            return (yield from self._confirm_loss(session))
         looks: list[Operation] = [
             Stat(keys.shares_of(session.node)),
             Get(keys.header, keys_only=True),
@@ -140,8 +138,13 @@ class MemberDialogues(Dialogues):
             looks.append(Get(keys.node(command.leader), keys_only=True))
         blockers = sorted(command.blockers)[: max(0, self._max_operations - len(looks))]
         looks += [Get(keys.release(node)) for node in blockers]
+        proof = Transaction(guards=self._alive(session), then=tuple(looks))
         try:
-            answer = yield Transaction(guards=self._alive(session), then=tuple(looks))
+            renewed = yield KeepAlive(session.lease, proof)
+        except LeaseNotFound:
+            return (yield from self._confirm_loss(session))
+        try:
+            answer = yield from self._proof_of(renewed, proof)
         except RebalanserError as error:
             return self._half_done(error, begun=True)
         outcome = outcome_of(answer)
@@ -151,9 +154,15 @@ class MemberDialogues(Dialogues):
             return Failed(RENEWED_IN_VAIN, unknown=True)
         return self._seen(command, outcome, self._proven_at(renewed, answer), blockers)
 
+    def _proof_of(self, renewed: Answer, proof: Transaction) -> Reading[Answer]:
+        """Answer to the proof: the renewal's if the registry did both in one step, else one of its own."""
+        if isinstance(renewed.reply, contract.Outcome):
+            return renewed
+        return (yield proof)
+
     def _is_renewal(self, renewed: Answer, proof: Answer) -> bool:
         """Whether one leader of the registry answered both; one that was deposed renews nothing (RB-21)."""
-        if not isinstance(renewed.reply, Done):
+        if not isinstance(renewed.reply, Done | contract.Outcome):
             raise InternalError(f"a keep-alive was answered with {renewed.reply!r}")
         return renewed.reply.term == outcome_of(proof).term
 

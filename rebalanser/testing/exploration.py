@@ -474,7 +474,12 @@ class State(NamedTuple):
 
 
 class _Store(MemoryStore):
-    """The memory store; a lease ends when a step says so."""
+    """The memory store; a lease ends when a step says so.
+
+    A renewal and its proof are two steps, so that others come between them.
+    """
+
+    proves_renewals = False
 
     def __init__(self, clock: _Clock) -> None:
         super().__init__(clock, max_history=1)
@@ -571,6 +576,8 @@ class _Moving:
     def come_late(self, conversation: Conversation) -> None:
         """Nobody waits for a request any more. What only reads has no effect then."""
         request = conversation.request
+        if isinstance(request, KeepAlive):
+            request = KeepAlive(request.lease)
         if isinstance(request, Transaction) and not _writes(request.then + request.otherwise):
             return
         form = form_of((conversation.origin, request))

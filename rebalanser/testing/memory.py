@@ -97,6 +97,9 @@ class MemoryStore(KeyValueStore[_Lease]):
     when the present change has been told to all.
     """
 
+    proves_renewals = True
+    """True if a keep-alive is answered with its proof; False as a store answers that takes two steps."""
+
     def __init__(
         self,
         clock: Clock,
@@ -144,9 +147,12 @@ class MemoryStore(KeyValueStore[_Lease]):
                     return self.transact(request)
                 case Grant(ttl_s=ttl_s):
                     return self._grant(ttl_s)
-                case KeepAlive(lease=lease):
+                case KeepAlive(lease=lease, proof=proof):
                     held = self.lease(lease)
+                    outcome = self.transact(proof) if proof and self.proves_renewals else None
                     held.ends_at = self._clock.now() + held.ttl_s
+                    if outcome is not None:
+                        return outcome
                 case Revoke(lease=lease):
                     if lease in self._leases:
                         self.end(lease)

@@ -248,6 +248,15 @@ def grant(registry: Registry, ttl_s: float) -> Granted:
     return granted
 
 
+def renew(registry: Registry, lease: int, proof: Transaction) -> Outcome:
+    """Renew a lease and prove it, in one step or in two as the registry can."""
+    renewed = registry.execute(KeepAlive(lease, proof), TIMEOUT_S)
+    if isinstance(renewed, Outcome):
+        return renewed
+    assert renewed == Done()
+    return commit(registry, *proof.then, guards=proof.guards, otherwise=proof.otherwise)
+
+
 def revision_now(registry: Registry) -> int:
     """The registry's latest revision."""
     return commit(registry).revision
@@ -763,6 +772,66 @@ class RegistryConformance:
         renewed = registry.execute(KeepAlive(granted.lease), TIMEOUT_S)
         assert isinstance(renewed, Done)
         assert renewed.term == commit(registry).term
+
+    def test_a_renewal_is_proved(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "A keep-alive may carry that transaction as its ``proof``", and "Renew a lease to its full
+        time"."""
+        granted = grant(registry, harness.min_ttl_s)
+        key, absent = harness.prefix + "k", harness.prefix + "absent"
+        created = put(registry, key, b"v", granted.lease)
+        stored = KeyValue(key, b"v", created, created, granted.lease)
+        proof = Transaction(
+            (Created(key, created),), (Get(key), Get(absent), Stat(harness.prefix)), otherwise=(Get(absent),)
+        )
+        expected = Outcome(succeeded=True, revision=created, results=(stored, None, Stats(1, created)))
+        for _ in range(6):
+            harness.let_pass(granted.ttl_s / 2)
+            assert renew(registry, granted.lease, proof) == expected
+        harness.let_pass(past_end(registry, granted))
+        assert get(registry, key) is None
+
+    def test_a_proof_sees_what_others_did(self, connect: Connect, harness: RegistryHarness) -> None:
+        """Holds: "answers with the proof's :class:`Outcome`, as seen after the renewal"; the lease is no
+        proof."""
+        registry, other = connect(), connect()
+        granted = grant(registry, harness.min_ttl_s * 10)
+        key = harness.prefix + "k"
+        created = put(registry, key, b"", granted.lease)
+        proof = Transaction((Created(key, created),), (), (Get(key),))
+        assert renew(registry, granted.lease, proof).succeeded
+        commit(other, Delete(key))
+        assert not renew(registry, granted.lease, proof).succeeded
+        again = put(other, key, b"again", granted.lease)
+        stored = KeyValue(key, b"again", again, again, granted.lease)
+        assert renew(registry, granted.lease, proof) == Outcome(
+            succeeded=False, revision=again, results=(stored,)
+        )
+
+    def test_no_proof_makes_up_for_an_ended_lease(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended", whatever its proof."""
+        ended, revoked = grant(registry, harness.min_ttl_s), grant(registry, harness.min_ttl_s)
+        proof = Transaction((Absent(harness.prefix + "absent"),))
+        registry.execute(Revoke(revoked.lease), TIMEOUT_S)
+        with pytest.raises(LeaseNotFound):
+            registry.execute(KeepAlive(revoked.lease, proof), TIMEOUT_S)
+        harness.let_pass(past_end(registry, ended))
+        with pytest.raises(LeaseNotFound):
+            registry.execute(KeepAlive(ended.lease, proof), TIMEOUT_S)
+
+    def test_a_refused_proof_renews_nothing(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "One that the store refuses renews nothing"."""
+        granted = grant(registry, harness.min_ttl_s)
+        key = harness.prefix + "k"
+        put(registry, key, b"", granted.lease)
+        proof = Transaction(then=(Get(key),) * (registry.capabilities.max_operations + 1))
+        harness.let_pass(granted.ttl_s / 2)
+        try:
+            renewed = registry.execute(KeepAlive(granted.lease, proof), TIMEOUT_S)
+        except RequestTooLarge:
+            harness.let_pass(past_end(registry, granted) - granted.ttl_s / 2)
+            assert get(registry, key) is None
+        else:
+            assert renewed == Done(), "a proof that is too large was answered"
 
     def test_putting_a_key_renews_nothing(self, registry: Registry, harness: RegistryHarness) -> None:
         """A lease ends "without a :class:`KeepAlive`", whatever else its holder does."""

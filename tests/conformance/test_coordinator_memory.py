@@ -20,9 +20,10 @@ class MemoryHarness(CoordinatorHarness):
 
     min_ttl_s = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self, proves_renewals: bool = True) -> None:
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock)
+        self.store.proves_renewals = proves_renewals
 
     def open(self, group: str = "group") -> Coordinator:
         return RegistryCoordinator(MemoryRegistry(self.store), "root", group, self.clock.now, PATIENCE_S)
@@ -44,3 +45,11 @@ class TestMemory(CoordinatorConformance):
     @pytest.fixture
     def harness(self) -> CoordinatorHarness:
         return MemoryHarness()
+
+
+class TestMemoryInTwoSteps(TestMemory):
+    """A store that renews a lease in one step and proves it in another."""
+
+    @pytest.fixture
+    def harness(self) -> CoordinatorHarness:
+        return MemoryHarness(proves_renewals=False)

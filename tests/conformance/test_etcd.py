@@ -53,7 +53,7 @@ def end_leases(server: EtcdCluster) -> None:
             server.call("/v3/lease/revoke", {"ID": lease["ID"]})
 
 
-@pytest.mark.rule("RB-20", "RB-28", "RB-33")
+@pytest.mark.rule("RB-20", "RB-21", "RB-28", "RB-33")
 @pytest.mark.lesson(16)
 class TestEtcd(RegistryConformance):
     @pytest.fixture

@@ -19,9 +19,10 @@ class MemoryHarness(RegistryHarness):
     prefix = "conformance/"
     min_ttl_s = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self, proves_renewals: bool = True) -> None:
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock)
+        self.store.proves_renewals = proves_renewals
 
     def open(self) -> Registry:
         return MemoryRegistry(self.store)
@@ -37,9 +38,17 @@ class MemoryHarness(RegistryHarness):
         self.store.restart()
 
 
-@pytest.mark.rule("RB-20", "RB-28", "RB-33")
+@pytest.mark.rule("RB-20", "RB-21", "RB-28", "RB-33")
 @pytest.mark.lesson(16)
 class TestMemory(RegistryConformance):
     @pytest.fixture
     def harness(self) -> RegistryHarness:
         return MemoryHarness()
+
+
+class TestMemoryInTwoSteps(TestMemory):
+    """A store that renews a lease in one step and proves it in another."""
+
+    @pytest.fixture
+    def harness(self) -> RegistryHarness:
+        return MemoryHarness(proves_renewals=False)

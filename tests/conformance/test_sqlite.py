@@ -45,7 +45,7 @@ class SqliteHarness(RegistryHarness):
         with_it.close()
 
 
-@pytest.mark.rule("RB-20", "RB-28", "RB-33")
+@pytest.mark.rule("RB-20", "RB-21", "RB-28", "RB-33")
 @pytest.mark.lesson(16)
 class TestSqlite(RegistryConformance):
     @pytest.fixture

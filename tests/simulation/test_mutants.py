@@ -536,6 +536,7 @@ MUTANTS = (
         ),
         frozenset({"RB-3"}),
         "late requests",
+        first=140,
     ),
     Mutant(
         "OnStop passed over",

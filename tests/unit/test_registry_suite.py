@@ -246,6 +246,47 @@ class KeepsNoLease(MemoryStore):
         return reply
 
 
+class ProvesByTheLease(MemoryStore):
+    """A proof holds as long as the lease does."""
+
+    def execute(self, request: Request) -> Reply:
+        reply = super().execute(request)
+        if isinstance(request, KeepAlive) and isinstance(reply, Outcome):
+            return replace(reply, succeeded=True)
+        return reply
+
+
+class RenewsNoneThatIsProved(MemoryStore):
+    """A keep-alive with a proof only reads."""
+
+    def execute(self, request: Request) -> Reply:
+        if isinstance(request, KeepAlive) and request.proof:
+            self.lease(request.lease)
+            return super().execute(request.proof)
+        return super().execute(request)
+
+
+class ProvesWithoutLease(MemoryStore):
+    """A proof is answered though the lease has ended."""
+
+    def execute(self, request: Request) -> Reply:
+        try:
+            return super().execute(request)
+        except LeaseNotFound:
+            if isinstance(request, KeepAlive) and request.proof:
+                return super().execute(request.proof)
+            raise
+
+
+class RenewsBeforeItRefuses(MemoryStore):
+    """A lease is renewed though its proof is refused."""
+
+    def execute(self, request: Request) -> Reply:
+        if isinstance(request, KeepAlive):
+            super().execute(KeepAlive(request.lease))
+        return super().execute(request)
+
+
 class PutRenews(MemoryStore):
     """A put under a lease keeps it alive."""
 
@@ -388,6 +429,10 @@ FAULTS: dict[type[MemoryStore], str] = {
     AnswersInManyTerms: "test_one_leader_answers_in_one_term",
     RevokesOnce: "test_revoking_twice",
     KeepsNoLease: "test_keeping_alive_renews_to_the_full_time",
+    ProvesByTheLease: "test_a_proof_sees_what_others_did",
+    RenewsNoneThatIsProved: "test_a_renewal_is_proved",
+    ProvesWithoutLease: "test_no_proof_makes_up_for_an_ended_lease",
+    RenewsBeforeItRefuses: "test_a_refused_proof_renews_nothing",
     PutRenews: "test_putting_a_key_renews_nothing",
     HalfDone: "test_putting_under_a_dead_lease",
     StaysAttached: "test_a_put_decides_whose_the_key_is",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rebalanser_sqlite import leases
+from rebalanser_sqlite import SqliteRegistry, leases
 from rebalanser_sqlite.store import Store
 
 from rebalanser import group as group_module
@@ -433,6 +433,32 @@ MUTANTS = (
         (Switch(leases, "_DELETE_KEYS", lambda original: f"{original} AND 0"),),
         "conformance/test_sqlite.py::TestSqlite::test_a_lease_ends_with_all_its_keys_at_once",
         "RB-20",
+    ),
+    _mutant(
+        "proof in place of a renewal",
+        "a keep-alive that is answered with its proof renewed the lease in SQLite",
+        _edit(SqliteRegistry, "_reply", "leases.keep_alive(self._store, lease)", "pass"),
+        "conformance/test_sqlite.py::TestSqlite::test_a_renewal_is_proved",
+        "RB-21",
+    ),
+    _mutant(
+        "renewal in place of a proof",
+        "a lease that was renewed in SQLite proves nothing if the node's key is gone",
+        _edit(
+            SqliteRegistry,
+            "_reply",
+            "self._carry_out(proof)",
+            "self._carry_out(Transaction(then=proof.then))",
+        ),
+        "conformance/test_sqlite.py::TestSqlite::test_a_proof_sees_what_others_did",
+        "RB-21",
+    ),
+    _mutant(
+        "proof of its own time",
+        "a proof counts from before the renewal was sent, in one request as in two",
+        _edit(Translation, "_proven_at", "renewed.sent_at", "proof.sent_at"),
+        "unit/test_translation.py::test_a_heartbeat_renews_and_proves_in_one_request_where_the_registry_can",
+        "RB-21",
     ),
     _mutant(
         "a lost log goes unnoticed",

@@ -88,7 +88,7 @@ ODD_NAMES = ("100%", "%2F", "a/b", "a", "a/", "/", "ü", "日本", "*", "a b", "
 
 
 class Wire:
-    """A store, with the means to count requests and to lose some."""
+    """A store, with the means to count requests and to lose some; sent one a second."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Wire:
                 if error is not None:
                     request = dialogue.throw(error)
                 else:
-                    request = dialogue.send(Answer(self.reply(request), 0.0))
+                    request = dialogue.send(Answer(self.reply(request), float(len(self.requests))))
         except StopIteration as stop:
             result: ResultT = stop.value
             return result
@@ -205,6 +205,7 @@ def test_only_the_leader_that_proves_a_lease_can_have_renewed_it(
     monkeypatch: pytest.MonkeyPatch, renewed_in: int, outcome: type[Outcome]
 ) -> None:
     wire = Wire()
+    wire.store.proves_renewals = False
     session = wire.join()
     reply = wire.reply
 
@@ -409,9 +410,37 @@ def test_a_heartbeat_had_no_effect_only_if_its_keep_alive_was_never_sent(
 ) -> None:
     """Else a node that leaves would not wait for a lease that it has just renewed."""
     wire = Wire()
+    wire.store.proves_renewals = False
     session = wire.join()
     wire.disturb = lambda number: answers[number - 1]
     assert wire.perform(Heartbeat(session), Failed).unknown is unknown
+
+
+@pytest.mark.rule("RB-21")
+@pytest.mark.parametrize(("proves_renewals", "requests"), [(True, 1), (False, 2)])
+def test_a_heartbeat_renews_and_proves_in_one_request_where_the_registry_can(
+    proves_renewals: bool, requests: int
+) -> None:
+    wire = Wire()
+    wire.store.proves_renewals = proves_renewals
+    session = wire.join()
+    alive = wire.perform(Heartbeat(session), Alive)
+    assert len(wire.requests) == requests
+    assert alive.proven_at == 1.0, "the instant before the renewal was sent"
+
+
+@pytest.mark.rule("RB-21", "RB-22")
+@pytest.mark.parametrize("proves_renewals", [True, False])
+def test_a_lease_that_lives_proves_nothing_once_the_nodes_key_is_gone(proves_renewals: bool) -> None:
+    wire = Wire()
+    wire.store.proves_renewals = proves_renewals
+    session = wire.join()
+    key = wire.keys.node(session.node)
+    wire.reply(Transaction(then=(Delete(key),)))
+    wire.perform(Heartbeat(session), SessionLost)
+    wire.reply(Transaction(then=(Put(key, b"another's", session.lease),)))
+    wire.perform(Heartbeat(session), SessionLost)
+    assert session.lease in wire.store.leases
 
 
 def names(count: int) -> frozenset[str]:

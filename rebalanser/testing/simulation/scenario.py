@@ -57,6 +57,8 @@ class Scenario:
     """Minimum and maximum seconds after which a late request takes effect."""
     max_operations: int = MEMORY_CAPABILITIES.max_operations
     max_request_bytes: int = MEMORY_CAPABILITIES.max_request_bytes
+    proves_renewals: bool = False
+    """True if the registry renews a lease and proves it in one step, False in two."""
     operators: int = 0
     """Operators that send requests through the network; with none, what is asked for happens at once."""
     turn_s: float = 0.0
@@ -138,6 +140,7 @@ class Profile:
             mean_between_faults_s=random.uniform(*self.mean_between_faults_s),
             burst=random.uniform(*self.burst),
             writes=random.choice((0.1, 0.5)),
+            proves_renewals=random.random() < 0.5,
         )
 
     def _hosts(self, random: Random) -> int:

@@ -28,6 +28,7 @@ from rebalanser.registry.contract import (
 from rebalanser.registry.dialogue import Answer
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.translation import Translation
+from rebalanser.runtime.clock import Clock
 from rebalanser.testing.memory import MemoryStore
 from rebalanser.testing.simulation.duties import Promptness
 from rebalanser.testing.simulation.faults import FaultKind
@@ -51,11 +52,15 @@ _TRIES_AGAIN = 0.5
 
 
 class SimulatedStore(MemoryStore):
-    """The memory store, whose leases may be found over a little later than they are."""
+    """The memory store of a scenario, whose leases may be found over a little later than they are."""
 
     late_until = 0.0
     serving: World | None = None
     """The group whose request is being carried out."""
+
+    def __init__(self, clock: Clock, scenario: Scenario) -> None:
+        super().__init__(clock, scenario.capabilities)
+        self.proves_renewals = scenario.proves_renewals
 
     def expire(self) -> None:
         """End the leases that are over, unless the registry is late just now."""
@@ -141,7 +146,7 @@ class World:
         self.groups.append(self)
         self.scheduler: Scheduler = beside.scheduler if beside else Scheduler()
         self.store: SimulatedStore = (
-            beside.store if beside else SimulatedStore(self.scheduler.clock, scenario.capabilities)
+            beside.store if beside else SimulatedStore(self.scheduler.clock, scenario)
         )
         self.keys: GroupKeys = GroupKeys("sim", NEIGHBOUR if beside else GROUP)
         self.translation = self.translation_class(self.keys, self.store.capabilities)
