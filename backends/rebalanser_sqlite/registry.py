@@ -23,6 +23,7 @@ from rebalanser.registry.contract import (
     Transaction,
     Watch,
 )
+from rebalanser.registry.store import check_transaction
 from rebalanser_sqlite import history, leases, transactions
 from rebalanser_sqlite.clock import Clock, HostClock, host_boot_id
 from rebalanser_sqlite.place import file_mode_from, file_of
@@ -116,7 +117,7 @@ class SqliteRegistry(Registry):
         deadline = Deadline.after(timeout_s)
         transaction = request.proof if isinstance(request, KeepAlive) else request
         if isinstance(transaction, Transaction):
-            transactions.check(transaction)
+            check_transaction(transaction, CAPABILITIES)
         if isinstance(request, Transaction) and not transactions.may_write(request):
             return self._read(request, deadline)
         with self._alone(self._lock, deadline):
@@ -217,10 +218,11 @@ class SqliteRegistry(Registry):
         with self._store.writing(deadline):
             before = self._store.revision()
             leases.end_those_over(self._store)
-            pages = self._store.pages()
+            may_grow = isinstance(request, Transaction | Grant)
+            pages = self._store.pages() if may_grow else 0
             # Raised after the commit only: the ended leases stay ended, and nothing else was written.
             reply = self._reply(request)
-            if isinstance(request, Transaction | Grant):
+            if may_grow:
                 self._store.check_room(pages)
             after = self._store.revision()
             if after > before:

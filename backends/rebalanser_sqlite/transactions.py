@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
+from rebalanser.errors import LeaseNotFound
 from rebalanser.registry.contract import (
     Absent,
     Created,
@@ -95,42 +95,6 @@ def may_write(transaction: Transaction) -> bool:
     )
 
 
-def check(transaction: Transaction) -> None:
-    """Refuse what no state of the registry could make right.
-
-    Raises:
-        RequestTooLarge: more operations in a list, or more bytes, than :class:`Capabilities` says.
-        InternalError: a key that is not printable ASCII, or transactions nested two levels deep.
-    """
-    size = _checked_size(transaction, nested=False)
-    if size > MAX_REQUEST_BYTES:
-        raise RequestTooLarge(f"the keys and values have {size} bytes; the limit is {MAX_REQUEST_BYTES}")
-
-
-def _checked_size(transaction: Transaction, *, nested: bool) -> int:
-    longest = max(len(transaction.guards), len(transaction.then), len(transaction.otherwise))
-    if longest > MAX_OPERATIONS:
-        raise RequestTooLarge(f"a list of {longest} guards or operations; the limit is {MAX_OPERATIONS}")
-    size = sum(_checked_key(guard.key) for guard in transaction.guards)
-    for operation in (*transaction.then, *transaction.otherwise):
-        if isinstance(operation, Transaction):
-            if nested:
-                raise InternalError("a transaction may be nested one level deep only")
-            size += _checked_size(operation, nested=True)
-        elif isinstance(operation, Range | Stat):
-            size += _checked_key(operation.prefix or " ")
-        else:
-            size += _checked_key(operation.key)
-            size += len(operation.value) if isinstance(operation, Put) else 0
-    return size
-
-
-def _checked_key(key: str) -> int:
-    if not key or not key.isascii() or not key.isprintable():
-        raise InternalError(f"{key!r} is no key: keys are printable ASCII text")
-    return len(key)
-
-
 def choose(connection: sqlite3.Connection, transaction: Transaction) -> Chosen:
     """Look at all guards, in the state before the transaction."""
     return _choose(connection, transaction, {})
@@ -205,11 +169,8 @@ def writes_of(connection: sqlite3.Connection, chosen: Chosen) -> Writes:
 
     Raises:
         LeaseNotFound: a put is under a lease that does not exist.
-        InternalError: a key is written twice.
     """
     operations = list(chosen.writes())
-    if len({operation.key for operation in operations}) < len(operations):
-        raise InternalError("a transaction may write a key once only")
     puts = tuple(operation for operation in operations if isinstance(operation, Put))
     for lease in {put.lease for put in puts} - {0}:
         if connection.execute(_LEASE, (lease,)).fetchone() is None:

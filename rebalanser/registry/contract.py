@@ -11,7 +11,9 @@ keys in one transaction.
 **What is ordered.** Every transaction that changes something gets a revision, an integer greater than every
 earlier one. A key's ``create_revision`` is the revision that put it where it was absent, its
 ``mod_revision`` the one that put it last. Several keys put by one transaction share the revision. Revisions
-never go back, not even when the registry restarts.
+never go back, not even when the registry restarts. Once another store, or an older copy, is in the place of
+the one that a connection was opened with, it answers nothing but
+:class:`~rebalanser.errors.RegistryRefused`.
 
 **What an outcome is.** ``execute`` returns, and then the request took effect as answered; or raises
 :class:`~rebalanser.errors.OutcomeUnknown`, and then it took effect, or will a little later, or never; or

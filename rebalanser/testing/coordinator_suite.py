@@ -80,8 +80,18 @@ from rebalanser.protocol.types import (
     TopicKind,
     Trouble,
 )
-from rebalanser.registry.contract import Capabilities
+from rebalanser.registry import contract
+from rebalanser.registry.contract import (
+    Capabilities,
+    Get,
+    KeyValue,
+    Operation,
+    Put,
+    Registry,
+    Transaction,
+)
 from rebalanser.registry.coordinator import Coordinator, Holding
+from rebalanser.registry.keys import GroupKeys
 from rebalanser.testing.waiting import PATIENCE_S
 
 LONG_TTL_S = 60.0
@@ -109,11 +119,12 @@ AWKWARD_NAMES = (
 class CoordinatorHarness(ABC):
     """What the suite needs of a backend: connections to one store, and power over its time.
 
-    Set ``can_lose_history`` to False where the store has no such thing; the test that needs it is then
-    reported as skipped, with the reason.
+    Set ``can_lose_history`` or ``can_hold_foreign`` to False where the store has no such thing; the test that
+    needs it is then reported as skipped, with the reason.
     """
 
     can_lose_history: bool = True
+    can_hold_foreign: bool = True
 
     min_ttl_s: float
     """The time to live of the suite's short leases, as short as the store lets it be honest."""
@@ -141,6 +152,53 @@ class CoordinatorHarness(ABC):
     def lose_history(self) -> None:
         """Make the store forget that anything changed, as a compaction does; what there is stays."""
         raise NotImplementedError("can_lose_history is True: forget the changes so far")
+
+    def plant_foreign(self) -> Callable[[], bool]:
+        """Write into the group "group" what no Rebalanser wrote; a check that all of it is there as written.
+
+        For a registry :func:`plant_foreign_keys` does it.
+        """
+        raise NotImplementedError("can_hold_foreign is True: write what no Rebalanser wrote")
+
+
+FOREIGN = (
+    ("shares/foo", b""),
+    ("shares/n-0/1", b""),
+    ("shares/n-0/1/x", b""),
+    ("shares/n-0/1/2/3", b""),
+    ("nodes/foo", b"[1]"),
+    ("nodes/newer", b'{"schema":2,"label":"b"}'),
+    ("nodes/a/b", b"{}"),
+    ("nodes/%ff", b"{}"),
+    ("acks/foo", b"x"),
+    ("acks/", b"1"),
+    ("resources/", b""),
+    ("resources/%ff", b""),
+    ("resources/a/b", b""),
+    ("drains/%ff", b""),
+    ("barriers/foo", b"x"),
+    ("barriers/a/b/0", b"x"),
+)
+"""Keys of a group, without its prefix, and values that no Rebalanser writes there."""
+
+
+def plant_foreign_keys(connect: Callable[[], Registry], keys: GroupKeys) -> Callable[[], bool]:
+    """Write :data:`FOREIGN` into a group; a check that all of it is there as written."""
+    planted = {keys.prefix + key: value for key, value in FOREIGN}
+
+    def ask(*operations: Operation) -> contract.Outcome:
+        with closing(connect()) as registry:
+            answer = registry.execute(Transaction(then=operations), PATIENCE_S)
+        assert isinstance(answer, contract.Outcome)
+        return answer
+
+    put_at = ask(*(Put(key, value) for key, value in planted.items())).revision
+
+    def is_left_alone() -> bool:
+        found = ask(*map(Get, planted)).results
+        return list(found) == [KeyValue(key, value, put_at, put_at) for key, value in planted.items()]
+
+    return is_left_alone
 
 
 class NoticeRecorder:
@@ -1267,6 +1325,39 @@ class CoordinatorConformance:
         notices.wait_for(TopicKind.ACKNOWLEDGEMENTS, since)
         assert {notice.version for kind in kinds[:3] for notice in notices.of(kind)} <= {None}
         assert {notice.version for notice in notices.of(TopicKind.ACKNOWLEDGEMENTS)} <= {None, header.version}
+
+    def test_what_no_rebalanser_wrote_is_reported_and_left_alone(
+        self, coordinator: Coordinator, harness: CoordinatorHarness
+    ) -> None:
+        """Holds: "Keys that no Rebalanser wrote, or a newer one, and what is wrong with each: they are left
+        alone"."""
+        if not harness.can_hold_foreign:
+            pytest.skip("the harness says that nobody else can write into its store")
+        first = join(coordinator)
+        is_left_alone = harness.plant_foreign()
+        second = join(coordinator)
+        coordinator.put_resources([ResourceSpec("a"), ResourceSpec("b")], no_progress)
+        seen = coordinator.read().group
+        assert seen.unreadable
+        assert all(seen.unreadable.values())
+        assert (set(seen.members), set(seen.resources)) == ({first.node, second.node}, {"a", "b"})
+        leadership = elect(coordinator, first)
+        for shares in ({first.node: ["a", "b"], second.node: []}, {first.node: ["a"], second.node: ["b"]}):
+            header = publish(coordinator, first, leadership, shares)
+            added = add(coordinator, first, shares[first.node])
+            assert set(added.added) == set(shares[first.node])
+            remove(coordinator, first, added.added)
+        acknowledge(coordinator, first, header.version)
+        assert isinstance(coordinator.perform(Heartbeat(first, leading=True)), Alive)
+        led = perform(coordinator, ReadGroup(first, leadership), GroupRead).group
+        assert set(led.unreadable) <= set(seen.unreadable)
+        assert led.acknowledged[first.node] == header.version
+        coordinator.remove_resources(["a"], no_progress)
+        perform(coordinator, Leave(second), Left)
+        left = coordinator.read().group
+        assert left.unreadable == seen.unreadable
+        assert (set(left.members), set(left.resources)) == ({first.node}, {"b"})
+        assert is_left_alone()
 
     def test_revisions_only_grow(self, coordinator: Coordinator) -> None:
         """Holds: "A command sent after another was answered takes effect after it"."""

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rebalanser.errors import InvalidUrl, RegistryUnavailable
+from rebalanser.errors import InvalidUrl, OutcomeUnknown, RegistryUnavailable
 from rebalanser.registry.contract import (
     Capabilities,
     Changed,
@@ -298,6 +298,9 @@ class MemoryRegistry(Registry):
     ``on_close`` is called once, when it is closed.
     """
 
+    loses_answers = False
+    """True to carry out requests and answer none, as if the network between had been cut."""
+
     def __init__(self, store: MemoryStore, on_close: Callable[[], None] = lambda: None) -> None:
         self._store = store
         self._on_close = on_close
@@ -313,7 +316,10 @@ class MemoryRegistry(Registry):
     def execute(self, request: Request, timeout_s: float) -> Reply:  # noqa: ARG002 - it never waits
         """Carry out one request at once; errors as :meth:`Registry.execute` says."""
         self._check_open()
-        return self._store.execute(request)
+        reply = self._store.execute(request)
+        if self.loses_answers:
+            raise OutcomeUnknown("the answer was lost")
+        return reply
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
         """Tell ``sink`` every change of ``target`` at ``from_revision`` or later, in a thread of its own."""

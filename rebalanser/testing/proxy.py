@@ -33,6 +33,8 @@ class TcpProxy:
         self._flows: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._answering = asyncio.Event()
+        self._answering.set()
         self._listener: socket.socket | None = None
         (self._port,) = free_ports(1)
         self._closed = False
@@ -58,8 +60,12 @@ class TcpProxy:
         """Keep connections open, accept new ones, and forward nothing: a half-open network."""
         self._call(self._stall())
 
+    def mute(self) -> None:
+        """Forward what the clients send and nothing that is answered: requests take effect unseen."""
+        self._call(self._mute())
+
     def heal(self) -> None:
-        """Forward again; what was sent during a stall arrives now, a little late."""
+        """Forward again; what was sent or answered meanwhile arrives now, a little late."""
         self._call(self._heal())
 
     def close(self) -> None:
@@ -101,8 +107,12 @@ class TcpProxy:
     async def _stall(self) -> None:
         self._flowing.clear()
 
+    async def _mute(self) -> None:
+        self._answering.clear()
+
     async def _heal(self) -> None:
         self._flowing.set()
+        self._answering.set()
         if self._listener is None:
             await self._listen()
 
@@ -127,13 +137,16 @@ class TcpProxy:
             target.setblocking(False)
             await self._loop.sock_connect(target, self._target)
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(client, target))
-                both.create_task(self._pump(target, client))
+                both.create_task(self._pump(client, target, (self._flowing,)))
+                both.create_task(self._pump(target, client, (self._flowing, self._answering)))
 
-    async def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    async def _pump(
+        self, source: socket.socket, sink: socket.socket, gates: tuple[asyncio.Event, ...]
+    ) -> None:
         while piece := await self._loop.sock_recv(source, _PIECE_BYTES):
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
-            await self._flowing.wait()
+            for gate in gates:
+                await gate.wait()
             await self._loop.sock_sendall(sink, piece)
         sink.shutdown(socket.SHUT_WR)

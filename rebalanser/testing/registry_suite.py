@@ -20,14 +20,20 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
 
 import pytest
 
-from rebalanser.errors import LeaseNotFound, RequestTooLarge
+from rebalanser.errors import (
+    LeaseNotFound,
+    OutcomeUnknown,
+    RegistryRefused,
+    RequestTooLarge,
+    RetryLater,
+)
 from rebalanser.registry.contract import (
     Absent,
     Changed,
@@ -59,17 +65,21 @@ from rebalanser.testing.waiting import PATIENCE_S
 
 TIMEOUT_S = PATIENCE_S
 """Given to every request; a healthy registry answers long before."""
+CUT_S = 1.0
+"""Given to a request whose answer is lost."""
 
 
 class RegistryHarness(ABC):
     """What the suite needs of a backend: connections to one store, and power over its time.
 
-    Set ``can_lose_history`` or ``can_restart`` to False where the store has no such thing; the tests that
-    need it are then reported as skipped, with the reason.
+    Set ``can_lose_history``, ``can_restart``, ``can_cut_answers`` or ``can_be_replaced`` to False where the
+    store has no such thing; the tests that need it are then reported as skipped, with the reason.
     """
 
     can_lose_history: bool = True
     can_restart: bool = True
+    can_cut_answers: bool = True
+    can_be_replaced: bool = True
 
     prefix: str
     """Begins every key of the test; nothing else in the store begins with it."""
@@ -96,6 +106,14 @@ class RegistryHarness(ABC):
     def restart(self) -> None:
         """Restart the store under its open connections; return when it answers again."""
         raise NotImplementedError("can_restart is True: restart the store")
+
+    def cut_answers(self) -> AbstractContextManager[object]:
+        """Carry out what open connections ask for, and let none of the answers arrive, until it is left."""
+        raise NotImplementedError("can_cut_answers is True: lose what the store answers")
+
+    def replace(self) -> AbstractContextManager[object]:
+        """Put another store, a new one, behind the open connections until it is left."""
+        raise NotImplementedError("can_be_replaced is True: put another store in its place")
 
 
 class Recorder:
@@ -676,14 +694,19 @@ class RegistryConformance:
             commit(registry, Put(keys[0], b""), guards=[Absent(key) for key in keys])
         with pytest.raises(RequestTooLarge):
             commit(registry, Put(harness.prefix + "outer", b""), Transaction((), tuple(puts)))
+        with pytest.raises(RequestTooLarge):
+            commit(registry, Transaction((), tuple(puts[1:])))
+        with pytest.raises(RequestTooLarge):
+            commit(registry, *(Transaction((), (Get(key),)) for key in keys[1:]))
         assert revision_now(registry) == before
 
     def test_too_many_bytes(self, registry: Registry, harness: RegistryHarness) -> None:
         """Holds: "raises any other error, and then it had and will have no effect"."""
         before = put(registry, harness.prefix + "before")
+        key = harness.prefix + "k"
         half = b"x" * (registry.capabilities.max_request_bytes // 2)
         with pytest.raises(RequestTooLarge):
-            put(registry, harness.prefix + "k", b"x" * (registry.capabilities.max_request_bytes + 1))
+            put(registry, key, b"x" * (registry.capabilities.max_request_bytes - len(key) + 1))
         with pytest.raises(RequestTooLarge):
             commit(
                 registry,
@@ -691,6 +714,99 @@ class RegistryConformance:
                 Transaction((), (Put(harness.prefix + "b", half), Put(harness.prefix + "c", b"more"))),
             )
         assert revision_now(registry) == before
+
+    # -- unknown outcomes
+
+    def test_what_is_unknown_took_effect_as_a_whole_or_not(
+        self, registry: Registry, harness: RegistryHarness
+    ) -> None:
+        """Holds: "and then it took effect, or will a little later, or never", and "all or nothing"."""
+        self._needs_cut_answers(harness)
+        keys = {f"{harness.prefix}{number}" for number in range(5)}
+        gone, inner = harness.prefix + "gone", harness.prefix + "inner"
+        before = put(registry, gone)
+        write = Transaction(
+            (Unchanged(gone, before),),
+            (
+                *(Put(key, b"new") for key in sorted(keys)),
+                Delete(gone),
+                Transaction((Absent(inner),), (Put(inner, b"new"),)),
+            ),
+        )
+        with harness.cut_answers(), pytest.raises(OutcomeUnknown):
+            registry.execute(write, CUT_S)
+        found = read_all(registry, harness.prefix)
+        assert {item.key for item in found} in ({gone}, {*keys, inner})
+        assert len({(item.create_revision, item.mod_revision) for item in found}) == 1
+
+    def test_an_unknown_outcome_is_read_back(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "or raises :class:`~rebalanser.errors.OutcomeUnknown`"; the same guards tell if it did."""
+        self._needs_cut_answers(harness)
+        key = harness.prefix + "k"
+        for number in range(3):
+            before = put(registry, key, b"%d before" % number)
+            guards = (Unchanged(key, before),)
+            with harness.cut_answers(), pytest.raises(OutcomeUnknown):
+                registry.execute(Transaction(guards, (Put(key, b"%d unknown" % number),)), CUT_S)
+            again = commit(registry, Put(key, b"%d again" % number), guards=guards, otherwise=[Get(key)])
+            found = read(registry, key)
+            assert found.value == (b"%d again" if again.succeeded else b"%d unknown") % number
+            assert found.create_revision < before < found.mod_revision or number == 0
+            assert again.succeeded or again.results == (found,)
+
+    def test_a_revocation_of_unknown_outcome(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "End a lease now, deleting its keys", all or none of them, and once more without harm."""
+        self._needs_cut_answers(harness)
+        granted = grant(registry, harness.min_ttl_s * 10)
+        keys = [f"{harness.prefix}{number}" for number in range(5)]
+        commit(registry, *(Put(key, b"", granted.lease) for key in keys))
+        with harness.cut_answers(), pytest.raises(RetryLater):
+            registry.execute(Revoke(granted.lease), CUT_S)
+        assert len(read_all(registry, harness.prefix)) in {0, len(keys)}
+        registry.execute(Revoke(granted.lease), TIMEOUT_S)
+        assert read_all(registry, harness.prefix) == []
+
+    @staticmethod
+    def _needs_cut_answers(harness: RegistryHarness) -> None:
+        if not harness.can_cut_answers:
+            pytest.skip("nothing is between this registry and its caller that could lose an answer")
+
+    # -- another store
+
+    def test_another_store_in_its_place_is_refused(
+        self, registry: Registry, harness: RegistryHarness
+    ) -> None:
+        """Holds: "it answers nothing but :class:`~rebalanser.errors.RegistryRefused`"."""
+        if not harness.can_be_replaced:
+            pytest.skip("no other store can be put in the place of this one")
+        key = harness.prefix + "k"
+        granted = grant(registry, harness.min_ttl_s * 10)
+        created = put(registry, key, b"1", granted.lease)
+        with harness.replace():
+            self._wait_until_refused(registry, Transaction(then=(Get(key),)))
+            for request in (
+                Transaction((Absent(key),), (Put(key, b"2"),)),
+                Transaction((Created(key, created),)),
+                KeepAlive(granted.lease),
+                KeepAlive(granted.lease, Transaction((Created(key, created),))),
+                Grant(harness.min_ttl_s),
+                Revoke(granted.lease),
+            ):
+                with pytest.raises(RegistryRefused):
+                    registry.execute(request, TIMEOUT_S)
+
+    @staticmethod
+    def _wait_until_refused(registry: Registry, read_it: Transaction) -> None:
+        """Ask until it is noticed; a connection that is made anew may be of no use for a while."""
+        for _ in range(MANY):
+            try:
+                outcome = registry.execute(read_it, CUT_S)
+            except RegistryRefused:
+                return
+            except RetryLater:
+                continue
+            raise AssertionError(f"the other store was read: {outcome}")
+        raise AssertionError("the connection neither noticed that it was replaced nor came back")
 
     # -- leases
 

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING
 import pytest
 from rebalanser_etcd import open_etcd
 
-from rebalanser.registry import RegistryCoordinator
+from rebalanser.registry import GroupKeys, RegistryCoordinator
 from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+from rebalanser.testing.coordinator_suite import (
+    CoordinatorConformance,
+    CoordinatorHarness,
+    plant_foreign_keys,
+)
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rebalanser_etcd import EtcdRegistry
+
     from rebalanser.registry import Coordinator
     from rebalanser.testing.etcd_server import EtcdCluster
 
@@ -31,8 +39,7 @@ class EtcdHarness(CoordinatorHarness):
         self._clock = SystemClock()
 
     def open(self, group: str = "group") -> Coordinator:
-        registry = open_etcd(parse_url(self._server.url()), PATIENCE_S)
-        return RegistryCoordinator(registry, self._root, group, self._clock.now, PATIENCE_S)
+        return RegistryCoordinator(self._connect(), self._root, group, self._clock.now, PATIENCE_S)
 
     def now(self) -> float:
         return self._clock.now()
@@ -44,6 +51,12 @@ class EtcdHarness(CoordinatorHarness):
         reading = self._server.call("/v3/kv/range", {"key": "MA=="})
         revision = reading["header"]["revision"]
         self._server.call("/v3/kv/compaction", {"revision": revision, "physical": True})
+
+    def plant_foreign(self) -> Callable[[], bool]:
+        return plant_foreign_keys(self._connect, GroupKeys(self._root, "group"))
+
+    def _connect(self) -> EtcdRegistry:
+        return open_etcd(parse_url(self._server.url()), PATIENCE_S)
 
 
 @pytest.mark.rule("RB-4", "RB-5", "RB-6", "RB-15", "RB-16", "RB-20", "RB-28", "RB-33")

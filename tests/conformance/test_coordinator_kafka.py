@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class KafkaHarness(CoordinatorHarness):
     """Groups on one broker; leases are counted by whoever is connected, so letting time pass is waiting."""
 
+    can_hold_foreign = False  # keys are no records; tests/unit/test_replica.py reads what nobody can read
     min_ttl_s = 1.0
 
     def __init__(self, address: str) -> None:

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.registry import RegistryCoordinator
+from rebalanser.registry import GroupKeys, RegistryCoordinator
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
-from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+from rebalanser.testing.coordinator_suite import (
+    CoordinatorConformance,
+    CoordinatorHarness,
+    plant_foreign_keys,
+)
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rebalanser.registry import Coordinator
 
 
@@ -37,6 +43,9 @@ class MemoryHarness(CoordinatorHarness):
 
     def lose_history(self) -> None:
         self.store.compact(self.store.revision + 1)
+
+    def plant_foreign(self) -> Callable[[], bool]:
+        return plant_foreign_keys(lambda: MemoryRegistry(self.store), GroupKeys("root", "group"))
 
 
 @pytest.mark.rule("RB-4", "RB-5", "RB-6", "RB-15", "RB-16", "RB-20", "RB-28", "RB-33")

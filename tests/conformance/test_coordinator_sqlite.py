@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 from rebalanser_sqlite import SqliteRegistry
 
-from rebalanser.registry import RegistryCoordinator
+from rebalanser.registry import GroupKeys, RegistryCoordinator
 from rebalanser.testing import FakeClock
-from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
+from rebalanser.testing.coordinator_suite import (
+    CoordinatorConformance,
+    CoordinatorHarness,
+    plant_foreign_keys,
+)
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from rebalanser.registry import Coordinator
@@ -52,6 +57,9 @@ class SqliteHarness(CoordinatorHarness):
         )
         registry.forget_history(revision + 1)
         registry.close()
+
+    def plant_foreign(self) -> Callable[[], bool]:
+        return plant_foreign_keys(self.registry, GroupKeys("root", "group"))
 
 
 @pytest.mark.rule("RB-4", "RB-5", "RB-6", "RB-15", "RB-16", "RB-20", "RB-28", "RB-33")

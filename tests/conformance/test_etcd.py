@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,25 +12,32 @@ from rebalanser_etcd import open_etcd
 
 from rebalanser.registry.contract import Put, Target, Transaction
 from rebalanser.registry.urls import parse_url
+from rebalanser.testing.etcd_server import EtcdCluster
+from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.registry_suite import Recorder, RegistryConformance, RegistryHarness
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from rebalanser.registry.contract import Registry
-    from rebalanser.testing.etcd_server import EtcdCluster
 
 
 class EtcdHarness(RegistryHarness):
-    """Connections to one server; time is the server's own, so letting it pass is waiting."""
+    """Connections to one server, through a proxy; time is the server's own, so letting it pass is waiting."""
 
     min_ttl_s = 1.0
 
-    def __init__(self, server: EtcdCluster) -> None:
+    def __init__(self, server: EtcdCluster, proxy: TcpProxy, folder: Path) -> None:
+        """``folder`` is for the data of the server that may take the place of this one."""
         self._server = server
+        self._proxy = proxy
+        self._folder = folder
         self.prefix = f"conformance/{uuid.uuid4().hex}/"
 
     def open(self) -> Registry:
-        return open_etcd(parse_url(self._server.url()), PATIENCE_S)
+        return open_etcd(parse_url(self._server.url(endpoints=[self._proxy.address])), PATIENCE_S)
 
     def let_pass(self, seconds: float) -> None:
         threading.Event().wait(seconds)
@@ -45,6 +52,24 @@ class EtcdHarness(RegistryHarness):
         registry.execute(Transaction((), (Put(self.prefix + "restarted", b""),)), PATIENCE_S)
         registry.close()
 
+    @contextmanager
+    def cut_answers(self) -> Iterator[None]:
+        self._proxy.mute()
+        yield
+        self._proxy.heal()
+
+    @contextmanager
+    def replace(self) -> Iterator[None]:
+        with EtcdCluster(data_folder=self._folder) as other:
+            self._lead_to(other)
+            yield
+        self._lead_to(self._server)
+
+    def _lead_to(self, server: EtcdCluster) -> None:
+        self._proxy.redirect(server.endpoints[0])
+        self._proxy.cut()
+        self._proxy.heal()
+
 
 def end_leases(server: EtcdCluster) -> None:
     """End the leases of earlier tests, which would move the revision when they end by themselves."""
@@ -57,9 +82,10 @@ def end_leases(server: EtcdCluster) -> None:
 @pytest.mark.lesson(16)
 class TestEtcd(RegistryConformance):
     @pytest.fixture
-    def harness(self, etcd: EtcdCluster) -> RegistryHarness:
+    def harness(self, etcd: EtcdCluster, tmp_path: Path) -> Iterator[RegistryHarness]:
         end_leases(etcd)
-        return EtcdHarness(etcd)
+        with TcpProxy(etcd.endpoints[0]) as proxy:
+            yield EtcdHarness(etcd, proxy, tmp_path)
 
 
 @pytest.mark.rule("RB-28")

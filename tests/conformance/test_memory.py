@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,12 +11,15 @@ from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.registry_suite import RegistryConformance, RegistryHarness
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rebalanser.registry.contract import Registry
 
 
 class MemoryHarness(RegistryHarness):
     """Connections to one memory store on a fake clock."""
 
+    can_be_replaced = False  # a connection holds the store itself
     prefix = "conformance/"
     min_ttl_s = 1.0
 
@@ -23,9 +27,19 @@ class MemoryHarness(RegistryHarness):
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock)
         self.store.proves_renewals = proves_renewals
+        self.opened: list[MemoryRegistry] = []
 
     def open(self) -> Registry:
-        return MemoryRegistry(self.store)
+        self.opened.append(MemoryRegistry(self.store))
+        return self.opened[-1]
+
+    @contextmanager
+    def cut_answers(self) -> Iterator[None]:
+        for registry in self.opened:
+            registry.loses_answers = True
+        yield
+        for registry in self.opened:
+            registry.loses_answers = False
 
     def let_pass(self, seconds: float) -> None:
         self.clock.advance(seconds)

@@ -20,6 +20,7 @@ from rebalanser.testing.coordinator_suite import (
     CoordinatorConformance,
     CoordinatorHarness,
     NoticeRecorder,
+    plant_foreign_keys,
 )
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -203,6 +204,24 @@ class Faulty(CoordinatorHarness):
     def lose_history(self) -> None:
         self._store.compact(self._store.revision + 1)
 
+    def plant_foreign(self) -> Callable[[], bool]:
+        return plant_foreign_keys(lambda: MemoryRegistry(self._store), GroupKeys("root", "group"))
+
+
+class TidiesUp(Translation):
+    """Deletes what it can't read when a plan is published."""
+
+    def _publish(self, command: messages.Publish) -> Dialogue:
+        outcome = yield from super()._publish(command)
+        yield Transaction(then=(Delete(f"{self.keys.prefix}shares/foo"),))
+        return outcome
+
+
+class SilentAboutTheUnreadable(Translation):
+    def read(self) -> Reading[coordinator.GroupView]:
+        view = yield from super().read()
+        return replace(view, group=replace(view.group, unreadable={}))
+
 
 FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
     NoSessionGuard: "test_every_command_of_an_ended_session_is_refused",
@@ -224,6 +243,8 @@ FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
     TellsRemovalsOfOthers: "test_a_removal_is_told_where_it_happened",
     TellsRemovalsLate: "test_each_of_many_removals_is_told_where_it_happened",
     KeepsTheTerm: "test_whoever_resigned_leads_no_more_and_anybody_may_lead_next",
+    TidiesUp: "test_what_no_rebalanser_wrote_is_reported_and_left_alone",
+    SilentAboutTheUnreadable: "test_what_no_rebalanser_wrote_is_reported_and_left_alone",
     LeavesWithoutRevoking: "test_leaving_takes_all_of_the_session_along",
 }
 

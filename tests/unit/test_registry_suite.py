@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.errors import LeaseNotFound, RequestTooLarge
+from rebalanser.errors import LeaseNotFound, OutcomeUnknown, RegistryUnavailable, RequestTooLarge
 from rebalanser.registry import contract
 from rebalanser.registry.contract import (
     Changed,
@@ -38,7 +38,7 @@ from rebalanser.testing.registry_suite import Recorder, RegistryConformance, Reg
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 TESTS = dict(inspect.getmembers(RegistryConformance, inspect.isfunction))
 
@@ -59,6 +59,7 @@ def test_every_quotation_is_in_the_contract(name: str) -> None:
 class Faulty(RegistryHarness):
     """Connections to a store of the given class."""
 
+    can_be_replaced = False  # a connection holds the store itself
     prefix = "suite/"
     min_ttl_s = 1.0
 
@@ -66,9 +67,19 @@ class Faulty(RegistryHarness):
         self.patience_s = patience_s
         self.clock = FakeClock()
         self.store = make(self.clock)
+        self.opened: list[MemoryRegistry] = []
 
     def open(self) -> Registry:
-        return MemoryRegistry(self.store)
+        self.opened.append(MemoryRegistry(self.store))
+        return self.opened[-1]
+
+    @contextmanager
+    def cut_answers(self) -> Iterator[None]:
+        for registry in self.opened:
+            registry.loses_answers = True
+        yield
+        for registry in self.opened:
+            registry.loses_answers = False
 
     def let_pass(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -351,6 +362,48 @@ class CutsSilently(MemoryStore):
             raise
 
 
+class HalfUnknown(MemoryStore):
+    """A request whose outcome is unknown did its first half."""
+
+    def execute(self, request: Request) -> Reply:
+        if isinstance(request, Transaction) and any(isinstance(part, Delete) for part in request.then):
+            super().execute(replace(request, then=request.then[: len(request.then) // 2]))
+            raise OutcomeUnknown("half of it")
+        return super().execute(request)
+
+
+class SaysNoAndDoesIt(MemoryStore):
+    """A guarded write is said to have had no effect, and had it."""
+
+    def execute(self, request: Request) -> Reply:
+        reply = super().execute(request)
+        if isinstance(request, Transaction) and request.guards and not request.otherwise:
+            raise RegistryUnavailable("no effect")
+        return reply
+
+
+class LateWithoutGuards(MemoryStore):
+    """A write of unknown outcome is done once more, when others have written."""
+
+    late: Transaction | None = None
+
+    def execute(self, request: Request) -> Reply:
+        reply = super().execute(request)
+        if isinstance(request, Transaction) and request.guards:
+            if self.late is not None:
+                super().execute(Transaction(then=self.late.then))
+            self.late = request
+        return reply
+
+
+class RevokesHalf(MemoryStore):
+    """The end of a lease leaves its last key."""
+
+    def end(self, lease: int) -> None:
+        self._leases[lease].keys.discard(max(self._leases[lease].keys, default=""))
+        super().end(lease)
+
+
 class PretendsNothingWasLost(MemoryStore):
     """A watch from before a compaction just begins later."""
 
@@ -439,6 +492,10 @@ FAULTS: dict[type[MemoryStore], str] = {
     CountsEmptyDeletes: "test_deleting_an_absent_key_changes_nothing",
     NestedSeeWrites: "test_nested_guards_see_the_state_before",
     CutsSilently: "test_too_many_operations",
+    HalfUnknown: "test_what_is_unknown_took_effect_as_a_whole_or_not",
+    SaysNoAndDoesIt: "test_an_unknown_outcome_is_read_back",
+    LateWithoutGuards: "test_an_unknown_outcome_is_read_back",
+    RevokesHalf: "test_a_revocation_of_unknown_outcome",
     PretendsNothingWasLost: "test_lost_history_is_told",
     FromNowOn: "test_a_watch_from_the_past",
     StopsAfterLoss: "test_lost_history_is_told",
@@ -451,5 +508,5 @@ FAULTS: dict[type[MemoryStore], str] = {
 @pytest.mark.parametrize(("make", "name"), FAULTS.items(), ids=[make.__name__ for make in FAULTS])
 def test_the_suite_sees_the_fault(make: type[MemoryStore], name: str) -> None:
     run(name, Faulty(MemoryStore, patience_s=PATIENCE_S))
-    with pytest.raises((AssertionError, LeaseNotFound, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, LeaseNotFound, RegistryUnavailable, pytest.fail.Exception)):
         run(name, Faulty(make, patience_s=0.2))

@@ -24,6 +24,9 @@ from rebalanser.errors import (
     RegistryUnavailable,
     UnusableStore,
 )
+from rebalanser.protocol import Member
+from rebalanser.protocol.messages import Alive, Heartbeat, Join, Joined
+from rebalanser.registry import RegistryCoordinator
 from rebalanser.registry.contract import (
     Absent,
     Changed,
@@ -192,6 +195,21 @@ def test_a_thread_waits_for_another_no_longer_than_its_time(registry: SqliteRegi
 
 
 @pytest.mark.rule("RB-21")
+def test_a_heartbeat_is_one_transaction(registry: SqliteRegistry, clock: FakeClock) -> None:
+    group = RegistryCoordinator(registry, "root", "group", clock.now, PATIENCE_S)
+    joined = group.perform(Join(Member("n-0", "n"), 10.0))
+    assert isinstance(joined, Joined)
+    statements: list[str] = []
+    registry._store.connection.set_trace_callback(statements.append)
+    for leading in (False, True):
+        assert isinstance(group.perform(Heartbeat(joined.session, leading=leading)), Alive)
+    assert [each for each in statements if not each.startswith(("SELECT", "UPDATE leases"))] == [
+        "BEGIN IMMEDIATE",
+        "COMMIT",
+    ] * 2
+
+
+@pytest.mark.rule("RB-21")
 def test_a_heartbeat_waits_for_no_long_range(
     registry: SqliteRegistry, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,8 +232,10 @@ def test_a_heartbeat_waits_for_no_long_range(
     reader.start()
     assert begun.wait(PATIENCE_S)
     with contextlib.closing(SqliteRegistry(registry._path, clock=clock, boot_id="this boot")) as elsewhere:
+        proof = Transaction((Created("node", created),), (Stat("node"),))
         for beating in (registry, elsewhere):
-            assert beating.execute(KeepAlive(lease), 1.0) == Done()
+            proven = beating.execute(KeepAlive(lease, proof), 1.0)
+            assert proven == Outcome(True, created + 2, (Stats(1, created),))
             assert commit(beating, Get("other"), guards=(Created("node", created),)).succeeded
     over.set()
     reader.join()
