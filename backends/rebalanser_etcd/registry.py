@@ -21,6 +21,7 @@ from rebalanser.errors import (
     QuotaExceeded,
     RegistryRefused,
     RegistryUnavailable,
+    RequestTooLarge,
 )
 from rebalanser.registry.contract import (
     Absent,
@@ -51,6 +52,7 @@ from rebalanser_etcd.translation import (
     to_outcome,
     to_request,
 )
+from rebalanser_etcd.verdicts import TOO_MANY_OPERATIONS
 from rebalanser_etcd.watches import WatchStream
 
 OPTIONS: Final = frozenset({"password_file"})
@@ -173,7 +175,7 @@ class EtcdRegistry(Registry):
         Raises:
             RegistryRefused: they do not, or a group's transactions are longer than they take.
         """
-        self._max_operations = self._endpoints.compare(MAX_OPERATIONS, timeout_s)
+        self._max_operations = self._endpoints.compare(self._max_operations, timeout_s)
         if self._max_operations < MIN_OPERATIONS:
             raise RegistryRefused(
                 f"etcd takes transactions of {self._max_operations} operations, and a group needs "
@@ -211,19 +213,25 @@ class EtcdRegistry(Registry):
     def _transact(self, transaction: Transaction, timeout_s: float) -> Outcome:
         check_limits(transaction, self._max_operations)
         request = to_request(transaction, self._anchor)
-        if not is_read_only(transaction):
-            return self._write(transaction, request, timeout_s)
+        carry_out = self._read_whole if is_read_only(transaction) else self._write
         try:
-            return self._read(transaction, request, timeout_s)
-        except CallFailed:
-            return self._read_again(transaction, request, timeout_s)
+            return carry_out(transaction, request, timeout_s)
+        except RequestTooLarge as error:
+            if TOO_MANY_OPERATIONS in str(error):
+                self._lower_limit(transaction.length - 1, timeout_s)
+            raise
 
-    def _read_again(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
-        """Read anew: a compaction took away the revision of the first page before the last page was read."""
+    def _lower_limit(self, max_operations: int, timeout_s: float) -> None:
+        """Take in that a member takes less than the others, which was away when they were measured."""
+        self._max_operations = min(self._max_operations, max_operations)
+        self.compare_endpoints(timeout_s)
+
+    def _read_whole(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
+        """Read, and anew where a compaction took the revision of the first page before the last was read."""
         deadline = time.monotonic() + timeout_s
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(CallFailed),
-            stop=lambda _state: time.monotonic() >= deadline,
+            stop=lambda state: state.attempt_number > 1 and time.monotonic() >= deadline,
             reraise=True,
         )
         try:

@@ -59,12 +59,10 @@ def check_limits(transaction: Transaction, max_operations: int = MAX_OPERATIONS)
     Raises:
         RequestTooLarge: too many operations or too many bytes, with the numbers.
     """
-    outer = _length(transaction)
-    inner = max((_length(nested) for nested in _nested(transaction)), default=0)
-    if outer + inner > max_operations:
+    if transaction.length > max_operations:
         raise RequestTooLarge(
-            f"a transaction of {outer} operations with up to {inner} in a nested one; "
-            f"etcd takes {max_operations} of both together"
+            f"a transaction of {transaction.length} operations, with the longest of its nested ones; "
+            f"etcd takes {max_operations}"
         )
     size = _bytes(transaction)
     if size > MAX_REQUEST_BYTES:
@@ -131,16 +129,6 @@ def _outcome(transaction: Transaction, reply: Any, revision: int, follow_up: Fol
         for operation, response in zip(operations, reply.responses, strict=True)
     )
     return Outcome(succeeded=reply.succeeded, revision=revision, results=results)
-
-
-def _length(transaction: Transaction) -> int:
-    return max(len(transaction.guards), len(transaction.then), len(transaction.otherwise))
-
-
-def _nested(transaction: Transaction) -> Iterator[Transaction]:
-    for operation in (*transaction.then, *transaction.otherwise):
-        if isinstance(operation, Transaction):
-            yield operation
 
 
 def _bytes(transaction: Transaction) -> int:

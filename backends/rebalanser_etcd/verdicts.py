@@ -59,12 +59,14 @@ OVER_QUOTA: Final = (
     "or raise --quota-backend-bytes"
 )
 
+TOO_MANY_OPERATIONS: Final = "too many operations in txn"
+
 _BY_MESSAGE: Final[tuple[tuple[str, Effect, type[RebalanserError], str], ...]] = (
     ("requested lease not found", Effect.REFUSED, LeaseNotFound, "the lease has ended"),
     # Said of the request, too, by which the quota was passed, and of those beside it: these were applied.
     ("database space exceeded", Effect.PERHAPS_REFUSED, QuotaExceeded, OVER_QUOTA),
     ("request is too large", Effect.REFUSED, RequestTooLarge, ""),
-    ("too many operations in txn", Effect.REFUSED, RequestTooLarge, ""),
+    (TOO_MANY_OPERATIONS, Effect.REFUSED, RequestTooLarge, ""),
     ("required revision has been compacted", Effect.COMPACTED, RegistryUnavailable, ""),
     ("authentication failed", Effect.REFUSED, AccessDenied, "wrong user or password"),
     ("permission denied", Effect.REFUSED, AccessDenied, "the user has no permission for these keys"),

@@ -149,6 +149,12 @@ class Transaction:
     then: tuple[Operation, ...] = ()
     otherwise: tuple[Operation, ...] = ()
 
+    @property
+    def length(self) -> int:
+        """The number that counts against ``Capabilities.max_operations``."""
+        nested = [each.length for each in (*self.then, *self.otherwise) if isinstance(each, Transaction)]
+        return max(len(self.guards), len(self.then), len(self.otherwise)) + max(nested, default=0)
+
 
 Operation: TypeAlias = Put | Delete | Get | Range | Stat | Transaction
 
@@ -259,7 +265,10 @@ class Capabilities:
     """What a registry can do and where its limits are; nothing that lacks is skipped in silence."""
 
     max_operations: int
-    """How long the guards or a list of operations of one transaction may be; at least 10, to read a group."""
+    """How long the guards or a list of operations of one transaction may be; at least 10, to read a group.
+
+    It may become less while a connection is open, if a server joins that takes less than the others.
+    """
     max_request_bytes: int
     """Keys and values of one transaction together."""
     min_lease_ttl_s: float

@@ -6,11 +6,26 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from rebalanser.errors import InternalError, InvalidName, RebalanserError
+from rebalanser.errors import (
+    InternalError,
+    InvalidName,
+    RebalanserError,
+    RegistryUnavailable,
+    RequestTooLarge,
+)
 from rebalanser.protocol.messages import Command, Outcome
 from rebalanser.protocol.types import SAID, NodeId, ResourceSpec, Topic
 from rebalanser.registry import contract
-from rebalanser.registry.contract import Capabilities, Range, Registry, Transaction, Watch, WatchEvent
+from rebalanser.registry.contract import (
+    Capabilities,
+    KeepAlive,
+    Range,
+    Registry,
+    Request,
+    Transaction,
+    Watch,
+    WatchEvent,
+)
 from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Progress
 from rebalanser.registry.dialogue import Answer, Reading, all_entries, failure
 from rebalanser.registry.keys import GroupKeys
@@ -107,6 +122,8 @@ class RegistryCoordinator(Coordinator):
                 sent_at = self._now()
                 try:
                     reply = self._registry.execute(request, self._timeout_s)
+                except RequestTooLarge as error:
+                    request = dialogue.throw(self._too_large(request, error))
                 except RebalanserError as error:
                     request = dialogue.throw(error)
                 else:
@@ -114,6 +131,18 @@ class RegistryCoordinator(Coordinator):
         except StopIteration as stop:
             result: ResultT = stop.value
             return result
+
+    def _too_large(self, request: Request, error: RequestTooLarge) -> RebalanserError:
+        """Learn a limit that is lower than it was: what kept the former one may be tried again, in parts."""
+        capabilities = self._registry.capabilities
+        self._translation = Translation(self._translation.keys, capabilities)
+        transaction = request.proof if isinstance(request, KeepAlive) else request
+        if not isinstance(transaction, Transaction) or transaction.length <= capabilities.max_operations:
+            return error
+        return RegistryUnavailable(
+            f"the registry takes {capabilities.max_operations} operations in a transaction now, fewer than "
+            "before; try again"
+        )
 
     def perform(self, command: Command) -> Outcome:
         """Carry out a command, waiting for its answer. Every failure is an outcome, never an exception."""

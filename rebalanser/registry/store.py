@@ -75,17 +75,13 @@ def _check_depth(transaction: Transaction) -> None:
             raise InternalError("a nested transaction holds another: one level deep is the limit")
 
 
-def _longest(transaction: Transaction) -> int:
-    return max(len(transaction.guards), len(transaction.then), len(transaction.otherwise))
-
-
 def _check_parts(transaction: Transaction, capabilities: Capabilities) -> None:
     texts: list[str] = []
-    size = longest = 0
+    size = 0
     for part in _parts(transaction):
         if isinstance(part, Transaction):
-            longest = max(longest, _longest(part))
-        elif isinstance(part, (Range, Stat)):
+            continue
+        if isinstance(part, (Range, Stat)):
             texts.append(part.prefix)
         elif not part.key:
             raise InternalError("a key must not be empty")
@@ -98,10 +94,10 @@ def _check_parts(transaction: Transaction, capabilities: Capabilities) -> None:
         wrong = next(text for text in texts if not (text.isascii() and text.isprintable()))
         raise InternalError(f"a key must be printable ASCII: {wrong!r}")
     size += len(together)
-    longest += _longest(transaction)
-    if longest > capabilities.max_operations:
+    if transaction.length > capabilities.max_operations:
         raise RequestTooLarge(
-            f"{longest} guards or operations in one list; the limit is {capabilities.max_operations}"
+            f"{transaction.length} guards or operations in one list; "
+            f"the limit is {capabilities.max_operations}"
         )
     if size > capabilities.max_request_bytes:
         raise RequestTooLarge(

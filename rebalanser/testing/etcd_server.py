@@ -230,12 +230,13 @@ class EtcdCluster(ServerCluster):
         self.certificates = make_certificates(data_folder / "certificates") if tls else None
         self._binary = binary
         self._client_cert_auth = client_cert_auth
-        self._settings = [
+        self.flags = [
             f"--heartbeat-interval={heartbeat_ms}",
             f"--election-timeout={election_ms}",
             *([f"--quota-backend-bytes={quota_bytes}"] if quota_bytes is not None else []),
             *extra_args,
         ]
+        """What servers are given from their next start on."""
         ports = free_ports(2 * members)
         self._client_ports = ports[:members]
         self._peer_ports = ports[members:]
@@ -333,7 +334,7 @@ class EtcdCluster(ServerCluster):
             f"--initial-advertise-peer-urls={peer_url}",
             f"--initial-cluster={','.join(peers)}",
             "--log-level=warn",
-            *self._settings,
+            *self.flags,
         ]
         if files := self.certificates:
             command += [f"--cert-file={files.server_cert}", f"--key-file={files.server_key}"]

@@ -797,6 +797,30 @@ def test_a_lower_limit_of_operations_is_found_out_and_kept(
             assert len(group.read().group.resources) == len(specs)
 
 
+@pytest.mark.rule("RB-29")
+def test_a_lower_limit_of_operations_that_shows_later_is_kept_from_then_on(
+    tmp_path: Path, connect: Opener
+) -> None:
+    """As if a member that takes less was away when the limits were measured, and alone answers then."""
+    with EtcdCluster(data_folder=tmp_path) as server:
+        registry = connect(server.url())
+        group = RegistryCoordinator(registry, "rebalanser", "limits", time.monotonic, TIMEOUT_S)
+        server.flags.append("--max-txn-ops=37")
+        server.restart(0)
+        assert registry.capabilities.max_operations == 128
+        specs = [ResourceSpec(f"{n}") for n in range(300)]
+        with pytest.raises(RegistryUnavailable, match="takes 37 operations in a transaction now"):
+            group.put_resources(specs, lambda _: None)
+        assert registry.capabilities.max_operations == 37
+        assert group.put_resources(specs, lambda _: None) == len(specs)
+        with pytest.raises(RequestTooLarge, match="etcd takes 37"):
+            transact(registry, Transaction((), (Get("a"),) * 38))
+        server.flags.append("--max-txn-ops=9")
+        server.restart(0)
+        with pytest.raises(RegistryRefused, match="raise --max-txn-ops"):
+            transact(registry, Transaction((), (Get("a"),) * 37))
+
+
 def test_a_limit_of_operations_that_no_group_fits_in_is_refused(tmp_path: Path) -> None:
     with (
         EtcdCluster(data_folder=tmp_path, extra_args=["--max-txn-ops=9"]) as server,

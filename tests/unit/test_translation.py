@@ -24,6 +24,7 @@ from rebalanser.errors import (
     OutcomeUnknown,
     RebalanserError,
     RegistryUnavailable,
+    RequestTooLarge,
     UnusableStore,
 )
 from rebalanser.protocol import Group, Header, Member, Plan, ResourceSpec, Session
@@ -60,7 +61,7 @@ from rebalanser.protocol.messages import (
     ShareRead,
 )
 from rebalanser.protocol.types import Fingerprint, Share, SharePart, Topic, TopicKind
-from rebalanser.registry import contract, values
+from rebalanser.registry import RegistryCoordinator, contract, values
 from rebalanser.registry.contract import (
     Delete,
     Done,
@@ -77,10 +78,11 @@ from rebalanser.registry.contract import (
 from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
 from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS
+from rebalanser.registry.store import check_transaction
 from rebalanser.registry.translation import CHANGES_KEPT, Translation
 from rebalanser.settings import Settings
 from rebalanser.state import describe
-from rebalanser.testing import MEMORY_CAPABILITIES, FakeClock, MemoryStore
+from rebalanser.testing import MEMORY_CAPABILITIES, FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.coordinator_suite import FOREIGN
 
 ResultT = TypeVar("ResultT")
@@ -442,6 +444,54 @@ def test_a_lease_that_lives_proves_nothing_once_the_nodes_key_is_gone(proves_ren
     wire.reply(Transaction(then=(Put(key, b"another's", session.lease),)))
     wire.perform(Heartbeat(session), SessionLost)
     assert session.lease in wire.store.leases
+
+
+class LowersItsLimit(MemoryRegistry):
+    """A registry that takes shorter transactions one day, as if another member of it answered then."""
+
+    takes = MEMORY_CAPABILITIES.max_operations
+
+    @property
+    def capabilities(self) -> contract.Capabilities:
+        return replace(MEMORY_CAPABILITIES, max_operations=self.takes)
+
+    def execute(self, request: Request, timeout_s: float) -> Reply:
+        transaction = request.proof if isinstance(request, KeepAlive) else request
+        if isinstance(transaction, Transaction):
+            check_transaction(transaction, self.capabilities)
+        return super().execute(request, timeout_s)
+
+
+@pytest.mark.rule("RB-3")
+def test_requests_that_are_too_long_all_at_once_are_made_anew_as_shorter_ones() -> None:
+    """Nodes must not take a limit that they kept for a fault of their configuration, and stop."""
+    registry = LowersItsLimit(MemoryStore(FakeClock()))
+    group = RegistryCoordinator(registry, "root", "g", lambda: 0.0, 1.0)
+    joined = group.perform(Join(Member("n-0", "n-0"), 10.0))
+    assert isinstance(joined, Joined)
+    specs = [ResourceSpec(name) for name in names(100)]
+    registry.takes = 16
+    with pytest.raises(RegistryUnavailable, match="takes 16 operations in a transaction now"):
+        group.put_resources(specs, lambda _: None)
+    assert group.put_resources(specs, lambda _: None) == 100
+    beat = Heartbeat(joined.session, blockers=frozenset(f"n-{number}" for number in range(14)))
+    assert isinstance(group.perform(beat), Alive)
+    registry.takes = 12
+    failed = group.perform(beat)
+    assert isinstance(failed, Failed)
+    assert not failed.fatal
+    assert isinstance(group.perform(beat), Alive)
+
+
+def test_a_request_that_no_limit_explains_is_refused_for_good() -> None:
+    class TakesNone(MemoryRegistry):
+        def execute(self, request: Request, timeout_s: float) -> Reply:
+            raise RequestTooLarge("too many bytes")
+
+    group = RegistryCoordinator(TakesNone(MemoryStore(FakeClock())), "root", "g", lambda: 0.0, 1.0)
+    failed = group.perform(Heartbeat(Session("n-0", 1, 1)))
+    assert isinstance(failed, Failed)
+    assert failed.fatal
 
 
 def names(count: int) -> frozenset[str]:
