@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from rebalanser.errors import QuotaExceeded
 from rebalanser.registry.contract import Changed
 
 if TYPE_CHECKING:
-    from rebalanser_sqlite.store import Store
+    from collections.abc import Callable
+
+    from rebalanser_sqlite.store import Deadline, Store
+
+T = TypeVar("T")
 
 MAX_REVISIONS = 10_000
 MAX_BYTES = 64 << 20
@@ -71,6 +77,29 @@ def forget(store: Store, up_to: int) -> None:
         (size,) = store.connection.execute(_SIZE, bounds).fetchone()
         store.connection.execute(_DELETE, bounds)
         store.connection.execute(_FORGOTTEN, (bounds[1], size))
+
+
+def with_room(store: Store, write: Callable[[], T], deadline: Deadline) -> T:
+    """Carry out a write; if there is no room, in that of the log, and then in that of the history.
+
+    Raises:
+        QuotaExceeded: there is no room in these either.
+    """
+    for make_room in (store.checkpoint, lambda: _forget_some(store, deadline)):
+        try:
+            return write()
+        except QuotaExceeded:
+            make_room()
+    return write()
+
+
+def _forget_some(store: Store, deadline: Deadline) -> None:
+    """Forget as much of the history as the log has room for: to delete takes room there, too."""
+    for part in (2, 8, 32):
+        with suppress(QuotaExceeded), store.writing(deadline):
+            forget_part(store, part)
+            return
+        store.checkpoint()
 
 
 def changes(store: Store, first: int, last: int) -> list[Changed]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rebalanser.errors import LeaseNotFound, QuotaExceeded, RegistryUnavailable
+from rebalanser.errors import LeaseNotFound, RegistryUnavailable
 from rebalanser.registry.contract import (
     Capabilities,
     Done,
@@ -121,7 +121,7 @@ class SqliteRegistry(Registry):
         if isinstance(request, Transaction) and not transactions.may_write(request):
             return self._read(request, deadline)
         with self._alone(self._lock, deadline):
-            return self._write(request, deadline)
+            return history.with_room(self._store, lambda: self._write(request, deadline), deadline)
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
         """Tell ``sink`` every change of ``target`` from ``from_revision`` on, from the registry's thread."""
@@ -198,23 +198,6 @@ class SqliteRegistry(Registry):
             ring(self._path)
 
     def _write(self, request: Request, deadline: Deadline) -> Reply:
-        """Carry it out; if there is no room, in that of the log, and then in that of the history."""
-        for make_room in (self._store.checkpoint, lambda: self._forget_some(deadline)):
-            try:
-                return self._write_once(request, deadline)
-            except QuotaExceeded:
-                make_room()
-        return self._write_once(request, deadline)
-
-    def _forget_some(self, deadline: Deadline) -> None:
-        """Forget as much of the history as the log has room for: to delete takes room there, too."""
-        for part in (2, 8, 32):
-            with suppress(QuotaExceeded), self._store.writing(deadline):
-                history.forget_part(self._store, part)
-                return
-            self._store.checkpoint()
-
-    def _write_once(self, request: Request, deadline: Deadline) -> Reply:
         with self._store.writing(deadline):
             before = self._store.revision()
             leases.end_those_over(self._store)

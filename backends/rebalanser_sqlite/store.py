@@ -311,13 +311,19 @@ class Store:
 
         Raises:
             QuotaExceeded: the disk is nearly full.
+            RegistryUnavailable: it does not say how full it is.
         """
         pages = self.pages()
         if pages <= pages_before:
             return
-        disk = os.statvfs(self.path)
         (page_bytes,) = self.connection.execute("PRAGMA page_size").fetchone()
-        not_yet_in_the_file = pages * page_bytes - self.path.stat().st_size
+        try:
+            disk, file_bytes = os.statvfs(self.path), self.path.stat().st_size
+        except OSError as error:
+            raise RegistryUnavailable(
+                f"the disk of {self.path} does not say how full it is: {error.strerror}; try again"
+            ) from error
+        not_yet_in_the_file = pages * page_bytes - file_bytes
         free = disk.f_bavail * disk.f_frsize - not_yet_in_the_file
         if free < SCARCE_BYTES:
             self._commits = COMMITS_PER_CHECKPOINT

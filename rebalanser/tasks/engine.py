@@ -51,6 +51,8 @@ class EngineCapabilities:
     shared_between_hosts: bool
     durable: str
     """What an answered write survives, as a phrase for people."""
+    unsafe_reasons: tuple[str, ...] = ()
+    """What is known to weaken its promises, one sentence each; shown when a queue is opened."""
 
 
 @dataclass(frozen=True, slots=True)

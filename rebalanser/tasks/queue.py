@@ -25,6 +25,7 @@ from rebalanser.group import Group, default_label
 from rebalanser.history.journal import boot
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.settings import Settings
 from rebalanser.tasks import rules, waiting
@@ -63,6 +64,7 @@ RETRIES: Final = int(TaskOptions().retries)
 BodyPlace: TypeAlias = Literal["threads", "processes"]
 """Where bodies run: in threads of the worker, or in processes of their own, which can be ended."""
 P = ParamSpec("P")
+_log = get_logger()
 
 
 class TaskFunction(Generic[P]):
@@ -174,6 +176,8 @@ class Queue:
                 if not create:
                     _refuse_unknown(name, engine.queues(timeout_s))
                 number = engine.define(name, partitions, timeout_s)
+                for reason in engine.capabilities.unsafe_reasons if create else ():
+                    _log.warning(reason, action="unsafe_engine", queue=name)
                 context = Context(
                     engine,
                     name,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry
+from rebalanser_sqlite import SqliteRegistry, history, place, store
 from rebalanser_sqlite.tasks import SqliteEngine, open_engine, reading, rows, writing
 
 from rebalanser.errors import (
@@ -23,6 +23,7 @@ from rebalanser.errors import (
 )
 from rebalanser.registry.contract import Put, Transaction
 from rebalanser.registry.urls import parse_url
+from rebalanser.tasks import Queue
 from rebalanser.tasks.engine import Applied, Conflict, Enqueue, Forwarded, Lost, Move, Taken
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.testing.waiting import PATIENCE_S
@@ -150,8 +151,8 @@ def test_a_connection_that_cannot_take_a_move_is_refused(
     move = completion(present(engine, 1))
     with pytest.raises(InvalidState, match="no transaction"):
         engine.move_in(own, move)
-    for place in (":memory:", str(tmp_path / "other.db")):
-        with closing(sqlite3.connect(place, isolation_level=None)) as elsewhere:
+    for other in (":memory:", str(tmp_path / "other.db")):
+        with closing(sqlite3.connect(other, isolation_level=None)) as elsewhere:
             elsewhere.execute("BEGIN")
             with pytest.raises(InvalidState, match="the connection is to"):
                 engine.move_in(elsewhere, move)
@@ -195,6 +196,50 @@ def test_an_error_leaves_the_transaction_as_it_was(
         with pytest.raises(RegistryUnavailable):
             engine.move_in(reader, move)
         own.execute("ROLLBACK")
+
+
+@pytest.mark.rule("RB-21")
+def test_tasks_leave_the_last_room_on_the_disk_to_heartbeats(
+    engine: SqliteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group's registry may be in the same file."""
+    engine.apply([enqueue(1), enqueue(2)], PATIENCE_S)
+    monkeypatch.setattr(store, "RESERVE_BYTES", 1 << 62)
+    large = replace(enqueue(3), task=replace(enqueue(3).task, payload=bytes(1_000_000)))
+    with pytest.raises(QuotaExceeded, match="left for heartbeats"):
+        engine.apply([large], PATIENCE_S)
+    claimed = replace(completion(present(engine, 1)), update=None)
+    assert isinstance(engine.apply([claimed], PATIENCE_S)[0], Applied)
+    assert engine.count(QUEUE, PATIENCE_S) == {Status.WAITING: 1, Status.COMPLETED: 1}
+    monkeypatch.undo()
+    assert isinstance(engine.apply([large], PATIENCE_S)[0], Applied)
+
+
+@pytest.mark.rule("RB-28")
+def test_tasks_make_room_in_the_history_of_a_registry_in_their_file(engine: SqliteEngine, path: Path) -> None:
+    with closing(SqliteRegistry(path)) as registry:
+        for number in range(40):
+            registry.execute(Transaction(then=(Put(f"k/{number % 4}", bytes(30_000)),)), PATIENCE_S)
+        connection = engine._committer._store.connection
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        large = replace(enqueue(1), task=replace(enqueue(1).task, payload=bytes(200_000)))
+        assert isinstance(engine.apply([large], PATIENCE_S)[0], Applied)
+        kept = history.extent(registry._store)
+        assert 0 < kept.forgotten < kept.latest == 40
+
+
+def test_tasks_on_an_unknown_filesystem_are_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"me {tmp_path} fuse.newfs rw 0 0\n")
+    monkeypatch.setattr(place, "MOUNTS", mounts)
+    for create in (True, False):
+        with Queue(QUEUE, f"sqlite:///{tmp_path}/mail.db", create=create) as queue:
+            (reason,) = queue._context.engine.capabilities.unsafe_reasons
+            assert "is on an unknown filesystem (fuse.newfs)" in reason
+    assert caplog.text.count("is on an unknown filesystem (fuse.newfs)") == 1
 
 
 @pytest.mark.rule("SK-11")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -14,7 +15,7 @@ from rebalanser_sqlite import SqliteRegistry, place
 from rebalanser_sqlite.place import SHARED_FILESYSTEMS, file_of, mount_of
 from rebalanser_sqlite.store import APPLICATION_ID, SCHEMA_VERSION
 
-from rebalanser.errors import InvalidUrl, RebalanserError, UnusableStore
+from rebalanser.errors import InvalidUrl, RebalanserError, RegistryUnavailable, UnusableStore
 from rebalanser.registry.contract import Changed, Outcome, Put, Target, Transaction
 from rebalanser.registry.urls import open_registry, parse_url
 from rebalanser.tasks.engines import load_engine
@@ -140,6 +141,32 @@ def test_no_plain_file(tmp_path: Path) -> None:
 
 def test_a_name_too_long(tmp_path: Path) -> None:
     assert "File name too long" in refusal(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [
+        (errno.EMFILE, RegistryUnavailable, "has no file descriptor left; try again"),
+        (errno.ENFILE, RegistryUnavailable, "has no file descriptor left; try again"),
+        (errno.EIO, UnusableStore, "cannot be used: Input/output error"),
+    ],
+)
+def test_a_place_that_can_not_be_looked_at(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    kind: type[RebalanserError],
+    says: str,
+) -> None:
+    """What may pass is for the caller to try again, and nothing that a person is asked to change."""
+
+    def fail() -> list[str]:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(place, "_mount_lines", fail)
+    with pytest.raises(kind, match=says) as caught:
+        SqliteRegistry(tmp_path / "groups.db")
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize("content", [b"short", b"no database at all\n" * 1000], ids=["short", "long"])

@@ -22,6 +22,7 @@ from rebalanser.errors import (
     QuotaExceeded,
     RebalanserError,
     RegistryUnavailable,
+    RequestTooLarge,
     UnusableStore,
 )
 from rebalanser.protocol import Member
@@ -486,6 +487,42 @@ def test_what_an_error_of_sqlite_means(
 ) -> None:
     assert type(failure(sqlite_error(code), path)) is before_commit
     assert type(commit_failure(sqlite_error(code), path)) is at_commit
+
+
+def test_a_value_that_sqlite_does_not_take_is_too_large(registry: SqliteRegistry) -> None:
+    registry._store.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000)
+    with pytest.raises(RequestTooLarge, match="larger than SQLite allows"):
+        commit(registry, Put("k", bytes(2_000)))
+    assert commit(registry, Get("k")) == Outcome(True, 0, (None,))
+
+
+@pytest.mark.parametrize("failing", [errno.EIO, errno.EMFILE])
+def test_a_disk_that_does_not_say_how_full_it_is_takes_nothing_that_grows(
+    registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    def fail(_: object) -> os.statvfs_result:
+        raise OSError(failing, os.strerror(failing))
+
+    monkeypatch.setattr(os, "statvfs", fail)
+    with pytest.raises(RegistryUnavailable, match=os.strerror(failing)):
+        commit(registry, Put("big", bytes(1_000_000)))
+    assert commit(registry, Get("big")) == Outcome(True, 0, (None,))
+
+
+@pytest.mark.rule("RB-1")
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_a_log_removed_while_the_file_is_opened_is_noticed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    prepare = store.Store._prepare
+
+    def prepare_and_lose(opened: store.Store) -> None:
+        prepare(opened)
+        path.with_name(f"groups.db{suffix}").unlink()
+
+    monkeypatch.setattr(store.Store, "_prepare", prepare_and_lose)
+    with pytest.raises(UnusableStore, match=f"groups.db{suffix} was removed or replaced while in use"):
+        SqliteRegistry(path)
 
 
 def test_an_error_of_the_disk_is_not_called_a_lack_of_space(path: Path) -> None:

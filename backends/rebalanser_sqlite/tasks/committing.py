@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable
+from rebalanser_sqlite import history
 from rebalanser_sqlite.store import Deadline, Store, ring
 from rebalanser_sqlite.tasks.writing import Writing
 
@@ -150,7 +151,7 @@ class Committer:
     def _carry_out(self, group: list[_Job[Any]], deadline: Deadline) -> None:
         """Commit what waits once the write lock is had; ``group`` is then what was taken."""
         try:
-            changed = self._commit(group, deadline)
+            changed = history.with_room(self._store, lambda: self._commit(group, deadline), deadline)
         except OutcomeUnknown as error:
             for job in group:
                 job.end(error)
@@ -170,10 +171,12 @@ class Committer:
         with self._store.writing(deadline), closing(self._store.connection.cursor()) as cursor:
             if not group:
                 self._take(group)
+            pages = self._store.pages()
             writing = Writing(cursor)
             for job in group:
                 job.do(writing)
             writing.finish()
+            self._store.check_room(pages)
         return writing.changed
 
     def _take(self, group: list[_Job[Any]]) -> None:

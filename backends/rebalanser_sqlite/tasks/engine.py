@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rebalanser.errors import OutcomeUnknown
@@ -77,7 +78,9 @@ class SqliteEngine(Engine, MovesInTransactions):
         self._file_mode = file_mode
         deadline = Deadline.after(timeout_s)
         with ExitStack() as stack:
-            self._committer = Committer(self._open(deadline))
+            store = self._open(deadline)
+            self._capabilities = replace(CAPABILITIES, unsafe_reasons=store.unsafe_reasons)
+            self._committer = Committer(store)
             stack.callback(self._committer.close)
             self._reader = Reader(self._open(deadline))
             stack.pop_all()
@@ -94,8 +97,8 @@ class SqliteEngine(Engine, MovesInTransactions):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What this engine can do."""
-        return CAPABILITIES
+        """What this engine can do, and why its place may be no safe one."""
+        return self._capabilities
 
     def define(self, queue: str, partitions: int, timeout_s: float) -> int:
         """How many partitions the queue has; see :meth:`rebalanser.tasks.engine.Engine.define`.

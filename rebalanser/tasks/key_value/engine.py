@@ -87,6 +87,7 @@ class KeyValueEngine(Engine):
             max_update_bytes=self._limits.update,
             shared_between_hosts=capabilities.shared_between_hosts,
             durable=_durability(capabilities),
+            unsafe_reasons=capabilities.unsafe_reasons,
         )
 
     def define(self, queue: str, partitions: int, timeout_s: float) -> int:
