@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -67,10 +68,13 @@ RESERVE_BYTES = 4 << 20
 
 A database that can't grow keeps the log from being emptied, and a log that can't grow refuses everything.
 """
+LOG_WARNING_BYTES = 64 << 20
+"""Minimum size of the write-ahead log that is warned about, if no checkpoint can empty it."""
 SCARCE_BYTES = 16 * RESERVE_BYTES
 """With less room, the file grows at once and not with a later checkpoint, when others may have taken it."""
 
 T = TypeVar("T")
+_log = logging.getLogger("rebalanser.sqlite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ class Store:
         self.boot_id = boot_id
         self.clock = clock
         self._commits = 0
+        self._log_warned_bytes = 0
         self._checkpointer: sqlite3.Connection | None = None
         self._identities: dict[Path, tuple[int, int]] = {}
         make_file(path, file_mode)
@@ -344,14 +349,37 @@ class Store:
         A second connection does it while this one holds the write lock, so that no commit can reset the log
         meanwhile. If the lock is not free now, or the disk fails, a later commit's turn will do.
         """
+        pinned = None
         with suppress(sqlite3.Error), self._rolled_back_at_end():
             if self._checkpointer is None:
                 self._checkpointer = self._connect()
                 for setting in SETTINGS:
                     self._checkpointer.execute(setting)
             self.connection.execute("BEGIN IMMEDIATE")
-            self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            _, pages, copied = self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            (page_bytes,) = self._checkpointer.execute("PRAGMA page_size").fetchone()
+            pinned = (pages - copied) * page_bytes
             self._commits = 0
+        if pinned is not None:
+            self._warn_of_log(pinned)
+
+    def _warn_of_log(self, kept_bytes: int) -> None:
+        """Warn, again at each doubling, of a log that grows since somebody reads for ever from its beginning.
+
+        Nobody can end the read of another process: it was stopped meanwhile, or a person began it by hand.
+        """
+        if kept_bytes < LOG_WARNING_BYTES:
+            self._log_warned_bytes = 0
+        elif kept_bytes >= 2 * self._log_warned_bytes:
+            self._log_warned_bytes = kept_bytes
+            _log.warning(
+                "%s-wal can't be emptied of %d MB: a process has been reading since they were written; "
+                "end or continue it (fuser %s shows all that have it open)",
+                self.path,
+                kept_bytes >> 20,
+                self.path,
+                extra={"action": "log_pinned"},
+            )
 
     def close(self) -> None:
         """Close the connection; the last one of the host also empties the write-ahead log."""

@@ -434,6 +434,32 @@ def test_a_full_database_is_refused_and_survived(registry: SqliteRegistry) -> No
     assert commit(registry, Put("big", bytes(1_000_000))).revision == 1
 
 
+def test_a_log_that_a_reader_keeps_from_being_emptied_is_warned_about(
+    path: Path,
+    registry: SqliteRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(store, "LOG_WARNING_BYTES", 1 << 20)
+
+    def write_megabytes(count: int) -> int:
+        caplog.clear()
+        for _ in range(count):
+            commit(registry, Put("k", bytes(1 << 20)))
+            registry._store.checkpoint()
+        return caplog.text.count("-wal can't be emptied of")
+
+    assert write_megabytes(4) == 0
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        for _ in range(2):
+            reader.execute("BEGIN")
+            reader.execute("SELECT revision FROM meta").fetchone()
+            assert 2 <= write_megabytes(9) <= 4, "at each doubling"
+            assert f"fuser {path} shows" in caplog.text
+            reader.execute("COMMIT")
+            assert write_megabytes(4) == 0
+
+
 @pytest.mark.rule("RB-28")
 def test_history_makes_room_in_a_full_database(registry: SqliteRegistry) -> None:
     for number in range(40):
