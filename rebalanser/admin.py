@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
-from rebalanser.errors import InvalidName, InvalidState, NotSettled, RetryLater
+from rebalanser.errors import InvalidName, InvalidState, NotSettled, RetryLater, UnknownGroup
 from rebalanser.group import open_coordinator
 from rebalanser.protocol import ResourceSpec, Topic, TopicKind
+from rebalanser.redaction import redact
 from rebalanser.registry import Coordinator
 from rebalanser.registry.keys import check_attribute, check_name
 from rebalanser.registry.urls import url_or_default
@@ -80,8 +81,9 @@ class Admin:
 
     The registry is by default that of ``REBALANSER_REGISTRY``.
 
-    Every change is idempotent and is tried again for ``timeout_s`` seconds while the registry is away. Use
-    it as a context manager, or :meth:`close` it.
+    Every change is idempotent and is tried again for ``timeout_s`` seconds while the registry is away. Only
+    :meth:`add` makes a group; the other changes refuse one that is not there. Use it as a context manager, or
+    :meth:`close` it.
 
     Raises:
         FixConfiguration: the name, the URL or the registry has to be changed by a person.
@@ -102,9 +104,8 @@ class Admin:
         self._closed = False
         self._watching = threading.Lock()
         self._listeners: list[threading.Event] = []
-        self._coordinator: Coordinator = open_coordinator(
-            name, url_or_default(url), self._settings, SystemClock()
-        )
+        self._url = url_or_default(url)
+        self._coordinator: Coordinator = open_coordinator(name, self._url, self._settings, SystemClock())
 
     def __enter__(self) -> Self:
         return self
@@ -130,6 +131,14 @@ class Admin:
             reraise=True,
         )
         return attempts(operation)
+
+    def exists(self) -> bool:
+        """Return True if anything is known of the group: it has, or had, nodes or resources."""
+        return self._insist(self._coordinator.exists)
+
+    def _refuse_unknown(self) -> None:
+        if not self.exists():
+            raise UnknownGroup(f"no such group: {self.name!r} in {redact(self._url)}")
 
     def add(
         self,
@@ -175,12 +184,14 @@ class Admin:
 
         Raises:
             InvalidName: a name can't be stored, or a weight is not a positive number; nothing was changed.
+            UnknownGroup: there is no such group.
             RetryLater: the registry was away, or others changed the same resources all the time; what was
                 written stays, and weighing again completes it.
         """
         self._check(list(weights))
         for weight in weights.values():
             _check_weight(weight)
+        self._refuse_unknown()
         return self._insist(
             lambda: self._coordinator.weigh_resources(weights, lambda n: progress(n, len(weights)))
         )
@@ -190,10 +201,12 @@ class Admin:
 
         Raises:
             InvalidName: a name can't be stored, or is given twice; nothing was changed.
+            UnknownGroup: there is no such group.
             RetryLater: the registry was away; removing again completes it.
         """
         names = _named(resources)
         self._check(names)
+        self._refuse_unknown()
         return self._insist(
             lambda: self._coordinator.remove_resources(names, lambda n: progress(n, len(names)))
         )
@@ -217,14 +230,24 @@ class Admin:
         """Move all resources away from the nodes with this label, and give them none (RB-30).
 
         The mark stays until :meth:`undrain`, also while no such node is there; ``state().drained`` has all.
+
+        Raises:
+            UnknownGroup: there is no such group.
         """
-        check_name(node, "node")
-        self._insist(lambda: self._coordinator.set_drained(node, drained=True))
+        self._set_drained(node, drained=True)
 
     def undrain(self, node: str) -> None:
-        """Let the nodes with this label own resources again."""
+        """Let the nodes with this label own resources again.
+
+        Raises:
+            UnknownGroup: there is no such group.
+        """
+        self._set_drained(node, drained=False)
+
+    def _set_drained(self, node: str, *, drained: bool) -> None:
         check_name(node, "node")
-        self._insist(lambda: self._coordinator.set_drained(node, drained=False))
+        self._refuse_unknown()
+        self._insist(lambda: self._coordinator.set_drained(node, drained=drained))
 
     def state(self) -> GroupState:
         """The group at one revision: nodes, resources, owners, and whether it is balanced (RB-19)."""

@@ -98,6 +98,10 @@ class AsyncAdmin:
         """Let the nodes with this label own resources again."""
         await self._call(Admin.undrain, node)
 
+    async def exists(self) -> bool:
+        """Return True if anything is known of the group."""
+        return await self._call(Admin.exists)
+
     async def state(self) -> GroupState:
         """The group at one revision; see :meth:`Admin.state`."""
         return await self._call(Admin.state)

@@ -140,7 +140,7 @@ def describe(name: str, view: GroupView) -> GroupState:
         drained=tuple(sorted(group.drained)),
         nodes=nodes,
         resources=resources,
-        exists=bool(nodes or resources or group.drained or header or view.leadership),
+        exists=view.exists,
     )
 
 

@@ -270,7 +270,7 @@ def _weigh(face: Face, found: Audit, *, write: bool) -> Iterator[Weighing]:
         if not write:
             yield asked(group, loads)
             continue
-        with face.admin(group) as admin, face.progress("weighing", len(loads)) as progress:
+        with face.admin_of_known(group) as admin, face.progress("weighing", len(loads)) as progress:
             yield apply(admin, loads, changes, progress)
 
 

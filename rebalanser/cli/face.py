@@ -129,6 +129,20 @@ class Face:
         with admin:
             yield admin
 
+    @contextmanager
+    def admin_of_known(self, group: str) -> Iterator[Admin]:
+        """An operator's connection to a group that is there; no file is made by opening it.
+
+        Raises:
+            UnknownGroup: a change found that it is not there, or there is not even the file.
+        """
+        self.refuse_missing_file(group)
+        with self.admin(group) as admin:
+            try:
+                yield admin
+            except UnknownGroup:
+                raise self._unknown(group) from None
+
     def state(self, group: str) -> GroupState:
         """The state of a group that is there; nothing is made by looking.
 
@@ -147,11 +161,14 @@ class Face:
         """
         if state.exists:
             return state
+        raise self._unknown(state.group)
+
+    def _unknown(self, group: str) -> UnknownGroup:
         there = ""
         with suppress(NotARegistry):
             others = self.groups()
             there = f"; there are: {', '.join(others)}" if others else "; there is none"
-        raise UnknownGroup(f"no such group: {state.group!r} in {redact(self.url)}{there}")
+        return UnknownGroup(f"no such group: {group!r} in {redact(self.url)}{there}")
 
     def refuse_missing_file(self, what: str) -> None:
         """Refuse a SQLite file that is not there, which opening it would make.
@@ -175,10 +192,11 @@ class Face:
         """The names of all groups in the registry.
 
         Raises:
+            UnknownGroup: there is not even the file that would keep them.
             NotARegistry: it keeps groups in a way that does not list them.
         """
-        if self.missing_file is not None:
-            return []
+        if (file := self.missing_file) is not None:
+            raise UnknownGroup(f"no groups, as there is no file {file}")
         settings = Settings()
         with self.patience(settings):
             opened = open_registry(self.url, settings.connect_timeout_s)

@@ -69,7 +69,7 @@ def undrain(
 
 
 def _set_drained(face: Face, group: str, node: str, *, drained: bool, wait_s: float | None) -> None:
-    with face.admin(group) as admin:
+    with face.admin_of_known(group) as admin:
         if drained:
             admin.drain(node)
         else:

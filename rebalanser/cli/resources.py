@@ -109,7 +109,7 @@ def remove(
     """Remove resources. Their owners stop."""
     resources = read_names(names or (), file)
     face = Face.of(registry, json)
-    with face.admin(group) as admin, face.progress("removing", len(resources)) as progress:
+    with face.admin_of_known(group) as admin, face.progress("removing", len(resources)) as progress:
         removed = admin.remove(resources, progress=progress)
     absent = len(resources) - removed
     face.answer(

@@ -72,6 +72,13 @@ class GroupView:
     troubles: Mapping[str, str] = field(default_factory=dict)
     """What went wrong lately in the application, by node label."""
 
+    @property
+    def exists(self) -> bool:
+        """True if anything is known of the group, such as that it had resources once."""
+        group = self.group
+        known = (group.members, group.resources, group.drained, group.header, self.leadership, self.holdings)
+        return any(known) or group.fingerprint.changes > 0
+
 
 class Coordinator(ABC):
     """One node's or one operator's connection to a group. Every method may be called from any thread."""
@@ -100,6 +107,10 @@ class Coordinator(ABC):
             RetryLater: the store could not be read now.
             FixConfiguration: a person must change something first.
         """
+
+    def exists(self) -> bool:
+        """Return what :attr:`GroupView.exists` is. Raises what :meth:`read` does."""
+        return self.read().exists
 
     def resource(self, name: str) -> ResourceSpec | None:
         """What an operator said of a resource; None if there is none. Raises what :meth:`read` does."""

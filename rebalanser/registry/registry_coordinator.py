@@ -178,6 +178,10 @@ class RegistryCoordinator(Coordinator):
         """All of the group and its barriers, at one revision, for anyone who asks (RB-19)."""
         return self._drive(self._translation.read())
 
+    def exists(self) -> bool:
+        """Return True if anything is known of the group, by reading a few keys of it."""
+        return self._drive(self._translation.exists())
+
     def resource(self, name: str) -> ResourceSpec | None:
         """What an operator said of a resource, by reading its key alone."""
         return self._drive(self._translation.resource(name))

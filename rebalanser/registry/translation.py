@@ -140,6 +140,18 @@ class Translation(MemberDialogues, LeaderDialogues):
         resource = self.keys.resource_of_barrier(entry.key)
         return resource, Holding(resource, entry.value.decode(errors="replace"), entry.create_revision)
 
+    def exists(self) -> Reading[bool]:
+        """Read one key of each sort that shows that there is such a group.
+
+        A request of an operator shows it only if it changed anything.
+        """
+        keys = self.keys
+        single = (keys.operator, keys.header, keys.term)
+        folders = (keys.nodes, keys.resources, keys.drains, keys.barriers)
+        reads: tuple[Operation, ...] = (*map(Get, single), *(Range(folder, limit=1) for folder in folders))
+        operator, *others = outcome_of((yield Transaction(then=reads))).results
+        return any(others) or values.load_changes(one_entry(operator)) > 0
+
     def resource(self, name: Resource) -> Reading[ResourceSpec | None]:
         """What is said of one resource; None if there is none."""
         outcome = outcome_of((yield Transaction(then=(Get(self.keys.resource(name)),))))

@@ -398,6 +398,8 @@ class CoordinatorConformance:
         assert (view.group.members, view.group.resources, view.group.shares) == ({}, {}, {})
         assert (view.group.header, view.leadership, view.holdings) == (None, None, ())
         assert view.group.drained == frozenset()
+        assert not view.exists
+        assert not coordinator.exists()
 
     def test_a_member_is_seen_as_it_joined(self, coordinator: Coordinator, connect: Connect) -> None:
         """Holds: "Register ``member`` under a new lease"."""
@@ -1262,6 +1264,7 @@ class CoordinatorConformance:
             after = coordinator.read().group
             assert after.drained == ({"worker 1"} if drained else frozenset())
             assert (after.fingerprint == before.fingerprint) == (after.drained == before.drained)
+            assert coordinator.exists()
 
     # -- names, groups, connections
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -18,8 +18,11 @@ from rebalanser.errors import (
     NotSettled,
     OutcomeUnknown,
     RegistryUnavailable,
+    UnknownGroup,
 )
+from rebalanser.registry import open_registry
 from rebalanser.registry.contract import Put, Reply, Request, Transaction
+from rebalanser.registry.registry_coordinator import groups_in
 from rebalanser.testing import MemoryRegistry
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -82,6 +85,39 @@ def test_adds_and_removes(admin: Admin) -> None:
     assert admin.remove("a") == 0
     assert names(admin) == ["c", "d"]
     assert admin.add() == admin.remove() == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda admin: admin.drain("n"),
+        lambda admin: admin.undrain("n"),
+        lambda admin: admin.remove("a"),
+        lambda admin: admin.weigh({"a": 2.0}),
+    ],
+    ids=["drain", "undrain", "remove", "weigh"],
+)
+@pytest.mark.parametrize("before", ["nothing", "resources that are gone", "a node alone"])
+def test_only_a_group_that_is_there_is_changed(
+    shop: Shop, change: Callable[[Admin], object], before: str
+) -> None:
+    if before == "nothing":
+        with Admin("other", shop.url) as other:
+            other.add("a")
+        with pytest.raises(UnknownGroup, match=f"no such group: 'group' in {shop.url}"):
+            change(shop.admin)
+        with closing(open_registry(shop.url)) as registry:
+            assert list(groups_in(registry, "rebalanser", PATIENCE_S)) == ["other"]
+        assert not shop.admin.state().exists
+        return
+    if before == "a node alone":
+        shop.node("m")
+    else:
+        shop.admin.add("a")
+        shop.admin.remove("a")
+    for _ in "twice":
+        change(shop.admin)
+    assert shop.admin.state().exists
 
 
 @pytest.mark.rule("RB-29")

@@ -335,6 +335,7 @@ def test_the_resources_of_one_node_are_listed(cli: Cli) -> None:
 
 @pytest.mark.rule("RB-30")
 def test_a_node_is_drained_and_undrained(cli: Cli) -> None:
+    cli("resources", "add", "orders", "a")
     answer = cli("node", "drain", "orders", "worker-1")
     assert answer == Answer(0, "worker-1 is drained; no live node has that label now\n", "")
     assert cli("node", "undrain", "orders", "worker-1", "--json").document == {
@@ -344,7 +345,6 @@ def test_a_node_is_drained_and_undrained(cli: Cli) -> None:
         "live": False,
         "held": 0,
     }
-    cli("resources", "add", "orders", "a")
     waiting = cli("node", "drain", "orders", "worker-1", "--wait", "--timeout", "0")
     refused(waiting, 4, "not balanced after 0 s", "it has no nodes")
 
@@ -590,10 +590,11 @@ def test_long_work_shows_its_progress_on_a_terminal(
     "command",
     [
         *(("status", "orders"), ("watch", "orders"), ("resources", "list", "orders")),
-        *(("node", "list", "orders"), ("check", "orders")),
+        *(("node", "list", "orders"), ("check", "orders"), ("resources", "remove", "orders", "a")),
+        *(("node", "drain", "orders", "n"), ("node", "undrain", "orders", "n")),
     ],
 )
-def test_looking_makes_nothing(cli: Cli, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_only_adding_makes_a_group(cli: Cli, tmp_path: Path, command: tuple[str, ...]) -> None:
     file = tmp_path / "gropus.db"
     answer = cli(*command, "--registry", f"sqlite:///{file}")
     refused(answer, 3, f"no such group: 'orders', as there is no file {file}")
@@ -602,24 +603,35 @@ def test_looking_makes_nothing(cli: Cli, tmp_path: Path, command: tuple[str, ...
 
 def test_a_registry_that_is_not_there_has_no_groups_and_can_be_checked(cli: Cli, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'groups.db'}"
-    assert cli("groups", "--registry", url) == Answer(0, "", "")
+    refused(cli("groups", "--registry", url), 3, f"there is no file {tmp_path / 'groups.db'}")
     report = cli("check", "--registry", url, "--json")
     assert (report.code, report.document["ok"]) == (0, True)
     assert "lease" in [each["check"] for each in report.document["findings"]]
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("status",), ("watch",), ("resources", "list"), ("node", "list")])
-def test_a_mistyped_group_is_named_beside_those_that_are_there(cli: Cli, command: tuple[str, ...]) -> None:
-    refused(cli(*command, "ordres"), 3, "no such group: 'ordres' in memory://", "there is none")
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        *((("status",), ()), (("watch",), ()), (("resources", "list"), ()), (("node", "list"), ())),
+        *((("resources", "remove"), ("a",)), (("node", "drain"), ("n",)), (("node", "undrain"), ("n",))),
+    ],
+)
+def test_a_mistyped_group_is_named_beside_those_that_are_there(
+    cli: Cli, command: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    for _ in "twice":
+        refused(cli(*command, "ordres", *more), 3, "no such group: 'ordres' in memory://", "there is none")
     for name in ("orders", "a/b", "orders-2", "orders2"):
         cli("resources", "add", name, "a")
-    refused(cli(*command, "ordres"), 3, "there are: a/b, orders, orders-2, orders2")
+    for _ in "twice":
+        refused(cli(*command, "ordres", *more), 3, "there are: a/b, orders, orders-2, orders2")
 
 
 def test_groups_and_nodes_are_listed(cli: Cli) -> None:
     assert cli("groups").out == ""
-    cli("resources", "add", "orders", "a")
+    for name in ("orders", "mail"):
+        cli("resources", "add", name, "a")
     cli("node", "drain", "mail", "w-7")
     with closing(open_registry(os.environ["REBALANSER_REGISTRY"])) as registry:
         foreign = ("alien/thing", "mai", "mai-l", "a{b/term", "orders-/x/y")
