@@ -374,8 +374,10 @@ class LeaderDialogues(Dialogues):
         return Published(
             Header(plan.version, leadership.term, written[self.keys.header], plan.void),
             {
-                node: Share(plan.version, resources, parts[node], written[self._first_part(node, plan)])
-                for node, resources in plan.changed.items()
+                node: Share(
+                    plan.version, plan.changed[node], parts[node], written[self._first_part(node, plan)]
+                )
+                for node in sorted(plan.changed)
             },
         )
 

@@ -383,13 +383,6 @@ MUTANTS = (
         frozenset({"RB-23"}),
     ),
     Mutant(
-        "deposed leader",
-        "a leader that sees another term reverts to follower",
-        (Switch(Node, "_deposed", always(None)),),
-        frozenset({"RB-6"}),
-        "late requests",
-    ),
-    Mutant(
         "campaign by heartbeat",
         "a follower campaigns only where nobody leads",
         _edit(Leading, "seen_alive", "if not alive.leader_alive:", "if True:"),
@@ -497,14 +490,7 @@ MUTANTS = (
             "update.to_read = {'' for _ in () if key",
         ),
         frozenset({"RB-3", "RB-2", "RB-7", "RB-29", "RB-30"}),
-        "operator",
-    ),
-    Mutant(
-        "shares not read again",
-        "a leader whose publication is in doubt reads what is stored of shares",
-        _edit(Leading, "reading_group", "doubtful=bool(self._attempts)", "doubtful=False"),
-        frozenset({"RB-9"}),
-        "late requests",
+        "silent watches",
     ),
     Mutant(
         "missed acknowledgements",
@@ -530,13 +516,12 @@ MUTANTS = (
         "a request keeps the limits of the registry",
         _edit(
             Translation,
-            "_chunks",
-            "if chunk and (len(chunk) >= self._chunk_operations or size > room):",
-            "if False:",
+            "_barrier_chunks",
+            "self._chunks((r, 3 * len(self.keys.barrier(r)) + 256) for r in sorted(resources))",
+            "iter([sorted(resources)])",
         ),
         frozenset({"RB-3"}),
         "late requests",
-        first=140,
     ),
     Mutant(
         "OnStop passed over",

@@ -177,6 +177,13 @@ MUTANTS = (
         "RB-9",
     ),
     _mutant(
+        "shares not read again",
+        "a leader whose publication is in doubt reads what is stored of shares",
+        _edit(Leading, "reading_group", "doubtful=bool(self._attempts)", "doubtful=False"),
+        f"{LATE_SHARES}[before the read]",
+        "RB-9",
+    ),
+    _mutant(
         "shares written late",
         "shares are written only while the allocation is the one that the plan changes",
         _edit(
@@ -208,6 +215,13 @@ MUTANTS = (
         _edit(Leading, "counts_group", "(members // MEMBERS_PER_BEAT + 1)", "1"),
         "unit/test_translation.py::test_of_many_members_a_leader_counts_a_part_with_each_heartbeat[300-4]",
         "RB-45",
+    ),
+    _mutant(
+        "deposed leader",
+        "a leader that sees another term reverts to follower",
+        _edit(Node, "_deposed", "if self._leading.role is Role.LEADER:", "if False:"),
+        "unit/test_node.py::test_a_leader_that_sees_another_term_reverts_and_asks_who_leads",
+        "RB-6",
     ),
     _mutant(
         "leader unwatched",

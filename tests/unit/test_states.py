@@ -20,7 +20,9 @@ RARE = {*NOT_BY_CHANCE, "step: 1 stopping → 3 adding barriers"}
 @pytest.mark.full_size
 @pytest.mark.rule("RB-11", "RB-14")
 def test_every_row_of_the_tables_happens_in_the_simulator() -> None:
-    met = run_seeds(0, 150).met + run_seeds(0, 100, PROFILES["short lives"]).met
+    met = run_seeds(0, 150).met
+    for profile in ("short lives", "isolation"):
+        met += run_seeds(0, 100, PROFILES[profile]).met
     assert TRANSITIONS - met.keys() <= RARE
     assert met.keys() <= TRANSITIONS | ANSWERS
 
