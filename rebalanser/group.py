@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from rebalanser import errors
-from rebalanser.allocation import balanced, effort
+from rebalanser.allocation import effort, share_out
 from rebalanser.errors import (
     FixConfiguration,
     Forked,
@@ -323,7 +323,7 @@ class Group:
             engine = Engine(
                 name=self.name,
                 node=Node(
-                    self._member(stem), self.settings.timings, balanced, self.settings.node_options, effort
+                    self._member(stem), self.settings.timings, share_out, self.settings.node_options, effort
                 ),
                 coordinator=coordinator,
                 handlers=handlers,

@@ -116,7 +116,7 @@ so that there are fewer than five times as many as there are different levels.
 
 from __future__ import annotations
 
-from rebalanser.allocation.balanced import balanced, effort, minimum_moves, moves
+from rebalanser.allocation.balanced import balanced, effort, minimum_moves, moves, share_out
 from rebalanser.allocation.placement import Placement, place
 
-__all__ = ["Placement", "balanced", "effort", "minimum_moves", "moves", "place"]
+__all__ = ["Placement", "balanced", "effort", "minimum_moves", "moves", "place", "share_out"]

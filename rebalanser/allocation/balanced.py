@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -37,23 +36,57 @@ def balanced(
         The sorted resources of every node, in the order of node ids. Without pins each node has floor or
         ceil of R/N; with pins the loads are as even as the pins allow.
     """
+    kept, arriving = _share_out(nodes, resources, previous, pinned)
+    return {
+        node: tuple(sorted(_sorted(held, previous.get(node, ())) + arriving[node]))
+        for node, held in kept.items()
+    }
+
+
+def share_out(
+    nodes: Collection[str],
+    resources: Collection[str],
+    previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str] = NO_PINS,
+) -> dict[str, frozenset[str]]:
+    """Allocate as :func:`balanced` does, in sets: only shares that lose something are sorted.
+
+    A share that stays as it was is the very same set, if it was a frozenset.
+    """
+    kept, arriving = _share_out(nodes, resources, previous, pinned)
+    shares: dict[str, frozenset[str]] = {}
+    for node, share in kept.items():
+        share.update(arriving[node])
+        before = previous.get(node)
+        shares[node] = before if isinstance(before, frozenset) and share == before else frozenset(share)
+    return shares
+
+
+def _share_out(
+    nodes: Collection[str],
+    resources: Collection[str],
+    previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str],
+) -> tuple[dict[str, set[str]], dict[str, list[str]]]:
+    """What each live node keeps of the free resources, and what else it gets."""
     live = sorted(set(nodes))
     if not live:
-        return {}
+        return {}, {}
     free = set(resources).difference(pinned)
-    fixed = _fixed(live, resources, pinned)
-    held, unheld = _held(live, free, previous)
-    quotas = _quotas({node: len(fixed[node]) for node in live}, held, len(free))
+    arriving = _fixed(live, resources, pinned)
+    kept, unheld = _held(live, free, previous)
+    quotas = _quotas({node: len(arriving[node]) for node in live}, kept, len(free))
 
-    shares = {node: _sorted(held[node], previous.get(node, ())) for node in live}
-    leaving = chain.from_iterable(shares[node][quotas[node] :] for node in live)
-    waiting = sorted(chain(unheld, leaving))
+    waiting = list(unheld)
     for node in live:
-        del shares[node][quotas[node] :]
-    free_places = vacancies({node: quotas[node] - len(shares[node]) for node in live})
-    for name, node in zip(waiting, free_places, strict=True):
-        shares[node].append(name)
-    return {node: tuple(sorted(shares[node] + fixed[node])) for node in live}
+        if len(kept[node]) > quotas[node]:
+            leaving = _sorted(kept[node], previous.get(node, ()))[quotas[node] :]
+            kept[node].difference_update(leaving)
+            waiting += leaving
+    places = vacancies({node: quotas[node] - len(kept[node]) for node in live})
+    for name, node in zip(sorted(waiting), places, strict=True):
+        arriving[node].append(name)
+    return kept, arriving
 
 
 def moves(previous: Mapping[str, Collection[str]], allocation: Mapping[str, Collection[str]]) -> int:
@@ -63,7 +96,7 @@ def moves(previous: Mapping[str, Collection[str]], allocation: Mapping[str, Coll
     Resources that no live node had, or that are on no node now, are not counted (RB-10).
     """
     held, _ = _held(sorted(allocation), set().union(*allocation.values()), previous)
-    return sum(len(names.difference(allocation[node])) for node, names in held.items())
+    return _moved(held, previous, allocation)
 
 
 def minimum_moves(
@@ -80,10 +113,34 @@ def minimum_moves(
     if not live:
         return 0
     free = set(resources).difference(pinned)
-    fixed = _fixed(live, resources, pinned)
+    return _minimum_moves(
+        _fixed(live, resources, pinned), len(free), _held(live, free, previous)[0], previous
+    )
+
+
+def _moved(
+    held: Mapping[str, set[str]],
+    previous: Mapping[str, Collection[str]],
+    allocation: Mapping[str, Collection[str]],
+) -> int:
+    """How many of what each node held it has no more; none where it has the very share that it had."""
+    return sum(
+        len(names.difference(allocation[node]))
+        for node, names in held.items()
+        if allocation[node] is not previous.get(node)
+    )
+
+
+def _minimum_moves(
+    fixed: Mapping[str, list[str]],
+    free: int,
+    held_free: Mapping[str, set[str]],
+    previous: Mapping[str, Collection[str]],
+) -> int:
+    live = fixed.keys()
     loads = {node: len(fixed[node]) for node in live}
-    held = {node: len(names) for node, names in _held(live, free, previous)[0].items()}
-    level, extra = _water_level(loads.values(), len(free))
+    held = {node: len(names) for node, names in held_free.items()}
+    level, extra = _water_level(loads.values(), free)
 
     forced = moves(previous, fixed)
     surplus = sum(max(0, held[node] - max(0, level - loads[node])) for node in live)
@@ -98,9 +155,16 @@ def effort(
     pinned: Mapping[str, str] = NO_PINS,
 ) -> Effort:
     """What ``allocation`` costs: its :func:`moves` beside the :func:`minimum_moves` of its nodes (RB-10)."""
+    live = sorted(allocation)
+    allocated = set().union(*allocation.values())
+    held, _ = _held(live, allocated, previous)
+    if pinned or len(allocated) != len(resources) or not allocated.issuperset(resources):
+        least = minimum_moves(live, resources, previous, pinned)
+    else:
+        least = _minimum_moves({node: [] for node in live}, len(allocated), held, previous) if live else 0
     return Effort(
-        moves=moves(previous, allocation),
-        least_moves=minimum_moves(allocation.keys(), resources, previous, pinned),
+        moves=_moved(held, previous, allocation),
+        least_moves=least,
         nodes=len(allocation),
         resources=len(resources),
     )

@@ -464,4 +464,10 @@ class _Update:
 def _merged(known: Mapping[NameT, ItemT], changed: Mapping[NameT, ItemT | None]) -> Mapping[NameT, ItemT]:
     if not changed:
         return known
-    return {name: item for name, item in {**known, **changed}.items() if item is not None}
+    merged = dict(known)
+    for name, item in changed.items():
+        if item is not None:
+            merged[name] = item
+        else:
+            merged.pop(name, None)
+    return merged
