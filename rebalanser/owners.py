@@ -12,6 +12,8 @@ from typing import Final, Self
 
 from rebalanser.admin import Admin, Owner
 from rebalanser.errors import RebalanserError
+from rebalanser.redaction import redact
+from rebalanser.registry.urls import url_or_default
 from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
 
@@ -34,9 +36,9 @@ ChangeHook = Callable[[OwnerChange], None]
 class Owners:
     """Who owns what in the group ``name``, kept current by watches while its context lasts.
 
-    It joins nothing. An answer may be old by the time it is used, so the receiver of a request says whether
-    it is the owner (:meth:`rebalanser.Owned.still_mine`), and the fencing token guards what is written. The
-    group is also read every ``interval_s`` seconds.
+    It joins nothing, and waits for a group that is not there yet. An answer may be old by the time it is
+    used, so the receiver of a request says whether it is the owner (:meth:`rebalanser.Owned.still_mine`), and
+    the fencing token guards what is written. The group is also read every ``interval_s`` seconds.
 
     Raises:
         FixConfiguration: the name, the URL or the registry has to be changed by a person.
@@ -54,11 +56,14 @@ class Owners:
         self._connect: Callable[[], Admin] = partial(
             Admin, name, url, settings=settings, timeout_s=interval_s
         )
+        self._url = url
         self._interval_s = interval_s
         self._hooks: list[ChangeHook] = []
         self._owners: Mapping[str, Owner] = MappingProxyType({})
-        self._is_current = False
+        self._exists: bool | None = None
+        """What the last look found; None if it failed, or before there was one."""
         self._closed = threading.Event()
+        self._closed.set()
         self._end = contextlib.ExitStack()
 
     def on_change(self, hook: ChangeHook) -> ChangeHook:
@@ -73,13 +78,17 @@ class Owners:
         with contextlib.ExitStack() as end:
             admin = end.enter_context(self._connect())
             changed = end.enter_context(admin.changes())
+            closed = self._closed = threading.Event()
+            end.callback(closed.set)
             self._look(admin)
             name = f"rebalanser-owners-{admin.name}"
-            thread = threading.Thread(target=self._follow, args=(admin, changed), name=name, daemon=True)
+            thread = threading.Thread(
+                target=self._follow, args=(admin, changed, closed), name=name, daemon=True
+            )
             thread.start()
             end.callback(thread.join, CLOSE_TIMEOUT_S)
             end.callback(changed.set)
-            end.callback(self._closed.set)
+            end.callback(closed.set)
             self._end = end.pop_all()
         return self
 
@@ -99,26 +108,34 @@ class Owners:
 
     @property
     def is_current(self) -> bool:
-        """True unless the registry could not be read the last time."""
-        return self._is_current
+        """True if the context lasts, and the last look could read the registry and found the group."""
+        return self._exists is True and not self._closed.is_set()
 
-    def _follow(self, admin: Admin, changed: threading.Event) -> None:
+    def _follow(self, admin: Admin, changed: threading.Event, closed: threading.Event) -> None:
         while True:
             changed.wait(self._interval_s)
             changed.clear()
-            if self._closed.is_set():
+            if closed.is_set():
                 return
             try:
                 self._look(admin)
             except RebalanserError as error:
-                if self._is_current:
+                if closed.is_set():
+                    return
+                if self._exists is not None:
                     _log.warning("owners may be out of date", action="owners_stale", exc_info=error)
-                self._is_current = False
+                self._exists = None
 
     def _look(self, admin: Admin) -> None:
         before, now = self._owners, admin.owners()
+        exists = bool(now) or admin.exists()
         self._owners = MappingProxyType(now)
-        self._is_current = True
+        if not exists and self._exists is not False:
+            registry = redact(url_or_default(self._url))
+            _log.warning(
+                "there is no such group (yet)", action="owners_unknown", group=admin.name, registry=registry
+            )
+        self._exists = exists
         for resource in sorted(before.keys() | now.keys()):
             if before.get(resource) != now.get(resource):
                 self._tell(OwnerChange(resource, before.get(resource), now.get(resource)))

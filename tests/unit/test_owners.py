@@ -12,7 +12,7 @@ import pytest
 from rebalanser import Admin, Group, Owners, Settings
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.registry import RegistryCoordinator
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from rebalanser.admin import Owner
@@ -117,3 +117,30 @@ def test_a_registry_that_is_away_at_first_is_an_error_and_leaves_nothing(
     with pytest.raises(RegistryUnavailable), Owners("group", url, interval_s=0.01):
         pytest.fail("it has never looked")
     assert "rebalanser-owners-group" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_they_are_current_only_while_a_group_that_is_there_is_followed(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: queue.SimpleQueue[OwnerChange] = queue.SimpleQueue()
+    owners = Owners("group", url, interval_s=NEVER_S)
+    owners.on_change(told.put)
+    assert not owners.is_current, "it was not entered"
+    with owners:
+        assert not owners.is_current, "there is no such group"
+        assert [r.getMessage() for r in caplog.records if getattr(r, "action", "") == "owners_unknown"] == [
+            f"there is no such group (yet) action=owners_unknown group=group registry={url}"
+        ]
+        with Admin("group", url) as admin:
+            admin.add("c")
+            wait_until(lambda: owners.is_current)
+            assert owners.all == {}
+        with node_of(url, "n"):
+            assert {told.get(timeout=PATIENCE_S).resource for _ in "abc"} == {"a", "b", "c"}
+            assert owners.is_current
+    assert not owners.is_current, "it is closed"
+    with owners:
+        assert owners.is_current, "it is followed again"
+        with node_of(url, "n"):
+            while {"a", "b", "c"} != owners.all.keys():
+                told.get(timeout=PATIENCE_S)
