@@ -17,7 +17,7 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
-from rebalanser.cli.lines import headline
+from rebalanser.cli.lines import counted, headline
 from rebalanser.errors import InternalError, InvalidSettings, RebalanserError
 from rebalanser.protocol import OnOverrun
 from rebalanser.redaction import redact
@@ -251,4 +251,10 @@ def _group(backend: Registry | GroupStore, root: str, group: str, settings: Sett
             view = opened.read()
     else:
         view = RegistryCoordinator(backend, root, group, now, timeout_s).read()
+    if unreadable := view.group.unreadable:
+        detail = (
+            f"left alone: {counted(len(unreadable), 'key')} that can't be read, the first: "
+            f"{redact(unreadable[min(unreadable)])}; rebalanser status --json lists all"
+        )
+        yield Finding(check="keys", verdict=Verdict.WARNING, detail=detail)
     yield Finding(check="group", verdict=Verdict.OK, detail=headline(describe(group, view)))

@@ -66,6 +66,10 @@ _DETAILED: Final = {
     FactKind.GROUP_READ,
     FactKind.LOAD_REPORTED,
 }
+_SENTENCES: Final = {
+    FactKind.UNREADABLE: "keys of the group can't be read; docs/deployment.md says how to delete them"
+}
+"""Log lines of kinds whose name alone does not say what to do."""
 
 
 def _level(kind: FactKind) -> int:
@@ -129,6 +133,7 @@ def log_fact(fact: Fact, group: str) -> None:
         "revision": fact.revision,
         "load": fact.value if fact.kind is FactKind.LOAD_REPORTED else None,
         "took_s": fact.value if fact.kind is FactKind.LOOP_SLOW else None,
+        "keys": fact.value if fact.kind is FactKind.UNREADABLE else None,
     }
     fields: dict[str, Any] = {
         **fact.detail,
@@ -139,7 +144,7 @@ def log_fact(fact: Fact, group: str) -> None:
         "version": fact.version,
         **{name: value for name, value in known.items() if value is not None},
     }
-    _fact_log.log(level, fact.kind.value.replace("_", " "), **fields)
+    _fact_log.log(level, _SENTENCES.get(fact.kind) or fact.kind.value.replace("_", " "), **fields)
 
 
 def log_aside(event: str, error: BaseException, **fields: Any) -> None:

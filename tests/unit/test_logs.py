@@ -112,6 +112,16 @@ def test_the_seconds_of_a_slow_turn_are_logged(caplog: pytest.LogCaptureFixture)
     assert "cause=Wakeup" in caplog.text
 
 
+@pytest.mark.rule("RB-46")
+def test_keys_that_can_not_be_read_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    log_fact(Fact(FactKind.UNREADABLE, "w-1", value=3, detail={"why": "'k' is foreign"}), "orders")
+    (line,) = caplog.records
+    assert line.getMessage() == (
+        "keys of the group can't be read; docs/deployment.md says how to delete them "
+        """action=unreadable group=orders node=w-1 why="'k' is foreign" term=0 version=0 keys=3"""
+    )
+
+
 def test_what_is_below_the_level_is_not_made(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
