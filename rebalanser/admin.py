@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from pydantic import StrictStr, TypeAdapter
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
 from rebalanser.errors import InvalidName, InvalidState, NotSettled, RetryLater, UnknownGroup
@@ -22,8 +22,9 @@ from rebalanser.redaction import redact
 from rebalanser.registry import Coordinator
 from rebalanser.registry.keys import check_attribute, check_name
 from rebalanser.registry.urls import url_or_default
+from rebalanser.registry.values import Weight
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.settings import Settings
+from rebalanser.settings import Settings, check_argument, check_timeout
 
 if TYPE_CHECKING:
     from rebalanser.state import GroupState, ResourceState
@@ -49,16 +50,18 @@ def _no_progress(done: int, total: int) -> None:
     """Nobody wants to know."""
 
 
-def _named(resources: Iterable[str | Iterable[str]]) -> list[str]:
+_WEIGHT: Final = TypeAdapter[float](Weight)
+_WEIGHTS: Final = TypeAdapter[Mapping[str, float]](Mapping[str, Weight])
+_ATTRIBUTES: Final = TypeAdapter[Mapping[str, str]](Mapping[str, StrictStr])
+
+
+def _named(resources: Iterable[Any]) -> list[str]:
+    """The names in the arguments; what is neither a name nor a list of names is taken for a name."""
     names: list[str] = []
     for each in resources:
-        names.extend([each] if isinstance(each, str) else each)
+        is_list = isinstance(each, Iterable) and not isinstance(each, (str, bytes))
+        names.extend(each if is_list else [each])
     return names
-
-
-def _check_weight(weight: float) -> None:
-    if not math.isfinite(weight) or weight <= 0:
-        raise InvalidName(f"weight {weight!r} is not a positive number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class Admin:
     ) -> None:
         self.name = name
         self._settings = Settings.of(settings)
+        check_timeout(timeout_s)
         self._timeout_s = timeout_s
         self._closed = False
         self._watching = threading.Lock()
@@ -156,19 +160,21 @@ class Admin:
 
         Raises:
             InvalidName: a name can't be stored, or is given twice; nothing was changed.
+            InvalidArgument: the weight is not a positive number, or an attribute no text; nothing changed.
             RetryLater: the registry was away; what was written stays, and adding again completes it.
         """
         names = _named(resources)
         self._check(names)
         said: dict[str, Any] = {}
         if weight is not UNCHANGED:
-            _check_weight(weight)
+            check_argument(_WEIGHT, weight, "weight")
             said["weight"] = weight
         if pin is not UNCHANGED:
             if pin is not None:
                 check_name(pin, "node")
             said["pin"] = pin
         if attributes is not UNCHANGED:
+            check_argument(_ATTRIBUTES, attributes, "attributes")
             for name, value in attributes.items():
                 check_attribute(name, value, "resource")
             said["attributes"] = dict(attributes)
@@ -183,14 +189,14 @@ class Admin:
         Resources that are not there stay away. All weights are checked before anything is written.
 
         Raises:
-            InvalidName: a name can't be stored, or a weight is not a positive number; nothing was changed.
+            InvalidName: a name can't be stored; nothing was changed.
+            InvalidArgument: a weight is not a positive number; nothing was changed.
             UnknownGroup: there is no such group.
             RetryLater: the registry was away, or others changed the same resources all the time; what was
                 written stays, and weighing again completes it.
         """
+        check_argument(_WEIGHTS, weights, "weights")
         self._check(list(weights))
-        for weight in weights.values():
-            _check_weight(weight)
         self._refuse_unknown()
         return self._insist(
             lambda: self._coordinator.weigh_resources(weights, lambda n: progress(n, len(weights)))
@@ -262,6 +268,7 @@ class Admin:
             NotSettled: it is not so within ``timeout_s`` seconds; the message says what is missing, and what
                 handlers and workers raised lately.
         """
+        check_timeout(timeout_s)
         deadline = time.monotonic() + timeout_s
         with self.changes() as changed:
             while not (state := self.state()).balanced:

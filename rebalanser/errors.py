@@ -90,6 +90,10 @@ class InvalidName(FixConfiguration):
     """A group, node, resource or attribute name cannot be stored (RB-33)."""
 
 
+class InvalidArgument(FixConfiguration):
+    """An argument is of a wrong type or out of range; the message names it and what is expected."""
+
+
 class InvalidHandlers(FixConfiguration):
     """No handler is registered, or handlers that exclude each other are."""
 

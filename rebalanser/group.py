@@ -23,8 +23,8 @@ from rebalanser.errors import (
     FixConfiguration,
     Forked,
     HandlerFailed,
+    InvalidArgument,
     InvalidHandlers,
-    InvalidName,
     InvalidSettings,
     InvalidState,
     NotSettled,
@@ -44,7 +44,7 @@ from rebalanser.runtime.narration import Narrator
 from rebalanser.runtime.owned import Owned, Tenure
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.runtime.workers import WorkerThreads
-from rebalanser.settings import Settings
+from rebalanser.settings import Settings, check_timeout
 
 OwnedHandler = Callable[[list[Owned]], None]
 Worker = Callable[[Owned], None]
@@ -149,7 +149,8 @@ class Group:
     has not yet are added at each start; none is removed.
 
     Raises:
-        InvalidName: the group or node name cannot be stored.
+        InvalidName: the name of the group, the node or a resource cannot be stored.
+        InvalidArgument: ``resources`` is no list of names.
         InvalidUrl: the URL is none, or there is none.
         InvalidSettings: the settings are none.
     """
@@ -459,6 +460,7 @@ class Group:
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
         """Wait until the node has stopped, for ``timeout_s`` seconds at most; whether it has."""
         self._refuse_fork()
+        check_timeout(timeout_s)
         return self._run is None or self._run.engine.wait_finished(timeout_s)
 
     def __enter__(self) -> Self:
@@ -491,6 +493,7 @@ class Group:
             InvalidState: the group does not run.
         """
         self._refuse_fork()
+        check_timeout(timeout_s)
         if self._run is None:
             raise InvalidState(f"group {self.name!r} does not run")
         engine = self._run.engine
@@ -523,10 +526,10 @@ def _listed(resources: Iterable[str]) -> list[str]:
     """The resources, each once.
 
     Raises:
-        InvalidName: it is one text, whose letters would be resources.
+        InvalidArgument: it is no list, or one text, whose letters would be resources.
     """
-    if isinstance(resources, str):
-        raise InvalidName(f"resources is a list of names, such as [{resources!r}]")
+    if isinstance(resources, (str, bytes)) or not isinstance(resources, Iterable):
+        raise InvalidArgument(f"resources: a list of names, such as ['a', 'b'] (got {resources!r})")
     return list(dict.fromkeys(resources))
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from rebalanser.errors import InvalidSettings
+from rebalanser.errors import InvalidArgument, InvalidSettings
 from rebalanser.folders import PRIVATE, file_mode_of
 from rebalanser.protocol import Mode, NodeOptions, OnOverrun, Timings
 from rebalanser.redaction import redact
@@ -20,6 +20,7 @@ _TOLERANCE_S = 1e-9
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_TIMEOUT = TypeAdapter[float](Annotated[float, Field(strict=True, allow_inf_nan=False)])
 
 
 def _share_of_lease(share: float) -> Any:
@@ -201,9 +202,28 @@ class Settings(BaseSettings):
         return NodeOptions(start_in_batches=self.start_in_batches, on_overrun=self.on_overrun)
 
 
-def _one_line(error: ValidationError) -> str:
+def check_argument(kind: TypeAdapter[Any], value: object, argument: str) -> None:
+    """Check that an argument is of this kind.
+
+    Raises:
+        InvalidArgument: it is not; the message names the argument, and what is expected.
+    """
+    try:
+        kind.validate_python(value)
+    except ValidationError as error:
+        raise InvalidArgument(_one_line(error, argument)) from None
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """Check that a timeout is a number of seconds, or None. Raises :class:`InvalidArgument`."""
+    if timeout_s is not None:
+        check_argument(_TIMEOUT, timeout_s, "timeout_s")
+
+
+def _one_line(error: ValidationError, argument: str | None = None) -> str:
+    above = [] if argument is None else [argument]
     return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']} "
+        f"{'.'.join(map(str, [*above, *problem['loc']])) or 'settings'}: {problem['msg']} "
         f"(got {redact(repr(problem['input']))})"
         for problem in error.errors(include_url=False)
         if problem["type"] != "default_factory_not_called"

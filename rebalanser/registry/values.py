@@ -27,6 +27,7 @@ class _Value(BaseModel):
 
 
 ValueT = TypeVar("ValueT", bound=_Value)
+Weight = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)]
 
 
 class _Member(_Value):
@@ -45,7 +46,7 @@ class _Leadership(_Value):
 
 
 class _Resource(_Value):
-    weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    weight: Weight = 1.0
     pin: str | None = None
     attributes: dict[str, str] = {}
 

@@ -13,6 +13,7 @@ import pytest
 
 from rebalanser import Admin, Group, Settings
 from rebalanser.errors import (
+    InvalidArgument,
     InvalidName,
     InvalidState,
     NotSettled,
@@ -181,9 +182,6 @@ def test_a_resource_given_twice_changes_nothing(admin: Admin, change: str) -> No
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"weight": 0.0}, "weight 0.0 is not a positive number"),
-        ({"weight": float("nan")}, "weight nan"),
-        ({"weight": float("inf")}, "weight inf"),
         ({"pin": ""}, "a node name must not be empty"),
         ({"attributes": {"": "x"}}, "a resource attribute name must not be empty"),
         ({"attributes": {"zone": "x" * 4097}}, "'zone' has a value of 4097 bytes; the limit is 4096"),
@@ -193,6 +191,44 @@ def test_what_can_not_be_said_changes_nothing(admin: Admin, said: dict[str, Any]
     with pytest.raises(InvalidName, match=message):
         admin.add("a", **said)
     assert names(admin) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda admin: admin.add("a", weight=0.0), r"weight: Input should be greater than 0 \(got 0.0\)"),
+        (lambda admin: admin.add("a", weight=float("nan")), "weight: Input should be a finite number"),
+        (lambda admin: admin.add("a", weight=float("inf")), "weight: Input should be a finite number"),
+        (lambda admin: admin.add("a", weight="2"), r"weight: Input should be a valid number \(got '2'\)"),
+        (lambda admin: admin.add("a", weight=True), r"weight: Input should be a valid number \(got True\)"),
+        (
+            lambda admin: admin.add("a", attributes={"n": 1}),
+            r"attributes.n: Input should be a valid string \(got 1\)",
+        ),
+        (
+            lambda admin: admin.add("a", attributes=["n"]),
+            r"attributes: Input should be a valid dictionary \(got \['n'\]\)",
+        ),
+        (lambda admin: admin.weigh({"a": True}), r"weights.a: Input should be a valid number \(got True\)"),
+        (lambda admin: admin.weigh("a"), r"weights: Input should be a valid dictionary \(got 'a'\)"),
+        (lambda admin: admin.wait_balanced("1"), r"timeout_s: Input should be a valid number \(got '1'\)"),
+        (lambda admin: admin.wait_balanced(float("inf")), "timeout_s: Input should be a finite number"),
+        (lambda admin: Admin("x", "memory://x", timeout_s="1"), "timeout_s: Input should be a valid number"),
+    ],
+)
+def test_an_argument_of_a_wrong_kind_is_named(
+    admin: Admin, call: Callable[[Any], object], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        call(admin)
+    assert names(admin) == []
+
+
+def test_a_resource_that_is_no_text_is_refused(admin: Admin) -> None:
+    for change in (admin.add, admin.remove):
+        for given, kind in ((3, "int"), (["a", 3], "int"), (b"a", "bytes"), (None, "NoneType")):
+            with pytest.raises(InvalidName, match=f"a resource name is text, not {kind}"):
+                change(given)  # type: ignore[arg-type]
 
 
 @pytest.mark.rule("RB-2", "RB-19")

@@ -27,6 +27,7 @@ from rebalanser.errors import (
     Forked,
     HandlerFailed,
     InternalError,
+    InvalidArgument,
     InvalidHandlers,
     InvalidName,
     InvalidSettings,
@@ -923,8 +924,11 @@ def test_a_fixed_set_is_there_from_the_start_and_keeps_what_was_said(nodes: Node
 
 
 def test_a_set_that_is_one_text_is_refused(nodes: Nodes) -> None:
-    with pytest.raises(InvalidName, match=r"a list of names, such as \['abc'\]"):
-        Group("group", nodes.url, resources="abc")
+    for given in ("abc", b"abc", 3, None):
+        with pytest.raises(InvalidArgument, match=rf"resources: a list of names.*got {given!r}\)"):
+            Group("group", nodes.url, resources=given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"timeout_s: .* \(got '1'\)"):
+        Group("group", nodes.url).wait_settled("1")  # type: ignore[arg-type]
     with pytest.raises(InvalidName, match="resource name must not be empty"):
         Group("group", nodes.url, resources=[""])
 
