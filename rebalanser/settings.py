@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
 
@@ -17,6 +20,7 @@ from rebalanser.registry.keys import check_attribute
 
 DEFAULT_LEASE_TTL_S = 10.0
 _TOLERANCE_S = 1e-9
+PREFIX = "REBALANSER_"
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -69,7 +73,7 @@ class Settings(BaseSettings):
         InvalidSettings: a value is out of range, or the timings cannot keep RB-21; with the numbers.
     """
 
-    model_config = SettingsConfigDict(env_prefix="REBALANSER_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     lease_ttl_s: Seconds = Field(
         default=DEFAULT_LEASE_TTL_S,
@@ -129,7 +133,12 @@ class Settings(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InvalidSettings(_one_line(error)) from error
+            raise InvalidSettings(_one_line(error, given=values)) from error
+        except InvalidSettings as error:
+            named = re.findall(r"\w+_s\b", str(error))
+            if variables := sorted(_variables(named, values)):
+                raise InvalidSettings(f"{error} (from {', '.join(variables)})") from None
+            raise
         except SettingsError as error:
             raise InvalidSettings(
                 f"the environment can't be read: {error} ({error.__cause__}); "
@@ -211,7 +220,7 @@ def check_argument(kind: TypeAdapter[Any], value: object, argument: str) -> None
     try:
         kind.validate_python(value)
     except ValidationError as error:
-        raise InvalidArgument(_one_line(error, argument)) from None
+        raise InvalidArgument(_one_line(error, argument=argument)) from None
 
 
 def check_timeout(timeout_s: float | None) -> None:
@@ -220,11 +229,30 @@ def check_timeout(timeout_s: float | None) -> None:
         check_argument(_TIMEOUT, timeout_s, "timeout_s")
 
 
-def _one_line(error: ValidationError, argument: str | None = None) -> str:
+def _variables(names: Collection[str], given: Collection[str]) -> set[str]:
+    """The variables of the environment that some settings come from, as they were not given."""
+    written = {name.upper() for name in os.environ}
+    variables = {f"{PREFIX}{name}".upper() for name in names if name not in given}
+    return variables & written
+
+
+def _one_line(
+    error: ValidationError, argument: str | None = None, given: Collection[str] | None = None
+) -> str:
+    """All problems of an argument, or of settings of which some were given."""
     above = [] if argument is None else [argument]
-    return "; ".join(
-        f"{'.'.join(map(str, [*above, *problem['loc']])) or 'settings'}: {problem['msg']} "
-        f"(got {redact(repr(problem['input']))})"
-        for problem in error.errors(include_url=False)
-        if problem["type"] != "default_factory_not_called"
-    )
+    lines = []
+    for problem in error.errors(include_url=False):
+        if problem["type"] == "default_factory_not_called":
+            continue
+        place = [*above, *map(str, problem["loc"])]
+        reason, source = problem["msg"], ""
+        if given is not None and place:
+            if problem["type"] == "extra_forbidden":
+                near = get_close_matches(place[0], Settings.model_fields, 1)
+                reason = "there is no such setting" + "".join(f"; is {each} meant?" for each in near)
+            source = "".join(f" from {each}" for each in _variables(place[:1], given))
+        lines.append(
+            f"{'.'.join(place) or 'settings'}: {reason} (got {redact(repr(problem['input']))}{source})"
+        )
+    return "; ".join(lines)

@@ -32,7 +32,7 @@ from rebalanser.registry import (
 from rebalanser.registry.contract import Get, Grant, Granted, Revoke, Transaction
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.dead_man import DeadMansSwitch
-from rebalanser.settings import Settings
+from rebalanser.settings import PREFIX, Settings
 from rebalanser.state import describe
 
 READS: Final = 9
@@ -41,7 +41,6 @@ LATE: Final = 0.5
 """A read that takes this share of ``registry_timeout_s`` leaves too little to spare."""
 
 
-PREFIX: Final = "REBALANSER_"
 OTHER_VARIABLES: Final = frozenset(
     f"{PREFIX}{name}"
     for name in (

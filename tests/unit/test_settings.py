@@ -79,7 +79,8 @@ def test_timings_that_just_hold_are_accepted() -> None:
         ({"settle_time_s": -1}, "settle_time_s: Input should be greater than or equal to 0 (got -1)"),
         ({"clock_drift_ratio": 0.5}, "clock_drift_ratio: Input should be less than 0.5 (got 0.5)"),
         ({"mode": "lazy"}, "mode: Input should be 'cooperative' or 'eager' (got 'lazy')"),
-        ({"lease_ttl": 5}, "lease_ttl: Extra inputs are not permitted (got 5)"),
+        ({"lease_ttl": 5}, "lease_ttl: there is no such setting; is lease_ttl_s meant? (got 5)"),
+        ({"xyzzy": 5}, "xyzzy: there is no such setting (got 5)"),
         ({"history_max_bytes": 1}, "history_max_bytes"),
         ({"fenced": "perhaps"}, "fenced"),
         ({"retry_initial_s": 2}, "retry_initial_s 2 is over retry_max_s 1"),
@@ -123,7 +124,30 @@ def test_an_environment_that_can_not_be_read_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(f"REBALANSER_{name}", value)
-    with pytest.raises(InvalidSettings, match=name.lower()):
+    with pytest.raises(InvalidSettings, match=f"{name.lower()}.*REBALANSER_{name}"):
+        Settings()
+
+
+def test_only_what_came_from_the_environment_is_looked_for_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("rebalanser_lease_ttl_s", "soon")
+    monkeypatch.setenv("REBALANSER_STOP_TIMEOUT_S", "never")
+    with pytest.raises(InvalidSettings) as raised:
+        Settings(stop_timeout_s=-1)
+    assert str(raised.value) == (
+        "lease_ttl_s: Input should be a valid number, unable to parse string as a number (got 'soon' from "
+        "REBALANSER_LEASE_TTL_S); stop_timeout_s: Input should be greater than 0 (got -1)"
+    )
+
+
+@pytest.mark.rule("RB-21")
+def test_timings_of_the_environment_that_can_not_hold_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBALANSER_LEASE_TTL_S", "4")
+    monkeypatch.setenv("REBALANSER_START_TIMEOUT_S", "5")
+    with pytest.raises(InvalidSettings, match=r"lease_ttl_s is 4 \(from REBALANSER_LEASE_TTL_S\)$"):
+        Settings(stop_timeout_s=6)
+    monkeypatch.setenv("REBALANSER_STOP_TIMEOUT_S", "6")
+    message = r"lease_ttl_s is 4 \(from REBALANSER_LEASE_TTL_S, REBALANSER_STOP_TIMEOUT_S\)$"
+    with pytest.raises(InvalidSettings, match=message):
         Settings()
 
 
