@@ -36,11 +36,15 @@ def file_mode_of(text: str) -> int:
     Raises:
         InvalidSettings: it is none, its owner could not read and write the file, or anybody execute it.
     """
-    if not re.fullmatch("0?[0-7]{3}", text) or int(text, 8) & 0o711 != 0o600:
-        raise InvalidSettings(
-            f"{text!r} is no mode of a file: write octal digits such as 0640, of which the first is 6"
-        )
-    return int(text, 8)
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise InvalidSettings(f"{text!r} is no mode of a file: write octal digits such as 0640")
+    mode = int(text, 8)
+    usable = f"0{mode & 0o666 | 0o600:o}"
+    if mode & 0o600 != 0o600:
+        raise InvalidSettings(f"{text!r} keeps the owner from reading or writing the file; {usable} does not")
+    if mode & 0o111:
+        raise InvalidSettings(f"{text!r} lets the file be executed; {usable} does not")
+    return mode
 
 
 def make_folder(folder: Path, file_mode: int = 0o600) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from rebalanser.errors import InvalidArgument, InvalidSettings
@@ -61,9 +62,16 @@ class Values(TypedDict, total=False):
     fenced: bool
 
 
-def _checked_mode(text: Any) -> str:
-    file_mode_of(str(text))
-    return str(text)
+def _checked_mode(given: Any) -> str:
+    """The mode as octal digits, which a number such as 640 is taken for; 0o640 is another number."""
+    try:
+        file_mode_of(str(given))
+    except InvalidSettings as error:
+        why = str(error)
+        if isinstance(given, int) and given < 0o1000 and given & 0o711 == 0o600:
+            why = f"{given} is no mode of a file: write it as text, '0{given:03o}'"
+        raise PydanticCustomError("file_mode", "{why}", {"why": why}) from None
+    return str(given)
 
 
 class Settings(BaseSettings):

@@ -157,10 +157,21 @@ def test_who_may_read_the_files(
 
 
 def test_a_mode_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REBALANSER_HISTORY_FILE_MODE", "0755")
-    with pytest.raises(InvalidSettings, match="'0755' is no mode of a file: write octal digits such as 0640"):
-        Settings()
-    with pytest.raises(InvalidSettings, match="'x' is no mode"):
+    with pytest.raises(InvalidSettings, match=r"^'x' is no mode of a file: write octal digits such as 0640$"):
         open_sinks(tmp_path, None, "orders", "w", 1 << 20, "x")
+    for given, why in (
+        ("0755", "'0755' lets the file be executed; 0644 does not"),
+        ("0440", "'0440' keeps the owner from reading or writing the file; 0640 does not"),
+        ("0050", "'0050' keeps the owner from reading or writing the file; 0640 does not"),
+        ("u=rw", "'u=rw' is no mode of a file: write octal digits such as 0640"),
+        (0o640, "416 is no mode of a file: write it as text, '0640'"),
+    ):
+        with pytest.raises(InvalidSettings) as raised:
+            Settings(history_file_mode=given)  # type: ignore[arg-type]
+        assert str(raised.value) == f"history_file_mode: {why} (got {given!r})"
+    assert Settings(history_file_mode=640).history_file_mode == "640"  # type: ignore[arg-type]
+    monkeypatch.setenv("REBALANSER_HISTORY_FILE_MODE", "0755")
+    with pytest.raises(InvalidSettings, match=r"\(got '0755' from REBALANSER_HISTORY_FILE_MODE\)$"):
+        Settings()
     monkeypatch.setenv("REBALANSER_HISTORY_FILE_MODE", "0640")
     assert Settings().history_file_mode == "0640"
