@@ -60,11 +60,19 @@ class _TwoHandlers:
         self.stop = on_stop
 
 
+def name_of(handler: object) -> str:
+    """The name of a function, or of the type of another object, without an address."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    name: str = getattr(handler, "__qualname__", type(handler).__qualname__)
+    return name
+
+
 def _refuse_coroutine(handler: object) -> None:
     if not callable(handler):
         raise InvalidHandlers(f"{handler!r} is no function")
     if inspect.iscoroutinefunction(handler):
-        raise InvalidHandlers(f"{handler!r} is a coroutine function: use AsyncGroup")
+        raise InvalidHandlers(f"{name_of(handler)} is a coroutine function: use AsyncGroup")
 
 
 def check_takes_one(handler: Callable[..., object], what: str, argument: str) -> None:
@@ -81,7 +89,7 @@ def check_takes_one(handler: Callable[..., object], what: str, argument: str) ->
         signature.bind(None)
     except TypeError as error:
         raise InvalidHandlers(
-            f"{what} is called with {argument}, and {handler!r} can't be: {error}"
+            f"{what} is called with {argument}, and {name_of(handler)} can't be: {error}"
         ) from None
 
 

@@ -93,7 +93,7 @@ class Outputs:
             self._write(sys.stdout, json.dumps({"event": event, **what}))
             return
         details = ", ".join(f"{name} {value}" for name, value in what.items())
-        self._write(sys.stderr, f"rebalanser: {event} {details}")
+        self._write(sys.stderr, f"rebalanser: {event.replace('_', ' ')} {details}")
 
     def _write(self, to: TextIO, line: str) -> None:
         """One line, whole. Who reads may have gone; the subprocesses go on."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
 from rebalanser.cli.names import read_names
 from rebalanser.cli.outputs import Outputs, Style
-from rebalanser.cli.supervisor import Restart, Supervisor
+from rebalanser.cli.supervisor import Restart, Supervisor, mistyped
+from rebalanser.errors import InvalidSettings
 from rebalanser.group import Group
 from rebalanser.settings import Settings, Values
+
+_OPTIONS: Final = {"lease_ttl_s": "--lease", "stop_timeout_s": "--stop-timeout"}
 
 
 def run(
@@ -80,13 +85,19 @@ def run(
     """
     if "{" not in command[0] and shutil.which(command[0]) is None:
         raise typer.BadParameter(_unusable(command[0]), param_hint="'COMMAND'")
+    if (found := mistyped(command)) is not None:
+        word, meant = found
+        raise typer.BadParameter(
+            f"nothing replaces {{{word}}}; is {{{meant}}} meant?", param_hint="'COMMAND'"
+        )
     resources = read_names(add, None) if add else []
     given: Values = {}
     if lease is not None:
         given["lease_ttl_s"] = lease
     if stop_timeout is not None:
         given["stop_timeout_s"] = stop_timeout
-    settings = Settings(**given)
+    with _in_words_of_options(given):
+        settings = Settings(**given)
     face = Face.of(registry, json, verbose)
     member = Group(group, face.url, node=node, settings=settings)
     if resources:
@@ -95,9 +106,26 @@ def run(
     outputs = Outputs(_style(prefix, json))
     outputs.tell("joining", group=member.name, node=member.node)
     supervisor = Supervisor(member, settings, command, restart, outputs)
-    supervisor.run()
+    with _in_words_of_options(given):
+        supervisor.run()
     if supervisor.failed:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _in_words_of_options(given: Values) -> Iterator[None]:
+    """Name the settings that were given as options by these.
+
+    Raises:
+        InvalidSettings: the settings can't be used.
+    """
+    try:
+        yield
+    except InvalidSettings as error:
+        text = str(error)
+        for setting in given:
+            text = text.replace(setting, _OPTIONS[setting])
+        raise InvalidSettings(text) from error
 
 
 def _unusable(command: str) -> str:

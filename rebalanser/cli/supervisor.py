@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -35,7 +36,20 @@ STOP_SHARE: Final = 0.8
 OWN_HANDS_SHARE: Final = 0.9
 """After this share the supervisor kills by itself: the guardian may have been stopped (SIGSTOP)."""
 EXTENSIONS_PER_HEARTBEAT: Final = 4
-_PLACEHOLDER: Final = re.compile(r"\{(resource|token)\}")
+NEAR: Final = 0.8
+"""Similarity from which on a word is a mistyped placeholder and not the command's own."""
+_PLACEHOLDERS: Final = ("resource", "token")
+_PLACEHOLDER: Final = re.compile(rf"\{{({'|'.join(_PLACEHOLDERS)})\}}")
+_IN_BRACES: Final = re.compile(r"(?<!\$)\{(\w+)\}")
+
+
+def mistyped(command: Sequence[str]) -> tuple[str, str] | None:
+    """A word in braces that is nearly a placeholder, and the one that is meant; ``${…}`` is the shell's."""
+    for word in (match[1] for part in command for match in _IN_BRACES.finditer(part)):
+        near = get_close_matches(word, _PLACEHOLDERS, 1, NEAR)
+        if near and word not in _PLACEHOLDERS:
+            return word, near[0]
+    return None
 
 
 def filled_in(command: Sequence[str], resource: str, token: int) -> list[str]:
@@ -241,7 +255,8 @@ class Supervisor:
                 case Exited() as exited:
                     self._outputs.finish(owned.resource)
                     why = exited.error or ("access ended" if exited.by_guardian else None)
-                    self._tell("exited", owned, code=exited.code, reason=why)
+                    word = "exited" if exited.error is None or exited.by_guardian else "not_started"
+                    self._tell(word, owned, code=exited.code, reason=why)
                     return Run(exited, self._clock.now() - began)
 
     def _tell(self, event: str, owned: Owned, **what: int | str | None) -> None:

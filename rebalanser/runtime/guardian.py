@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -292,7 +293,13 @@ class Guardian:
             process = self._run(job, waiting.files, lock)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             _close(lock, reading)
-            self._refuse(waiting, str(error), by_guardian=False)
+            why = str(error)
+            if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+                why = (
+                    f"{error.filename!r} is no program of this machine, nor a script whose first line names "
+                    "its interpreter, such as #!/bin/sh"
+                )
+            self._refuse(waiting, why, by_guardian=False)
             return
         waiting.close()
         self._children[process.pid] = _Child(

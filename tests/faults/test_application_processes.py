@@ -442,6 +442,15 @@ def test_how_it_ended_is_told(bench: Bench, command: tuple[str, ...], code: int 
     assert bench.exited(1) == ProcessExited(APP, 1, code, error)
 
 
+def test_a_script_that_does_not_name_its_interpreter_is_told_so(bench: Bench, tmp_path: Path) -> None:
+    script = tmp_path / "work.sh"
+    script.write_text("echo hi\n")
+    script.chmod(0o755)
+    bench.start(1, Manifest(command=(str(script),)))
+    why = f"'{script}' is no program of this machine, nor a script whose first line names its interpreter"
+    assert bench.exited(1) == ProcessExited(APP, 1, None, f"{why}, such as #!/bin/sh")
+
+
 def test_a_process_gets_what_its_manifest_says_and_no_secret_of_the_worker(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -741,7 +741,17 @@ def test_a_command_that_may_not_be_executed_is_no_missing_one(cli: Cli, tmp_path
 @pytest.mark.rule("RB-21")
 def test_a_lease_that_leaves_no_time_to_stop_is_refused_on_the_command_line(cli: Cli) -> None:
     answer = cli("run", "orders", "--lease", "4", "--stop-timeout", "3.5", "--", "true")
-    refused(answer, 3, "stop_timeout_s 3.5", "lease_ttl_s is 4")
+    refused(answer, 3, "--stop-timeout 3.5", "--lease is 4")
+    answer = cli("run", "orders", "--lease", "-1", "--", "true")
+    refused(answer, 3, "--lease: Input should be greater than 0")
+
+
+def test_a_mistyped_placeholder_is_refused(cli: Cli) -> None:
+    for command in (("echo", "part-{resorce}"), ("./{resources}",), ("echo", "{tokne}")):
+        meant = "token" if "tokne" in command[-1] else "resource"
+        refused(cli("run", "orders", "--", *command), 2, f"is {{{meant}}} meant?")
+    shell = ("sh", "-c", "tokens=1; echo ${tokens} {a,b} {print}; exit 1")
+    assert "meant" not in cli("run", "orders", "--lease", "-1", "--", *shell).err
 
 
 def test_an_unknown_scheme_is_named_though_no_port_is(cli: Cli) -> None:

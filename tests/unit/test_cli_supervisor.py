@@ -122,6 +122,20 @@ def test_a_command_is_started_again_as_asked(
     assert made.failed == failed
 
 
+def test_a_command_that_can_not_be_started_has_not_exited(
+    owned: Owned, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unstartable(ScriptedProcesses):
+        def start(self, job: Job, tell: Callable[[Outcome], None], files: Sequence[int]) -> int:
+            tell(Exited(None, "no program", by_guardian=False))
+            return 1
+
+    made = supervisor(Restart.NEVER, Unstartable(owned, []))
+    made.supervise(owned)
+    assert made.failed == {"a": None}
+    assert capsys.readouterr().err == "rebalanser: not started resource a, token 7, reason no program\n"
+
+
 def test_a_resource_is_owned_on_where_its_command_is_not_started_again(
     owned: Owned, monkeypatch: pytest.MonkeyPatch
 ) -> None:

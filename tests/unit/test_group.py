@@ -877,8 +877,26 @@ def test_what_ends_the_engine_is_a_fact(nodes: Nodes, monkeypatch: pytest.Monkey
 def test_a_handler_that_cannot_be_called_is_refused_at_once(
     nodes: Nodes, what: str, handler: Callable[..., None]
 ) -> None:
-    with pytest.raises(InvalidHandlers, match=f"{what} is called with"):
+    with pytest.raises(InvalidHandlers, match=f"{what} is called with .*, and <lambda> can't be: "):
         getattr(nodes.group(), what)(handler)
+
+
+def test_a_handler_that_is_refused_is_named_without_its_address(nodes: Nodes) -> None:
+    class Called:
+        def __call__(self) -> None: ...
+
+    async def later(_owned: object) -> None: ...
+
+    def nothing() -> None: ...
+
+    for handler, name in (
+        (later, r"\S*later is a coroutine"),
+        (partial(nothing), r"\S*nothing can't be: "),
+        (Called(), r"\S*Called can't be: "),
+    ):
+        with pytest.raises(InvalidHandlers, match=name) as raised:
+            nodes.group().worker(handler)  # type: ignore[arg-type]
+        assert " at 0x" not in str(raised.value)
 
 
 @pytest.mark.parametrize("handler", [print, lambda *_a: None, lambda _a, _b=1: None, partial(print, "x")])
