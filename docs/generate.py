@@ -35,6 +35,7 @@ from typer.core import TyperArgument, TyperGroup
 
 import rebalanser
 from rebalanser import cli, errors
+from rebalanser.admin import Owner
 from rebalanser.applications import TopicNames, manifest_schema
 from rebalanser.audit import Options, tables
 from rebalanser.audit.assembly import FOLDERS
@@ -43,6 +44,7 @@ from rebalanser.cli.table import render as render_state
 from rebalanser.neli import Neli
 from rebalanser.neli.settings import Mode, NeliSettings
 from rebalanser.neli.states import STANDING
+from rebalanser.owners import OwnerChange
 from rebalanser.protocol import (
     MEMBERSHIP,
     ROLE,
@@ -508,13 +510,18 @@ def _without_annotations(function: Callable[..., Any]) -> str:
     return re.sub(r"<function .+?>", "…", shown)
 
 
+OF_THE_GROUP = {"ask_to_stop", "tell"}
+"""Methods of public classes that the package alone calls."""
+
+
 def _members_of(owner: type) -> Iterator[tuple[str, str]]:
     """The public attributes, properties and methods of a class, with their docstrings."""
     attributes = _attribute_docstrings(owner)
     for name, text in attributes.items():
-        yield f"`{name}`", text
+        if not name.startswith("_"):
+            yield f"`{name}`", text
     for name, member in inspect.getmembers_static(owner):
-        if name.startswith("_") or name in attributes:
+        if name.startswith("_") or name in attributes or name in OF_THE_GROUP:
             continue
         documented = inspect.getdoc(member) or ""
         if isinstance(member, property):
@@ -544,6 +551,21 @@ def admin_members() -> str:
 def owned_members() -> str:
     """What an owned resource offers."""
     return _members_table(rebalanser.Owned)
+
+
+def owners_members() -> str:
+    """What a cache of owners offers."""
+    return _members_table(rebalanser.Owners)
+
+
+def owner_members() -> str:
+    """What is known of an owner."""
+    return _members_table(Owner)
+
+
+def owner_change_members() -> str:
+    """What is told of a change of an owner."""
+    return _members_table(OwnerChange)
 
 
 def _shown_default(value: object) -> str:
@@ -618,8 +640,9 @@ def _usage(parameter: Any) -> str:
     if isinstance(parameter, TyperArgument):
         return str(parameter.metavar or parameter.name.upper())
     names = ", ".join([*parameter.opts, *parameter.secondary_opts])
-    value = "" if parameter.is_flag or parameter.count else parameter.metavar or parameter.name.upper()
-    return f"{names} {value}".strip()
+    if parameter.is_flag or parameter.count:
+        return names
+    return f"{names} {parameter.metavar or parameter.name.upper().strip('_')}"
 
 
 def commands() -> str:
@@ -713,6 +736,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "group": group_members,
     "admin": admin_members,
     "owned": owned_members,
+    "owners": owners_members,
+    "owner": owner_members,
+    "owner-change": owner_change_members,
     "settings": settings_table,
     "timings": worked_timings,
     "etcd-faults": etcd_faults,

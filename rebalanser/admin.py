@@ -69,10 +69,15 @@ class Owner:
     """The node that owns a resource, and with which fencing token."""
 
     node: str
+    """The node's id, which no other incarnation ever has."""
     label: str
+    """The node's name for people, ``Group(…, node=…)``."""
     token: int
+    """The fencing token: it grows from owner to owner."""
     host: str
+    """The name of the node's host."""
     attributes: Mapping[str, str] = field(hash=False)
+    """What ``Settings(attributes=…)`` of the node says, such as an address."""
 
 
 _TOPICS: Final = tuple(map(Topic, (TopicKind.GROUP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)))
@@ -154,7 +159,8 @@ class Admin:
     ) -> int:
         """Add resources, or change what is said of those that are there; how many are new (RB-29).
 
-        ``weight`` says how much of a node a resource takes (1 unless given), ``pin`` names the node (by its
+        ``weight`` says how much of a node a resource takes (1 unless given); it is kept and shown, and groups
+        do not place by it yet. ``pin`` names the node (by its
         label) that alone may own it, None lets every node own it again. What is not given stays as it is;
         ``attributes`` are replaced as a whole. All names are checked before anything is written.
 

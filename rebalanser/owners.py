@@ -26,8 +26,11 @@ class OwnerChange:
     """A resource that has another owner, or another token, than before; None stands for nobody."""
 
     resource: str
+    """The resource's name."""
     before: Owner | None
+    """The owner before; None if nobody owned it."""
     after: Owner | None
+    """The owner now; None if nobody owns it."""
 
 
 ChangeHook = Callable[[OwnerChange], None]

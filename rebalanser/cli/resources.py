@@ -57,7 +57,9 @@ def add(
     weight: Annotated[
         float | None,
         typer.Option(
-            metavar="NUMBER", help="How much of a node each takes; 1 unless said.", show_default=False
+            metavar="NUMBER",
+            help="How much of a node each takes; 1 unless said. Groups do not place by it yet.",
+            show_default=False,
         ),
     ] = None,
     pin: Annotated[

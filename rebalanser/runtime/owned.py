@@ -122,7 +122,10 @@ class Owned:
 
     @property
     def weight(self) -> float:
-        """How much of a node the resource takes, as an operator said; see :attr:`attributes`."""
+        """How much of a node the resource takes, as an operator said; groups do not place by it yet.
+
+        It is read as :attr:`attributes` are.
+        """
         return self._said.weight
 
     @property

@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 from typer.core import TyperGroup
 
 import rebalanser
+from rebalanser.cli.check import OTHER_VARIABLES
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
@@ -318,6 +319,28 @@ def test_files_and_folders_exist(page: Path) -> None:
     spans = (code.text for code in CODE if code.page == page.name and not code.info)
     missing = [text for text in spans if PLACE.fullmatch(text) and not (ROOT / text).exists()]
     assert not missing
+
+
+def test_the_reference_has_what_a_program_uses_and_nothing_internal() -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    members = set(re.findall(r"^\| `(?:await )?(\w+)[(`]", reference, re.MULTILINE))
+    assert [name for name in members if name.startswith("_")] == []
+    assert members & {"ask_to_stop", "tell"} == set()
+    assert members >= {"get", "all", "is_current", "on_change", "label", "host", "before", "after"}
+    environment = reference.partition("## Environment")[2].partition("\n## ")[0]
+    unnamed = {name for name in OTHER_VARIABLES if f"`{name}`" not in environment}
+    assert unnamed == set()
+    assert "FORMAT_" not in reference
+
+
+def test_every_command_takes_json_where_the_reference_says_so() -> None:
+    taken = {
+        path: {option for parameter in command.params for option in parameter.opts}
+        for path, command in generate._commands_below(generate.command_tree(), "rebalanser")
+    }
+    assert [path for path, options in taken.items() if "--json" not in options] == ["rebalanser shiva schema"]
+    text = (ROOT / "docs" / "reference.md").read_text()
+    assert "Each command but `shiva schema` takes `--json`" in " ".join(text.split())
 
 
 def _anchors(page: Path) -> set[str]:
