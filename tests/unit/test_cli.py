@@ -34,7 +34,7 @@ from rebalanser.testing.waiting import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rebalanser.registry import Coordinator
+    from rebalanser.registry import Coordinator, RegistryUrl
     from rebalanser.registry.contract import Capabilities, Registry, Reply, Request
 
 
@@ -744,6 +744,21 @@ def test_a_lease_that_leaves_no_time_to_stop_is_refused_on_the_command_line(cli:
     refused(answer, 3, "--stop-timeout 3.5", "--lease is 4")
     answer = cli("run", "orders", "--lease", "-1", "--", "true")
     refused(answer, 3, "--lease: Input should be greater than 0")
+
+
+@pytest.mark.rule("RB-21")
+def test_a_lease_below_what_the_registry_grants_is_named_as_the_option(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(url: RegistryUrl, timeout_s: float) -> Any:
+        opened = open_registry(url, timeout_s)
+        monkeypatch.setattr(type(opened), "capabilities", replace(opened.capabilities, min_lease_ttl_s=5.0))
+        return opened
+
+    monkeypatch.setattr("rebalanser.group.open_backend", slow)
+    answer = cli("run", "orders", "--lease", "2", "--", "true")
+    assert answer.code == 3
+    assert "\nerror: --lease 2 is below the 5 s that memory://" in answer.err
 
 
 def test_a_mistyped_placeholder_is_refused(cli: Cli) -> None:
