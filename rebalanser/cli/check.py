@@ -256,4 +256,7 @@ def _group(backend: Registry | GroupStore, root: str, group: str, settings: Sett
             f"{redact(unreadable[min(unreadable)])}; rebalanser status --json lists all"
         )
         yield Finding(check="keys", verdict=Verdict.WARNING, detail=detail)
-    yield Finding(check="group", verdict=Verdict.OK, detail=headline(describe(group, view)))
+    if view.exists:
+        yield Finding(check="group", verdict=Verdict.OK, detail=headline(describe(group, view)))
+    else:
+        yield Finding(check="group", verdict=Verdict.WARNING, detail=f"there is no group {group!r} (yet)")

@@ -380,6 +380,14 @@ def test_check_warns_of_keys_that_can_not_be_read(cli: Cli) -> None:
     assert "keys:" not in cli("check", "orders").out
 
 
+def test_check_warns_of_a_group_that_is_not_there(cli: Cli) -> None:
+    answer = cli("check", "ordres")
+    assert answer.code == 0
+    assert "warning group: there is no group 'ordres' (yet)\n" in answer.out
+    cli("resources", "add", "orders", "a")
+    assert "ok      group: orders: " in cli("check", "orders").out
+
+
 class Stingy:
     """A registry that grants no lease below five seconds and has a known fault."""
 
