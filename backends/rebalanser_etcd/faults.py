@@ -90,7 +90,7 @@ FAULTS: Final = (
     Fault(
         "may lose watch events after a compaction",
         {(3, 4): 36, (3, 5): 18},
-        "A change is noticed with the next heartbeat, and not at once.",
+        "A change is noticed with a later heartbeat, and not at once.",
         survived=True,
     ),
     Fault(

@@ -48,7 +48,6 @@ from rebalanser_etcd.translation import (
     MAX_REQUEST_BYTES,
     MIN_OPERATIONS,
     check_limits,
-    is_read_only,
     to_outcome,
     to_request,
 )
@@ -213,7 +212,7 @@ class EtcdRegistry(Registry):
     def _transact(self, transaction: Transaction, timeout_s: float) -> Outcome:
         check_limits(transaction, self._max_operations)
         request = to_request(transaction, self._anchor)
-        carry_out = self._read_whole if is_read_only(transaction) else self._write
+        carry_out = self._write if transaction.writes else self._read_whole
         try:
             return carry_out(transaction, request, timeout_s)
         except RequestTooLarge as error:

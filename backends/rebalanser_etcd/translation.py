@@ -69,15 +69,6 @@ def check_limits(transaction: Transaction, max_operations: int = MAX_OPERATIONS)
         raise RequestTooLarge(f"a transaction of {size} bytes; etcd takes {MAX_REQUEST_BYTES}")
 
 
-def is_read_only(transaction: Transaction) -> bool:
-    """Whether no branch of it writes, so that it may be sent twice."""
-    return not any(
-        isinstance(operation, Put | Delete)
-        or (isinstance(operation, Transaction) and not is_read_only(operation))
-        for operation in (*transaction.then, *transaction.otherwise)
-    )
-
-
 def to_request(transaction: Transaction, anchor: str) -> Any:
     """The TxnRequest that carries it.
 

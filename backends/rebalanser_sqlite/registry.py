@@ -118,7 +118,7 @@ class SqliteRegistry(Registry):
         transaction = request.proof if isinstance(request, KeepAlive) else request
         if isinstance(transaction, Transaction):
             check_transaction(transaction, CAPABILITIES)
-        if isinstance(request, Transaction) and not transactions.may_write(request):
+        if isinstance(request, Transaction) and not request.writes:
             return self._read(request, deadline)
         with self._alone(self._lock, deadline):
             return history.with_room(self._store, lambda: self._write(request, deadline), deadline)

@@ -87,14 +87,6 @@ def has_range(transaction: Transaction) -> bool:
     )
 
 
-def may_write(transaction: Transaction) -> bool:
-    """Whether either branch has a put or a delete; else a snapshot is enough."""
-    return any(
-        may_write(operation) if isinstance(operation, Transaction) else isinstance(operation, Put | Delete)
-        for operation in (*transaction.then, *transaction.otherwise)
-    )
-
-
 def choose(connection: sqlite3.Connection, transaction: Transaction) -> Chosen:
     """Look at all guards, in the state before the transaction."""
     return _choose(connection, transaction, {})

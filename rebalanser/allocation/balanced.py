@@ -123,7 +123,7 @@ def _moved(
     previous: Mapping[str, Collection[str]],
     allocation: Mapping[str, Collection[str]],
 ) -> int:
-    """How many of what each node held it has no more; none where it has the very share that it had."""
+    """The number of resources that nodes held and lost; a share that is the same object lost none."""
     return sum(
         len(names.difference(allocation[node]))
         for node, names in held.items()

@@ -110,7 +110,9 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
             "this node gave up `term` at `revision`, after it could not read the group or publish"
         ),
         GroupKind.GROUP_READ: KindNote(
-            "the leader read the whole group at `revision`", ("members", "resources"), step=Step.GROUP_READ
+            "the leader brought its view of the group up to `revision`",
+            ("members", "resources"),
+            step=Step.GROUP_READ,
         ),
         GroupKind.ALLOCATION_PUBLISHED: KindNote(
             "the leader committed an allocation at `revision`",

@@ -84,7 +84,10 @@ class Record(BaseModel):
     )
     kind: str = Field(description="what happened, a word of the protocol's table of kinds")
     term: int = Field(ge=0, description="the leader's term that the node knew; 0 before it knew one")
-    version: int = Field(ge=0, description="the allocation that the node had adopted; 0 before the first")
+    version: int = Field(
+        ge=0,
+        description="the latest allocation that the node had read or, leading, committed; 0 before the first",
+    )
     resource: str | None = Field(default=None, description="the resource concerned, if it is one only")
     token: int | None = Field(
         default=None, ge=0, description="the resource's fencing token, where one is held"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from rebalanser.protocol.messages import Alive, MakePlan, Noticed, PlanMade, ReadGroup
+from rebalanser.protocol.messages import Alive, MakePlan, Noticed, PlanMade, Publish, ReadGroup
 from rebalanser.protocol.states import ROLE, Role, Vote
 from rebalanser.protocol.types import (
     Effort,
@@ -30,7 +30,8 @@ from rebalanser.protocol.types import (
 )
 
 MEMBERS_PER_BEAT: Final = 128
-"""A leader of more members than this has them counted with some of its heartbeats only (RB-45)."""
+"""A leader of so many members reads the group's fingerprint with each second heartbeat, of twice as many with
+each third, and so on (RB-45)."""
 RESIGN_AFTER: Final = 5
 """A leader resigns after so many failures in a row to read the group or to publish (RB-43)."""
 
@@ -105,8 +106,6 @@ class Leading:
         """The plan that is being worked out."""
         self.plan: Plan | None = None
         self.group: Group | None = None
-        self.header: Header | None = None
-        self._shares: Mapping[NodeId, int] = {}
         self._leadership_seen = 0
         self._campaign_due = may_lead
         self._campaign_at = -math.inf
@@ -118,7 +117,6 @@ class Leading:
         self._published_at: float | None = None
         self._beats = 0
         self._keys: set[str] = set()
-        self._reading: ReadGroup | None = None
         self._acknowledged: dict[NodeId, int] = {}
         self._missed = self._lost = False
         self._acknowledgements_read = 0
@@ -133,6 +131,11 @@ class Leading:
         """What the allocations cost that were planned last, by version."""
         self._doubtful: tuple[int, int] | None = None
         self._unreadable: frozenset[str] = frozenset()
+
+    @property
+    def header(self) -> Header | None:
+        """The latest allocation that this leader has read or committed."""
+        return self.group.header if self.group is not None else None
 
     @property
     def _completed(self) -> bool:
@@ -199,8 +202,7 @@ class Leading:
         self._drop()
 
     def _forget_group(self) -> None:
-        self.group = self.header = self.asked = self.plan = None
-        self._shares, self._reading = {}, None
+        self.group = self.asked = self.plan = None
         self._keys.clear()
         self._missed = self._lost = False
 
@@ -252,8 +254,8 @@ class Leading:
         if self._changed_at is None:
             self._changed_at = now
 
-    def counts_group(self) -> bool:
-        """Whether this heartbeat is to tell if the group has changed: of many members not each one does."""
+    def next_beat_reads_fingerprint(self) -> bool:
+        """Count a heartbeat. Return True if it is to tell whether the group has changed (RB-45)."""
         if self.role is not Role.LEADER:
             return False
         self._beats += 1
@@ -291,21 +293,20 @@ class Leading:
     def reading_group(self, session: Session, leadership: Leadership) -> ReadGroup:
         """The group is about to be read, and how: changes from now on lead to another read."""
         self._changed_at = None
-        self._reading = ReadGroup(
+        keys, self._keys = frozenset(self._keys), set()
+        return ReadGroup(
             session,
             leadership,
             known=None if self._lost else self.group,
             doubtful=bool(self._attempts),
             missed=self._missed,
-            keys=frozenset(self._keys),
+            keys=keys,
         )
-        self._keys = set()
-        return self._reading
 
-    def read_failed(self, error: str, now: float) -> None:
+    def failed(self, command: ReadGroup | Publish, error: str, now: float) -> None:
         """The group could not be read or a plan not be published: start over from a fresh read."""
-        if self._reading is not None:
-            self._keys |= self._reading.keys
+        if isinstance(command, ReadGroup):
+            self._keys |= command.keys
         self.last_error = error
         self.plan = None
         self._changed_at = now
@@ -319,21 +320,18 @@ class Leading:
         """Whether a plan that was given up could still be committed, unless another one is."""
         return self._doubtful == (self.term, _revision(group.header))
 
-    def group_read(self, group: Group, now: float) -> MakePlan:
+    def group_read(self, command: ReadGroup, group: Group, now: float) -> MakePlan:
         """The group is known: what has to be worked out, to rebalance if the allocation has to change."""
         if self._inherited_term != self.term:
             self._inherited_term = self.term
             self._inherited_version = max((part.version for part in group.leftover_shares), default=0)
-        reading, self._reading = self._reading, None
-        if reading is None or reading.known is None or reading.missed:
+        if command.known is None or command.missed:
             self._acknowledged = dict(group.acknowledged)
             self._acknowledgements_read = group.revision
             self._missed = False
-        if reading is None or reading.known is None:
+        if command.known is None:
             self._lost = False
         self.group = group
-        self.header = group.header
-        self._shares = {node: share.version for node, share in group.shares.items()}
         base = _revision(group.header)
         self._attempts = {version: at for version, at in self._attempts.items() if at == base}
         self._keep_later_changes(group, now)
@@ -436,13 +434,11 @@ class Leading:
         self._tries = 0
         self._attempts.pop(header.version, None)
         if self.group is not None and self.plan is not None:
-            self._shares = self.plan.shares
-            kept = {node: share for node, share in self.group.shares.items() if node in self._shares}
+            kept = {node: share for node, share in self.group.shares.items() if node in self.plan.shares}
             self.group = replace(
                 self.group, header=header, shares={**kept, **shares}, leftover_shares=frozenset()
             )
         self.plan = None
-        self.header = header
         self._published_at = now
 
     def acknowledged(self, node: NodeId, version: int | None, now: float) -> None:
@@ -459,10 +455,10 @@ class Leading:
 
     def newly_completed(self) -> int | None:
         """The version of the allocation, once every node of it has completed its share (RB-19)."""
-        header = self.header
-        if self.role is not Role.LEADER or header is None or self._completed:
+        group, header = self.group, self.header
+        if self.role is not Role.LEADER or group is None or header is None or self._completed:
             return None
-        if not all(self._has_completed(node, version) for node, version in self._shares.items()):
+        if not all(self._has_completed(node, share.version) for node, share in group.shares.items()):
             return None
         self._completed_version = header.version
         return header.version

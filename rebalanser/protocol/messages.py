@@ -159,7 +159,10 @@ class ReadGroup:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Write the changed shares, then commit them by the header; all guarded by the term (RB-6)."""
+    """Write the changed shares, then commit them by the header.
+
+    All is guarded by the term (RB-6), and shares and header by the allocation that the plan is based on.
+    """
 
     lane: ClassVar[Lane] = Lane.LEADER
     session: Session

@@ -413,12 +413,10 @@ class Node:
                 self._rebalancing.stale_revision = max(
                     self._rebalancing.stale_revision, self._rebalancing.read_revision + 1
                 )
-            case ReadGroup():
-                self._leading.read_failed(outcome.error, now)
-            case Publish():
-                if outcome.unknown:
+            case ReadGroup() | Publish():
+                if isinstance(command, Publish) and outcome.unknown:
                     self._leading.publish_unknown(command.plan, command.leadership.term)
-                self._leading.read_failed(outcome.error, now)
+                self._leading.failed(command, outcome.error, now)
             case _:
                 pass
         self._lanes.failed(command.lane, now)
@@ -444,7 +442,7 @@ class Node:
             case Left():
                 self._left(now)
             case Elected() | Follows() | Resigned() | Deposed() | GroupRead() | Published() | Conflict():
-                self._leading_answered(outcome, now)
+                self._leading_answered(command, outcome, now)
             case _:
                 self._barriers_answered(command, outcome, now)
 
@@ -477,9 +475,7 @@ class Node:
             case _:
                 raise InternalError(f"{outcome!r} does not answer {command!r}")
 
-    def _leading_answered(
-        self, outcome: Elected | Follows | Resigned | Deposed | GroupRead | Published | Conflict, now: float
-    ) -> None:
+    def _leading_answered(self, command: Command, outcome: Outcome, now: float) -> None:
         match outcome:
             case Elected(leadership):
                 self._leading.elected(leadership, now)
@@ -492,10 +488,10 @@ class Node:
                 self._leading.resigned(leadership, now)
             case Deposed():
                 self._deposed()
-            case GroupRead(group):
+            case GroupRead(group) if isinstance(command, ReadGroup):
                 # Told before this reading is: what was committed comes from an earlier one.
                 self._report_published(group.header)
-                asked = self._leading.group_read(group, now)
+                asked = self._leading.group_read(command, group, now)
                 self._report(
                     FactKind.GROUP_READ,
                     revision=group.revision,
@@ -511,10 +507,10 @@ class Node:
             case Published(header, shares):
                 self._report_published(header)
                 self._leading.published(header, shares, now)
-            case Conflict():
-                self._leading.read_failed("the allocation that the plan was based on had changed", now)
+            case Conflict() if isinstance(command, Publish):
+                self._leading.failed(command, "the allocation that the plan was based on had changed", now)
             case _:
-                assert_never(outcome)
+                raise InternalError(f"{outcome!r} does not answer {command!r}")
 
     def _report_published(self, header: Header | None) -> None:
         """Tell once of each allocation that this leader is known to have committed."""
@@ -713,7 +709,7 @@ class Node:
                 session=session,
                 leader=leadership.leader if leadership is not None and follower else None,
                 blockers=frozenset(self._rebalancing.blocked_since),
-                leading=self._leading.counts_group(),
+                leading=self._leading.next_beat_reads_fingerprint(),
             )
         )
 

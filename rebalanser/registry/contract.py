@@ -42,6 +42,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from rebalanser.errors import InternalError
 from rebalanser.protocol.types import record
 
 
@@ -150,6 +151,14 @@ class Transaction:
     otherwise: tuple[Operation, ...] = ()
 
     @property
+    def writes(self) -> bool:
+        """True if either branch has a put or a delete."""
+        return any(
+            operation.writes if isinstance(operation, Transaction) else isinstance(operation, Put | Delete)
+            for operation in (*self.then, *self.otherwise)
+        )
+
+    @property
     def length(self) -> int:
         """The number that counts against ``Capabilities.max_operations``."""
         nested = [each.length for each in (*self.then, *self.otherwise) if isinstance(each, Transaction)]
@@ -170,11 +179,16 @@ class Grant:
 class KeepAlive:
     """Renew a lease to its full time; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended.
 
-    A ``proof`` only reads. One that the store refuses renews nothing.
+    A ``proof`` only reads: one that writes raises :class:`~rebalanser.errors.InternalError` at once. One that
+    the store refuses renews nothing.
     """
 
     lease: int
     proof: Transaction | None = None
+
+    def __post_init__(self) -> None:
+        if self.proof is not None and self.proof.writes:
+            raise InternalError("the proof of a keep-alive only reads")
 
 
 @record
@@ -265,7 +279,7 @@ class Capabilities:
     """What a registry can do and where its limits are; nothing that lacks is skipped in silence."""
 
     max_operations: int
-    """How long the guards or a list of operations of one transaction may be; at least 10, to read a group.
+    """Maximum :attr:`Transaction.length`; at least 10, to read a group.
 
     It may become less while a connection is open, if a server joins that takes less than the others.
     """

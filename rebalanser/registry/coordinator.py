@@ -76,7 +76,15 @@ class GroupView:
     def exists(self) -> bool:
         """True if anything is known of the group, such as that it had resources once."""
         group = self.group
-        known = (group.members, group.resources, group.drained, group.header, self.leadership, self.holdings)
+        known = (
+            group.members,
+            group.resources,
+            group.drained,
+            group.header,
+            self.leadership,
+            self.holdings,
+            group.unreadable,
+        )
         return any(known) or group.fingerprint.changes > 0
 
 

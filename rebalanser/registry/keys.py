@@ -15,9 +15,9 @@ are taken for another's, a group under such a root has none of the names below t
 ``troubles/LABEL``              what went wrong lately in the application; under a lease of its own
 ``operator``                    put with every request of an operator: its revision orders them (RB-44),
                                 its value counts those that changed anything
-``changes/NUMBER``              the keys that the request of this number changed; the latest only (RB-45)
-``header``                      the allocation's version. Of a node that share counts which is the latest
-                                up to this version, without those that the header calls void
+``changes/NUMBER``              the keys that an operator's write changed; the latest 100 (RB-45)
+``header``                      the committed version, and the void ones before it. A node's share is its
+                                latest version that is committed and not void
 ``shares/NODE/VERSION/PART``    a part of a share, compressed; never changed once written
 ``barriers/RESOURCE/SLOT``      a barrier and its holder; under the holder's lease. Beside the
                                 resource, not under it (RB-16)

@@ -73,8 +73,8 @@ MAX_ERROR_CHARS: Final = 500
 
 MAX_ROUNDS: Final = 4
 """In how many rounds a leader tries to read just what changed, while operators go on."""
-MIN_READS: Final = 100
-"""So many keys are read one by one however small the group is."""
+MAX_SINGLE_READS: Final = 100
+"""A leader reads so many keys one by one, or of a large group as many as a quarter of its resources."""
 NameT = TypeVar("NameT")
 
 
@@ -315,7 +315,7 @@ class LeaderDialogues(Dialogues):
             update.shares_known = False
 
     def _name(self, key: str, prefix: str) -> str:
-        """The name that ends a key; empty, as none is, where no Rebalanser wrote it."""
+        """The name in a key; empty for a key that no Rebalanser wrote."""
         try:
             return self.keys.name(key, prefix)
         except UnusableStore:
@@ -413,9 +413,11 @@ class _Update:
     def __init__(self, command: ReadGroup, known: Group) -> None:
         self.known = known
         self.members: dict[NodeId, Member | None] = {}
-        """Members that changed; None for one that is gone. So are resources and drains."""
+        """Members that changed; None for one that is gone."""
         self.resources: dict[Resource, ResourceSpec | None] = {}
+        """Resources that changed; None for one that is gone."""
         self.drains: dict[str, str | None] = {}
+        """Labels whose drain changed; None for one that is not drained any more."""
         self.unreadable = dict(known.unreadable)
         self.acknowledged = known.acknowledged
         self.acknowledgements = known.fingerprint.acknowledgements
@@ -431,7 +433,7 @@ class _Update:
     @property
     def takes_longer(self) -> bool:
         """True if all of the group is read sooner than what changed."""
-        return self.gap or len(self.to_read) > max(MIN_READS, len(self.known.resources) // 4)
+        return self.gap or len(self.to_read) > max(MAX_SINGLE_READS, len(self.known.resources) // 4)
 
     @property
     def complete(self) -> bool:
@@ -443,7 +445,7 @@ class _Update:
         return self.members.get(node, self.known.members.get(node)) is not None
 
     def reread(self, prefix: str, found: Mapping[Operation, Result]) -> tuple[KeyValue, ...]:
-        """All entries with a prefix, of which nothing unreadable is known any more."""
+        """Take in all entries with a prefix anew, and forget which of them were unreadable."""
         self.unreadable = {k: why for k, why in self.unreadable.items() if not k.startswith(prefix)}
         return all_entries(found[Range(prefix)])
 

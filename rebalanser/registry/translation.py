@@ -72,7 +72,7 @@ from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS, LeaderDialogue
 from rebalanser.registry.member_dialogues import MemberDialogues
 
 CHANGES_KEPT: Final = 100
-"""How many requests of operators can be looked up; a leader that has missed more reads the whole group."""
+"""How many writes of operators can be looked up; a leader that has missed more reads the whole group."""
 Found: TypeAlias = Mapping[str, KeyValue]
 """What was read, by key."""
 

@@ -103,11 +103,9 @@ from rebalanser.registry.contract import (
     Absent,
     Changed,
     Created,
-    Delete,
     Guard,
     KeepAlive,
     KeyValue,
-    Operation,
     Put,
     Reply,
     Request,
@@ -578,7 +576,7 @@ class _Moving:
         request = conversation.request
         if isinstance(request, KeepAlive):
             request = KeepAlive(request.lease)
-        if isinstance(request, Transaction) and not _writes(request.then + request.otherwise):
+        if isinstance(request, Transaction) and not request.writes:
             return
         form = form_of((conversation.origin, request))
         late = (*self.host.late, Late(conversation.origin, request, form))
@@ -669,22 +667,13 @@ class _Ended(NamedTuple):
     outcome: Outcome
 
 
-def _writes(operations: Iterable[Operation]) -> bool:
-    return any(
-        _writes(each.then + each.otherwise)
-        if isinstance(each, Transaction)
-        else isinstance(each, Put | Delete)
-        for each in operations
-    )
-
-
 def _is_void(request: Request, stored: Stored) -> bool:
     """True if a late request will never have an effect: what it depends on is gone, and never comes back."""
     match request:
         case KeepAlive(lease) | Revoke(lease):
             return lease not in stored.leases
         case Transaction(guards, _, otherwise):
-            return any(_is_past(guard, stored) for guard in guards) and not _writes(otherwise)
+            return any(_is_past(guard, stored) for guard in guards) and not Transaction((), otherwise).writes
         case _:
             return False
 

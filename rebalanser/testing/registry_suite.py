@@ -652,7 +652,7 @@ class RegistryConformance:
     # -- limits
 
     def test_limits_that_are_declared_are_kept(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "How long the guards or a list of operations of one transaction may be": so long works."""
+        """Holds: "Maximum length": so long works."""
         count = registry.capabilities.max_operations
         keys = [f"{harness.prefix}{number:05}" for number in range(count)]
         outcome = commit(registry, *(Put(key, b"") for key in keys), guards=[Absent(key) for key in keys])

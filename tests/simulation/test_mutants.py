@@ -402,7 +402,7 @@ MUTANTS = (
     Mutant(
         "failed read forgotten",
         "a leader that could not read the group reads again",
-        _edit(Leading, "read_failed", "self._changed_at = now", "pass"),
+        _edit(Leading, "failed", "self._changed_at = now", "pass"),
         frozenset({"RB-3"}),
         "late requests",
     ),
@@ -920,7 +920,7 @@ MUTANTS = (
         _edit(
             Node,
             "_leading_answered",
-            'self._leading.read_failed("the allocation that the plan was based on had changed", now)',
+            'self._leading.failed(command, "the allocation that the plan was based on had changed", now)',
             "self._deposed()",
         ),
         frozenset({"RB-28"}),

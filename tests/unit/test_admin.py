@@ -116,7 +116,7 @@ def test_only_a_group_that_is_there_is_changed(
     else:
         shop.admin.add("a")
         shop.admin.remove("a")
-    for _ in "twice":
+    for _ in range(2):
         change(shop.admin)
     assert shop.admin.state().exists
 

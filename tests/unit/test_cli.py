@@ -643,11 +643,11 @@ def test_a_registry_that_is_not_there_has_no_groups_and_can_be_checked(cli: Cli,
 def test_a_mistyped_group_is_named_beside_those_that_are_there(
     cli: Cli, command: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
-    for _ in "twice":
+    for _ in range(2):
         refused(cli(*command, "ordres", *more), 3, "no such group: 'ordres' in memory://", "there is none")
     for name in ("orders", "a/b", "orders-2", "orders2"):
         cli("resources", "add", name, "a")
-    for _ in "twice":
+    for _ in range(2):
         refused(cli(*command, "ordres", *more), 3, "there are: a/b, orders, orders-2, orders2")
 
 

@@ -11,11 +11,12 @@ from etcd3 import etcdrpc
 from rebalanser_etcd.endpoints import Endpoints, Repeat
 from rebalanser_etcd.faults import FAULTS, parse_version, unsafe_reasons
 from rebalanser_etcd.registry import EtcdRegistry
-from rebalanser_etcd.translation import PAGE_KEYS, check_limits, is_read_only, prefix_end, to_request
+from rebalanser_etcd.translation import PAGE_KEYS, check_limits, prefix_end, to_request
 from rebalanser_etcd.verdicts import Effect, judge
 
 from rebalanser.errors import (
     AccessDenied,
+    InternalError,
     LeaseNotFound,
     OutcomeUnknown,
     QuotaExceeded,
@@ -28,6 +29,7 @@ from rebalanser.registry.contract import (
     Absent,
     Delete,
     Get,
+    KeepAlive,
     Outcome,
     Put,
     Range,
@@ -273,11 +275,18 @@ def test_the_end_of_a_prefix(prefix: bytes, end: bytes) -> None:
     assert prefix_end(prefix) == end
 
 
-def test_a_transaction_is_read_only_if_no_branch_of_it_writes() -> None:
+def test_a_transaction_writes_if_a_branch_of_it_does() -> None:
     reading = Transaction((Absent("a"),), (Get("a"), Range("b")), (Stat("c"), Transaction((), (Get("d"),))))
-    assert is_read_only(reading)
-    assert not is_read_only(Transaction((), (), (Delete("a"),)))
-    assert not is_read_only(Transaction((), (Transaction((), (), (Put("a", b""),)),)))
+    assert not reading.writes
+    assert Transaction((), (), (Delete("a"),)).writes
+    assert Transaction((), (Transaction((), (), (Put("a", b""),)),)).writes
+
+
+@pytest.mark.rule("RB-21")
+def test_the_proof_of_a_keep_alive_only_reads() -> None:
+    KeepAlive(1, Transaction((Absent("a"),), (Get("a"),)))
+    with pytest.raises(InternalError, match="only reads"):
+        KeepAlive(1, Transaction((), (Put("a", b""),)))
 
 
 def test_a_nested_transaction_shares_the_servers_limit_with_the_outer_one() -> None:

@@ -168,7 +168,7 @@ class Chance:
         self.log = Log()
         self.sessions = [Session("nobody", 1, 1)]
         self.leaderships = [Leadership(0, "nobody", 1)]
-        self.headers = [Header(0, 0, 1, {})]
+        self.headers = [Header(0, 0, 1)]
         self.tokens = {resource: [1] for resource in RESOURCES}
         self.open_parts: list[bytes] = []
 

@@ -212,7 +212,7 @@ MUTANTS = (
     _mutant(
         "members counted with each heartbeat",
         "a heartbeat costs the registry the same however many members there are",
-        _edit(Leading, "counts_group", "(members // MEMBERS_PER_BEAT + 1)", "1"),
+        _edit(Leading, "next_beat_reads_fingerprint", "(members // MEMBERS_PER_BEAT + 1)", "1"),
         "unit/test_translation.py::test_of_many_members_a_leader_counts_a_part_with_each_heartbeat[300-4]",
         "RB-45",
     ),

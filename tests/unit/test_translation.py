@@ -270,7 +270,7 @@ def test_a_change_costs_the_leader_and_the_registry_what_changed(change: str, to
     def plan() -> Plan:
         command = leading.reading_group(sessions[0], elected.leadership)
         group = wire.perform(command, GroupRead).group
-        leading.plan_made(leading.make_plan(leading.group_read(group, now=0.0)))
+        leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
         assert leading.plan is not None
         return leading.plan
 
@@ -322,10 +322,10 @@ def test_of_many_members_a_leader_counts_a_part_with_each_heartbeat(members: int
     sessions = [wire.join(f"n-{number}") for number in range(members)]
     leading = Leading(True, Settings().timings, balanced, None)
     elected, group = wire.lead(sessions[0])
-    assert not leading.counts_group(), "it does not lead"
+    assert not leading.next_beat_reads_fingerprint(), "it does not lead"
     leading.elected(elected.leadership, now=0.0)
-    leading.group_read(group, now=0.0)
-    assert sum(leading.counts_group() for _ in range(12)) == counted
+    leading.group_read(ReadGroup(sessions[0], elected.leadership), group, now=0.0)
+    assert sum(leading.next_beat_reads_fingerprint() for _ in range(12)) == counted
 
 
 @pytest.mark.rule("RB-45")
@@ -614,13 +614,14 @@ def test_leaders_that_fail_leave_no_more_than_the_last_of_them_did() -> None:
         leading.elected(elected.leadership, now=0.0)
         for _ in range(RESIGN_AFTER):
             wire.disturb = lambda _: None
-            group = wire.perform(ReadGroup(session, elected.leadership), GroupRead).group
-            leading.plan_made(leading.make_plan(leading.group_read(group, now=0.0)))
+            command = ReadGroup(session, elected.leadership)
+            group = wire.perform(command, GroupRead).group
+            leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
             assert leading.plan is not None
             wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
             wire.perform(Publish(session, elected.leadership, leading.plan), Failed)
             leading.publish_unknown(leading.plan, leading.term)
-            leading.read_failed("lost", now=0.0)
+            leading.failed(command, "lost", now=0.0)
         wire.disturb = lambda _: None
         wire.perform(Resign(session, elected.leadership, "lost"), Resigned)
         stored.append(len(wire.under(wire.keys.shares)))
@@ -654,8 +655,9 @@ def test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is() 
     headers: list[Request] = []
     for _ in range(2):
         wire.disturb = lambda _: None
-        group = wire.perform(ReadGroup(session, elected.leadership), GroupRead).group
-        leading.plan_made(leading.make_plan(leading.group_read(group, now=0.0)))
+        command = ReadGroup(session, elected.leadership)
+        group = wire.perform(command, GroupRead).group
+        leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
         assert leading.plan is not None
         wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
         wire.perform(Publish(session, elected.leadership, leading.plan), Failed)
@@ -675,8 +677,9 @@ def test_a_leader_elected_again_in_its_term_leaves_what_it_wrote_in_it() -> None
     for _ in range(2):
         elected = wire.perform(Campaign(session), Elected)
         leading.elected(elected.leadership, now=0.0)
-        group = wire.perform(ReadGroup(session, elected.leadership), GroupRead).group
-        leading.plan_made(leading.make_plan(leading.group_read(group, now=0.0)))
+        command = ReadGroup(session, elected.leadership)
+        group = wire.perform(command, GroupRead).group
+        leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
         assert leading.plan is not None
         assert not leading.plan.abandoned
         wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
@@ -709,7 +712,7 @@ def test_shares_of_a_version_that_was_given_up_are_nobodys_however_late_they_com
     def read() -> None:
         command = leading.reading_group(session, elected.leadership)
         group = wire.perform(command, GroupRead).group
-        leading.plan_made(leading.make_plan(leading.group_read(group, now=0.0)))
+        leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
 
     def publish() -> None:
         assert leading.plan is not None
@@ -723,10 +726,11 @@ def test_shares_of_a_version_that_was_given_up_are_nobodys_however_late_they_com
     read()
     assert leading.plan is not None
     late = wire.lose_write(1)
-    wire.perform(Publish(session, elected.leadership, leading.plan), Failed)
+    given_up = Publish(session, elected.leadership, leading.plan)
+    wire.perform(given_up, Failed)
     wire.disturb = lambda _: None
     leading.publish_unknown(leading.plan, leading.term)
-    leading.read_failed("lost", now=0.0)
+    leading.failed(given_up, "lost", now=0.0)
     wire.drive(wire.translation.remove_resources([f"more-{n}" for n in range(12)], lambda _: None))
     land("before the read")
     read()

@@ -21,7 +21,6 @@ Telling: TypeAlias = tuple[Listener, Sequence[Noticed]]
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    node: NodeId
     topic: Topic
     since: int
     listener: Listener
@@ -43,7 +42,7 @@ class Watches:
         for topic, since in topics.items():
             key = (node, topic)
             known = before.get(key)
-            self._watches[key] = known or _Watch(node, topic, since, listener)
+            self._watches[key] = known or _Watch(topic, since, listener)
             if known is None:
                 tellings += self._past(self._watches[key])
         return tellings

@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from rebalanser.protocol.types import Header, NodeId, Resource, Session, Share, SharePart, Token
+from rebalanser.protocol.types import Header, NodeId, Resource, Session, SharePart, Token
 from rebalanser.registry import values
 from rebalanser.registry.contract import (
     Changed,
@@ -435,10 +435,7 @@ class Oracle:
             return
         owners: dict[Resource, str] = {}
         for node, version in self.allocation.items():
-            share = self._share(node, version)
-            if share is None:
-                raise Violation("RB-9", f"the header names a share of {node} that is not there")
-            for resource in share.resources:
+            for resource in values.load_share(version, self._parts(node, version)).resources:
                 if resource in owners:
                     raise Violation("RB-2", f"{resource} is given to {owners[resource]} and to {node}")
                 owners[resource] = node
@@ -460,10 +457,10 @@ class Oracle:
             if (part.node, part.version) in self._ever_named and not self._named(key)
         )
 
-    def _share(self, node: str, version: int) -> Share | None:
+    def _parts(self, node: str, version: int) -> list[KeyValue]:
+        """The parts of a share that are there, in their order."""
         parts = (self._keys.share(SharePart(node, version, part)) for part in count())
-        stored = [self._shares[key] for key in takewhile(self._shares.__contains__, parts)]
-        return values.load_share(version, stored) if stored else None
+        return [self._shares[key] for key in takewhile(self._shares.__contains__, parts)]
 
     @staticmethod
     def _entry(event: Changed) -> KeyValue:
@@ -659,10 +656,10 @@ class Oracle:
 
     def acknowledging(self, process: Process, command: Acknowledge) -> None:
         """A process is about to say that it has completed its share, which must be true (RB-19)."""
-        share = self._share(command.session.node, command.version)
-        if share is None:
+        parts = self._parts(command.session.node, command.version)
+        if not parts:
             return
-        due = share.resources
+        due = values.load_share(command.version, parts).resources
         accessed = {
             resource
             for resource, accesses in self.accesses.items()

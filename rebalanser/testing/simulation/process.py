@@ -213,8 +213,6 @@ class Watching:
         self._told_at = 0.0
         self._closed = False
         self._missed = False
-        session = process.node.session
-        self._node = session.node if session else ""
         world = process.world
         world.scheduler.at(world.scheduler.now + world.network.latency(), self._open, from_revision)
 
