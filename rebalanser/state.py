@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rebalanser.allocation import balanced
+from rebalanser.allocation import share_out
 from rebalanser.protocol import Group, Member, Mode, ResourceSpec, intended
 from rebalanser.registry import GroupView, Holding
 
@@ -162,7 +162,7 @@ def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
 
 def _is_stable(group: Group) -> bool:
     """Whether a leader that read the group now would leave the allocation as it is."""
-    targets = intended(group, balanced)
+    targets = intended(group, share_out)
     shares = group.shares
     return all(node in shares and shares[node].resources == target for node, target in targets.items())
 

@@ -56,9 +56,10 @@ def share_out(
     kept, arriving = _share_out(nodes, resources, previous, pinned)
     shares: dict[str, frozenset[str]] = {}
     for node, share in kept.items():
-        share.update(arriving[node])
         before = previous.get(node)
-        shares[node] = before if isinstance(before, frozenset) and share == before else frozenset(share)
+        shares[node] = share.union(arriving[node]) if arriving[node] else share
+        if isinstance(before, frozenset) and share is not before and shares[node] == before:
+            shares[node] = before
     return shares
 
 
@@ -67,12 +68,12 @@ def _share_out(
     resources: Collection[str],
     previous: Mapping[str, Collection[str]],
     pinned: Mapping[str, str],
-) -> tuple[dict[str, set[str]], dict[str, list[str]]]:
+) -> tuple[dict[str, frozenset[str]], dict[str, list[str]]]:
     """What each live node keeps of the free resources, and what else it gets."""
     live = sorted(set(nodes))
     if not live:
         return {}, {}
-    free = set(resources).difference(pinned)
+    free = frozenset(resources).difference(pinned) if pinned else frozenset(resources)
     arriving = _fixed(live, resources, pinned)
     kept, unheld = _held(live, free, previous)
     quotas = _quotas({node: len(arriving[node]) for node in live}, kept, len(free))
@@ -81,7 +82,7 @@ def _share_out(
     for node in live:
         if len(kept[node]) > quotas[node]:
             leaving = _sorted(kept[node], previous.get(node, ()))[quotas[node] :]
-            kept[node].difference_update(leaving)
+            kept[node] = kept[node].difference(leaving)
             waiting += leaving
     places = vacancies({node: quotas[node] - len(kept[node]) for node in live})
     for name, node in zip(sorted(waiting), places, strict=True):
@@ -96,7 +97,7 @@ def moves(previous: Mapping[str, Collection[str]], allocation: Mapping[str, Coll
     Resources that no live node had, or that are on no node now, are not counted (RB-10).
     """
     held, _ = _held(sorted(allocation), set().union(*allocation.values()), previous)
-    return _moved(held, previous, allocation)
+    return _moved(held, allocation)
 
 
 def minimum_moves(
@@ -118,23 +119,20 @@ def minimum_moves(
     )
 
 
-def _moved(
-    held: Mapping[str, set[str]],
-    previous: Mapping[str, Collection[str]],
-    allocation: Mapping[str, Collection[str]],
-) -> int:
-    """The number of resources that nodes held and lost; a share that is the same object lost none."""
-    return sum(
-        len(names.difference(allocation[node]))
-        for node, names in held.items()
-        if allocation[node] is not previous.get(node)
-    )
+def _moved(held: Mapping[str, frozenset[str]], allocation: Mapping[str, Collection[str]]) -> int:
+    """The number of resources that nodes held and that others have now."""
+    lost = [
+        names.difference(allocation[node]) for node, names in held.items() if allocation[node] is not names
+    ]
+    if not any(lost):
+        return 0
+    return len(set().union(*lost).intersection(set().union(*allocation.values())))
 
 
 def _minimum_moves(
     fixed: Mapping[str, list[str]],
     free: int,
-    held_free: Mapping[str, set[str]],
+    held_free: Mapping[str, frozenset[str]],
     previous: Mapping[str, Collection[str]],
 ) -> int:
     live = fixed.keys()
@@ -156,14 +154,13 @@ def effort(
 ) -> Effort:
     """What ``allocation`` costs: its :func:`moves` beside the :func:`minimum_moves` of its nodes (RB-10)."""
     live = sorted(allocation)
-    allocated = set().union(*allocation.values())
-    held, _ = _held(live, allocated, previous)
-    if pinned or len(allocated) != len(resources) or not allocated.issuperset(resources):
+    held, _ = _held(live, resources, previous)
+    if pinned or not live:
         least = minimum_moves(live, resources, previous, pinned)
     else:
-        least = _minimum_moves({node: [] for node in live}, len(allocated), held, previous) if live else 0
+        least = _minimum_moves({node: [] for node in live}, len(resources), held, previous)
     return Effort(
-        moves=_moved(held, previous, allocation),
+        moves=_moved(held, allocation),
         least_moves=least,
         nodes=len(allocation),
         resources=len(resources),
@@ -183,13 +180,19 @@ def _fixed(
 
 def _held(
     live: Sequence[str], names: Iterable[str], previous: Mapping[str, Collection[str]]
-) -> tuple[dict[str, set[str]], set[str]]:
-    """Which of ``names`` each live node held, and which none; of several the first in ``live``."""
+) -> tuple[dict[str, frozenset[str]], set[str]]:
+    """Which of ``names`` each live node held, and which none; of several the first in ``live``.
+
+    What a node held that lost nothing is the very set that it had: in a large group most did.
+    """
     without_holder = set(names)
-    held: dict[str, set[str]] = {}
+    held: dict[str, frozenset[str]] = {}
     for node in live:
-        held[node] = without_holder.intersection(previous.get(node, ()))
-        without_holder -= held[node]
+        had = previous.get(node, ())
+        if not isinstance(had, frozenset) or not without_holder.issuperset(had):
+            had = frozenset(without_holder.intersection(had))
+        without_holder -= had
+        held[node] = had
     return held, without_holder
 
 

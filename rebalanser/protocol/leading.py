@@ -72,7 +72,13 @@ def _revision(header: Header | None) -> int:
 
 def intended(group: Group, allocate: Allocate) -> dict[NodeId, frozenset[Resource]]:
     """What a leader that reads this group wants each member to own; drained nodes own nothing (RB-30)."""
-    allocation = allocate(_active(group).keys(), group.resources.keys(), _previous(group), _pinned(group))
+    return _shared_out(group, allocate, _pinned(group))
+
+
+def _shared_out(
+    group: Group, allocate: Allocate, pinned: Mapping[Resource, NodeId]
+) -> dict[NodeId, frozenset[Resource]]:
+    allocation = allocate(_active(group).keys(), group.resources, _previous(group), pinned)
     return {node: frozenset(allocation.get(node, ())) for node in group.members}
 
 
@@ -375,7 +381,8 @@ class Leading:
 
     def _planned(self, asked: MakePlan) -> Plan | None:
         group = asked.group
-        targets = intended(group, self._allocate)
+        pinned = _pinned(group)
+        targets = _shared_out(group, self._allocate, pinned)
         previous = _previous(group)
         before = {node: share.version for node, share in group.shares.items()}
         changed = {n for n, share in targets.items() if n not in before or previous.get(n) != share}
@@ -395,7 +402,7 @@ class Leading:
             abandoned=frozenset(
                 part for part in group.leftover_shares if part.version <= asked.inherited_version
             ),
-            effort=self._effort(group, targets),
+            effort=self._effort(group, targets, pinned),
         )
 
     def _remember(self, version: int, effort: Effort | None) -> None:
@@ -406,11 +413,16 @@ class Leading:
         if len(self.efforts) > _EFFORTS_KEPT:
             del self.efforts[min(self.efforts)]
 
-    def _effort(self, group: Group, targets: Mapping[NodeId, Collection[Resource]]) -> Effort | None:
+    def _effort(
+        self,
+        group: Group,
+        targets: Mapping[NodeId, Collection[Resource]],
+        pinned: Mapping[Resource, NodeId],
+    ) -> Effort | None:
         if self._measure is None:
             return None
         allocation = {node: targets[node] for node in _active(group)}
-        return self._measure(allocation, group.resources.keys(), _previous(group), _pinned(group))
+        return self._measure(allocation, group.resources, _previous(group), pinned)
 
     def _unused_version(self, group: Group) -> int:
         """A version that no share was ever written for, nor may be by a late request."""
