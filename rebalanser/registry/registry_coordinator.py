@@ -133,7 +133,7 @@ class RegistryCoordinator(Coordinator):
             return result
 
     def _too_large(self, request: Request, error: RequestTooLarge) -> RebalanserError:
-        """Learn a limit that is lower than it was: what kept the former one may be tried again, in parts."""
+        """Take in a limit that became lower. A request within the former one may be tried again, in parts."""
         capabilities = self._registry.capabilities
         self._translation = Translation(self._translation.keys, capabilities)
         transaction = request.proof if isinstance(request, KeepAlive) else request

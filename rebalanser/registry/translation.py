@@ -272,14 +272,14 @@ class Translation(MemberDialogues, LeaderDialogues):
         those that have changed anything, this one too.
         """
         key = self.keys.operator
-        told: list[Operation] = [Put(key, values.dump_changes(requests))]
+        bookkeeping: list[Operation] = [Put(key, values.dump_changes(requests))]
         if operations:
             changed = [operation.key.removeprefix(self.keys.prefix) for operation in operations]
-            told.append(Put(self.keys.change(requests), values.dump_change(changed)))
+            bookkeeping.append(Put(self.keys.change(requests), values.dump_change(changed)))
             if requests > CHANGES_KEPT:
-                told.append(Delete(self.keys.change(requests - CHANGES_KEPT)))
+                bookkeeping.append(Delete(self.keys.change(requests - CHANGES_KEPT)))
         return Transaction(
-            guards=(Unchanged(key, epoch) if epoch else Absent(key),), then=(*operations, *told)
+            guards=(Unchanged(key, epoch) if epoch else Absent(key),), then=(*operations, *bookkeeping)
         )
 
     def targets(self, topic: Topic) -> tuple[Target, ...]:

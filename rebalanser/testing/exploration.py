@@ -57,7 +57,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rebalanser.allocation import balanced
+from rebalanser.allocation import share_out
 from rebalanser.errors import InternalError, OutcomeUnknown, RebalanserError
 from rebalanser.protocol.lanes import Lanes
 from rebalanser.protocol.leading import Leading
@@ -717,7 +717,7 @@ class Model:
 
     def make_node(self, host: Host) -> Node:
         """The core of a new process."""
-        return Node(Member(node=host.stem, label=host.label), TIMINGS, balanced)
+        return Node(Member(node=host.stem, label=host.label), TIMINGS, share_out)
 
     def known(self, host: Host) -> Host:
         """The one host object of this form."""

@@ -23,9 +23,9 @@ class MemoryHarness(RegistryHarness):
     prefix = "conformance/"
     min_ttl_s = 1.0
 
-    def __init__(self, proves_renewals: bool = True) -> None:
+    def __init__(self, make: type[MemoryStore] = MemoryStore, proves_renewals: bool = True) -> None:
         self.clock = FakeClock()
-        self.store = MemoryStore(self.clock)
+        self.store = make(self.clock)
         self.store.proves_renewals = proves_renewals
         self.opened: list[MemoryRegistry] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,12 +33,12 @@ from rebalanser.registry.contract import (
     Unchanged,
     Watch,
 )
-from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
+from rebalanser.testing import FakeClock, MemoryStore
 from rebalanser.testing.registry_suite import Recorder, RegistryConformance, RegistryHarness
-from rebalanser.testing.waiting import PATIENCE_S
+from tests.conformance.test_memory import MemoryHarness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 TESTS = dict(inspect.getmembers(RegistryConformance, inspect.isfunction))
 
@@ -54,42 +54,6 @@ def test_every_quotation_is_in_the_contract(name: str) -> None:
     quoted = re.match(r'Holds: "(.*)"', doc, re.DOTALL)
     for quotation in quoted.group(1).split('", and "') if quoted else re.findall(r'"([^"]+)"', doc):
         assert plain(quotation).lower() in plain(inspect.getsource(contract)).lower()
-
-
-class Faulty(RegistryHarness):
-    """Connections to a store of the given class."""
-
-    can_be_replaced = False  # a connection holds the store itself
-    prefix = "suite/"
-    min_ttl_s = 1.0
-
-    def __init__(self, make: type[MemoryStore], patience_s: float) -> None:
-        self.patience_s = patience_s
-        self.clock = FakeClock()
-        self.store = make(self.clock)
-        self.opened: list[MemoryRegistry] = []
-
-    def open(self) -> Registry:
-        self.opened.append(MemoryRegistry(self.store))
-        return self.opened[-1]
-
-    @contextmanager
-    def cut_answers(self) -> Iterator[None]:
-        for registry in self.opened:
-            registry.loses_answers = True
-        yield
-        for registry in self.opened:
-            registry.loses_answers = False
-
-    def let_pass(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-        self.store.expire()
-
-    def lose_history(self, revision: int) -> None:
-        self.store.compact(revision)
-
-    def restart(self) -> None:
-        self.store.restart()
 
 
 def run(name: str, harness: RegistryHarness) -> None:
@@ -507,6 +471,8 @@ FAULTS: dict[type[MemoryStore], str] = {
 
 @pytest.mark.parametrize(("make", "name"), FAULTS.items(), ids=[make.__name__ for make in FAULTS])
 def test_the_suite_sees_the_fault(make: type[MemoryStore], name: str) -> None:
-    run(name, Faulty(MemoryStore, patience_s=PATIENCE_S))
+    run(name, MemoryHarness())
+    harness = MemoryHarness(make)
+    harness.patience_s = 0.2
     with pytest.raises((AssertionError, LeaseNotFound, RegistryUnavailable, pytest.fail.Exception)):
-        run(name, Faulty(make, patience_s=0.2))
+        run(name, harness)
