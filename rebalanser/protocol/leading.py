@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from rebalanser.protocol.messages import Alive, MakePlan, Noticed, PlanMade, Publish, ReadGroup
+from rebalanser.protocol.messages import Alive, GroupRead, MakePlan, Noticed, PlanMade, ReadGroup
 from rebalanser.protocol.states import ROLE, Role, Vote
 from rebalanser.protocol.types import (
     Effort,
@@ -122,9 +122,14 @@ class Leading:
         self._changed_at: float | None = None
         self._published_at: float | None = None
         self._beats = 0
-        self._keys: set[str] = set()
+        self._keys: dict[str, int] = {}
+        """Keys that a watch told of, each at its latest revision, and that were not read since."""
+        self._read: Mapping[str, int] | None = None
+        """Keys and prefixes of the last reading; None if it was of the whole."""
+        self._whole_at = self._lost_at = 0
+        """The revision of the last reading of the whole; and up to which a watch may have missed changes."""
         self._acknowledged: dict[NodeId, int] = {}
-        self._missed = self._lost = False
+        self._missed = self._acknowledgement_told = False
         self._acknowledgements_read = 0
         self._completed_version = 0
         self._attempted_version = 0
@@ -210,7 +215,8 @@ class Leading:
     def _forget_group(self) -> None:
         self.group = self.asked = self.plan = None
         self._keys.clear()
-        self._missed = self._lost = False
+        self._whole_at = self._lost_at = 0
+        self._missed = False
 
     def _drop(self) -> None:
         self._forget_group()
@@ -246,11 +252,25 @@ class Leading:
             self.leadership_changed(revision)
 
     def group_noticed(self, noticed: Noticed, now: float) -> None:
-        """A watch tells of changed members, resources or drains, or has lost its history."""
-        if self.role is Role.LEADER and (self.group is None or noticed.revision > self.group.revision):
-            self._keys |= noticed.keys
-            self._lost = self._lost or noticed.lost
+        """A watch tells of changed members, resources or drains, or has lost its history.
+
+        A notice may come after a reading of a later revision that did not read its keys. What operators
+        changed is in that reading, but what somebody wrote past them may not be (RB-46).
+        """
+        if self.role is not Role.LEADER:
+            return
+        if noticed.lost:
+            self._lost_at = max(self._lost_at, noticed.revision)
+        self._keys |= {key: noticed.revision for key in noticed.keys if self._unread(key, noticed.revision)}
         self.group_changed(noticed.revision, now)
+        self._keep_later_changes(now)
+
+    def _unread(self, key: str, revision: int) -> bool:
+        """Return True if what changed at a revision may not be in the group that was read."""
+        if self.group is None or self._read is None:
+            return revision > self._whole_at
+        prefix = key[: key.rfind("/") + 1]
+        return revision > max(self._whole_at, self._read.get(key, 0), self._read.get(prefix, 0))
 
     def group_changed(self, revision: int, now: float) -> None:
         """Members, resources or drains changed at ``revision`` (RB-7, RB-9)."""
@@ -276,8 +296,11 @@ class Leading:
             return
         if alive.fingerprint != self.group.fingerprint:
             self.group_changed(alive.revision, now)
-        # A notice of a later acknowledgement does not prove that those before it were noticed (RB-19).
-        if not self._completed and alive.fingerprint.acknowledgements[1] > self._acknowledgements_read:
+        # A notice of a later acknowledgement does not prove that those before it were noticed (RB-19). But
+        # while notices come, more are on their way, and all members are many to read again (RB-45).
+        told, self._acknowledgement_told = self._acknowledgement_told, False
+        newer = alive.fingerprint.acknowledgements[1] > self._acknowledgements_read
+        if newer and not (told or self._completed):
             self._miss_acknowledgements(now)
 
     def _miss_acknowledgements(self, now: float) -> None:
@@ -299,20 +322,17 @@ class Leading:
     def reading_group(self, session: Session, leadership: Leadership) -> ReadGroup:
         """The group is about to be read, and how: changes from now on lead to another read."""
         self._changed_at = None
-        keys, self._keys = frozenset(self._keys), set()
         return ReadGroup(
             session,
             leadership,
-            known=None if self._lost else self.group,
+            known=None if self._lost_at > self._whole_at else self.group,
             doubtful=bool(self._attempts),
             missed=self._missed,
-            keys=keys,
+            keys=frozenset(self._keys),
         )
 
-    def failed(self, command: ReadGroup | Publish, error: str, now: float) -> None:
+    def failed(self, error: str, now: float) -> None:
         """The group could not be read or a plan not be published: start over from a fresh read."""
-        if isinstance(command, ReadGroup):
-            self._keys |= command.keys
         self.last_error = error
         self.plan = None
         self._changed_at = now
@@ -326,21 +346,25 @@ class Leading:
         """Whether a plan that was given up could still be committed, unless another one is."""
         return self._doubtful == (self.term, _revision(group.header))
 
-    def group_read(self, command: ReadGroup, group: Group, now: float) -> MakePlan:
+    def group_read(self, command: ReadGroup, outcome: GroupRead, now: float) -> MakePlan:
         """The group is known: what has to be worked out, to rebalance if the allocation has to change."""
+        group = outcome.group
         if self._inherited_term != self.term:
             self._inherited_term = self.term
             self._inherited_version = max((part.version for part in group.leftover_shares), default=0)
-        if command.known is None or command.missed:
+        if outcome.read is None or command.missed:
             self._acknowledged = dict(group.acknowledged)
             self._acknowledgements_read = group.revision
             self._missed = False
-        if command.known is None:
-            self._lost = False
-        self.group = group
+        if outcome.read is None:
+            self._whole_at = group.revision
+        self.group, self._read = group, outcome.read
+        self._keys = {key: at for key, at in self._keys.items() if self._unread(key, at)}
         base = _revision(group.header)
         self._attempts = {version: at for version, at in self._attempts.items() if at == base}
-        self._keep_later_changes(group, now)
+        if self._changed_revision <= group.revision:
+            self._changed_at = None
+        self._keep_later_changes(now)
         self.asked = MakePlan(
             group,
             self._unused_version(group),
@@ -355,11 +379,11 @@ class Leading:
         known, self._unreadable = self._unreadable, frozenset(group.unreadable)
         return not self._unreadable <= known
 
-    def _keep_later_changes(self, group: Group, now: float) -> None:
-        """A change after the snapshot leads to another rebalance; those before it are in it (RB-8, RB-9)."""
-        if self._changed_revision <= group.revision:
-            self._changed_at = None
-        elif self._changed_at is None:
+    def _keep_later_changes(self, now: float) -> None:
+        """A change that is not in the group that was read leads to another rebalance (RB-8, RB-9)."""
+        if self.group is None or self._changed_at is not None:
+            return
+        if self._changed_revision > self.group.revision or self._keys or self._lost_at > self._whole_at:
             self._changed_at = now
 
     def make_plan(self, asked: MakePlan) -> PlanMade:
@@ -460,6 +484,7 @@ class Leading:
         if version is None:
             self._miss_acknowledgements(now)
         else:
+            self._acknowledgement_told = True
             self._acknowledged[node] = max(version, self._acknowledged.get(node, 0))
 
     def _has_completed(self, node: NodeId, version: int) -> bool:

@@ -322,9 +322,14 @@ class Resigned:
 
 @dataclass(frozen=True, slots=True)
 class GroupRead:
-    """All of the group at one revision."""
+    """All of the group at one revision.
+
+    ``read`` has the keys and the prefixes that were read for it, each at its revision; None if all was. What
+    a watch tells of other keys may not be in the group yet.
+    """
 
     group: Group
+    read: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,7 +416,7 @@ class Node:
             case ReadGroup() | Publish():
                 if isinstance(command, Publish) and outcome.unknown:
                     self._leading.publish_unknown(command.plan, command.leadership.term)
-                self._leading.failed(command, outcome.error, now)
+                self._leading.failed(outcome.error, now)
             case _:
                 pass
         self._lanes.failed(command.lane, now)
@@ -488,10 +488,10 @@ class Node:
                 self._leading.resigned(leadership, now)
             case Deposed():
                 self._deposed()
-            case GroupRead(group) if isinstance(command, ReadGroup):
+            case GroupRead(group=group) if isinstance(command, ReadGroup):
                 # Told before this reading is: what was committed comes from an earlier one.
                 self._report_published(group.header)
-                asked = self._leading.group_read(command, group, now)
+                asked = self._leading.group_read(command, outcome, now)
                 self._report(
                     FactKind.GROUP_READ,
                     revision=group.revision,
@@ -507,8 +507,8 @@ class Node:
             case Published(header, shares):
                 self._report_published(header)
                 self._leading.published(header, shares, now)
-            case Conflict() if isinstance(command, Publish):
-                self._leading.failed(command, "the allocation that the plan was based on had changed", now)
+            case Conflict():
+                self._leading.failed("the allocation that the plan was based on had changed", now)
             case _:
                 raise InternalError(f"{outcome!r} does not answer {command!r}")
 

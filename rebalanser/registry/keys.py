@@ -159,6 +159,17 @@ class GroupKeys:
         """The key that says what an operator's request changed."""
         return f"{self.changes}{number:020}"
 
+    def change_number(self, key: str) -> int:
+        """The number of the request whose changes stand under a key.
+
+        Raises:
+            UnusableStore: no Rebalanser wrote this key.
+        """
+        written = key.removeprefix(self.changes)
+        if not written.isdecimal() or self.change(int(written)) != key:
+            raise UnusableStore(_FOREIGN.format(key))
+        return int(written)
+
     def share(self, part: SharePart) -> str:
         """A part of a node's share as of a version."""
         return f"{self.shares_of(part.node)}{part.version}/{part.part}"

@@ -94,7 +94,9 @@ class LeaderDialogues(Dialogues):
             return Elected(current)
         vacant: tuple[Guard, ...] = (Absent(keys.term),)
         if current is not None:
-            vacant = (*self._leads(current), Absent(keys.node(current.leader)))
+            vacant = self._leads(current)
+            if current.leader:
+                vacant += (Absent(keys.node(current.leader)),)
         term = (current.term if current else 0) + 1
         trouble = current.trouble if current else None
         answer = yield Transaction(
@@ -182,6 +184,9 @@ class LeaderDialogues(Dialogues):
     def _completed(self, entry: KeyValue) -> tuple[NodeId, int]:
         return self.keys.name(entry.key, self.keys.acks), values.load_acknowledgement(entry)
 
+    def _record(self, entry: KeyValue) -> tuple[int, list[str] | None]:
+        return self.keys.change_number(entry.key), values.load_change(entry)
+
     def _resources_in(
         self, entries: Iterable[KeyValue], unreadable: dict[str, str]
     ) -> dict[Resource, ResourceSpec]:
@@ -224,10 +229,11 @@ class LeaderDialogues(Dialogues):
                 if not outcome.succeeded:
                     return self._reading_refused(command, outcome)
                 found = dict(zip(reads, outcome.results, strict=True))
+                update.note(reads, outcome.revision)
                 self._take_entries(update, found)
             self._take_head(update, found)
             if update.complete:
-                return GroupRead(update.group(outcome.revision))
+                return GroupRead(update.group(outcome.revision), update.read)
         return None
 
     def _round(self, update: _Update) -> list[list[Operation]]:
@@ -236,7 +242,7 @@ class LeaderDialogues(Dialogues):
         head: list[Operation] = [
             Get(keys.header),
             Get(keys.operator),
-            Range(keys.changes, after=keys.change(update.requests)),
+            self._records(update),
             Stat(keys.nodes),
             Stat(keys.acks),
         ]
@@ -246,10 +252,15 @@ class LeaderDialogues(Dialogues):
             keys.acks: update.missed,
         }
         head += [Range(prefix) for prefix, doubt in in_doubt.items() if doubt]
-        gets: list[Operation] = [Get(key) for key in sorted(update.to_read)]
-        beside = gets[: self._max_operations - len(head)]
-        rest, most = gets[len(beside) :], self._max_operations
-        return [*(rest[at : at + most] for at in range(0, len(rest), most)), [*head, *beside]]
+        gets = ((Get(key), len(key)) for key in sorted(update.to_read))
+        chunks: list[list[Operation]] = list(self._chunks(gets))
+        if chunks and len(head) + len(chunks[-1]) <= self._max_operations:
+            head += chunks.pop()
+        return [*chunks, head]
+
+    def _records(self, update: _Update) -> Range:
+        """The records of what operators changed that are not known yet."""
+        return Range(self.keys.changes, after=self.keys.change(update.requests))
 
     def _take_entries(self, update: _Update, found: Mapping[Operation, Result]) -> None:
         """Take in the keys of members, resources and drains that were read one by one."""
@@ -279,10 +290,10 @@ class LeaderDialogues(Dialogues):
     def _take_head(self, update: _Update, found: Mapping[Operation, Result]) -> None:
         """Take in the rest, and find out what is missing."""
         keys = self.keys
-        records = all_entries(found[Range(keys.changes, after=keys.change(update.requests))])
-        changed = [values.load_change(entry) for entry in records]
         requests = values.load_changes(one_entry(found[Get(keys.operator)]))
-        update.gap = len(records) != requests - update.requests or None in changed
+        records = readable(all_entries(found[self._records(update)]), self._record, {})
+        changed = [names for number, names in records.items() if update.requests < number <= requests]
+        update.gap = len(changed) != requests - update.requests or None in changed
         update.requests = requests
         update.to_read = {keys.prefix + key for names in changed for key in names or ()}
         update.to_read -= {read.key for read in found if isinstance(read, Get)}
@@ -427,6 +438,8 @@ class _Update:
         self.missed = command.missed
         self.members_known = True
         self.shares_known = not command.doubtful
+        self.read: dict[str, int] = {}
+        """The keys and prefixes that were read, each at its latest revision."""
         self.gap = False
         """True if the record of an operator request is missing."""
 
@@ -439,6 +452,11 @@ class _Update:
     def complete(self) -> bool:
         """True if nothing is missing."""
         return not (self.gap or self.to_read) and self.members_known and self.shares_known
+
+    def note(self, reads: Iterable[Operation], revision: int) -> None:
+        """Keys and prefixes were read at a revision."""
+        self.read |= {read.key: revision for read in reads if isinstance(read, Get)}
+        self.read |= {read.prefix: revision for read in reads if isinstance(read, Range) and not read.after}
 
     def has_member(self, node: NodeId) -> bool:
         """Return True if the node is a member, as far as was read."""

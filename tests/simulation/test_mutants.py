@@ -920,7 +920,7 @@ MUTANTS = (
         _edit(
             Node,
             "_leading_answered",
-            'self._leading.failed(command, "the allocation that the plan was based on had changed", now)',
+            'self._leading.failed("the allocation that the plan was based on had changed", now)',
             "self._deposed()",
         ),
         frozenset({"RB-28"}),

@@ -63,8 +63,11 @@ from rebalanser.protocol.messages import (
 from rebalanser.protocol.types import Fingerprint, Share, SharePart, Topic, TopicKind
 from rebalanser.registry import RegistryCoordinator, contract, values
 from rebalanser.registry.contract import (
+    Changed,
     Delete,
     Done,
+    Get,
+    HistoryLost,
     KeepAlive,
     KeyValue,
     Put,
@@ -74,6 +77,7 @@ from rebalanser.registry.contract import (
     Revoke,
     Stat,
     Transaction,
+    WatchEvent,
 )
 from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
@@ -190,6 +194,85 @@ class Wire:
         return [entry.key for entry in self.store.items(prefix)]
 
 
+class Leader:
+    """What a node that leads knows, and what it asks of the store."""
+
+    def __init__(self, wire: Wire, session: Session) -> None:
+        self.wire = wire
+        self.session = session
+        self.knows = Leading(True, Settings().timings, balanced, None)
+        self.elect()
+
+    def elect(self) -> None:
+        self.leadership = self.wire.perform(Campaign(self.session), Elected).leadership
+        self.knows.elected(self.leadership, now=0.0)
+
+    def read(self) -> ReadGroup:
+        """Read what it has to, and plan; what was asked."""
+        command = self.knows.reading_group(self.session, self.leadership)
+        self.learn(command, self.wire.perform(command, GroupRead))
+        return command
+
+    def learn(self, command: ReadGroup, outcome: GroupRead) -> None:
+        self.knows.plan_made(self.knows.make_plan(self.knows.group_read(command, outcome, now=0.0)))
+
+    @property
+    def plan(self) -> Plan:
+        assert self.knows.plan is not None
+        return self.knows.plan
+
+    def publish(self) -> Plan:
+        plan = self.plan
+        done = self.wire.perform(Publish(self.session, self.leadership, plan), Published)
+        self.knows.published(done.header, done.shares, now=0.0)
+        return plan
+
+    def fail_to_publish(self) -> None:
+        """Publish without an answer, as the wire has been told to disturb it."""
+        self.wire.perform(Publish(self.session, self.leadership, self.plan), Failed)
+        self.wire.disturb = lambda _: None
+        self.knows.publish_unknown(self.plan, self.leadership.term)
+        self.knows.failed("lost", now=0.0)
+
+    def lead(self) -> None:
+        """Read and publish."""
+        self.read()
+        if self.knows.plan is not None:
+            self.publish()
+
+    def hear(self, *events: WatchEvent) -> None:
+        for noticed in self.wire.translation.notices(Topic(TopicKind.GROUP), events):
+            self.knows.group_noticed(noticed, now=0.0)
+
+    def hear_of(self, key: str) -> None:
+        """A watch tells that a key was written by what the store was asked last."""
+        self.hear(Changed(key, self.wire.store.revision, b""))
+
+    def beat(self) -> None:
+        beat = Heartbeat(self.session, leading=True)
+        self.knows.seen_alive(self.wire.perform(beat, Alive), now=0.0)
+
+    @property
+    def members(self) -> set[str]:
+        assert self.knows.group is not None
+        return set(self.knows.group.members)
+
+    @property
+    def resources(self) -> set[str]:
+        assert self.knows.group is not None
+        return set(self.knows.group.resources)
+
+
+def reads_all(wire: Wire, prefix: str) -> bool:
+    """True if one of the last requests reads a folder as a whole."""
+    return any(
+        isinstance(each, Range) and each.prefix == prefix
+        for request in wire.requests
+        if isinstance(request, Transaction)
+        for each in request.then
+    )
+
+
 def plan_for(group: Group, version: int) -> Plan:
     shares = balanced(group.members, group.resources, {}, {})
     return Plan(
@@ -263,23 +346,9 @@ def test_a_change_costs_the_leader_and_the_registry_what_changed(change: str, to
     wire = Wire()
     sessions = [wire.join(f"node-{number:03}") for number in range(300)]
     wire.add(names(3_000))
-    leading = Leading(True, Settings().timings, balanced, None)
-    elected = wire.perform(Campaign(sessions[0]), Elected)
-    leading.elected(elected.leadership, now=0.0)
-
-    def plan() -> Plan:
-        command = leading.reading_group(sessions[0], elected.leadership)
-        group = wire.perform(command, GroupRead).group
-        leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
-        assert leading.plan is not None
-        return leading.plan
-
-    def publish() -> None:
-        done = wire.perform(Publish(sessions[0], elected.leadership, plan()), Published)
-        leading.published(done.header, done.shares, now=0.0)
-
-    publish()
-    changes: list[contract.Changed] = []
+    leader = Leader(wire, sessions[0])
+    leader.lead()
+    changes: list[Changed] = []
     watch = wire.store.watch(contract.Target("root/", prefix=True), wire.store.revision + 1, changes.extend)
     match change:
         case "added":
@@ -293,17 +362,14 @@ def test_a_change_costs_the_leader_and_the_registry_what_changed(change: str, to
         case "left":
             wire.perform(Leave(sessions[7]), Left)
     if told:
-        group = Topic(TopicKind.GROUP)
-        covered = [
-            each for each in changes if any(t.covers(each.key) for t in wire.translation.targets(group))
-        ]
-        leading.group_noticed(wire.translation.notices(group, covered)[0], now=1.0)
+        targets = wire.translation.targets(Topic(TopicKind.GROUP))
+        leader.hear(*(each for each in changes if any(target.covers(each.key) for target in targets)))
     replies, changes[:] = wire.record_replies(), []
-    planned = plan()
+    leader.read()
     assert len(wire.requests) <= (1 if told else 2)
     whole = change in ("joined", "left") and not told
     assert len(repr(replies)) < (300_000 if whole else 3_000)
-    wire.perform(Publish(sessions[0], elected.leadership, planned), Published)
+    planned = leader.publish()
     assert len(wire.requests) == 1
     assert len(repr(wire.requests)) < 1_500 * (1 + len(planned.changed))
     assert len(planned.changed) <= 11
@@ -324,13 +390,20 @@ def test_of_many_members_a_leader_counts_a_part_with_each_heartbeat(members: int
     elected, group = wire.lead(sessions[0])
     assert not leading.next_beat_reads_fingerprint(), "it does not lead"
     leading.elected(elected.leadership, now=0.0)
-    leading.group_read(ReadGroup(sessions[0], elected.leadership), group, now=0.0)
+    leading.group_read(ReadGroup(sessions[0], elected.leadership), GroupRead(group), now=0.0)
     assert sum(leading.next_beat_reads_fingerprint() for _ in range(12)) == counted
 
 
 @pytest.mark.rule("RB-45")
 @pytest.mark.parametrize(
-    ("requests", "keys", "whole"), [(CHANGES_KEPT, 1, False), (CHANGES_KEPT + 1, 1, True), (1, 3_000, True)]
+    ("requests", "keys", "whole"),
+    [
+        (CHANGES_KEPT, 1, False),
+        (CHANGES_KEPT + 1, 1, True),
+        (1, 3_000, True),
+        (1, 300, True),
+        (1, 200, False),
+    ],
 )
 def test_a_leader_that_missed_much_reads_the_whole_group(requests: int, keys: int, whole: bool) -> None:
     wire = Wire(max_operations=4_000)
@@ -342,15 +415,7 @@ def test_a_leader_that_missed_much_reads_the_whole_group(requests: int, keys: in
     assert len(wire.under(wire.keys.changes)) <= CHANGES_KEPT
     group = wire.perform(ReadGroup(session, elected.leadership, known), GroupRead).group
     assert len(group.resources) == 1_000 + requests * keys
-    assert (
-        any(
-            isinstance(each, Range) and each.prefix == wire.keys.resources
-            for request in wire.requests
-            if isinstance(request, Transaction)
-            for each in request.then
-        )
-        == whole
-    )
+    assert reads_all(wire, wire.keys.resources) == whole
 
 
 @pytest.mark.rule("RB-45", "RB-46")
@@ -369,6 +434,241 @@ def test_what_others_write_past_the_operators_is_read_where_a_watch_tells_of_it(
     wire.store.execute(Transaction(then=tuple(map(Delete, keys))))
     command = ReadGroup(session, elected.leadership, known, keys=frozenset(keys))
     assert wire.perform(command, GroupRead).group.resources == {}
+
+
+@pytest.mark.rule("RB-9", "RB-45")
+@pytest.mark.parametrize(
+    "told", ["at once", "one by one", "while it reads", "after it has read", "while all is read"]
+)
+def test_a_leader_whose_watch_missed_changes_reads_the_whole_group_and_then_increments(told: str) -> None:
+    """One node left and one joined: as many members as before, and the next that joins is the newest."""
+    wire = Wire()
+    leader, leaving = Leader(wire, wire.join("lead")), wire.join("leaving")
+    wire.add(["r1", "r2", "r3", "r4"])
+    leader.lead()
+    if told == "while all is read":
+        leader.hear(HistoryLost(wire.store.revision + 1))
+        wire.add(["r5"])
+    asked = leader.knows.reading_group(leader.session, leader.leadership)
+    early = wire.perform(asked, GroupRead)
+    wire.perform(Leave(leaving), Left)
+    wire.join("missed")
+    lost = HistoryLost(wire.store.revision)
+    wire.join("told")
+    joined = Changed(wire.keys.node("told"), wire.store.revision, b"")
+    match told:
+        case "at once":
+            leader.hear(lost, joined)
+        case "one by one":
+            leader.hear(lost)
+            leader.hear(joined)
+        case "while it reads" | "while all is read":
+            leader.hear(lost)
+            leader.hear(joined)
+            leader.learn(asked, early)
+        case "after it has read":
+            leader.hear(joined)
+            leader.lead()
+            leader.hear(lost)
+    assert leader.knows.rebalance_at is not None
+    leader.lead()
+    assert leader.members == {"lead", "missed", "told"}
+    wire.add(["r6"])
+    leader.beat()
+    assert leader.read().known is not None
+    assert "r6" in leader.resources
+
+
+@pytest.mark.rule("RB-45", "RB-46")
+@pytest.mark.parametrize("told", ["after it has read", "while it reads"])
+def test_a_key_that_somebody_repairs_is_read_however_late_a_watch_tells(told: str) -> None:
+    """A node joins at the same time, and the leader reads because of that."""
+    wire = Wire()
+    leader, junk = Leader(wire, wire.join("lead")), wire.keys.resource("junk")
+    wire.add(["r"])
+    wire.store.execute(Transaction(then=(Put(junk, b"what no Rebalanser wrote"),)))
+    leader.lead()
+    repaired = wire.store.execute(Transaction(then=(Delete(junk),)))
+    assert isinstance(repaired, contract.Outcome)
+    wire.join("joined")
+    leader.hear_of(wire.keys.node("joined"))
+    asked = leader.knows.reading_group(leader.session, leader.leadership)
+    outcome = wire.perform(asked, GroupRead)
+    if told == "while it reads":
+        leader.hear(Changed(junk, repaired.revision, None))
+    leader.learn(asked, outcome)
+    if told == "after it has read":
+        assert "junk" in leader.resources
+        assert leader.knows.rebalance_at is None
+        leader.hear(Changed(junk, repaired.revision, None))
+    assert leader.knows.rebalance_at is not None
+    leader.read()
+    assert leader.resources == {"r"}
+    assert leader.knows.group is not None
+    assert not leader.knows.group.unreadable
+    leader.hear(Changed(junk, repaired.revision, None))
+    assert leader.knows.rebalance_at is None, "it is told of what it has read"
+
+
+@pytest.mark.rule("RB-45")
+def test_what_a_watch_told_of_is_read_though_a_reading_fails() -> None:
+    wire = Wire()
+    leader = Leader(wire, wire.join("lead"))
+    leader.lead()
+    key = wire.keys.resource("by hand")
+    wire.store.execute(Transaction(then=(Put(key, b""),)))
+    leader.hear_of(key)
+    leader.knows.reading_group(leader.session, leader.leadership)
+    leader.knows.failed("refused", now=0.0)
+    leader.read()
+    assert leader.resources == {"by hand"}
+
+
+@pytest.mark.rule("RB-45")
+@pytest.mark.parametrize("lost", [False, True])
+def test_acknowledgements_are_read_once_their_notices_end_and_not_while_they_come(lost: bool) -> None:
+    """Each heartbeat sees a newer one; all of them are as many as there are members (RB-19)."""
+    wire = Wire()
+    sessions = [wire.join(f"node-{number}") for number in range(20)]
+    leader = Leader(wire, sessions[0])
+    wire.add(names(40))
+    leader.lead()
+    for session in sessions:
+        wire.perform(Acknowledge(session, 1, session.created), Acknowledged)
+        if not (lost and session is sessions[7]):
+            leader.knows.acknowledged(session.node, 1, now=0.0)
+            leader.beat()
+            assert leader.knows.rebalance_at is None
+    assert leader.knows.newly_completed() == (None if lost else 1)
+    leader.beat()
+    assert (leader.knows.rebalance_at is not None) == lost
+    if lost:
+        assert leader.read().missed
+        assert reads_all(wire, wire.keys.acks)
+        assert leader.knows.newly_completed() == 1
+        leader.read()
+        assert not reads_all(wire, wire.keys.acks)
+
+
+@pytest.mark.rule("RB-45", "RB-46")
+@pytest.mark.parametrize("name", ["", "9", "zz", "00000000000000000001x", f"{10**30}"])
+def test_what_stands_among_the_records_of_changes_costs_no_reading_of_all(name: str) -> None:
+    wire = Wire()
+    leader = Leader(wire, wire.join("lead"))
+    wire.add(names(1_000))
+    leader.lead()
+    wire.store.execute(Transaction(then=(Put(wire.keys.changes + name, b"x"),)))
+    wire.add(["new"])
+    leader.read()
+    assert "new" in leader.resources
+    assert not reads_all(wire, wire.keys.resources)
+
+
+@pytest.mark.rule("RB-5", "RB-46")
+def test_a_key_of_a_node_without_a_name_leaves_no_group_without_a_leader() -> None:
+    """A leader that has resigned has no name either (RB-43)."""
+    wire = Wire()
+    first, second = wire.join("first"), wire.join("second")
+    wire.store.execute(Transaction(then=(Put(wire.keys.nodes, b"x"),)))
+    leadership = wire.perform(Campaign(first), Elected).leadership
+    wire.perform(Resign(first, leadership, "failures"), Resigned)
+    assert wire.perform(Campaign(second), Elected).leadership.leader == "second"
+
+
+@pytest.mark.rule("RB-45")
+@pytest.mark.parametrize("change", ["a member", "its newest member", "an unreadable member", "a drain"])
+def test_what_goes_leaves_nothing_in_doubt(change: str) -> None:
+    """The next heartbeat finds the group as the leader knows it, and the leader read one key."""
+    wire = Wire()
+    leader = Leader(wire, wire.join("lead"))
+    sessions = [wire.join(name) for name in ("first", "newest")]
+    junk, drain = wire.keys.nodes + "junk", f"{wire.keys.drains}%ff"
+    wire.store.execute(Transaction(then=(Put(junk, b"junk"), Put(drain, b""))))
+    last = wire.join("last")
+    leader.lead()
+    match change:
+        case "a member":
+            key = wire.keys.node("first")
+            wire.perform(Leave(sessions[0]), Left)
+        case "its newest member":
+            key = wire.keys.node("last")
+            wire.perform(Leave(last), Left)
+        case "an unreadable member":
+            key = junk
+            wire.store.execute(Transaction(then=(Delete(junk),)))
+        case _:
+            key = drain
+            wire.store.execute(Transaction(then=(Put(drain, b"again"),)))
+    leader.hear_of(key)
+    leader.read()
+    assert not reads_all(wire, wire.keys.nodes) or change == "its newest member"
+    beside = {"a member": "first", "its newest member": "last"}.get(change)
+    assert leader.members == {"lead", "first", "newest", "last"} - {beside}
+    group = leader.knows.group
+    assert group is not None
+    assert (junk in group.unreadable) == (change != "an unreadable member")
+    assert group.drained == frozenset()
+    leader.beat()
+    assert leader.knows.rebalance_at is None
+
+
+@pytest.mark.rule("RB-9", "RB-45")
+def test_a_member_that_leaves_between_two_rounds_of_a_reading_is_not_in_it() -> None:
+    wire, other = Wire(), Wire()
+    other.store = wire.store
+    leader, leaving = Leader(wire, wire.join("lead")), wire.join("leaving")
+    wire.join("stays")
+    leader.lead()
+    wire.join("joined")
+    leader.hear_of(wire.keys.node("leaving"))
+    wire.disturb = lambda number: None if number == 1 else other.perform(Leave(leaving), Left) and None
+    leader.read()
+    assert len(wire.requests) > 1
+    assert leader.members == {"lead", "stays", "joined"}
+
+
+@pytest.mark.rule("RB-45")
+@pytest.mark.parametrize("keys", [40, 41, 100])
+def test_many_changed_keys_are_read_in_requests_that_keep_the_limits(keys: int) -> None:
+    wire = Wire(max_operations=60, max_request_bytes=6_000)
+    leader = Leader(wire, wire.join("lead"))
+    wire.add(names(1_000))
+    leader.lead()
+    added = [f"{number:03}{'x' * 300}" for number in range(keys)]
+    wire.add(added)
+    leader.read()
+    assert leader.resources == {*names(1_000), *added}
+    assert not reads_all(wire, wire.keys.resources)
+    for request in wire.requests:
+        assert isinstance(request, Transaction)
+        check_transaction(request, wire.store.capabilities)
+        assert sum(len(each.key) for each in request.then if isinstance(each, Get)) < 6_000
+
+
+@pytest.mark.rule("RB-9")
+def test_a_node_waits_for_the_header_of_the_first_publication_too() -> None:
+    wire, leader, sessions = _group_of_twelve()
+    leader.read()
+    wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
+    leader.fail_to_publish()
+    read = wire.perform(ReadShare(sessions[0]), ShareRead)
+    assert read.share is None
+    assert read.pending
+
+
+@pytest.mark.rule("RB-9", "RB-45")
+def test_a_leader_that_committed_needs_one_request_to_read_again() -> None:
+    """Also after versions that it gave up: they are void, and their shares gone."""
+    wire, leader, _ = _group_of_twelve()
+    leader.read()
+    wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
+    leader.fail_to_publish()
+    leader.lead()
+    leader.read()
+    assert len(wire.requests) == 1
+    group = leader.knows.group
+    assert group is not None
+    assert not group.leftover_shares
 
 
 @pytest.mark.rule("RB-9", "RB-45")
@@ -609,21 +909,12 @@ def test_leaders_that_fail_leave_no_more_than_the_last_of_them_did() -> None:
     wire.add(names(24))
     stored = []
     for session in sessions[:6]:
-        leading = Leading(True, Settings().timings, balanced, None)
-        elected = wire.perform(Campaign(session), Elected)
-        leading.elected(elected.leadership, now=0.0)
+        leader = Leader(wire, session)
         for _ in range(RESIGN_AFTER):
-            wire.disturb = lambda _: None
-            command = ReadGroup(session, elected.leadership)
-            group = wire.perform(command, GroupRead).group
-            leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
-            assert leading.plan is not None
+            leader.read()
             wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
-            wire.perform(Publish(session, elected.leadership, leading.plan), Failed)
-            leading.publish_unknown(leading.plan, leading.term)
-            leading.failed(command, "lost", now=0.0)
-        wire.disturb = lambda _: None
-        wire.perform(Resign(session, elected.leadership, "lost"), Resigned)
+            leader.fail_to_publish()
+        wire.perform(Resign(session, leader.leadership, "lost"), Resigned)
         stored.append(len(wire.under(wire.keys.shares)))
     assert stored == [RESIGN_AFTER * len(sessions)] * 6
 
@@ -635,36 +926,26 @@ def writes_header(wire: Wire) -> bool:
     )
 
 
-def _group_of_twelve() -> tuple[Wire, Session, Leading]:
-    """A group whose allocation takes several requests, and what its first node knows as a leader."""
+def _group_of_twelve() -> tuple[Wire, Leader, list[Session]]:
+    """A group whose allocation takes several requests, its leader and its members."""
     wire = Wire(max_operations=8)
-    session = wire.join("n-00")
-    for index in range(1, 12):
-        wire.join(f"n-{index:02}")
+    sessions = [wire.join(f"n-{index:02}") for index in range(12)]
     wire.add(names(24))
-    leading = Leading(True, Settings().timings, balanced, None)
-    return wire, session, leading
+    return wire, Leader(wire, sessions[0]), sessions
 
 
 @pytest.mark.rule("RB-9")
 def test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is() -> None:
     """This leader's next attempt, of the same term, has begun meanwhile and got no answer either."""
-    wire, session, leading = _group_of_twelve()
-    elected = wire.perform(Campaign(session), Elected)
-    leading.elected(elected.leadership, now=0.0)
+    wire, leader, sessions = _group_of_twelve()
     headers: list[Request] = []
     for _ in range(2):
-        wire.disturb = lambda _: None
-        command = ReadGroup(session, elected.leadership)
-        group = wire.perform(command, GroupRead).group
-        leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
-        assert leading.plan is not None
+        leader.read()
         wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
-        wire.perform(Publish(session, elected.leadership, leading.plan), Failed)
+        leader.fail_to_publish()
         headers.append(wire.requests[-1])
-    wire.disturb = lambda _: None
     wire.store.execute(headers[0])
-    share = wire.perform(ReadShare(session), ShareRead).share
+    share = wire.perform(ReadShare(sessions[0]), ShareRead).share
     assert share is not None
     assert share.version == 1
 
@@ -672,80 +953,84 @@ def test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is() 
 @pytest.mark.rule("RB-9")
 def test_a_leader_elected_again_in_its_term_leaves_what_it_wrote_in_it() -> None:
     """A watch that lost its history deposes it; a publication of unknown outcome may still come."""
-    wire, session, leading = _group_of_twelve()
+    wire, leader, sessions = _group_of_twelve()
     late: list[Request] = []
     for _ in range(2):
-        elected = wire.perform(Campaign(session), Elected)
-        leading.elected(elected.leadership, now=0.0)
-        command = ReadGroup(session, elected.leadership)
-        group = wire.perform(command, GroupRead).group
-        leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
-        assert leading.plan is not None
-        assert not leading.plan.abandoned
+        leader.elect()
+        leader.read()
+        assert not leader.plan.abandoned
         wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
-        wire.perform(Publish(session, elected.leadership, leading.plan), Failed)
+        leader.fail_to_publish()
         late.append(wire.requests[-1])
-        wire.disturb = lambda _: None
-        leading.deposed()
+        leader.knows.deposed()
     wire.store.execute(late[0])
-    assert wire.perform(ReadShare(session), ShareRead).share is not None
+    assert wire.perform(ReadShare(sessions[0]), ShareRead).share is not None
+
+
+def shares_of(wire: Wire, sessions: Iterable[Session]) -> dict[str, Share | None]:
+    """What each node reads as its share."""
+    return {each.node: wire.perform(ReadShare(each), ShareRead).share for each in sessions}
 
 
 @pytest.mark.rule("RB-9")
 @pytest.mark.parametrize("lands", ["before the read", "before the commit", "after it", "after the next"])
 def test_shares_of_a_version_that_was_given_up_are_nobodys_however_late_they_come(lands: str) -> None:
-    wire, session, leading = _group_of_twelve()
-    sessions = [
-        Session(entry.key.removeprefix(wire.keys.nodes), entry.lease, entry.create_revision)
-        for entry in wire.store.items(wire.keys.nodes)
-    ]
-    elected = wire.perform(Campaign(session), Elected)
-    leading.elected(elected.leadership, now=0.0)
-
-    def shares() -> dict[str, Share | None]:
-        return {each.node: wire.perform(ReadShare(each), ShareRead).share for each in sessions}
+    wire, leader, sessions = _group_of_twelve()
 
     def land(now: str) -> None:
         if now == lands:
             wire.store.execute(late[0])
 
-    def read() -> None:
-        command = leading.reading_group(session, elected.leadership)
-        group = wire.perform(command, GroupRead).group
-        leading.plan_made(leading.make_plan(leading.group_read(command, group, now=0.0)))
-
-    def publish() -> None:
-        assert leading.plan is not None
-        done = wire.perform(Publish(session, elected.leadership, leading.plan), Published)
-        leading.published(done.header, done.shares, now=0.0)
-
-    read()
-    publish()
-    want = shares()
+    leader.lead()
+    want = shares_of(wire, sessions)
     wire.add(f"more-{number}" for number in range(12))
-    read()
-    assert leading.plan is not None
+    leader.read()
     late = wire.lose_write(1)
-    given_up = Publish(session, elected.leadership, leading.plan)
-    wire.perform(given_up, Failed)
-    wire.disturb = lambda _: None
-    leading.publish_unknown(leading.plan, leading.term)
-    leading.failed(given_up, "lost", now=0.0)
+    leader.fail_to_publish()
     wire.drive(wire.translation.remove_resources([f"more-{n}" for n in range(12)], lambda _: None))
     land("before the read")
-    read()
+    leader.read()
     land("before the commit")
-    publish()
+    leader.publish()
     land("after it")
-    assert shares() == want
+    assert shares_of(wire, sessions) == want
     wire.drive(wire.translation.set_drained("n-11", drained=True))
-    read()
-    publish()
+    leader.read()
+    leader.publish()
     land("after the next")
-    read()
-    assert leading.group is not None
-    assert shares() == leading.group.shares
+    leader.read()
+    assert leader.knows.group is not None
+    assert shares_of(wire, sessions) == leader.knows.group.shares
     assert not any(part.version == 2 for part in parts_of(wire)), "they are deleted"
+
+
+@pytest.mark.rule("RB-9")
+def test_shares_that_came_late_stay_void_though_nobody_deletes_them() -> None:
+    """They come between the shares and the header of the next publication, whose leader stops after it."""
+    wire, leader, sessions = _group_of_twelve()
+    leader.lead()
+    wire.add(f"more-{number}" for number in range(12))
+    leader.read()
+    late = wire.lose_write(1)
+    leader.fail_to_publish()
+    wire.drive(wire.translation.remove_resources([f"more-{n}" for n in range(12)], lambda _: None))
+    leader.read()
+    wire.store.execute(late[0])
+    leader.publish()
+    wire.drive(wire.translation.set_drained("n-11", drained=True))
+    leader.read()
+    committed: list[int] = []
+
+    def stop(number: int) -> RebalanserError | None:
+        if committed:
+            return RegistryUnavailable("stopped")
+        committed.extend([number] * writes_header(wire))
+        return None
+
+    wire.disturb = stop
+    leader.fail_to_publish()
+    owned = [name for share in shares_of(wire, sessions).values() if share for name in share.resources]
+    assert sorted(owned) == sorted(names(24))
 
 
 def parts_of(wire: Wire) -> list[SharePart]:
