@@ -90,10 +90,7 @@ def _next_version(_: Any) -> Any:
 
 
 def _forget_changes(_: Any) -> Any:
-    def keep_later_changes(self: Leading, group: Group, now: float) -> None:
-        self._changed_at = None
-
-    return keep_later_changes
+    return lambda self, now: setattr(self, "_changed_at", None)
 
 
 def _say_nothing_of_nothing(original: Callable[[Rebalancing], dict[str, int] | None]) -> Any:
@@ -350,7 +347,7 @@ MUTANTS = (
     Mutant(
         "term taken from the living",
         "nobody takes the term while its leader lives",
-        _edit(Translation, "_campaign", ", Absent(keys.node(current.leader)))", ",)"),
+        _edit(Translation, "_campaign", "vacant += (Absent(keys.node(current.leader)),)", "pass"),
         frozenset({"RB-5"}),
     ),
     Mutant(
@@ -359,8 +356,8 @@ MUTANTS = (
         _edit(
             Translation,
             "_campaign",
-            "(*self._leads(current), Absent(keys.node(current.leader)))",
-            "(Absent(keys.node(current.leader)),)",
+            "vacant = self._leads(current)",
+            "vacant = ()",
         ),
         frozenset({"RB-5"}),
     ),
@@ -409,13 +406,13 @@ MUTANTS = (
     Mutant(
         "one owner of all",
         "every node holds its fair share",
-        _edit(leading_module, "intended", "_active(group).keys()", "sorted(_active(group))[:1]"),
+        _edit(leading_module, "_shared_out", "_active(group).keys()", "sorted(_active(group))[:1]"),
         frozenset({"RB-2"}),
     ),
     Mutant(
         "resource without owner",
         "every resource has an owner",
-        _edit(leading_module, "intended", "group.resources.keys()", "sorted(group.resources)[1:]"),
+        _edit(leading_module, "_shared_out", "group.resources", "sorted(group.resources)[1:]"),
         frozenset({"RB-2"}),
     ),
     Mutant(
@@ -442,9 +439,12 @@ MUTANTS = (
         "header before its shares",
         "a header is written once all shares that it names are there",
         _edit(
-            Translation, "_publish", "for chunk in [*before, commit]:", "for chunk in [*before[1:], commit]:"
+            Translation,
+            "_publish",
+            "self._as_leader(command, chunk, based_on)",
+            "self._as_leader(command, chunk[1:] or chunk, based_on)",
         ),
-        frozenset({"RB-9"}),
+        frozenset({"RB-2", "RB-9"}),
         "late requests",
     ),
     Mutant(
@@ -785,7 +785,7 @@ MUTANTS = (
     Mutant(
         "allocation from scratch",
         "an allocation moves as few resources as balance allows",
-        _edit(leading_module, "intended", "_previous(group)", "{}"),
+        _edit(leading_module, "_shared_out", "_previous(group)", "{}"),
         frozenset({"RB-10"}),
     ),
     Mutant(
