@@ -456,7 +456,7 @@ class _Update:
     def note(self, reads: Iterable[Operation], revision: int) -> None:
         """Keys and prefixes were read at a revision."""
         self.read |= {read.key: revision for read in reads if isinstance(read, Get)}
-        self.read |= {read.prefix: revision for read in reads if isinstance(read, Range) and not read.after}
+        self.read |= {read.prefix: revision for read in reads if isinstance(read, Range)}
 
     def has_member(self, node: NodeId) -> bool:
         """Return True if the node is a member, as far as was read."""

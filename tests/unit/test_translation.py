@@ -461,6 +461,7 @@ def test_a_leader_whose_watch_missed_changes_reads_the_whole_group_and_then_incr
             leader.hear(lost, joined)
         case "one by one":
             leader.hear(lost)
+            leader.hear(HistoryLost(1))
             leader.hear(joined)
         case "while it reads" | "while all is read":
             leader.hear(lost)
@@ -550,6 +551,20 @@ def test_acknowledgements_are_read_once_their_notices_end_and_not_while_they_com
         assert not reads_all(wire, wire.keys.acks)
 
 
+@pytest.mark.rule("RB-19")
+def test_a_new_leader_learns_what_the_members_have_completed() -> None:
+    wire = Wire()
+    first, second = wire.join("first"), wire.join("second")
+    before = Leader(wire, first)
+    before.lead()
+    for session in (first, second):
+        wire.perform(Acknowledge(session, 1, session.created), Acknowledged)
+    wire.perform(Resign(first, before.leadership, "failures"), Resigned)
+    leader = Leader(wire, second)
+    leader.read()
+    assert leader.knows.newly_completed() == 1
+
+
 @pytest.mark.rule("RB-45", "RB-46")
 @pytest.mark.parametrize("name", ["", "9", "zz", "00000000000000000001x", f"{10**30}"])
 def test_what_stands_among_the_records_of_changes_costs_no_reading_of_all(name: str) -> None:
@@ -608,7 +623,42 @@ def test_what_goes_leaves_nothing_in_doubt(change: str) -> None:
     assert group is not None
     assert (junk in group.unreadable) == (change != "an unreadable member")
     assert group.drained == frozenset()
+    wire.perform(Acknowledge(leader.session, 1, leader.session.created), Acknowledged)
+    leader.knows.acknowledged("lead", 1, now=0.0)
     leader.beat()
+    assert leader.knows.rebalance_at is None
+
+
+@pytest.mark.rule("RB-45", "RB-46")
+def test_members_that_are_read_again_as_a_whole_are_as_they_are_now() -> None:
+    """A watch told of none: neither of one that joined nor of a key that somebody deleted."""
+    wire = Wire()
+    leader, junk = Leader(wire, wire.join("lead")), wire.keys.nodes + "junk"
+    wire.store.execute(Transaction(then=(Put(junk, b"junk"),)))
+    leader.lead()
+    wire.store.execute(Transaction(then=(Delete(junk),)))
+    wire.join("joined")
+    wire.join("again")
+    leader.read()
+    group = leader.knows.group
+    assert group is not None
+    assert leader.members == {"lead", "joined", "again"}
+    assert not group.unreadable
+    assert group.fingerprint == wire.perform(Heartbeat(leader.session, leading=True), Alive).fingerprint
+    leader.hear_of(wire.keys.node("joined"))
+    assert leader.knows.rebalance_at is None, "it is told of what it has read"
+
+
+@pytest.mark.rule("RB-9", "RB-45")
+def test_what_a_watch_tells_while_it_is_read_is_not_read_twice() -> None:
+    wire = Wire()
+    leader = Leader(wire, wire.join("lead"))
+    leader.lead()
+    wire.add(["r"])
+    asked = leader.knows.reading_group(leader.session, leader.leadership)
+    outcome = wire.perform(asked, GroupRead)
+    leader.hear_of(wire.keys.resource("r"))
+    leader.learn(asked, outcome)
     assert leader.knows.rebalance_at is None
 
 
@@ -657,18 +707,38 @@ def test_a_node_waits_for_the_header_of_the_first_publication_too() -> None:
 
 
 @pytest.mark.rule("RB-9", "RB-45")
-def test_a_leader_that_committed_needs_one_request_to_read_again() -> None:
-    """Also after versions that it gave up: they are void, and their shares gone."""
-    wire, leader, _ = _group_of_twelve()
-    leader.read()
+def test_a_leader_that_committed_knows_what_it_wrote() -> None:
+    """Also after a leader that gave up: its versions are void, and nothing is left of its shares."""
+    wire, before, sessions = _group_of_twelve()
+    before.read()
     wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
-    leader.fail_to_publish()
-    leader.lead()
+    before.fail_to_publish()
+    wire.perform(Resign(before.session, before.leadership, "lost"), Resigned)
+    leader = Leader(wire, sessions[1])
+    leader.read()
+    assert leader.publish().void
+    assert leader.knows.group is not None
+    assert not leader.knows.group.leftover_shares
     leader.read()
     assert len(wire.requests) == 1
-    group = leader.knows.group
-    assert group is not None
-    assert not group.leftover_shares
+    assert not reads_all(wire, wire.keys.shares)
+
+
+@pytest.mark.rule("RB-9", "RB-45")
+@pytest.mark.parametrize("stays", [True, False])
+def test_all_parts_of_a_share_that_was_replaced_are_deleted(stays: bool) -> None:
+    """Also if its node has never read another."""
+    wire = Wire(max_request_bytes=6_000)
+    leader, other = Leader(wire, wire.join("lead")), wire.join("other")
+    wire.add(uuid.UUID(int=Random(number).getrandbits(128)).hex for number in range(2_000))
+    leader.lead()
+    assert len(parts_of(wire)) > 10
+    if stays:
+        wire.drive(wire.translation.set_drained("other", drained=True))
+    else:
+        wire.perform(Leave(other), Left)
+    leader.lead()
+    assert {part.version for part in parts_of(wire)} == {2}
 
 
 @pytest.mark.rule("RB-9", "RB-45")
