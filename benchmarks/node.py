@@ -11,13 +11,14 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 
 import rebalanser
 import rebalanser.group
 from rebalanser.protocol import Answered, Effect, Event, Node
 from rebalanser.protocol.messages import Alive, Joined
 from rebalanser.registry import Capabilities, Registry, RegistryUrl, open_registry
-from rebalanser.registry.contract import Reply, Request, Sink, Target, Watch
+from rebalanser.registry.contract import LeaseAge, Reply, Request, Sink, Target, Watch
 
 _printing = threading.Lock()
 
@@ -43,6 +44,10 @@ class CountingRegistry(Registry):
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
         """Watch the registry behind."""
         return self._registry.watch(target, from_revision, sink)
+
+    def lease_ages(self, leases: Sequence[int], timeout_s: float) -> Mapping[int, LeaseAge]:
+        """Ask the registry behind."""
+        return self._registry.lease_ages(leases, timeout_s)
 
     def close(self) -> None:
         """Close the registry behind."""

@@ -184,6 +184,7 @@ class Endpoint:
             "range": kv.Range,
             "grant": lease.LeaseGrant,
             "revoke": lease.LeaseRevoke,
+            "time_to_live": lease.LeaseTimeToLive,
             # One request and one answer of the stream, made as a unary call: the same on the wire, and no
             # thread is needed that feeds the stream.
             "keep_alive": self.channel.unary_unary(

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rebalanser.errors import LeaseNotFound
-from rebalanser.registry.contract import Granted
+from rebalanser.registry.contract import Granted, LeaseAge
 from rebalanser_sqlite.history import record_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rebalanser_sqlite.store import Store
 
 MIN_TTL_S = 0.1
 
 _OVER = "SELECT id FROM leases WHERE ends_at_s <= ? OR boot_id <> ? ORDER BY ends_at_s, id"
 _NEXT_END = "SELECT min(CASE boot_id WHEN ? THEN ends_at_s ELSE 0 END) FROM leases"
+_LIVING = "SELECT ttl_s, ends_at_s FROM leases WHERE id = ? AND ends_at_s > ? AND boot_id = ?"
 _NEXT_ID = "UPDATE meta SET last_lease = last_lease + 1"
 _LAST_ID = "SELECT last_lease FROM meta"
 _GRANT = "INSERT INTO leases (id, ttl_s, ends_at_s, boot_id) VALUES (?, ?, ?, ?)"
@@ -64,6 +67,16 @@ def grant(store: Store, ttl_s: float) -> Granted:
     (lease,) = store.connection.execute(_LAST_ID).fetchone()
     store.connection.execute(_GRANT, (lease, granted_s, store.clock.now() + granted_s, store.boot_id))
     return Granted(int(lease), granted_s)
+
+
+def ages(store: Store, leases: Sequence[int]) -> dict[int, LeaseAge]:
+    """The age of each of these leases that lives."""
+    now = store.clock.now()
+    found: dict[int, LeaseAge] = {}
+    for lease in leases:
+        for ttl_s, ends_at_s in store.connection.execute(_LIVING, (lease, now, store.boot_id)):
+            found[lease] = LeaseAge(max(0.0, now + ttl_s - ends_at_s), ttl_s)
+    return found
 
 
 def keep_alive(store: Store, lease: int) -> None:

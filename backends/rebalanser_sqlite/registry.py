@@ -13,6 +13,7 @@ from rebalanser.registry.contract import (
     Done,
     Grant,
     KeepAlive,
+    LeaseAge,
     Outcome,
     Registry,
     Reply,
@@ -31,7 +32,7 @@ from rebalanser_sqlite.store import Deadline, Store, ring
 from rebalanser_sqlite.watcher import Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rebalanser.registry.urls import RegistryUrl
@@ -122,6 +123,12 @@ class SqliteRegistry(Registry):
             return self._read(request, deadline)
         with self._alone(self._lock, deadline):
             return history.with_room(self._store, lambda: self._write(request, deadline), deadline)
+
+    def lease_ages(self, asked: Sequence[int], timeout_s: float) -> Mapping[int, LeaseAge]:
+        """The ages of those leases that live, as of one snapshot; see the contract."""
+        deadline = Deadline.after(timeout_s)
+        with self._alone(self._bulk_lock, deadline), self._bulk.reading(deadline):
+            return leases.ages(self._bulk, asked)
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
         """Tell ``sink`` every change of ``target`` from ``from_revision`` on, from the registry's thread."""

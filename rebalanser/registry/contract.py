@@ -38,7 +38,7 @@ wake-up. The conformance suite for all of this is :mod:`rebalanser.testing.regis
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -210,6 +210,14 @@ class Granted:
 
 
 @record
+class LeaseAge:
+    """Seconds since a lease was renewed last, at least, and the time to live that it was renewed for."""
+
+    age_s: float
+    ttl_s: float
+
+
+@record
 class Done:
     """The answer to :class:`Revoke` and to a :class:`KeepAlive`; ``term`` as for :class:`Outcome`."""
 
@@ -325,6 +333,14 @@ class Registry(ABC):
 
         Returns without waiting. ``sink`` must not block and must not raise.
         """
+
+    def lease_ages(self, leases: Sequence[int], timeout_s: float) -> Mapping[int, LeaseAge]:  # noqa: ARG002
+        """The ages of those leases that live, for people; nothing is written. Empty if the store can't tell.
+
+        Raises:
+            RetryLater: it could not be asked within ``timeout_s`` seconds.
+        """
+        return {}
 
     @abstractmethod
     def close(self) -> None:

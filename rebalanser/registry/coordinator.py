@@ -40,7 +40,7 @@ from typing import Final, TypeAlias
 
 from rebalanser.protocol.messages import Command, Noticed, Outcome
 from rebalanser.protocol.types import SAID, Group, Leadership, NodeId, ResourceSpec, Topic
-from rebalanser.registry.contract import Capabilities
+from rebalanser.registry.contract import Capabilities, LeaseAge
 
 Listener: TypeAlias = Callable[[Sequence[Noticed]], None]
 Progress: TypeAlias = Callable[[int], None]
@@ -156,6 +156,13 @@ class Coordinator(ABC):
 
         A store that has no room for it keeps nothing: it is for people only.
         """
+
+    def heartbeats(self, nodes: Sequence[NodeId]) -> Mapping[NodeId, LeaseAge]:  # noqa: ARG002 - optional
+        """The age of the last heartbeat of those nodes that live, for people; nothing is written.
+
+        A store that can't tell has none. Raises what :meth:`read` does.
+        """
+        return {}
 
     @abstractmethod
     def close(self) -> None:

@@ -19,6 +19,7 @@ from rebalanser.registry import contract
 from rebalanser.registry.contract import (
     Capabilities,
     KeepAlive,
+    LeaseAge,
     Range,
     Registry,
     Request,
@@ -185,6 +186,12 @@ class RegistryCoordinator(Coordinator):
     def resource(self, name: str) -> ResourceSpec | None:
         """What an operator said of a resource, by reading its key alone."""
         return self._drive(self._translation.resource(name))
+
+    def heartbeats(self, nodes: Sequence[NodeId]) -> Mapping[NodeId, LeaseAge]:
+        """The age of the last heartbeat of those nodes that live: that of their leases."""
+        leases = self._drive(self._translation.leases(nodes))
+        ages = self._registry.lease_ages(list(leases.values()), self._timeout_s)
+        return {node: ages[lease] for node, lease in leases.items() if lease in ages}
 
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID

@@ -29,6 +29,7 @@ from rebalanser.protocol.messages import (
 )
 from rebalanser.protocol.types import (
     SAID,
+    NodeId,
     Resource,
     ResourceSpec,
     Topic,
@@ -157,6 +158,16 @@ class Translation(MemberDialogues, LeaderDialogues):
         outcome = outcome_of((yield Transaction(then=(Get(self.keys.resource(name)),))))
         entry = one_entry(outcome.results[0])
         return None if entry is None else values.load_resource(name, entry)
+
+    def leases(self, nodes: Sequence[NodeId]) -> Reading[Mapping[NodeId, int]]:
+        """The leases of those nodes that live."""
+        found: dict[NodeId, int] = {}
+        for start in range(0, len(nodes), self._max_operations):
+            some = nodes[start : start + self._max_operations]
+            reads = tuple([Get(self.keys.node(node), keys_only=True) for node in some])
+            entries = map(one_entry, outcome_of((yield Transaction(then=reads))).results)
+            found.update({node: entry.lease for node, entry in zip(some, entries, strict=True) if entry})
+        return found
 
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID

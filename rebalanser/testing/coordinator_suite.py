@@ -119,12 +119,13 @@ AWKWARD_NAMES = (
 class CoordinatorHarness(ABC):
     """What the suite needs of a backend: connections to one store, and power over its time.
 
-    Set ``can_lose_history`` or ``can_hold_foreign`` to False where the store has no such thing; the test that
-    needs it is then reported as skipped, with the reason.
+    Set ``can_lose_history``, ``can_hold_foreign`` or ``can_tell_ages`` to False where the store has no such
+    thing; the test that needs it is then reported as skipped, with the reason.
     """
 
     can_lose_history: bool = True
     can_hold_foreign: bool = True
+    can_tell_ages: bool = True
 
     min_ttl_s: float
     """The time to live of the suite's short leases, as short as the store lets it be honest."""
@@ -453,6 +454,22 @@ class CoordinatorConformance:
         for _ in range(3):
             harness.let_pass(harness.min_ttl_s * 0.6)
             assert isinstance(coordinator.perform(Heartbeat(session)), Alive)
+
+    def test_the_ages_of_heartbeats_are_told(
+        self, coordinator: Coordinator, harness: CoordinatorHarness
+    ) -> None:
+        """Holds: "The age of the last heartbeat of those nodes that live"."""
+        if not harness.can_tell_ages:
+            pytest.skip("the store does not tell how old a heartbeat is")
+        silent, alive = join(coordinator, "n-0", ttl_s=LONG_TTL_S), join(coordinator, "n-1", ttl_s=LONG_TTL_S)
+        harness.let_pass(harness.min_ttl_s * 1.5)
+        assert isinstance(coordinator.perform(Heartbeat(alive)), Alive)
+        told = coordinator.heartbeats([silent.node, alive.node, "n-2"])
+        assert set(told) == {silent.node, alive.node}
+        assert 0 <= told[alive.node].age_s < told[silent.node].age_s < LONG_TTL_S
+        assert told[silent.node].ttl_s >= LONG_TTL_S
+        many = [silent.node, *(f"absent-{number}" for number in range(MANY))]
+        assert set(coordinator.heartbeats(many)) == {silent.node}
 
     def test_every_command_of_an_ended_session_is_refused(
         self, coordinator: Coordinator, harness: CoordinatorHarness

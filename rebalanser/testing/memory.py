@@ -27,6 +27,7 @@ from rebalanser.registry.contract import (
     HistoryLost,
     KeepAlive,
     KeyValue,
+    LeaseAge,
     Registry,
     Reply,
     Request,
@@ -41,7 +42,7 @@ from rebalanser.registry.store import ChangeHistory, KeyValueStore, Lease
 from rebalanser.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rebalanser.registry.urls import RegistryUrl
 
@@ -157,6 +158,17 @@ class MemoryStore(KeyValueStore[_Lease]):
                     if lease in self._leases:
                         self.end(lease)
             return Done()
+
+    def lease_ages(self, leases: Sequence[int]) -> dict[int, LeaseAge]:
+        """The ages of those leases that are not over."""
+        with self._lock:
+            now = self._clock.now()
+            held = [(lease, self._leases[lease]) for lease in leases if lease in self._leases]
+            return {
+                lease: LeaseAge(now + each.ttl_s - each.ends_at, each.ttl_s)
+                for lease, each in held
+                if each.ends_at > now
+            }
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
         """Tell ``sink`` every change of ``target`` at ``from_revision`` or later, the past ones at once."""
@@ -320,6 +332,11 @@ class MemoryRegistry(Registry):
         if self.loses_answers:
             raise OutcomeUnknown("the answer was lost")
         return reply
+
+    def lease_ages(self, leases: Sequence[int], timeout_s: float) -> Mapping[int, LeaseAge]:  # noqa: ARG002
+        """The ages of those leases that are not over."""
+        self._check_open()
+        return self._store.lease_ages(leases)
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
         """Tell ``sink`` every change of ``target`` at ``from_revision`` or later, in a thread of its own."""

@@ -72,14 +72,16 @@ CUT_S = 1.0
 class RegistryHarness(ABC):
     """What the suite needs of a backend: connections to one store, and power over its time.
 
-    Set ``can_lose_history``, ``can_restart``, ``can_cut_answers`` or ``can_be_replaced`` to False where the
-    store has no such thing; the tests that need it are then reported as skipped, with the reason.
+    Set ``can_lose_history``, ``can_restart``, ``can_cut_answers``, ``can_be_replaced`` or ``can_tell_ages``
+    to False where the store has no such thing; the tests that need it are then reported as skipped, with the
+    reason.
     """
 
     can_lose_history: bool = True
     can_restart: bool = True
     can_cut_answers: bool = True
     can_be_replaced: bool = True
+    can_tell_ages: bool = True
 
     prefix: str
     """Begins every key of the test; nothing else in the store begins with it."""
@@ -880,6 +882,22 @@ class RegistryConformance:
         assert commit(registry, guards=[Created(harness.prefix + "k", revision)]).succeeded
         harness.let_pass(past_end(registry, granted))
         assert get(registry, harness.prefix + "k") is None
+
+    def test_the_ages_of_leases_are_told(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "The ages of those leases that live", and "Seconds since a lease was renewed last, at
+        least"."""
+        if not harness.can_tell_ages:
+            pytest.skip("the store does not tell how old a lease is")
+        ended, lives = grant(registry, harness.min_ttl_s), grant(registry, harness.min_ttl_s * 10)
+        harness.let_pass(past_end(registry, ended))
+        before = registry.lease_ages([ended.lease, lives.lease], TIMEOUT_S)
+        registry.execute(KeepAlive(lives.lease), TIMEOUT_S)
+        after = registry.lease_ages([lives.lease], TIMEOUT_S)
+        assert list(before) == list(after) == [lives.lease]
+        assert before[lives.lease].ttl_s == after[lives.lease].ttl_s == lives.ttl_s
+        assert 0 <= after[lives.lease].age_s < before[lives.lease].age_s < lives.ttl_s
+        registry.execute(Revoke(lives.lease), TIMEOUT_S)
+        assert registry.lease_ages([lives.lease], TIMEOUT_S) == registry.lease_ages([], TIMEOUT_S) == {}
 
     def test_one_leader_answers_in_one_term(self, registry: Registry, harness: RegistryHarness) -> None:
         """Holds: "a keep-alive renewed the lease only if a later transaction was answered in the same

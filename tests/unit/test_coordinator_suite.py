@@ -169,6 +169,12 @@ class KeepsTheTerm(Translation):
         return messages.Resigned(replace(leadership, leader="", revision=leadership.revision + 1))
 
 
+class LeasesInAnotherOrder(Translation):
+    def leases(self, nodes: Sequence[str]) -> Reading[Mapping[str, int]]:
+        found = yield from super().leases(nodes)
+        return dict(zip(found, reversed(found.values()), strict=True))
+
+
 class LeavesWithoutRevoking(Translation):
     def _leave(self, command: messages.Leave) -> Dialogue:
         yield Transaction(then=(Delete(self.keys.node(command.session.node)),))
@@ -245,6 +251,7 @@ FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
     KeepsTheTerm: "test_whoever_resigned_leads_no_more_and_anybody_may_lead_next",
     TidiesUp: "test_what_no_rebalanser_wrote_is_reported_and_left_alone",
     SilentAboutTheUnreadable: "test_what_no_rebalanser_wrote_is_reported_and_left_alone",
+    LeasesInAnotherOrder: "test_the_ages_of_heartbeats_are_told",
     LeavesWithoutRevoking: "test_leaving_takes_all_of_the_session_along",
 }
 

@@ -38,7 +38,7 @@ from rebalanser.testing.registry_suite import Recorder, RegistryConformance, Reg
 from tests.conformance.test_memory import MemoryHarness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 TESTS = dict(inspect.getmembers(RegistryConformance, inspect.isfunction))
 
@@ -219,6 +219,17 @@ class KeepsNoLease(MemoryStore):
         if isinstance(request, KeepAlive):
             self._leases[request.lease].ends_at = ends[request.lease]
         return reply
+
+
+class AgesFromTheGrant(MemoryStore):
+    """The age of a lease is the time since it was granted, whatever renewed it."""
+
+    def lease_ages(self, leases: Sequence[int]) -> dict[int, contract.LeaseAge]:
+        return {
+            lease: contract.LeaseAge(self._clock.now(), self._leases[lease].ttl_s)
+            for lease in leases
+            if lease in self._leases
+        }
 
 
 class ProvesByTheLease(MemoryStore):
@@ -446,6 +457,7 @@ FAULTS: dict[type[MemoryStore], str] = {
     AnswersInManyTerms: "test_one_leader_answers_in_one_term",
     RevokesOnce: "test_revoking_twice",
     KeepsNoLease: "test_keeping_alive_renews_to_the_full_time",
+    AgesFromTheGrant: "test_the_ages_of_leases_are_told",
     ProvesByTheLease: "test_a_proof_sees_what_others_did",
     RenewsNoneThatIsProved: "test_a_renewal_is_proved",
     ProvesWithoutLease: "test_no_proof_makes_up_for_an_ended_lease",

@@ -41,7 +41,7 @@ from rebalanser.protocol.messages import (
     RemoveBarriers,
 )
 from rebalanser.protocol.types import SAID, NodeId, ResourceSpec, Topic
-from rebalanser.registry.contract import Capabilities
+from rebalanser.registry.contract import Capabilities, LeaseAge
 from rebalanser.registry.coordinator import (
     MAX_OPERATOR_TRIES,
     OVERTAKEN,
@@ -268,6 +268,13 @@ class LogCoordinator(Coordinator):
         if not isinstance(view, GroupView):
             raise InternalError(f"a reading was answered with {view!r}")
         return view
+
+    def heartbeats(self, nodes: Sequence[NodeId]) -> Mapping[NodeId, LeaseAge]:
+        """The age of the last heartbeat of those nodes that live, counted since this connection read it."""
+        with self._lock:
+            now, leases = self._now(), dict(self._follower.replica.members())
+            ages = {node: self._counter.age(leases[node], now) for node in nodes if node in leases}
+        return {node: age for node, age in ages.items() if age is not None}
 
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID

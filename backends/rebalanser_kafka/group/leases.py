@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rebalanser.registry.contract import LeaseAge
 from rebalanser_kafka.group.records import Expire
 from rebalanser_kafka.group.replica import LogLease
 
@@ -63,6 +64,11 @@ class LeaseCounter:
     def forget(self) -> None:
         """Count anew whatever is observed next."""
         self._counts.clear()
+
+    def age(self, lease: int, now: float) -> LeaseAge | None:
+        """Seconds since the last renewal of a lease was read, if it is counted and not over."""
+        count = self._counts.get(lease)
+        return LeaseAge(now - count.since, count.ttl_s) if count and now < count.ends_at else None
 
     def due(self, now: float, members: Callable[[], Sequence[int]], own: int | None) -> list[Expire]:
         """What to say now. ``members`` answers with their leases as they joined, which says whose turn it is.
