@@ -40,7 +40,8 @@ from rebalanser.applications import TopicNames, manifest_schema
 from rebalanser.audit import Options, tables
 from rebalanser.audit.assembly import FOLDERS
 from rebalanser.audit.tables import FindingKind
-from rebalanser.cli.table import render as render_state
+from rebalanser.cli.table import render_view
+from rebalanser.cli.view import Moves, Picture, View
 from rebalanser.neli import Neli
 from rebalanser.neli.settings import Mode, NeliSettings
 from rebalanser.neli.states import STANDING
@@ -60,6 +61,7 @@ from rebalanser.protocol import (
 )
 from rebalanser.protocol.states import Table
 from rebalanser.registry import GroupView, Holding
+from rebalanser.registry.contract import LeaseAge
 from rebalanser.roles import Candidacy
 from rebalanser.settings import Settings
 from rebalanser.shiva.options import LeaderOptions
@@ -675,13 +677,13 @@ def error_tree() -> str:
     return "\n".join(lines(errors.RebalanserError, 0))
 
 
-def example_state() -> GroupState:
-    """A group of twelve partitions while a fourth node takes its share over."""
+def example_state(moved: int) -> GroupState:
+    """A group of twelve partitions while a fourth node takes its share of three over, ``moved`` so far."""
     nodes = {f"{number}": Member(f"{number}", f"worker-{number}", host="10.0.0.1") for number in range(1, 5)}
     resources = [f"partition-{number:02}" for number in range(12)]
     held = {resource: str(1 + number % 3) for number, resource in enumerate(resources)}
     wanted = {**held, **dict.fromkeys(resources[-3:], "4")}
-    moved = {**held, resources[-3]: "4"}
+    now = {**held, **dict.fromkeys(resources[-3:][:moved], "4")}
     group = Group(
         revision=41,
         members=nodes,
@@ -693,8 +695,8 @@ def example_state() -> GroupState:
         acknowledged={"1": 17},
         fingerprint=Fingerprint(),
     )
-    tokens = {resource: 41 if moved[resource] == "4" else 8 + int(held[resource]) for resource in resources}
-    holdings = tuple(Holding(resource, moved[resource], tokens[resource]) for resource in resources)
+    tokens = {resource: 41 if now[resource] == "4" else 8 + int(held[resource]) for resource in resources}
+    holdings = tuple(Holding(resource, now[resource], tokens[resource]) for resource in resources)
     return describe("orders", GroupView(group, Leadership(3, "1", 20), holdings))
 
 
@@ -717,7 +719,12 @@ def etcd_faults() -> str:
 def live_table() -> str:
     """What ``rebalanser watch`` shows, as a picture."""
     console = Console(record=True, width=120, file=io.StringIO())
-    console.print(render_state(example_state()))
+    view, moves = View(), Moves()
+    for seen_at, moved in enumerate((0, 1)):
+        state = example_state(moved)
+        view.update(Picture.of(state, seen_at, moves.see(state, seen_at)))
+    view.hear("1234", {node: LeaseAge(7.0 if node == "2" else 1.0, 10.0) for node in "1234"})
+    console.print(render_view(view, height=24))
     return console.export_svg(title="rebalanser watch orders", unique_id="live-table")
 
 

@@ -47,9 +47,10 @@ _COMMANDS: Final = {
         "Show a group: its nodes, its leader, whether it is balanced, and what waits for an owner.",
     ),
     "watch": _Command(
-        "state",
         "watch",
-        "Show a group as it changes, until Ctrl-C: a live table, or lines where there is no terminal.",
+        "watch",
+        "Show a group as it changes, until q or Ctrl-C: live lists, or a line for each change where there is "
+        "no terminal.",
     ),
     "node": _Command("node", "app", "List nodes, drain one, or end that."),
     "run": _Command(

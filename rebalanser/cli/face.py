@@ -26,6 +26,7 @@ from rebalanser.settings import Settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from rebalanser.registry import Coordinator
     from rebalanser.state import GroupState
 
 SHOWN: Final = 100
@@ -162,6 +163,15 @@ class Face:
         if state.exists:
             return state
         raise self._unknown(state.group)
+
+    def refuse_unknown(self, group: str, coordinator: Coordinator) -> None:
+        """Refuse a group that is not there, without reading all of it.
+
+        Raises:
+            UnknownGroup: nothing is known of it.
+        """
+        if not coordinator.exists():
+            raise self._unknown(group)
 
     def _unknown(self, group: str) -> UnknownGroup:
         there = ""

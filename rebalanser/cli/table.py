@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from rich.box import ROUNDED
@@ -21,7 +23,9 @@ from rebalanser.cli.lines import (
     first_waits,
     more_nodes,
     owned,
+    resource_line,
 )
+from rebalanser.cli.view import Heartbeats, Move, Page, Picture, View, concerned_by, move_line
 from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_LINES: Final = 10
@@ -33,7 +37,9 @@ MOST_CELLS: Final = 1_000
 """How many resources beside one node are laid out: more than fit anywhere."""
 
 FRAME_LINES: Final = 6
-"""What the table needs beside its rows: the title, the head with its three rules, and the legend."""
+"""What the table needs beside its rows: the head with its three rules, the legend, and the position."""
+MOST_BELOW: Final = 4
+"""Maximum lines below the table for what waits, and for what moved."""
 NARROWEST: Final = 12
 """The least width that the names of resources are cut down to."""
 GAP: Final = "  "
@@ -41,31 +47,130 @@ GAP: Final = "  "
 HELD, COMING, LEAVING = "green", "yellow", "red"
 LEGEND: Final = "★ leads   ● held   ○ coming   ◌ leaving   the number is the fencing token"
 
+KEYS: Final = "q: leave  ↑ ↓ PgUp PgDn Home End: scroll  Tab: next list  /: filter"
 
-def render(
-    state: GroupState, note: str | None = None, height: int | None = None, most_nodes: int | None = None
-) -> RenderableType:
+
+def render(state: GroupState, most_nodes: int | None = None) -> RenderableType:
     """The group as a table: a row for each node, with the resources that it holds, gets and gives up.
 
-    ``note`` is shown below it, for what a person should know beside the state. With a ``height`` it is kept
-    within so many lines and those that the note takes beyond its first: what does not fit is counted, as are
-    nodes beyond ``most_nodes``.
+    Nodes beyond ``most_nodes`` are counted.
     """
-    below = [Text(line, style=COMING, no_wrap=True, overflow="ellipsis") for line in first_waits(state)]
-    if note is not None:
-        below.append(Text(note, style="bold red"))
+    below = _faint_lines(first_waits(state))
     if not state.nodes:
         return Group(_title(state), *below)
     nodes = first_nodes(state, most_nodes)
     if len(nodes) < len(state.nodes):
         below.insert(0, Text(more_nodes(state, nodes), style="dim"))
-    unlimited = min(len(nodes) * MOST_LINES, max(len(nodes), MOST_ROWS))
-    room = unlimited if height is None else height - FRAME_LINES - len(below)
-    if len(nodes) > room:
-        nodes = nodes[: max(1, room - 1)]
-        below.insert(0, Text(f"  and {counted(len(state.nodes) - len(nodes), 'more node')}", style="dim"))
-    legend = Text(LEGEND, style="dim", no_wrap=True, overflow="ellipsis")
-    return Group(_title(state), _table(state, nodes, max(1, room // len(nodes))), legend, *below)
+    table = _table()
+    room = min(len(nodes) * MOST_LINES, max(len(nodes), MOST_ROWS))
+    concerned = concerned_by(state)
+    for node in nodes:
+        resources = concerned[node.node]
+        table.add_row(*_node_cells(node), _cells(node, resources, len(resources), max(1, room // len(nodes))))
+    return Group(_title(state), table, _legend(), *below)
+
+
+def render_view(view: View, height: int) -> RenderableType:
+    """What ``rebalanser watch`` shows of a view within ``height`` lines."""
+    picture = view.picture
+    error = [Text(view.error, style="bold red", no_wrap=True, overflow="ellipsis")] if view.error else []
+    if picture is None:
+        return Group(*error, Text("reading the group"))
+    head = [_title(picture.state), _pages(view, picture)]
+    foot = [*error, _help(view)]
+    if view.page is Page.NODES and picture.state.nodes:
+        body = _nodes_page(view, picture, height - len(head) - len(foot))
+    else:
+        body = _lines_page(view, height - len(head) - len(foot))
+    return Group(*head, *body, *foot)
+
+
+def _nodes_page(view: View, picture: Picture, height: int) -> list[RenderableType]:
+    """The table of nodes with what fits in it, what waits and what moved last."""
+    spare = max(0, height - FRAME_LINES - 1)
+    moves = [f"  {_clock(move.seen_at)}  {move_line(move)}" for move in islice(view.moves, MOST_BELOW)]
+    below = _faint_lines(_first(picture.notes, min(MOST_BELOW, spare // 3)))
+    below += [Text(line, style="dim") for line in _first(moves, min(MOST_BELOW, spare // 3), view.moved)]
+    room = max(1, height - FRAME_LINES - len(below))
+    top, rows = view.window(room)
+    nodes = [row for row in rows if isinstance(row, NodeState)]
+    table = _table(heartbeats=True)
+    for node in nodes:
+        resources = list(view.matching(node))
+        cells = _cells(node, resources, len(view.concerned(node)), max(1, room // len(nodes)))
+        table.add_row(*_node_cells(node), _heartbeat(view.heartbeats, node), cells)
+    return [table, _legend(), *below, _position(view, top, len(rows))]
+
+
+def _lines_page(view: View, height: int) -> list[RenderableType]:
+    """A page that has a line for each row."""
+    top, rows = view.window(max(1, height - 1))
+    lines: list[RenderableType] = []
+    for row in rows:
+        line = row if isinstance(row, str) else ""
+        if isinstance(row, ResourceState):
+            line = resource_line(row)
+        elif isinstance(row, Move):
+            line = f"{_clock(row.seen_at)}  {move_line(row)}"
+        lines.append(Text(f"  {line}", no_wrap=True, overflow="ellipsis"))
+    return [*lines, _position(view, top, len(rows))]
+
+
+def _first(lines: Sequence[str], most: int, total: int | None = None) -> Sequence[str]:
+    """The first of the lines, and how many more there are; ``most`` in all."""
+    rest = (len(lines) if total is None else total) - len(lines)
+    if len(lines) + bool(rest) <= most:
+        return [*lines, f"  and {rest:,} more"] if rest else lines
+    shown = lines[: max(0, most - 1)]
+    return [*shown, f"  and {rest + len(lines) - len(shown):,} more"][:most]
+
+
+def _faint_lines(lines: Iterable[str]) -> list[RenderableType]:
+    return [Text(line, style=COMING, no_wrap=True, overflow="ellipsis") for line in lines]
+
+
+def _clock(wall: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(wall))
+
+
+def _pages(view: View, picture: Picture) -> Text:
+    """The names of the pages with how much is on each, and the time of the picture."""
+    state = picture.state
+    sizes = {
+        Page.NODES: len(state.nodes),
+        Page.RESOURCES: len(state.resources),
+        Page.MOVES: view.moved,
+        Page.WAITS: len(picture.waits),
+    }
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for page, size in sizes.items():
+        text.append(f"{page.value} {size:,}", style="bold underline" if page is view.page else "dim")
+        text.append(GAP)
+    return text.append(f"as of {_clock(picture.seen_at)}", style="dim")
+
+
+def _position(view: View, top: int, shown: int) -> Text:
+    """Which of the rows are shown, of how many."""
+    count = len(view.rows())
+    text = f"  {view.page.value} {top + 1:,} to {top + shown:,} of {count:,}" if shown else "  nothing"
+    if view.pattern:
+        text += f" with {view.pattern!r}"
+    if view.page is Page.MOVES and view.moved > len(view.moves):
+        text += f"; {view.moved - len(view.moves):,} earlier ones are forgotten"
+    if view.page is Page.NODES:
+        text += f"; {len(view.heartbeats.silent):,} silent" if view.heartbeats.silent else ""
+        text += "; this registry tells no heartbeats" if view.heartbeats.told is False else ""
+    return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _help(view: View) -> Text:
+    if view.typing:
+        return Text(f"/{view.pattern}▏  Enter: done  Esc: no filter", no_wrap=True, overflow="ellipsis")
+    return Text(KEYS, style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _legend() -> Text:
+    return Text(LEGEND, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _title(state: GroupState) -> Text:
@@ -78,30 +183,41 @@ def _title(state: GroupState) -> Text:
     return title
 
 
-def _table(state: GroupState, nodes: Sequence[NodeState], most_lines: int) -> Table:
-    table = Table(box=ROUNDED)
+def _table(heartbeats: bool = False) -> Table:
+    table = Table(box=ROUNDED, expand=heartbeats)  # its width stays the same from key to key
     table.add_column("node", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("holds", justify="right", no_wrap=True)
+    if heartbeats:
+        table.add_column("heartbeat", justify="right", no_wrap=True)
     table.add_column("resources", ratio=1)
-    concerned: dict[str, list[ResourceState]] = {node.node: [] for node in nodes}
-    for resource in state.resources:
-        for identity in {resource.held_by, resource.assigned_to}:
-            if identity in concerned:
-                concerned[identity].append(resource)
-    for node in nodes:
-        resources = concerned[node.node]
-        first = resources
-        if len(resources) > MOST_CELLS:
-            first = sorted(resources, key=lambda each: each.held_by == each.assigned_to)[:MOST_CELLS]
-        first = sorted(first, key=lambda each: _as_people_count(each.resource))
-        table.add_row(
-            Text(f"{'★' if node.leader else ' '} {node.label}", style="bold" if node.leader else ""),
-            Text(condition_of(node), style=HELD if node.completed else COMING),
-            Text(f"{node.held}/{node.assigned}"),
-            _Cells([_cell(node, resource) for resource in first], len(resources) - len(first), most_lines),
-        )
     return table
+
+
+def _node_cells(node: NodeState) -> tuple[Text, Text, Text]:
+    return (
+        Text(f"{'★' if node.leader else ' '} {node.label}", style="bold" if node.leader else ""),
+        Text(condition_of(node), style=HELD if node.completed else COMING),
+        Text(f"{node.held}/{node.assigned}"),
+    )
+
+
+def _heartbeat(heartbeats: Heartbeats, node: NodeState) -> Text:
+    """The age of a node's last heartbeat; of a silent node also the length of its lease."""
+    silent = heartbeats.silent.get(node.node)
+    if silent is not None:
+        return Text(f"{silent.age_s:.0f} of {silent.ttl_s:.0f} s", style=f"bold {LEAVING}")
+    age = heartbeats.ages.get(node.node)
+    return Text("—" if age is None else f"{age.age_s:.0f} s ago", style="dim")
+
+
+def _cells(node: NodeState, resources: Sequence[ResourceState], of: int, most_lines: int) -> _Cells:
+    """The resources beside a node that are listed, ``of`` so many."""
+    first = resources
+    if len(resources) > MOST_CELLS:
+        first = sorted(resources, key=lambda each: each.held_by == each.assigned_to)[:MOST_CELLS]
+    first = sorted(first, key=lambda each: _as_people_count(each.resource))
+    return _Cells([_cell(node, resource) for resource in first], of - len(first), most_lines)
 
 
 @dataclass(frozen=True, slots=True)

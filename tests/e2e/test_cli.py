@@ -6,10 +6,12 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,8 +131,37 @@ def test_watch_prints_a_line_for_each_change_until_ctrl_c(shell: Shell) -> None:
         assert watching.stderr.read() == ""
 
 
-def on_terminal(shell: Shell, *arguments: str, until: str) -> tuple[str, int]:
-    """What a command shows on a terminal up to a text, and its exit code after Ctrl-C."""
+class Terminal:
+    """A command on a terminal of 100 columns and 30 lines: what it shows, and keys for it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self.process = process
+        self._descriptor = descriptor
+
+    def read_until(self, text: str) -> str:
+        """All that is shown up to a text."""
+        seen = ""
+        while text not in seen:
+            seen += os.read(self._descriptor, 65_536).decode(errors="replace")
+        return seen
+
+    def press(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    def wait(self) -> int:
+        """Read on until the command has ended; its exit code."""
+        while self.process.poll() is None:
+            if select.select([self._descriptor], [], [], 0.05)[0]:
+                os.read(self._descriptor, 65_536)
+        return self.process.returncode
+
+    def echoes(self) -> bool:
+        """True if the terminal shows what is typed, as a shell wants it."""
+        return bool(termios.tcgetattr(self._descriptor)[3] & termios.ECHO)
+
+
+@contextmanager
+def terminal(shell: Shell, *arguments: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         shell.command(*arguments),
@@ -139,14 +170,56 @@ def on_terminal(shell: Shell, *arguments: str, until: str) -> tuple[str, int]:
         stdout=theirs,
         stderr=theirs,
     ) as process:
-        os.close(theirs)
-        seen = ""
-        while until not in seen:
-            seen += os.read(ours, 65_536).decode(errors="replace")
-        process.send_signal(signal.SIGINT)
-        code = process.wait(PATIENCE_S)
-    os.close(ours)
-    return seen, code
+        try:
+            yield Terminal(process, ours)
+        finally:
+            process.kill()
+            os.close(theirs)
+            os.close(ours)
+
+
+def on_terminal(shell: Shell, *arguments: str, until: str) -> tuple[str, int]:
+    """What a command shows on a terminal up to a text, and its exit code after Ctrl-C."""
+    with terminal(shell, *arguments) as shown:
+        seen = shown.read_until(until)
+        shown.process.send_signal(signal.SIGINT)
+        return seen, shown.wait()
+
+
+@pytest.mark.rule("RB-19")
+def test_watch_scrolls_filters_and_is_left_by_keys(shell: Shell) -> None:
+    shell.run("resources", "add", "orders", *(f"r-{number:02}" for number in range(60)))
+    with terminal(shell, "watch", "orders") as shown:
+        shown.read_until("nodes 0")
+        assert not shown.echoes()
+        shown.press("\t")
+        shown.read_until("resources 1 to 26 of 60")
+        shown.press("\x1b[6~")
+        shown.read_until("resources 26 to 51 of 60")
+        shown.press("\x1b[B")
+        shown.read_until("resources 27 to 52 of 60")
+        shown.press("/r-5q\x7f9\r")
+        assert "r-59: no owner" in shown.read_until("resources 1 to 1 of 1 with 'r-59'")
+        shown.press("q")
+        assert shown.wait() == 0
+        assert shown.echoes()
+
+
+@pytest.mark.rule("RB-19")
+def test_watch_without_a_terminal_prints_what_changed(shell: Shell) -> None:
+    with shell.running("run", "orders", "--node", "w1", "--add", "a", "--", "sleep", "1000") as node:
+        wait_balanced(shell)
+        with shell.running("watch", "orders", "--interval", "0.2") as watching:
+            assert watching.stdout is not None
+            first = [watching.stdout.readline() for _ in range(2)]
+            assert "orders: balanced" in first[0]
+            assert first[1].endswith("    w1: leader, ready, holds 1 of 1 assigned\n")
+            shell.run("resources", "add", "orders", "b")
+            moved = next(line for line in watching.stdout if " → " in line)
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d    b: nobody → w1, token \d+\n", moved)
+            node.send_signal(signal.SIGSTOP)
+            silent = next(line for line in watching.stdout if "heartbeat" in line)
+            assert re.search(r"w1: no heartbeat for [12] s, its lease ends after 2 s$", silent)
 
 
 @pytest.mark.rule("RB-19")

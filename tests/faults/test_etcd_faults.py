@@ -443,7 +443,9 @@ def test_a_user_needs_no_more_than_the_prefix(tmp_path: Path, connect: Opener) -
             admin.add("a", "b")
             admin.wait_balanced(timeout_s=PATIENCE_S)
             admin.drain("nobody")
-            assert admin.state().owned == 2
+            state = admin.state()
+            assert state.owned == 2
+            assert len(admin._coordinator.heartbeats([state.nodes[0].node])) == 1
         with pytest.raises(AccessDenied, match="no permission"):
             put(connect(url), "others/key")
         with pytest.raises(AccessDenied, match="no permission"):

@@ -529,6 +529,7 @@ def test_ctrl_c_is_quiet(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_coordinator: RegistryCoordinator) -> None:
         raise KeyboardInterrupt
 
+    cli("resources", "add", "orders", "a")
     monkeypatch.setattr(RegistryCoordinator, "read", interrupt)
     assert cli("status", "orders") == Answer(130, "", "")
     assert cli("watch", "orders") == Answer(130, "", "")

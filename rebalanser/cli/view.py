@@ -1,0 +1,349 @@
+"""The model of ``rebalanser watch``: what changed from one look at a group to the next, and what is shown.
+
+Everything here is pure: clocks, keys and looks come from :mod:`rebalanser.cli.watch`, and
+:mod:`rebalanser.cli.table` draws it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import Final
+
+from rebalanser.cli.lines import first_waits, headline, node_line, waits
+from rebalanser.registry.contract import LeaseAge
+from rebalanser.state import GroupState, NodeState, ResourceState
+
+MOST_MOVES: Final = 10_000
+"""Maximum number of moves that are remembered."""
+MOST_ASKED: Final = 128
+"""Maximum number of nodes whose heartbeats are asked for at once: of a large group some at each look."""
+SILENT_SHARE: Final = 0.5
+"""Share of a lease after which a node without a heartbeat is called silent; it sends one each sixth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A change of owner, as seen between two looks; it happened between them."""
+
+    resource: str
+    source: str | None
+    """The label of the owner before; None if there was none since the watch began."""
+    target: str
+    token: int | None
+    seen_at: float
+    """Seconds since 1970."""
+
+
+class Moves:
+    """The changes of owners, worked out from one look after another."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str | None] | None = None
+
+    def see(self, state: GroupState, seen_at: float) -> list[Move]:
+        """Take in a look; the resources that have another owner than the last one that was seen."""
+        before = self._owners
+        owners = {each.resource: each.owner for each in state.resources}
+        if before is None:
+            self._owners = owners
+            return []
+        moved = [
+            Move(each.resource, before.get(each.resource), each.owner, each.token, seen_at)
+            for each in state.resources
+            if each.owner is not None and each.owner != before.get(each.resource)
+        ]
+        self._owners = {name: owner or before.get(name) for name, owner in owners.items()}
+        return moved
+
+
+def move_line(move: Move) -> str:
+    """A move in one line, without its time."""
+    return f"{move.resource}: {move.source or 'nobody'} → {move.target}, token {move.token}"
+
+
+class Heartbeats:
+    """The ages of the nodes' last heartbeats, as far as they were asked for."""
+
+    def __init__(self) -> None:
+        self.ages: Mapping[str, LeaseAge] = {}
+        """What was told last, by node."""
+        self.silent: Mapping[str, LeaseAge] = {}
+        """The nodes that had sent none for more than a share of their lease when they were asked for last."""
+        self.told: bool | None = None
+        """True once the registry has told an age, False if it was asked and told none."""
+        self._next = 0
+
+    def to_ask(self, nodes: Sequence[str], first: Iterable[str]) -> list[str]:
+        """Choose the nodes to ask for now: ``first``, the silent ones, and the others in turn."""
+        if len(nodes) <= MOST_ASKED:
+            return list(nodes)
+        living = set(nodes)
+        chosen = dict.fromkeys(node for node in (*self.silent, *first) if node in living)
+        chosen = dict.fromkeys(islice(chosen, MOST_ASKED // 2))
+        for taken, node in enumerate((*nodes[self._next :], *nodes[: self._next])):
+            if len(chosen) == MOST_ASKED:
+                self._next = (self._next + taken) % len(nodes)
+                break
+            chosen[node] = None
+        return list(chosen)
+
+    def take(self, nodes: Iterable[str], asked: Iterable[str], ages: Mapping[str, LeaseAge]) -> None:
+        """Take in the answer to what was ``asked``; ``nodes`` are all that live."""
+        kept = set(nodes).difference(asked)
+        silent = {node: age for node, age in self.silent.items() if node in kept}
+        silent |= {node: age for node, age in ages.items() if age.age_s > age.ttl_s * SILENT_SHARE}
+        self.ages, self.silent = ages, silent
+        if ages or (self.told is None and asked):
+            self.told = bool(ages)
+
+
+def silent_line(label: str, age: LeaseAge) -> str:
+    """A silent node in one line."""
+    return f"{label}: no heartbeat for {age.age_s:.0f} s, its lease ends after {age.ttl_s:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One look at a group, with what is worked out from it once."""
+
+    state: GroupState
+    seen_at: float
+    """Seconds since 1970."""
+    moves: Sequence[Move]
+    """What moved since the look before."""
+    concerned: Mapping[str, Sequence[ResourceState]]
+    """The resources that each node holds, gets or gives up."""
+    waits: Sequence[str]
+    """Who waits for what, and what nobody owns."""
+    notes: Sequence[str]
+    """What to know beside the waits, and the first of them."""
+
+    @classmethod
+    def of(cls, state: GroupState, seen_at: float, moves: Sequence[Move]) -> Picture:
+        """Work out what is shown of a state."""
+        return cls(state, seen_at, moves, concerned_by(state), tuple(waits(state)), tuple(first_waits(state)))
+
+
+def concerned_by(state: GroupState) -> dict[str, list[ResourceState]]:
+    """The resources that each node holds, gets or gives up."""
+    concerned: dict[str, list[ResourceState]] = {node.node: [] for node in state.nodes}
+    for resource in state.resources:
+        for identity in {resource.held_by, resource.assigned_to}:
+            if identity in concerned:
+                concerned[identity].append(resource)
+    return concerned
+
+
+def changed_lines(before: Picture | None, after: Picture) -> Iterator[str]:
+    """What changed from one look to the next, one line each; of the first look all that there is."""
+    was = {} if before is None else {node.node: node for node in before.state.nodes}
+    if before is None or headline(before.state) != headline(after.state):
+        yield headline(after.state)
+    for node in after.state.nodes:
+        if was.pop(node.node, None) != node:
+            yield f"  {node_line(node)}"
+    for gone in was.values():
+        yield f"  {gone.label}: gone"
+    for move in after.moves:
+        yield f"  {move_line(move)}"
+    told = set(before.notes if before else ())
+    yield from (note for note in after.notes if note not in told)
+
+
+def changed_silence(
+    labels: Mapping[str, str], before: Mapping[str, LeaseAge], after: Mapping[str, LeaseAge]
+) -> Iterator[str]:
+    """The nodes that are silent now, and those that live and are no more."""
+    for node, age in after.items():
+        if node not in before:
+            yield f"  {silent_line(labels[node], age)}"
+    for node in before:
+        if node not in after and node in labels:
+            yield f"  {labels[node]}: heartbeats again"
+
+
+class Page(Enum):
+    """What of a group is listed."""
+
+    NODES = "nodes"
+    RESOURCES = "resources"
+    MOVES = "moves"
+    WAITS = "waits"
+
+
+Row = NodeState | ResourceState | Move | str
+
+_KEYS: Final = {
+    "\x1b[A": "up",
+    "\x1bOA": "up",
+    "\x1b[B": "down",
+    "\x1bOB": "down",
+    "\x1b[5~": "page up",
+    "\x1b[6~": "page down",
+    "\x1b[H": "home",
+    "\x1bOH": "home",
+    "\x1b[1~": "home",
+    "\x1b[F": "end",
+    "\x1bOF": "end",
+    "\x1b[4~": "end",
+    "\x1b[Z": "back tab",
+    "\x1b": "escape",
+    "\t": "tab",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\b": "backspace",
+}
+_KEY: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
+
+
+def keys_in(text: str) -> list[str]:
+    """The keys that a terminal sent: a name such as ``page up``, or the character itself.
+
+    Sequences of other keys are left out.
+    """
+    sent = _KEY.findall(text)
+    return [_KEYS.get(each, each) for each in sent if each in _KEYS or len(each) == 1]
+
+
+class View:
+    """What a person looks at: the latest picture, a page of it, where it is scrolled to, and a filter."""
+
+    def __init__(self) -> None:
+        self.picture: Picture | None = None
+        self.heartbeats = Heartbeats()
+        self.moves: deque[Move] = deque(maxlen=MOST_MOVES)
+        self.moved = 0
+        """Number of moves since the watch began."""
+        self.error: str | None = None
+        """Why the picture may be out of date."""
+        self.page = Page.NODES
+        self.pattern = self._folded = ""
+        self.typing = False
+        self._tops = dict.fromkeys(Page, 0)
+        self._room = 1
+        self._rows: dict[Page, Sequence[Row]] = {}
+
+    def update(self, picture: Picture) -> None:
+        """Show another picture; page, position and filter stay."""
+        self.picture, self.error = picture, None
+        self.moves.extendleft(reversed(picture.moves))
+        self.moved += len(picture.moves)
+        self._rows.clear()
+
+    def press(self, key: str) -> bool:
+        """Do what a key says; False if it says to leave."""
+        if self.typing:
+            self._type(key)
+        elif key == "q":
+            return False
+        elif key == "/":
+            self.typing = True
+        elif key == "escape":
+            self._filter("")
+        elif key in {"tab", "back tab"}:
+            pages = list(Page)
+            self.page = pages[(pages.index(self.page) + (1 if key == "tab" else -1)) % len(pages)]
+        else:
+            self._scroll(key)
+        return True
+
+    def _type(self, key: str) -> None:
+        if key in {"enter", "escape"}:
+            self.typing = False
+        if key == "escape":
+            self._filter("")
+        elif key == "backspace":
+            self._filter(self.pattern[:-1])
+        elif len(key) == 1 and key.isprintable():
+            self._filter(self.pattern + key)
+
+    def _filter(self, pattern: str) -> None:
+        self.pattern, self._folded = pattern, pattern.casefold()
+        self._tops = dict.fromkeys(Page, 0)
+        self._rows.clear()
+
+    def _scroll(self, key: str) -> None:
+        page = max(1, self._room - 1)
+        steps = {"up": -1, "down": 1, "page up": -page, "page down": page}
+        last = max(0, len(self.rows()) - self._room)
+        ends = {"home": 0, "end": last}
+        top = ends.get(key, self._tops[self.page] + steps.get(key, 0))
+        self._tops[self.page] = min(max(0, top), last)
+
+    def hear(self, asked: Iterable[str], ages: Mapping[str, LeaseAge]) -> None:
+        """Take in how old the heartbeats of the nodes are that were ``asked`` for."""
+        if self.picture is None:
+            return
+        before = self.heartbeats.silent.keys()
+        self.heartbeats.take([node.node for node in self.picture.state.nodes], asked, ages)
+        if self.heartbeats.silent.keys() != before:
+            self._rows.pop(Page.NODES, None)
+
+    def window(self, room: int) -> tuple[int, Sequence[Row]]:
+        """The rows of the page that fit into ``room``, and the position of the first of them."""
+        if room != self._room:
+            self._room = max(1, room)
+            self._rows.pop(Page.NODES, None)
+        rows = self.rows()
+        top = self._tops[self.page] = min(self._tops[self.page], max(0, len(rows) - self._room))
+        return top, rows[top : top + self._room]
+
+    def shown_nodes(self) -> list[str]:
+        """The nodes that are on the terminal now."""
+        rows = self.window(self._room)[1] if self.page is Page.NODES else ()
+        return [row.node for row in rows if isinstance(row, NodeState)]
+
+    def rows(self, page: Page | None = None) -> Sequence[Row]:
+        """All rows of a page, by default the present one, that match the filter."""
+        page = page or self.page
+        if page not in self._rows:
+            every = self._all(page, self.picture) if self.picture else ()
+            self._rows[page] = tuple(filter(self._matches, every)) if self.pattern else tuple(every)
+        return self._rows[page]
+
+    def _all(self, page: Page, picture: Picture) -> Iterable[Row]:
+        match page:
+            case Page.NODES if len(picture.state.nodes) > self._room:
+                return sorted(picture.state.nodes, key=self._is_well)
+            case Page.NODES:
+                return picture.state.nodes
+            case Page.RESOURCES:
+                return picture.state.resources
+            case Page.MOVES:
+                return self.moves
+            case Page.WAITS:
+                return picture.waits
+
+    def _is_well(self, node: NodeState) -> bool:
+        return node.completed and node.node not in self.heartbeats.silent
+
+    def _matches(self, row: Row) -> bool:
+        match row:
+            case NodeState():
+                return self._has(row.label) or any(True for _ in self.matching(row))
+            case ResourceState():
+                return self._has(row.resource) or self._has(row.owner or row.held_by or "")
+            case Move():
+                return self._has(move_line(row))
+            case _:
+                return self._has(row)
+
+    def _has(self, text: str) -> bool:
+        return self._folded in text.casefold()
+
+    def matching(self, node: NodeState) -> Iterable[ResourceState]:
+        """The resources beside a node that match the filter; all if the node itself does."""
+        concerned = self.concerned(node)
+        if not self.pattern or self._has(node.label):
+            return concerned
+        return (each for each in concerned if self._has(each.resource))
+
+    def concerned(self, node: NodeState) -> Sequence[ResourceState]:
+        """The resources that a node holds, gets or gives up."""
+        return self.picture.concerned.get(node.node, ()) if self.picture else ()

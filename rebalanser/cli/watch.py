@@ -1,0 +1,275 @@
+"""``rebalanser watch``: a group as it changes, on a terminal or as lines."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.view import Heartbeats, Moves, Picture, View, changed_lines, changed_silence, keys_in
+from rebalanser.errors import FixConfiguration, RetryLater
+from rebalanser.group import open_coordinator
+from rebalanser.protocol import Topic, TopicKind
+from rebalanser.registry import Coordinator
+from rebalanser.registry.contract import LeaseAge
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.settings import Settings
+from rebalanser.state import GroupState, describe
+
+SHORTEST_PAUSE_S: Final = 0.1
+"""Seconds for which changes are collected before the group is read again."""
+QUIET_READS: Final = 4
+"""Reading a group that shows no change takes at most one part in so many and one of the time."""
+REDRAW_S: Final = 0.25
+"""Seconds between looks at what is new for the terminal; a key is seen at once."""
+MOST_KEY_BYTES: Final = 1024
+ESCAPE: Final = b"\x1b"
+ESCAPE_S: Final = 0.05
+"""Seconds to wait for the rest of a key that begins as Escape does."""
+WATCHED: Final = (TopicKind.GROUP, TopicKind.LEADERSHIP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The ages of the last heartbeats of the nodes that were asked for."""
+
+    asked: Sequence[str]
+    ages: Mapping[str, LeaseAge]
+
+
+News: TypeAlias = GroupState | Heard | RetryLater
+Choose: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
+"""Chooses of all nodes those whose heartbeats are asked for."""
+
+
+def watch(
+    group: GroupArgument,
+    interval: Annotated[
+        float,
+        typer.Option(min=SHORTEST_PAUSE_S, metavar="SECONDS", help="Read it again after this long anyway."),
+    ] = 2.0,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a group as it changes, until q or Ctrl-C: live lists, or a line for each change where there is no
+    terminal.
+
+    The lists are nodes with the age of their last heartbeat, resources, moves since the watch began, and what
+    waits. Arrows and PgUp/PgDn scroll, Tab shows the next list, / filters. Of a large group heartbeats are
+    asked for in turn, those of the nodes in sight first. With --json each line is the whole state.
+    """
+    face = Face.of(registry, json)
+    face.refuse_missing_file(group)
+    settings = Settings()
+    with face.patience(settings):
+        opened = open_coordinator(group, face.url, settings, SystemClock())
+    with closing(opened) as coordinator:
+        face.refuse_unknown(group, coordinator)
+        if face.on_terminal:
+            _show_live(coordinator, group, interval)
+        elif face.json:
+            _show_states(face, coordinator, group, interval)
+        else:
+            _show_changes(face, coordinator, group, interval)
+
+
+def follow(
+    coordinator: Coordinator, group: str, interval_s: float, choose: Choose | None = None
+) -> Iterator[News]:
+    """The group's state whenever it may have changed, and every ``interval_s`` seconds; without end.
+
+    A group that takes long to read is read less often while nothing seems to change. After each state, and
+    every ``interval_s`` seconds, the heartbeats of the nodes that ``choose`` names. Where the registry could
+    not be read there is the error instead; it is tried again.
+    """
+    changed = threading.Event()
+    watching = False
+    nodes: Sequence[str] = ()
+    error: str | None = None
+    while True:
+        changed.clear()
+        began = time.monotonic()
+        try:
+            state = describe(group, coordinator.read())
+        except RetryLater as failed:
+            if str(failed) != error:
+                error = str(failed)
+                yield failed
+        else:
+            error = None
+            if not watching:
+                topics = {Topic(kind): state.revision + 1 for kind in WATCHED}
+                coordinator.watch("", topics, lambda _notices: changed.set())
+                watching = True
+            nodes = [node.node for node in state.nodes]
+            yield state
+        took_s = time.monotonic() - began
+        due = time.monotonic() + max(interval_s, QUIET_READS * took_s)
+        pause_s = max(SHORTEST_PAUSE_S, took_s)
+        while True:
+            if choose is not None and (heard := hear(coordinator, choose(nodes))) is not None:
+                yield heard
+            time.sleep(pause_s)
+            pause_s = 0.0
+            left_s = due - time.monotonic()
+            if left_s <= 0 or changed.wait(min(interval_s, left_s)):
+                break
+
+
+def hear(coordinator: Coordinator, nodes: Sequence[str]) -> Heard | None:
+    """The ages of these nodes' heartbeats; None while the registry is away."""
+    try:
+        return Heard(nodes, coordinator.heartbeats(nodes))
+    except RetryLater:  # which reading the group tells of, if it lasts
+        return None
+    except FixConfiguration:  # who may read a group may not be one who may look at its leases
+        return Heard(nodes, {})
+
+
+def _show_live(coordinator: Coordinator, group: str, interval_s: float) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+    from rich.live import Live  # noqa: PLC0415
+
+    from rebalanser.cli.table import render_view  # noqa: PLC0415
+
+    view = View()
+    reader = _Reader(coordinator, group, interval_s, view)
+    console = Console(highlight=False)
+    with _keyboard() as pressed, Live(console=console, auto_refresh=False, screen=True) as live:
+        drawn = None
+        while True:
+            if reader.take() or drawn != console.size:
+                drawn = console.size
+                live.update(render_view(view, console.height), refresh=True)
+            keys = pressed(REDRAW_S)
+            if not all(map(view.press, keys)):
+                return
+            if keys:
+                drawn = None
+
+
+class _Reader:
+    """Reads a group in a thread of its own, so that keys are answered meanwhile."""
+
+    def __init__(self, coordinator: Coordinator, group: str, interval_s: float, view: View) -> None:
+        self._news: SimpleQueue[Picture | Heard | Exception] = SimpleQueue()
+        self._view = view
+        self._in_sight: Sequence[str] = ()
+        self._states = follow(coordinator, group, interval_s, self._choose)
+        threading.Thread(target=self._run, name="rebalanser-watch", daemon=True).start()
+
+    def _choose(self, nodes: Sequence[str]) -> Sequence[str]:
+        return self._view.heartbeats.to_ask(nodes, self._in_sight)
+
+    def _run(self) -> None:
+        moves = Moves()
+        try:
+            for news in self._states:
+                if isinstance(news, GroupState):
+                    seen_at = time.time()
+                    self._news.put(Picture.of(news, seen_at, moves.see(news, seen_at)))
+                else:
+                    self._news.put(news)
+        except Exception as error:
+            self._news.put(error)
+
+    def take(self) -> bool:
+        """Take what is new into the view; True if there was anything."""
+        changed = False
+        while True:
+            try:
+                news = self._news.get_nowait()
+            except Empty:
+                self._in_sight = self._view.shown_nodes()
+                return changed
+            changed = True
+            match news:
+                case Picture():
+                    self._view.update(news)
+                case Heard(asked, ages):
+                    self._view.hear(asked, ages)
+                case RetryLater():
+                    self._view.error = f"this may be out of date: {news}"
+                case Exception():
+                    raise news
+
+
+@contextmanager
+def _keyboard() -> Iterator[Callable[[float], list[str]]]:
+    """Read single keys from standard input: a function that waits some seconds for the next ones."""
+    if not sys.stdin.isatty():
+        yield _no_keys
+        return
+    import termios  # noqa: PLC0415 - only where there are terminals
+    import tty  # noqa: PLC0415
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield partial(_keys, descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _no_keys(seconds: float) -> list[str]:
+    time.sleep(seconds)
+    return []
+
+
+def _keys(descriptor: int, seconds: float) -> list[str]:
+    sent = b""
+    while select.select([descriptor], [], [], ESCAPE_S if sent else seconds)[0]:
+        sent += os.read(descriptor, MOST_KEY_BYTES)
+        if not sent.endswith(ESCAPE):  # else the rest of an arrow may still be coming
+            break
+    return keys_in(sent.decode(errors="ignore"))
+
+
+def _show_states(face: Face, coordinator: Coordinator, group: str, interval_s: float) -> None:
+    """Print the whole state as a line of JSON whenever it has changed."""
+    shown: GroupState | None = None
+    for news in follow(coordinator, group, interval_s):
+        if isinstance(news, GroupState):
+            if shown is None or news != shown.model_copy(update={"revision": news.revision}):
+                shown = news
+                face.answer(news)
+                sys.stdout.flush()
+        else:
+            typer.echo(f"warning: {news}", err=True)
+
+
+def _show_changes(face: Face, coordinator: Coordinator, group: str, interval_s: float) -> None:
+    """Print all of the group once, and then a line for each change."""
+    moves, heartbeats = Moves(), Heartbeats()
+    picture: Picture | None = None
+    labels: dict[str, str] = {}
+    for news in follow(coordinator, group, interval_s, lambda nodes: heartbeats.to_ask(nodes, ())):
+        lines: list[str] = []
+        match news:
+            case GroupState():
+                before, seen_at = picture, time.time()
+                picture = Picture.of(news, seen_at, moves.see(news, seen_at))
+                labels = {node.node: node.label for node in news.nodes}
+                lines = list(changed_lines(before, picture))
+            case Heard(asked, ages):
+                silent = heartbeats.silent
+                heartbeats.take(labels, asked, ages)
+                lines = list(changed_silence(labels, silent, heartbeats.silent))
+            case error:
+                typer.echo(f"warning: {error}", err=True)
+        if lines:
+            clock = time.strftime("%Y-%m-%d %H:%M:%S")
+            face.answer({}, *(f"{clock}  {line}" for line in lines))
+            sys.stdout.flush()
