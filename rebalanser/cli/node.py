@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption, complete_node
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, LimitOption, RegistryOption, complete_node
 from rebalanser.cli.lines import absent_drains, counted, node_line
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="List nodes, drain one, or end that."
 )
+
+MAX_TEXT: Final = chr(0x10FFFF)
+"""Sorts after every node id."""
 
 NodeArgument = Annotated[
     str,
@@ -26,19 +30,37 @@ TimeoutOption = Annotated[
 
 
 @app.command("list")
-def list_nodes(group: GroupArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
-    """List the nodes, and the drained labels that no live node has."""
+def list_nodes(
+    group: GroupArgument,
+    after: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", help="Only those after this label, or node id.", show_default=False),
+    ] = None,
+    limit: LimitOption = None,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the nodes in the order of their labels, then the drained labels that no live node has."""
     face = Face.of(registry, json)
     state = face.state(group)
     absent = absent_drains(state)
+    start = ("", "") if after is None else (after, MAX_TEXT)
+    start = next(((each.label, each.node) for each in state.nodes if each.node == after), start)
+    nodes = [each for each in state.nodes if (each.label, each.node) > start]
+    page = nodes[: face.limit(limit)]
+    rest = nodes[len(page) :]
+    last = [f"{label}: drained, not there" for label in absent]
+    if rest:  # nodes may share a label, and then only an id says where to go on
+        name = page[-1].node if page[-1].label == rest[0].label else page[-1].label
+        last = [f"… {len(rest):,} more, use --after {shlex.quote(name)}"]
     face.answer(
         {
             "group": group,
-            "nodes": [node.model_dump(mode="json") for node in state.nodes],
+            "nodes": [node.model_dump(mode="json") for node in page],
             "drained_and_absent": absent,
         },
-        *(node_line(node) for node in state.nodes),
-        *(f"{label}: drained, not there" for label in absent),
+        *(node_line(node) for node in page),
+        *last,
     )
 
 

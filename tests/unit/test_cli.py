@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -24,10 +25,13 @@ from rebalanser.admin import Admin
 from rebalanser.cli import application, check, face, main
 from rebalanser.cli.face import Face, default_url
 from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
-from rebalanser.group import Group
+from rebalanser.group import Group, open_coordinator
+from rebalanser.protocol import Member
+from rebalanser.protocol.messages import Join
 from rebalanser.registry import GroupStore, RegistryCoordinator, open_registry
 from rebalanser.registry.contract import Delete, Grant, Granted, Put, Transaction
 from rebalanser.runtime import dead_man, narration
+from rebalanser.runtime.clock import SystemClock
 from rebalanser.settings import Settings
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -315,6 +319,34 @@ def test_a_large_group_is_shown_in_pages(cli: Cli, monkeypatch: pytest.MonkeyPat
     state = cli("status", "orders", "--limit", "2", "--json").document
     assert len(state["resources"]) == 2
     assert state["owned"] + state["unowned"] == 250
+
+
+def test_many_nodes_are_listed_in_pages(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = os.environ["REBALANSER_REGISTRY"]
+    cli("resources", "add", "orders", "a")
+    cli("node", "drain", "orders", "absent")
+    coordinator = open_coordinator("orders", url, Settings(), SystemClock())
+    with closing(coordinator):
+        for number in range(120):
+            label = "w same" if 40 <= number < 50 else f"w {number:03}"
+            coordinator.perform(Join(Member(f"id-{number:03}", label), 60.0))
+        whole = cli("node", "list", "orders").out.splitlines()
+        assert len(whole) == 121, "a script gets all, unless it asks for less"
+        assert whole[-1] == "absent: drained, not there"
+        pages, more = [], ""
+        while True:
+            *page, last = cli("node", "list", "orders", "--limit", "23", *shlex.split(more)).out.splitlines()
+            pages += page
+            if not last.startswith("…"):
+                break
+            more = last.partition("use ")[2]
+        assert [*pages, last] == whole
+        with monkeypatch.context() as patched:
+            patched.setattr(Face, "on_terminal", True)
+            assert len(cli("node", "list", "orders").out.splitlines()) == 101
+        document = cli("node", "list", "orders", "--after", "w 117", "--limit", "1", "--json").document
+    assert [each["label"] for each in document["nodes"]] == ["w 118"]
+    assert document["drained_and_absent"] == ["absent"]
 
 
 def test_the_resources_of_one_node_are_listed(cli: Cli) -> None:
