@@ -18,7 +18,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from etcd3 import etcdrpc
 from rebalanser.errors import (
     AccessDenied,
     InvalidUrl,
+    MissingExtra,
     OutcomeUnknown,
     RegistryRefused,
     RegistryUnavailable,
@@ -45,6 +46,8 @@ LONGEST_PAUSE_S: Final = 2.0
 LONGEST_PROOF_S: Final = 2.0
 LONGEST_LOGIN_S: Final = 60.0
 LONGEST_COMPARISON_S: Final = 1.0
+ENCRYPTED: Final = b"ENCRYPTED"
+"""Stands in the head of every PEM file of a key that has a passphrase, and in no other."""
 COMPARE_AGAIN_S: Final = 5.0
 
 CHANNEL_OPTIONS: Final = (
@@ -115,6 +118,23 @@ class Account:
             raise InvalidUrl(f"the file of password_file cannot be read: {error}") from error
 
 
+def _read(file: Path | None, option: str) -> bytes | None:
+    try:
+        return None if file is None else file.read_bytes()
+    except OSError as error:
+        raise InvalidUrl(f"the file of {option} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What the files of TLS hold, as they are."""
+
+    ca: bytes | None = None
+    cert: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+    passphrase: bytes | None = field(default=None, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Trust:
     """The files of TLS: whom to trust, and how to show who we are."""
@@ -122,23 +142,52 @@ class Trust:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    key_password_file: Path | None = None
     server_name: str | None = None
     """The name that the servers' certificates have, if it is not that of the URL."""
 
-    def read(self) -> tuple[bytes | None, ...]:
-        """The contents of ``ca``, ``key`` and ``cert``.
+    def read(self) -> Credentials:
+        """Read the files.
 
         Raises:
             InvalidUrl: a file can't be read.
         """
-        return tuple(self._content(name) for name in ("ca", "key", "cert"))
+        passphrase = _read(self.key_password_file, "key_password_file")
+        if passphrase is not None:
+            passphrase = passphrase.rstrip(b"\r\n")
+            hide_secret(passphrase.decode(errors="replace"))
+        return Credentials(_read(self.ca, "ca"), _read(self.cert, "cert"), _read(self.key, "key"), passphrase)
 
-    def _content(self, name: str) -> bytes | None:
-        file: Path | None = getattr(self, name)
+    def unlocked(self, found: Credentials) -> bytes | None:
+        """The private key as gRPC takes it: without a passphrase.
+
+        Raises:
+            InvalidUrl: the key has a passphrase, and it is not known or another.
+            MissingExtra: the key has a passphrase, and the package that opens it is not installed.
+        """
+        if found.key is None or ENCRYPTED not in found.key:
+            return found.key
+        if not found.passphrase:
+            todo = f"and {self.key_password_file} is empty" if self.key_password_file else "name its file"
+            raise InvalidUrl(f"the key {self.key} has a passphrase: {todo} (key_password_file)")
         try:
-            return None if file is None else file.read_bytes()
-        except OSError as error:
-            raise InvalidUrl(f"the file of {name} cannot be read: {error}") from error
+            from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - for this option only
+            from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+        except ImportError as error:
+            raise MissingExtra(
+                f"key_password_file needs the package cryptography ({error}); pip install 'rebalanser[etcd]'"
+            ) from error
+        try:
+            opened = serialization.load_pem_private_key(found.key, found.passphrase)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise InvalidUrl(
+                f"the key {self.key} can't be opened with the passphrase in {self.key_password_file}: {error}"
+            ) from error
+        return opened.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
 
 
 class CallFailed(Exception):
@@ -164,17 +213,19 @@ class Endpoint:
         self.failures = 0
         self.rests_until = 0.0
         self._trust = trust
+        self._unusable = ""
         self._connecting = threading.Lock()
-        self._connect(trust.read() if trust else ())
+        self._connect(trust.read() if trust else Credentials())
 
-    def _connect(self, files: tuple[bytes | None, ...]) -> None:
-        self._files = files
+    def _connect(self, found: Credentials) -> None:
         if self._trust is None:
             self.channel: grpc.Channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         else:
             name = self._trust.server_name
             options = (*CHANNEL_OPTIONS, *([("grpc.ssl_target_name_override", name)] if name else []))
-            self.channel = grpc.secure_channel(self.address, grpc.ssl_channel_credentials(*files), options)
+            credentials = grpc.ssl_channel_credentials(found.ca, self._trust.unlocked(found), found.cert)
+            self.channel = grpc.secure_channel(self.address, credentials, options)
+        self._credentials = found
         kv = etcdrpc.KVStub(self.channel)
         lease = etcdrpc.LeaseStub(self.channel)
         self._calls: dict[str, Callable[..., Any]] = {
@@ -200,14 +251,17 @@ class Endpoint:
         if self._trust is None:
             return False
         with self._connecting:
-            try:
-                files = self._trust.read()
-            except InvalidUrl:  # it is being replaced just now
-                return False
-            if files == self._files:
-                return False
             outdated = self.channel
-            self._connect(files)
+            try:
+                found = self._trust.read()
+                if found == self._credentials:
+                    return False
+                self._connect(found)
+            except (InvalidUrl, MissingExtra) as error:  # it is being replaced just now, or wrongly
+                if str(error) != self._unusable:
+                    self._unusable = str(error)
+                    _log.warning("replaced files of TLS: %s", error, extra={"action": "tls_files_unusable"})
+                return False
         outdated.close()
         return True
 

@@ -56,7 +56,7 @@ from rebalanser_etcd.verdicts import TOO_MANY_OPERATIONS
 from rebalanser_etcd.watches import WatchStream
 
 OPTIONS: Final = frozenset({"password_file"})
-TLS_OPTIONS: Final = OPTIONS | {"ca", "cert", "key", "server_name"}
+TLS_OPTIONS: Final = OPTIONS | {"ca", "cert", "key", "key_password_file", "server_name"}
 USER_VARIABLE: Final = "REBALANSER_ETCD_USER"
 PASSWORD_VARIABLE: Final = "REBALANSER_ETCD_PASSWORD"  # noqa: S105 (a name, not a password)
 REVISION_TIMEOUT_S: Final = 5.0
@@ -314,5 +314,8 @@ def _trust(url: RegistryUrl) -> Trust | None:
         return None
     if ("cert" in url.options) != ("key" in url.options):
         raise InvalidUrl(f"{url} needs cert and key together")
-    files = {name: Path(url.options[name]) for name in ("ca", "cert", "key") if name in url.options}
+    if "key_password_file" in url.options and "key" not in url.options:
+        raise InvalidUrl(f"{url} has key_password_file without key and cert")
+    names = ("ca", "cert", "key", "key_password_file")
+    files = {name: Path(url.options[name]) for name in names if name in url.options}
     return Trust(**files, server_name=url.options.get("server_name"))

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import grpc
 import pytest
 import tenacity
+from cryptography.hazmat.primitives import serialization
 from rebalanser_etcd import EtcdRegistry, open_etcd, translation
 from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
 from rebalanser_etcd.registry import PLAIN_PASSWORD, connect_etcd
@@ -517,6 +518,40 @@ def test_certificates_that_are_replaced_are_used_without_a_restart(
         recorder.wait_for(put_surely(registry, f"{prefix}replaced"))
 
 
+def encrypt(key: Path, passphrase: bytes, to: Path) -> None:
+    """Write a private key with a passphrase."""
+    opened = serialization.load_pem_private_key(key.read_bytes(), None)
+    encryption = serialization.BestAvailableEncryption(passphrase)
+    form = serialization.PrivateFormat.PKCS8
+    to.write_bytes(opened.private_bytes(serialization.Encoding.PEM, form, encryption))
+
+
+def test_a_key_with_a_passphrase_is_opened_and_both_may_be_replaced(
+    tmp_path: Path, connect: Opener, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EtcdCluster(data_folder=tmp_path / "etcd", tls=True, client_cert_auth=True) as server:
+        mine, others = server.certificates, make_certificates(tmp_path / "others")
+        assert mine is not None
+        key, passphrase, client_cert = tmp_path / "key", tmp_path / "passphrase", tmp_path / "client_cert"
+        encrypt(others.client_key, b"another secret", key)
+        passphrase.write_text("another secret\n")
+        shutil.copy(others.client_cert, client_cert)
+        options = f"ca={mine.ca}&cert={client_cert}&key={key}&key_password_file={passphrase}"
+        registry = connect_etcd(parse_url(f"etcd+tls://{server.endpoints[0]}/?{options}"))
+        with contextlib.closing(registry):
+            with pytest.raises(AccessDenied, match="TLS was refused"):
+                put(registry, f"{prefix}others")
+            shutil.copy(mine.client_cert, client_cert)
+            encrypt(mine.client_key, b"my secret", key)
+            with pytest.raises((AccessDenied, RegistryUnavailable)) as refused:  # only half of it is replaced
+                put(registry, f"{prefix}half", timeout_s=1.0)
+            assert "can't be opened with the passphrase" in caplog.text
+            assert "secret" not in caplog.text + str(refused.value)
+            passphrase.write_text("my secret\n")
+            put_surely(registry, f"{prefix}mine")
+        put(connect(f"etcd+tls://{server.endpoints[0]}/?{options}"), f"{prefix}again")
+
+
 def test_a_password_in_a_file_is_read_again(tmp_path: Path, connect: Opener, prefix: str) -> None:
     file = tmp_path / "password"
     file.write_text("first-secret\n")
@@ -557,7 +592,12 @@ def test_a_password_in_clear_text_is_warned_about(url: str, warned: bool) -> Non
     [
         ("etcd+tls://127.0.0.1:1/?ca=/nowhere.pem", "file of ca cannot be read"),
         ("etcd+tls://127.0.0.1:1/?cert=/a.pem", "needs cert and key together"),
-        ("etcd+tls://127.0.0.1:1/?cacert=/a.pem", "unknown option 'cacert'; known are ca, cert, key"),
+        (
+            "etcd+tls://127.0.0.1:1/?cacert=/a.pem",
+            "unknown option 'cacert'; known are ca, cert, key, key_password_file",
+        ),
+        ("etcd+tls://127.0.0.1:1/?key_password_file=/a", "key_password_file without key and cert"),
+        ("etcd://127.0.0.1:1/?key_password_file=/a", r"key_password_file needs etcd\+tls://"),
         ("etcd://127.0.0.1:1/?ca=/a.pem", r"ca needs etcd\+tls://"),
         ("etcd://alice@127.0.0.1:1/?password_file=/nowhere", "file of password_file cannot be read"),
     ],

@@ -1,14 +1,18 @@
-"""What a failed call to etcd means: the line between "no effect" and "unknown"."""
+"""What a failed call to etcd means: the line between "no effect" and "unknown"; keys with a passphrase."""
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from etcd3 import etcdrpc
-from rebalanser_etcd.endpoints import Endpoints, Repeat
+from rebalanser_etcd.endpoints import Endpoints, Repeat, Trust
 from rebalanser_etcd.faults import FAULTS, parse_version, unsafe_reasons
 from rebalanser_etcd.registry import EtcdRegistry
 from rebalanser_etcd.translation import PAGE_KEYS, check_limits, prefix_end, to_request
@@ -17,7 +21,9 @@ from rebalanser_etcd.verdicts import Effect, judge
 from rebalanser.errors import (
     AccessDenied,
     InternalError,
+    InvalidUrl,
     LeaseNotFound,
+    MissingExtra,
     OutcomeUnknown,
     QuotaExceeded,
     RebalanserError,
@@ -25,6 +31,7 @@ from rebalanser.errors import (
     RegistryUnavailable,
     RequestTooLarge,
 )
+from rebalanser.redaction import redact
 from rebalanser.registry.contract import (
     Absent,
     Delete,
@@ -351,3 +358,95 @@ def test_each_page_of_a_long_range_has_the_time_of_a_request(monkeypatch: pytest
     assert isinstance(found, tuple)
     assert len(found) == 2 * PAGE_KEYS + 1
     endpoints.close()
+
+
+PASSPHRASE = b"open, s3same"
+
+
+def private_key(form: serialization.PrivateFormat, passphrase: bytes | None) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    encryption = (
+        serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+    )
+    return key.private_bytes(serialization.Encoding.PEM, form, encryption)
+
+
+def trust(folder: Path, key: bytes, passphrase: bytes | None) -> Trust:
+    """The options of a client certificate whose files are in a folder."""
+    (folder / "key").write_bytes(key)
+    (folder / "cert").write_text("certificate")
+    if passphrase is None:
+        return Trust(cert=folder / "cert", key=folder / "key")
+    (folder / "passphrase").write_bytes(passphrase)
+    return Trust(cert=folder / "cert", key=folder / "key", key_password_file=folder / "passphrase")
+
+
+@pytest.mark.parametrize(
+    "form", [serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL]
+)
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_key_with_a_passphrase_is_opened(
+    tmp_path: Path, form: serialization.PrivateFormat, end: bytes
+) -> None:
+    locked = private_key(form, PASSPHRASE)
+    files = trust(tmp_path, locked, PASSPHRASE + end)
+    opened = files.unlocked(files.read())
+    assert opened is not None
+    assert opened.startswith(b"-----BEGIN PRIVATE KEY-----")
+    assert opened == files.unlocked(files.read()), "what is the same is read as the same"
+    numbers = serialization.load_pem_private_key(locked, PASSPHRASE).private_numbers()
+    assert serialization.load_pem_private_key(opened, None).private_numbers() == numbers
+
+
+def test_a_key_without_a_passphrase_is_left_as_it_is(tmp_path: Path) -> None:
+    plain = private_key(serialization.PrivateFormat.PKCS8, None)
+    for passphrase in (None, PASSPHRASE, b""):
+        files = trust(tmp_path, plain, passphrase)
+        assert files.unlocked(files.read()) == plain
+    assert Trust().unlocked(Trust().read()) is None
+
+
+@pytest.mark.parametrize(
+    ("passphrase", "message"),
+    [
+        (None, r"the key \S+/key has a passphrase: name its file \(key_password_file\)"),
+        (b"\n", r"the key \S+/key has a passphrase: and \S+/passphrase is empty"),
+        (b"guess-me", r"the key \S+/key can't be opened with the passphrase in \S+/passphrase: "),
+    ],
+)
+def test_what_keeps_a_key_from_being_opened_is_said(
+    tmp_path: Path, passphrase: bytes | None, message: str
+) -> None:
+    files = trust(tmp_path, private_key(serialization.PrivateFormat.PKCS8, PASSPHRASE), passphrase)
+    with pytest.raises(InvalidUrl, match=message) as refused:
+        files.unlocked(files.read())
+    assert "guess-me" not in str(refused.value)
+
+
+def test_a_key_that_is_none_is_said(tmp_path: Path) -> None:
+    files = trust(tmp_path, b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nrubbish\n", PASSPHRASE)
+    with pytest.raises(InvalidUrl, match="can't be opened"):
+        files.unlocked(files.read())
+    (tmp_path / "passphrase").unlink()
+    with pytest.raises(InvalidUrl, match="the file of key_password_file cannot be read"):
+        files.read()
+
+
+def test_the_package_that_opens_keys_is_named_if_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = trust(tmp_path, private_key(serialization.PrivateFormat.PKCS8, PASSPHRASE), PASSPHRASE)
+    for name in [name for name in sys.modules if name.startswith("cryptography")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(MissingExtra, match=r"cryptography.*pip install 'rebalanser\[etcd\]'"):
+        files.unlocked(files.read())
+
+
+def test_a_passphrase_is_shown_nowhere(tmp_path: Path) -> None:
+    key = private_key(serialization.PrivateFormat.PKCS8, PASSPHRASE)
+    files = trust(tmp_path, key, PASSPHRASE + b"\n")
+    found = files.read()
+    for text in (repr(found), repr(files), redact(f"refused: {PASSPHRASE.decode()}")):
+        assert "s3same" not in text
+    assert key.decode()[40:60] not in repr(found)

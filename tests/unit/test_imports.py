@@ -113,3 +113,12 @@ def test_what_hooks_and_operators_get_has_public_names() -> None:
     assert rebalanser.Fact(rebalanser.FactKind.JOINED, "n-1").kind == "joined"
     assert rebalanser.Mode("eager") is rebalanser.Mode.EAGER
     assert "balanced" in rebalanser.GroupState.model_fields
+
+
+def test_etcd_loads_what_few_need_when_it_is_asked_for() -> None:
+    loaded = _loaded_by(
+        "from rebalanser.registry import parse_url; from rebalanser_etcd.registry import connect_etcd; "
+        "connect_etcd(parse_url('etcd://127.0.0.1:1/')).close()"
+    )
+    assert "rebalanser_etcd.endpoints" in loaded
+    assert not {name.partition(".")[0] for name in loaded} & {"cryptography", "dns"}
