@@ -1,4 +1,4 @@
-"""The etcd backend: ``etcd://`` and ``etcd+tls://`` registries, etcd 3.4 or later.
+"""The etcd backend: ``etcd://``, ``etcd+tls://`` and both with ``+srv``, etcd 3.4 or later.
 
 It uses the generated stubs of ``python3-etcd3`` (imported as ``etcd3``); failover, the judgement of errors
 and the watches are its own, because a registry must know of every request whether it had an effect.

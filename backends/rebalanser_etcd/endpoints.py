@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -33,6 +35,7 @@ from rebalanser.errors import (
     InvalidUrl,
     MissingExtra,
     OutcomeUnknown,
+    RebalanserError,
     RegistryRefused,
     RegistryUnavailable,
     RequestTooLarge,
@@ -49,6 +52,7 @@ LONGEST_COMPARISON_S: Final = 1.0
 ENCRYPTED: Final = b"ENCRYPTED"
 """Stands in the head of every PEM file of a key that has a passphrase, and in no other."""
 COMPARE_AGAIN_S: Final = 5.0
+FIND_AGAIN_S: Final = 2.0
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
@@ -275,9 +279,12 @@ class Endpoint:
             raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
 
     def begin(self, call: str, message: Any, metadata: Metadata, timeout_s: float) -> Any:
-        """Send one request and answer the future of its reply."""
+        """Send one request and answer the future of its reply, or raise :class:`CallFailed`."""
         method: Any = self._calls[call]
-        return method.future(message, timeout=timeout_s, metadata=metadata)
+        try:
+            return method.future(message, timeout=timeout_s, metadata=metadata)
+        except ValueError:  # what gRPC raises on a closed channel
+            raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
 
 
 class _Tries:
@@ -328,8 +335,16 @@ class Endpoints:
         trust: Trust | None,
         account: Account | None,
         look: Callable[[int], Any],
+        find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        """``look`` makes the request for a linearizable read with this many guards, for comparisons."""
+        """``look`` makes the request for a linearizable read with this many guards, for comparisons.
+
+        ``find`` finds the addresses anew, after one of them failed.
+        """
+        self._trust = trust
+        self._find = find
+        self._find_at = 0.0
+        self._not_found = ""
         self._all = [Endpoint(address, trust) for address in addresses]
         random.shuffle(self._all)  # so that the nodes of a group spread over the members
         self._current = self._all[0]
@@ -445,8 +460,10 @@ class Endpoints:
 
     def close(self) -> None:
         """Close all connections; calls under way fail."""
-        self._closed = True
-        for endpoint in self._all:
+        with self._lock:
+            self._closed = True
+            endpoints = self._all
+        for endpoint in endpoints:
             endpoint.channel.close()
 
     def _try_again(self, call: str, message: Any, tries: _Tries) -> Any:
@@ -509,10 +526,11 @@ class Endpoints:
     def _ask(self, endpoints: Iterable[Endpoint], call: str, message: Any, deadline: float) -> bool:
         """Ask all of them at once; False if one says that the message is too long."""
         metadata, newest = self._metadata or (NEEDS_LEADER,), self._newest
-        asked = [
-            (endpoint, endpoint.begin(call, message, metadata, max(0.001, deadline - time.monotonic())))
-            for endpoint in endpoints
-        ]
+        asked = []
+        for endpoint in endpoints:
+            left_s = max(0.001, deadline - time.monotonic())
+            with contextlib.suppress(CallFailed):  # closed meanwhile
+                asked.append((endpoint, endpoint.begin(call, message, metadata, left_s)))
         taken = [self._compared(endpoint, call, future, newest) for endpoint, future in asked]
         return all(taken)
 
@@ -538,7 +556,7 @@ class Endpoints:
             self._compare_at = now + COMPARE_AGAIN_S
             absent, newest = list(self._absent), self._newest
         for endpoint in absent:
-            with contextlib.suppress(ValueError):  # closed meanwhile
+            with contextlib.suppress(CallFailed):  # closed meanwhile
                 asked = endpoint.begin("transact", self._look(1), metadata, LONGEST_COMPARISON_S)
                 asked.add_done_callback(partial(self._compared_late, endpoint, newest))
 
@@ -665,5 +683,41 @@ class Endpoints:
             endpoint.failures += 1
             rest_s = min(FIRST_REST_S * 2 ** (endpoint.failures - 1), LONGEST_REST_S)
             endpoint.rests_until = time.monotonic() + rest_s
+            find = self._find if not self._closed and time.monotonic() >= self._find_at else None
+            if find is not None:
+                self._find_at = math.inf
         for listener in self._listeners:
             listener(endpoint)
+        if find is not None:  # in a thread of its own, as a heartbeat may not wait for DNS
+            threading.Thread(
+                target=self._find_again, args=(find,), name="etcd-discovery", daemon=True
+            ).start()
+
+    def _find_again(self, find: Callable[[], Sequence[str]]) -> None:
+        """Take in which members there are now; one thread at a time does."""
+        try:
+            self._replace(set(find()))
+        except RebalanserError as error:
+            if str(error) != self._not_found:
+                self._not_found = str(error)
+                _log.warning("members not found anew: %s", error, extra={"action": "members_not_found"})
+        finally:
+            self._find_at = time.monotonic() + FIND_AGAIN_S
+
+    def _replace(self, addresses: AbstractSet[str]) -> None:
+        """Use these members, and others only as long as they go on answering."""
+        known = {endpoint.address for endpoint in self._all}
+        new = [Endpoint(address, self._trust) for address in addresses - known]
+        random.shuffle(new)
+        with self._lock:
+            others = [endpoint for endpoint in self._all if endpoint.address not in addresses]
+            gone = [endpoint for endpoint in others if endpoint.failures or not endpoint.proven]
+            if self._closed:
+                gone = new
+            else:
+                self._all = [*new, *(each for each in self._all if each not in gone)]
+                self._absent = {*self._absent.difference(gone), *new}
+                if self._current in gone:
+                    self._current = self._all[0]
+        for endpoint in gone:
+            endpoint.channel.close()

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +42,8 @@ from rebalanser.registry.contract import (
     Transaction,
     Watch,
 )
-from rebalanser.registry.urls import RegistryUrl
+from rebalanser.registry.urls import SRV_SCHEMES, RegistryUrl
+from rebalanser_etcd.discovery import LONGEST_LOOKUP_S, find_members
 from rebalanser_etcd.endpoints import Account, CallFailed, Endpoints, Repeat, Trust
 from rebalanser_etcd.faults import unsafe_reasons
 from rebalanser_etcd.translation import (
@@ -85,10 +87,10 @@ def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
         RegistryRefused: endpoints belong to different clusters, or take too short transactions.
         AccessDenied: wrong credentials or a wrong certificate.
     """
-    registry = connect_etcd(url)
     deadline = time.monotonic() + timeout_s
+    registry = connect_etcd(url, timeout_s)
     try:
-        registry.read_revision(timeout_s)
+        registry.read_revision(_left_s(deadline))
         registry.compare_endpoints(_left_s(deadline))
     except BaseException:
         registry.close()
@@ -96,13 +98,22 @@ def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
     return registry
 
 
-def connect_etcd(url: RegistryUrl) -> EtcdRegistry:
+def connect_etcd(url: RegistryUrl, timeout_s: float = LONGEST_LOOKUP_S) -> EtcdRegistry:
     """Make the connection to the etcd at ``url``, without asking it anything yet.
+
+    Only DNS is asked, for ``timeout_s`` seconds at most, if the members are in SRV records.
 
     Raises:
         InvalidUrl: an option is not known, or a file cannot be read.
+        RegistryUnavailable: DNS names no member, or gave no answer.
+        MissingExtra: an option or a scheme needs a package that is not installed.
     """
-    addresses = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.hosts]
+    addresses: Sequence[str] = [
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.hosts
+    ]
+    find = None
+    if url.scheme in SRV_SCHEMES:
+        find = partial(find_members, url.scheme, url.hosts[0][0])
     anchor = f"{url.root}/"
 
     def look(guards: int) -> Any:
@@ -110,7 +121,9 @@ def connect_etcd(url: RegistryUrl) -> EtcdRegistry:
 
     trust, account = _trust(url), _account(url)
     reasons = (PLAIN_PASSWORD,) if account and trust is None and not _is_local(url) else ()
-    return EtcdRegistry(Endpoints(addresses, trust, account, look), anchor, reasons)
+    if find is not None:
+        addresses = find(min(timeout_s, LONGEST_LOOKUP_S))
+    return EtcdRegistry(Endpoints(addresses, trust, account, look, find), anchor, reasons)
 
 
 class EtcdRegistry(Registry):
@@ -302,13 +315,13 @@ def _is_local(url: RegistryUrl) -> bool:
 
 
 def _trust(url: RegistryUrl) -> Trust | None:
-    tls = url.scheme == "etcd+tls"
+    tls = url.scheme in {"etcd+tls", "etcd+tls+srv"}
     known = TLS_OPTIONS if tls else OPTIONS
     unknown = sorted(set(url.options) - known)
     if unknown:
         hint = f"known are {', '.join(sorted(known))}"
         if unknown[0] in TLS_OPTIONS:
-            hint = f"{unknown[0]} needs etcd+tls://"
+            hint = f"{unknown[0]} needs {url.scheme.replace('etcd', 'etcd+tls')}://"
         raise InvalidUrl(f"{url} has the unknown option {unknown[0]!r}; {hint}")
     if not tls:
         return None
@@ -318,4 +331,6 @@ def _trust(url: RegistryUrl) -> Trust | None:
         raise InvalidUrl(f"{url} has key_password_file without key and cert")
     names = ("ca", "cert", "key", "key_password_file")
     files = {name: Path(url.options[name]) for name in names if name in url.options}
-    return Trust(**files, server_name=url.options.get("server_name"))
+    # Whoever can forge records could name a server with a true certificate of its own, so the domain counts.
+    domain = url.hosts[0][0] if url.scheme in SRV_SCHEMES else None
+    return Trust(**files, server_name=url.options.get("server_name", domain))

@@ -5,6 +5,7 @@
 ``sqlite:///PATH?file_mode=0640``         a file on this host; ``sqlite:////abs`` is an absolute path
 ``etcd://[USER:PASSWORD@]H:P,H:P/PREFIX``  an etcd cluster
 ``etcd+tls://…?ca=F&cert=F&key=F``        the same over TLS; more options in the deployment guide
+``etcd+srv://DOMAIN/PREFIX``               the same, its members by SRV records; ``etcd+tls+srv://`` over TLS
 ``kafka://H:P,H:P/CLUSTER``                a Kafka cluster, in which each group has a log
 ========================================  ===========================================================
 
@@ -32,8 +33,10 @@ from rebalanser.registry.coordinator import Coordinator
 
 ENTRY_POINT_GROUP = "rebalanser.backends"
 EXTRAS: Mapping[str, str] = MappingProxyType(
-    {"etcd": "etcd", "etcd+tls": "etcd", "kafka": "kafka"},
+    {"etcd": "etcd", "etcd+tls": "etcd", "etcd+srv": "etcd", "etcd+tls+srv": "etcd", "kafka": "kafka"},
 )
+SRV_SCHEMES = frozenset({"etcd+srv", "etcd+tls+srv"})
+"""Their URLs name a domain, without a port, in whose SRV records hosts and ports are."""
 DEFAULT_ROOT = "rebalanser"
 REGISTRY_VARIABLE = "REBALANSER_REGISTRY"
 """Names the registry where the application names none."""
@@ -45,6 +48,7 @@ class RegistryUrl:
 
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()
+    """Names or addresses with their ports; a domain of SRV records alone, with port 0."""
     path: str = ""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -58,7 +62,7 @@ class RegistryUrl:
     def __str__(self) -> str:
         user = f"{self.user}:***@" if self.user else ""
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        return f"{self.scheme}://{user}{hosts}{self.path}"
+        return f"{self.scheme}://{user}{hosts.removesuffix(':0')}{self.path}"
 
 
 _HOST: Final = re.compile(r"[\w.\-]+|\[[\da-fA-F:.]+\]")
@@ -73,6 +77,15 @@ def _host(text: str, scheme: str) -> tuple[str, int]:
         shown = text if not colon else f"{text.partition(':')[0]}:***"
         raise InvalidUrl(f"{shown!r} in the URL {scheme}://… is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _domain(text: str, scheme: str) -> tuple[str, int]:
+    if not _HOST.fullmatch(text) or text.startswith("["):
+        shown = text if ":" not in text else f"{text.partition(':')[0]}:***"  # it may be a password
+        raise InvalidUrl(
+            f"{shown!r} in the URL {scheme}://… is not the DOMAIN of SRV records, without a port"
+        )
+    return text.rstrip("."), 0
 
 
 def url_or_default(url: str | None) -> str:
@@ -117,7 +130,9 @@ def parse_url(text: str) -> RegistryUrl:
     hide_secret(unquote(password))
     return RegistryUrl(
         scheme=scheme,
-        hosts=tuple(_host(part, scheme) for part in parts.netloc.split(",")),
+        hosts=(_domain(parts.netloc, scheme),)
+        if scheme in SRV_SCHEMES
+        else tuple(_host(part, scheme) for part in parts.netloc.split(",")),
         path=parts.path,
         user=unquote(user) or None,
         password=unquote(password) if colon else None,

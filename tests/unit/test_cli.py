@@ -207,11 +207,15 @@ def test_bad_input_gets_one_line(cli: Cli, arguments: tuple[str, ...], code: int
     [
         (
             "zookeeper://127.0.0.1:1/x",
-            ["no backend for zookeeper://", "etcd+tls, kafka, memory, sqlite"],
+            ["no backend for zookeeper://", "etcd, etcd+srv, etcd+tls, etcd+tls+srv, kafka, memory, sqlite"],
         ),
         ("kafka://127.0.0.1:1/a*b", ["'a*b' in kafka://127.0.0.1:1/a*b cannot name a cluster"]),
         ("groups.db", ["is not a registry URL such as sqlite:///groups.db"]),
         ("etcd://127.0.0.1", ["is not HOST:PORT"]),
+        *(
+            (f"etcd+srv://{there}/x", [f"'{shown}' in the URL etcd+srv://… is not the DOMAIN of SRV records"])
+            for there, shown in [("a.test:2379", "a.test:***"), ("a.test,b.test", "a.test,b.test"), ("", "")]
+        ),
         ("sqlite://", ["names no file"]),
         ("sqlite:////nowhere/at/all/groups.db", ["there is no folder /nowhere/at/all"]),
         ("memory://", ["memory://test"]),

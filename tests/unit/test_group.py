@@ -1073,7 +1073,8 @@ def test_arguments_of_another_type_are_refused_in_words(
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     group = Group("group", "redis://localhost:6379/")
     group.worker(lambda _owned: None)
-    with pytest.raises(UnknownScheme, match=r"redis://; known: etcd, etcd\+tls, kafka, memory, sqlite"):
+    known = r"etcd, etcd\+srv, etcd\+tls, etcd\+tls\+srv, kafka, memory, sqlite"
+    with pytest.raises(UnknownScheme, match=rf"redis://; known: {known}"):
         group.start()
 
 

@@ -271,6 +271,7 @@ def test_no_secret_is_in_any_line_wherever_it_came_from(
         "etcd://ann:forgotten%2Dhost127.0.0.1:2379",
         "etcd+tls://127.0.0.1:2379,ann:forgotten host",
         "etcd://ann:forgotten[host/path",
+        "etcd+srv://ann:forgotten-domain",
     ],
 )
 def test_a_wrong_url_never_gets_its_password_into_a_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -289,6 +290,12 @@ def test_a_parsed_url_shows_no_password() -> None:
     assert url.password == PASSWORD
     assert PASSWORD not in f"{url} {url!r}"
     assert "a-secret" not in f"{url} {url!r}"
+
+
+def test_a_domain_of_srv_records_is_shown_as_it_was_given() -> None:
+    url = parse_url(f"etcd+tls+srv://ann:{PASSWORD}@etcd.example.com./root?ca=f")
+    assert (url.hosts, url.root, url.password) == ((("etcd.example.com", 0),), "root", PASSWORD)
+    assert str(url) == "etcd+tls+srv://ann:***@etcd.example.com/root"
 
 
 def test_the_command_line_shows_lines_or_objects(capsys: pytest.CaptureFixture[str]) -> None:
