@@ -39,7 +39,7 @@ from rebalanser.registry.urls import url_or_default
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.dead_man import DeadMansSwitch
 from rebalanser.runtime.engine import Engine
-from rebalanser.runtime.handlers import Handlers
+from rebalanser.runtime.handlers import Handlers, name_of
 from rebalanser.runtime.narration import Narrator
 from rebalanser.runtime.owned import Owned, Tenure
 from rebalanser.runtime.running import run_until_stopped
@@ -58,14 +58,6 @@ class _TwoHandlers:
     def __init__(self, on_start: OwnedHandler, on_stop: OwnedHandler) -> None:
         self.start = on_start
         self.stop = on_stop
-
-
-def name_of(handler: object) -> str:
-    """The name of a function, or of the type of another object, without an address."""
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    name: str = getattr(handler, "__qualname__", type(handler).__qualname__)
-    return name
 
 
 def _refuse_coroutine(handler: object) -> None:

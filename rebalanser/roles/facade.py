@@ -18,6 +18,7 @@ from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings, check
 from rebalanser.roles.contract import PARTITIONS, Call, Candidacy, Candidate, open_elections
 from rebalanser.roles.facts import FactTeller
 from rebalanser.roles.history import LeadershipHistory
+from rebalanser.runtime.handlers import name_of
 from rebalanser.runtime.running import run_until_stopped
 
 KAFKA_VARIABLE: Final = "REBALANSER_KAFKA"
@@ -134,7 +135,7 @@ class Neli:
         if kind in self._handlers:
             raise InvalidHandlers(f"{_NAMES[kind]} is registered already")
         if inspect.iscoroutinefunction(handler):
-            raise InvalidHandlers(f"{handler!r} is a coroutine function: use AsyncNeli")
+            raise InvalidHandlers(f"{name_of(handler)} is a coroutine function: use AsyncNeli")
         if self._candidate is not None:
             raise InvalidState("handlers must be registered before the start")
         self._handlers[kind] = handler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 import traceback
@@ -14,6 +15,14 @@ from rebalanser.protocol import CallStart, CallStop, FactKind, Handler, HandlerR
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import log_aside
 from rebalanser.runtime.owned import Detail, Owned, Tenure
+
+
+def name_of(handler: object) -> str:
+    """The name of a function, or of the type of another object, without an address."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    name: str = getattr(handler, "__qualname__", type(handler).__qualname__)
+    return name
 
 
 class Handlers(Protocol):

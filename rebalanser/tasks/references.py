@@ -7,6 +7,7 @@ import sys
 from operator import attrgetter
 
 from rebalanser.errors import InvalidHandlers
+from rebalanser.runtime.handlers import name_of
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.options import TaskOptions
 
@@ -26,7 +27,7 @@ def reference_of(body: TaskBody) -> str:
         if found is function or getattr(found, "body", None) is body:
             return f"{module}:{path}"
     raise InvalidHandlers(
-        f"task {body.name!r}: no other process can import {function!r}; "
+        f"task {body.name!r}: no other process can import {name_of(function)}; "
         "a function whose bodies run in processes stands at the top of a module"
     )
 

@@ -260,7 +260,7 @@ if __name__ == "__main__":
     ("more", "fragment"),
     [
         (UNGUARDED, "put it under if __name__ == '__main__'"),
-        (NESTED, "task 'inner': no other process can import <function outer.<locals>.inner"),
+        (NESTED, "task 'inner': no other process can import outer.<locals>.inner; "),
     ],
     ids=["unguarded", "nested"],
 )

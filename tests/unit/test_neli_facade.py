@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -221,8 +222,10 @@ def test_handlers_that_can_not_be_called_are_refused(neli: Neli) -> None:
 
     def plain(_role: Role, _token: int) -> None: ...
 
-    with pytest.raises(InvalidHandlers, match="use AsyncNeli"):
-        neli.on_induced(coroutine)  # type: ignore[type-var]
+    name = "test_handlers_that_can_not_be_called_are_refused.<locals>.coroutine"
+    for handler in (coroutine, functools.partial(coroutine)):
+        with pytest.raises(InvalidHandlers, match=rf"^{name} is a coroutine function: use AsyncNeli$"):
+            neli.on_induced(handler)  # type: ignore[type-var]
     neli.on_fenced(plain)
     with pytest.raises(InvalidHandlers, match="on_fenced is registered already"):
         neli.on_fenced(plain)

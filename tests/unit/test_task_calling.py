@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 import time
 from concurrent.futures import Future
@@ -90,8 +91,11 @@ def test_a_function_that_was_decorated_is_found_as_it_was_registered(
 def test_what_no_other_process_can_import_is_refused_by_its_name() -> None:
     def nested(claim: Claim) -> None: ...
 
-    for function in (nested, lambda claim: None, Home().write):
-        with pytest.raises(InvalidHandlers, match="task 'odd': no other process can import"):
+    here = "test_what_no_other_process_can_import_is_refused_by_its_name.<locals>."
+    named = {f"{here}nested": nested, f"{here}<lambda>": lambda claim: None, "Home.write": Home().write}
+    for name, function in named.items():
+        refused = re.escape(f"task 'odd': no other process can import {name}; a function")
+        with pytest.raises(InvalidHandlers, match=refused):
             reference_of(body_of(function, "odd"))
     caller = ProcessCaller({"odd": body_of(nested, "odd")})
     with pytest.raises(InvalidHandlers, match="task 'odd': no other process can import"):
