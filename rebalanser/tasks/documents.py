@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
 
 from rebalanser.tasks.model import ClaimState, Status, Stored, Task, Update
 
 
 class Content(BaseModel):
-    """Bytes that somebody stored: as JSON where they are JSON, else in base64."""
+    """Bytes that somebody stored: as JSON where they are JSON that can be written again, else in base64.
+
+    JSON of more than 200 levels, or with half a pair of surrogates, can be read by some and written by few.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     value: Any = Field(default=None, description="What the JSON says; null where the bytes are no JSON.")
-    base64: str | None = Field(default=None, description="The bytes, where they are no JSON.")
+    base64: str | None = Field(default=None, description="The bytes, if they are no JSON, or a too deep one.")
 
     @classmethod
     def of(cls, content: bytes) -> Self:
         """The document of these bytes."""
         try:
-            return cls(value=json.loads(content, parse_constant=_refuse))
+            return cls(value=from_json(content, allow_inf_nan=False))
         except ValueError:
             return cls(base64=base64.b64encode(content).decode())
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
 
 
 class ClaimDocument(BaseModel):

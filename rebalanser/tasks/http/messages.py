@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import from_json
 
 from rebalanser.tasks.documents import Content
 from rebalanser.tasks.enqueued import EnqueueAnswer
@@ -21,6 +31,34 @@ _MAX_LABEL: Final = 512
 Label = Annotated[str, Field(min_length=1, max_length=_MAX_LABEL)]
 
 
+def _decoded(text: Any) -> bytes:
+    """Decode base64 that may be broken into lines, and nothing that is not base64."""
+    try:
+        return b64decode("".join(text.split()), validate=True)
+    except (AttributeError, ValueError) as error:
+        raise ValueError("it is no base64 of the standard alphabet, with padding") from error
+
+
+Base64 = Annotated[bytes, BeforeValidator(_decoded), WithJsonSchema({"type": "string", "format": "base64"})]
+
+
+def _json_of(value: Any) -> bytes:
+    """Encode a value as JSON that every reader of it can decode."""
+    try:
+        content = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("the value has half a surrogate pair, which is no Unicode text") from error
+    except RecursionError as error:
+        raise ValueError("the value is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError("the value has a number that JSON has no word for") from error
+    try:
+        from_json(content)
+    except ValueError as error:
+        raise ValueError("the value is nested too deeply") from error
+    return content
+
+
 class Asked(BaseModel):
     """A request's body: a field that is not known is refused."""
 
@@ -30,24 +68,20 @@ class Asked(BaseModel):
 class GivenContent(Asked):
     """Bytes to store: a value as JSON, or any bytes in base64, not both."""
 
-    value: Any = Field(default=None, description="Stored as JSON (UTF-8).")
-    base64: Base64Bytes | None = Field(default=None, description="Stored as it is.")
+    value: Any = Field(default=None, description="Stored as JSON (UTF-8); at most 200 levels deep.")
+    base64: Base64 | None = Field(default=None, description="Stored as it is.")
+    _content: bytes = PrivateAttr()
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if self.value is not None and self.base64 is not None:
             raise ValueError("give a value or base64, not both")
-        try:
-            json.dumps(self.value, allow_nan=False)
-        except ValueError as error:
-            raise ValueError("the value has a number that JSON has no word for") from error
+        self._content = _json_of(self.value) if self.base64 is None else self.base64
         return self
 
     def content(self) -> bytes:
-        """What to store."""
-        if self.base64 is not None:
-            return self.base64
-        return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        """Return the bytes to store."""
+        return self._content
 
 
 class NewTask(Asked):
