@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -97,8 +98,9 @@ class Client:
 class Served:
     """``rebalanser tasks serve`` in a process of its own."""
 
-    def __init__(self, stage: Stage, *arguments: str) -> None:
+    def __init__(self, stage: Stage, *arguments: str, files: int | None = None) -> None:
         command = [
+            *(() if files is None else ("sh", "-c", f'ulimit -n {files} && exec "$@"', "sh")),
             *(sys.executable, "-m", "rebalanser", "tasks", "serve", "work", "--port", "0", "--json"),
             *("--claim-ttl", str(CLAIM_TTL_S), "--registry", stage.url, *arguments),
         ]
@@ -129,9 +131,9 @@ class Stage:
         self._stack = stack
         self.queue = stack.enter_context(Queue("work", self.url, partitions=4, state_folder=folder / "state"))
 
-    def serve(self, *arguments: str) -> Served:
+    def serve(self, *arguments: str, files: int | None = None) -> Served:
         given = ("--token-file", str(self._token), "--max-body", str(MAX_BODY_BYTES), *arguments)
-        return self._stack.enter_context(Served(self, *given))
+        return self._stack.enter_context(Served(self, *given, files=files))
 
 
 @pytest.fixture
@@ -295,6 +297,25 @@ def test_a_claim_for_somebody_who_hung_up_is_not_made(stage: Stage) -> None:
     stored = stage.queue.get(task)
     assert stored.state.claim is not None
     assert stored.state.claim.worker == "a worker in C"
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize(
+    "sent", [b"GET /health HTTP/1.1\r\nX: ", b"POST /v1 HTTP/1.1\r\nContent-Length: 9\r\n\r\n"]
+)
+def test_clients_that_send_half_a_request_keep_no_other_away(stage: Stage, sent: bytes) -> None:
+    served = stage.serve(files=128)
+    client = Client(served.url)
+    host, port = served.url.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        for _ in range(200):
+            half = stack.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            half.sendall(sent)
+        assert client.send("GET", "/health").status == 200
+        task = client.enqueue()
+        (claim,) = client.claim()
+        assert claim["task"] == task
+        assert client.ask(claim, "complete").status == 200
 
 
 @pytest.mark.rule("SK-5", "SK-16")

@@ -1,11 +1,12 @@
-"""The HTTP application asked in this process, without a socket: what one client sends never harms another."""
+"""The HTTP application and its connections, in this process: what one client does never harms another."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
-from collections.abc import Iterator, Sequence
+import resource
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,19 @@ from rebalanser.tasks import Queue
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
+import uvicorn
+
+from rebalanser.tasks.http import serving
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.http.serving import ServingOptions, built
+from rebalanser.tasks.http.serving import (
+    BODY_S,
+    HEAD_S,
+    READ_S,
+    Connection,
+    Connections,
+    ServingOptions,
+    built,
+)
 
 HALF_A_PAIR = '"\\ud800"'
 TASKS = "/v1/queues/work/tasks"
@@ -124,3 +136,217 @@ def test_content_is_stored_as_given(queue: Queue, payload: dict[str, Any], store
     reply = client_of(queue).send("POST", TASKS, json.dumps({"name": "send", "payload": payload}))
     assert reply.status == 201
     assert queue.payload(reply.json["id"]) == stored
+
+
+class Timer:
+    def __init__(self, at: float, callback: Callable[[], None]) -> None:
+        self.at = at
+        self.callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Loop:
+    """As much of an event loop as a connection uses; its time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        self._timers.append(Timer(self.now + delay, callback))
+        return self._timers[-1]
+
+    def create_task(self, coroutine: Coroutine[Any, Any, None], **_: Any) -> Any:
+        coroutine.close()  # a test answers by itself
+        return asyncio.Future(loop=self)  # type: ignore[arg-type]
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: Any) -> None:
+        raise AssertionError(context)
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass, and carry out what is due."""
+        self.now += seconds
+        due = [each for each in self._timers if each.at <= self.now and not each.is_cancelled]
+        self._timers = [each for each in self._timers if each.at > self.now]
+        for each in due:
+            each.callback()
+
+
+class Transport:
+    """A client's socket."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
+        self.unread = 0
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return self.is_ended
+
+    def abort(self) -> None:
+        self.is_ended = True
+
+    close = abort
+
+    def write(self, data: bytes) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Server:
+    """Connections of one server, on a loop of the tests' own."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.loop = Loop()
+        self.state = Connections(limit)
+        self._config = uvicorn.Config(
+            self._app, http=Connection, ws="none", log_config=None, lifespan="off", timeout_keep_alive=1000
+        )
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+    def connect(self, sent: bytes = b"") -> Connection:
+        connection = Connection(self._config, self.state, {}, self.loop)  # type: ignore[arg-type]
+        connection.connection_made(Transport())  # type: ignore[arg-type]
+        if sent:
+            connection.data_received(sent)
+        return connection
+
+    def answer(self, connection: Connection) -> None:
+        for message in ({"type": "http.response.start", "status": 204}, {"type": "http.response.body"}):
+            asyncio.run(connection.cycle.send(message))  # type: ignore[arg-type]
+
+    def ended(self, *connections: Connection) -> list[bool]:
+        """Which of them were ended; these are then told that they are lost."""
+        ended = [each.transport.is_closing() for each in connections]
+        for each, is_ended in zip(connections, ended, strict=True):
+            if is_ended:
+                each.connection_lost(None)
+        return ended
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
+REQUEST = HEAD + b"0123456789"
+
+
+@pytest.mark.rule("SK-16")
+def test_a_request_must_come_whole_in_time() -> None:
+    server = Server()
+    silent, started, trickling = server.connect(), server.connect(HEAD[:-1]), server.connect(b"P")
+    without_body, whole = server.connect(HEAD), server.connect(REQUEST)
+    server.loop.pass_s(HEAD_S - 1)
+    trickling.data_received(b"O")
+    without_body.data_received(b"0")
+    all_of_them = (silent, started, trickling, without_body, whole)
+    assert server.ended(*all_of_them) == [False] * 5
+    server.loop.pass_s(1)
+    assert server.ended(*all_of_them) == [True, True, True, False, False]
+    server.loop.pass_s(BODY_S - HEAD_S)
+    assert server.ended(without_body, whole) == [True, False]
+    server.loop.pass_s(10_000)
+    assert server.ended(whole) == [False], "it waits for the server"
+    assert server.state.connections == {whole}
+    assert server.state.owing == {}
+
+
+@pytest.mark.rule("SK-16")
+def test_time_counts_anew_with_each_request() -> None:
+    server = Server()
+    connection = server.connect()
+    for _ in range(3):
+        server.loop.pass_s(HEAD_S - 1)
+        connection.data_received(HEAD)
+        server.loop.pass_s(BODY_S - 1)
+        connection.data_received(b"0123456789")
+        server.loop.pass_s(1000)
+        server.answer(connection)
+    assert server.ended(connection) == [False]
+    server.loop.pass_s(HEAD_S)
+    assert server.ended(connection) == [True]
+
+
+@pytest.mark.rule("SK-16")
+def test_who_reads_nothing_of_an_answer_is_cut_off() -> None:
+    server = Server()
+    connection = server.connect(REQUEST)
+    transport: Any = connection.transport
+    transport.unread = 300
+    connection.pause_writing()
+    for transport.unread in (200, 100):
+        server.loop.pass_s(READ_S)
+        assert server.ended(connection) == [False], "it reads, if slowly"
+    connection.resume_writing()
+    server.loop.pass_s(1000)
+    connection.pause_writing()
+    server.loop.pass_s(READ_S)
+    assert server.ended(connection) == [False]
+    server.loop.pass_s(READ_S)
+    assert server.ended(connection) == [True]
+
+
+@pytest.mark.rule("SK-16")
+def test_an_answer_that_is_still_read_is_not_cut_off_by_the_next_request_s_time() -> None:
+    server = Server()
+    connection = server.connect(REQUEST)
+    transport: Any = connection.transport
+    transport.unread = 300
+    server.answer(connection)
+    server.loop.pass_s(HEAD_S)
+    assert server.ended(connection) == [False]
+    transport.unread = 0
+    server.loop.pass_s(HEAD_S)
+    assert server.ended(connection) == [True]
+
+
+@pytest.mark.rule("SK-16")
+def test_who_hangs_up_is_forgotten() -> None:
+    server = Server(limit=1)
+    server.connect(HEAD).connection_lost(None)
+    assert (server.state.connections, server.state.owing) == (set(), {})
+    assert server.ended(server.connect()) == [False]
+
+
+@pytest.mark.rule("SK-16")
+def test_who_sends_half_a_request_gives_way() -> None:
+    server = Server(limit=4)
+    worked_on = server.connect(REQUEST)
+    upload, answered, half = server.connect(HEAD), server.connect(REQUEST), server.connect(HEAD[:9])
+    server.answer(answered)
+    assert server.ended(worked_on, upload, answered, half) == [False] * 4
+    new = [server.connect(REQUEST)]
+    assert server.ended(worked_on, upload, answered, half) == [False, False, False, True], "the longest first"
+    new.append(server.connect(REQUEST))
+    assert server.ended(worked_on, upload, answered) == [False, False, True]
+    new.append(server.connect(REQUEST))
+    assert server.ended(worked_on, upload) == [False, True], "a body that does not come gives way too"
+    last = server.connect()
+    assert server.ended(worked_on, *new, last) == [False, False, False, False, True], "all are worked on"
+    assert len(server.state.connections) == 4
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [(256, 128), (1024, 512), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096), (2, 4)],
+)
+def test_connections_leave_files_to_the_store(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (files, files))
+    assert serving.max_connections() == connections

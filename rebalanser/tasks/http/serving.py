@@ -1,9 +1,11 @@
-"""A server of a queue over HTTP: where it binds, what guards it, how it stops."""
+"""A server of a queue over HTTP: where it binds, what guards it, whose connections it keeps, how it stops."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -14,8 +16,11 @@ from typing import Final
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from rebalanser.errors import InvalidSettings
+from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.http.guards import BearerToken, BodyLimit, RateLimit, parse_rate
@@ -24,6 +29,15 @@ from rebalanser.tasks.queue import Queue
 
 MIN_TOKEN: Final = 16
 GRACE_S: Final = 10
+HEAD_S: Final = 10.0
+"""Seconds from a connection's begin, or from its last answer, to the end of the next request's headers."""
+BODY_S: Final = 60.0
+"""Seconds from the end of a request's headers to the end of its body."""
+READ_S: Final = 60.0
+"""Seconds after which a client that has read nothing more of its answer is cut off."""
+MAX_CONNECTIONS: Final = 4096
+_WARN_EVERY_S: Final = 60.0
+_log = get_logger()
 
 
 class ServingOptions(BaseModel):
@@ -89,17 +103,21 @@ class Serving:
         self._started = started
         self._stopped = threading.Event()
         self._dispenser = Dispenser(queue.context)
+        limit = max_connections()
         self._config = uvicorn.Config(
             built(queue, self._dispenser, options),
             host=options.host,
             port=options.port,
+            http=Connection,
+            ws="none",
+            backlog=limit // 4,  # what asyncio accepts at once, before any of it is counted
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
         )
-        self._server = _Server(self._config, self._dispenser.stop)
+        self._server = _Server(self._config, self._dispenser.stop, limit)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -158,11 +176,130 @@ def _bound(config: uvicorn.Config) -> socket.socket:
         raise InvalidSettings(f"{config.host}:{config.port} can't be bound: is it in use?") from error
 
 
+def max_connections() -> int:
+    """Return half the files that this process may open, as the store and its clients need files too."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(4, min(MAX_CONNECTIONS, files // 2))
+
+
+class Connections(ServerState):
+    """What the connections of a server share: at most ``limit`` of them are kept."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.owing: dict[Connection, asyncio.TimerHandle] = {}
+        """Connections whose client has to act, the longest waiting first, and what ends each in time."""
+        self.warned_at = -math.inf
+
+
+class Connection(H11Protocol):
+    """A connection that is ended when its client is late, or when others need its place meanwhile.
+
+    The client has to send the headers of the next request, then its body, and to read what is answered.
+    """
+
+    server_state: Connections
+    _owes_s: float | None = None
+    """In how many seconds the client has to do what it has to do now; None while it is the server's turn."""
+    _unread: float = math.inf
+    """Bytes that the client had not read when that was looked at last."""
+    _reads_slowly = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the base
+        """Keep the connection if there is a place for it, and wait for a request."""
+        super().connection_made(transport)
+        self._follow()
+        if len(self.connections) > self.server_state.limit:
+            self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client has sent."""
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._follow()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read."""
+        super().pause_writing()
+        self._reads_slowly = True
+        self._follow()
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        super().resume_writing()
+        self._reads_slowly = False
+        self._follow()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        super().connection_lost(exc)
+        self._wait(None)
+
+    def _follow(self) -> None:
+        """Count the client's time anew if it has something else to do now."""
+        if self._reads_slowly:
+            owes_s: float | None = READ_S
+        elif self.owes_head:
+            owes_s = HEAD_S
+        else:
+            owes_s = BODY_S if self.cycle.more_body else None
+        if owes_s != self._owes_s:
+            self._unread = math.inf
+            self._wait(owes_s)
+
+    @property
+    def owes_head(self) -> bool:
+        """True if no request has begun that is not answered."""
+        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr] # at first
+
+    def _wait(self, seconds: float | None) -> None:
+        self._owes_s = seconds
+        timer = self.server_state.owing.pop(self, None)
+        if timer is not None:
+            timer.cancel()
+        if seconds is not None:
+            self.server_state.owing[self] = self.loop.call_later(seconds, self._end_late)
+
+    def _end_late(self) -> None:
+        """End the connection, unless it is just that its client still reads a large answer."""
+        unread = self.transport.get_write_buffer_size()
+        if 0 < unread < self._unread:
+            self._unread = unread
+            self._wait(self._owes_s)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """End the connection at once."""
+        self._wait(None)
+        self.transport.abort()
+
+    def _make_room(self) -> None:
+        """End the connection that has waited longest for its client: another without a request, else any."""
+        state = self.server_state
+        idle = (each for each in state.owing if each.owes_head and each is not self)
+        next(idle, next(iter(state.owing))).end()
+        now = self.loop.time()
+        if now - state.warned_at >= _WARN_EVERY_S:
+            state.warned_at = now
+            _log.warning(
+                "too many connections: those that wait for their clients are ended",
+                action="http_connections",
+                limit=state.limit,
+            )
+
+
 class _Server(uvicorn.Server):
     """A server that tells when it listens, and ends what waits before it waits for it."""
 
-    def __init__(self, config: uvicorn.Config, before_shutdown: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, before_shutdown: Callable[[], None], limit: int) -> None:
         super().__init__(config)
+        self.server_state = Connections(limit)
         self.listens = threading.Event()
         self._before_shutdown = before_shutdown
 
