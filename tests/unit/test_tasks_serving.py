@@ -6,7 +6,9 @@ import asyncio
 import base64
 import json
 import resource
+import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -350,3 +352,12 @@ def test_connections_leave_files_to_the_store(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (files, files))
     assert serving.max_connections() == connections
+
+
+@pytest.mark.rule("SK-16")
+def test_an_answer_is_sent_at_once() -> None:
+    config = uvicorn.Config(lambda: None, host="127.0.0.1", port=0, log_config=None)
+    with closing(serving._bound(config)) as bound:
+        bound.listen()
+        with socket.create_connection(bound.getsockname()), closing(bound.accept()[0]) as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

@@ -171,9 +171,12 @@ def serve(queue: Queue, options: ServingOptions, started: Callable[[str], None])
 
 def _bound(config: uvicorn.Config) -> socket.socket:
     try:
-        return config.bind_socket()
+        bound = config.bind_socket()
     except SystemExit as error:  # its way to say that it can't
         raise InvalidSettings(f"{config.host}:{config.port} can't be bound: is it in use?") from error
+    # Connections inherit it. An answer is two writes: the second would wait for the client's delayed ACK.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    return bound
 
 
 def max_connections() -> int:
