@@ -14,6 +14,7 @@ pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
 from rebalanser.tasks.http import problems
 from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.tasks.http.problems import Refusal
 from rebalanser.testing.waiting import PATIENCE_S
 
 
@@ -103,6 +104,20 @@ def test_who_waits_when_the_server_stops_gets_nothing(dispenser: Dispenser) -> N
     assert asker.future.result(timeout=0) == []
     with pytest.raises(errors.RetryLater, match="stops"):
         dispenser.ask("b", 1, 0.0)
+
+
+@pytest.mark.rule("SK-16")
+def test_not_all_connections_are_of_those_who_wait(dispenser: Dispenser) -> None:
+    dispenser = Dispenser(dispenser._context, max_waiting=2)
+    waiting = [dispenser.ask("a", 1, 1000.0) for _ in range(2)]
+    with pytest.raises(Refusal, match="2 wait for a task already") as refused:
+        dispenser.ask("b", 1, 0.1)
+    dispenser.ask("b", 1, 0.0)
+    dispenser.forget(waiting[0])
+    dispenser.forget(waiting[1])
+    dispenser.ask("b", 1, 0.1)
+    answer = problems.document(refused.value.kind, str(refused.value))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
 
 
 @pytest.mark.rule("SK-16")

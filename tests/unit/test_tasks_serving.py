@@ -19,6 +19,7 @@ from rebalanser.tasks import Queue
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
+import anyio.to_thread
 import uvicorn
 
 from rebalanser.tasks.http import serving
@@ -344,14 +345,36 @@ def test_who_sends_half_a_request_gives_way() -> None:
 
 @pytest.mark.rule("SK-16")
 @pytest.mark.parametrize(
-    ("files", "connections"),
-    [(256, 128), (1024, 512), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096), (2, 4)],
+    ("soft", "hard", "raised", "connections"),
+    [
+        (256, 256, None, 128),
+        (256, 1024, (1024, 1024), 512),
+        (1024, 1 << 20, (8192, 1 << 20), 4096),
+        (1024, resource.RLIM_INFINITY, (8192, resource.RLIM_INFINITY), 4096),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, 4096),
+        (1 << 20, 1 << 20, None, 4096),
+        (2, 2, None, 4),
+    ],
 )
 def test_connections_leave_files_to_the_store(
-    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: tuple[int, int] | None, connections: int
 ) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _what: (files, files))
+    limits: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _what, limit: limits.append(limit))
     assert serving.max_connections() == connections
+    assert limits == ([] if raised is None else [raised])
+
+
+@pytest.mark.rule("SK-16")
+def test_health_and_claims_need_no_thread(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads may wait for the store at the same time."""
+    monkeypatch.setattr(anyio.to_thread, "run_sync", None)
+    client = client_of(queue)
+    assert client.send("GET", "/health").json["queue"] == "work"
+    assert client.send("GET", "/problems/full").json["status"] == 507
+    assert client.send("GET", "/openapi.json").status == 200
+    assert client.send("POST", "/v1/queues/wrok/claims", '{"worker": "a"}').status == 404
 
 
 @pytest.mark.rule("SK-16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.context import Context
+from rebalanser.tasks.http.problems import TOO_MANY, Refusal
 from rebalanser.tasks.http.telling import Telling
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.partitions import Claimed, Partitions
@@ -46,10 +48,14 @@ class Asker:
 
 
 class Dispenser:
-    """The one thread of a server that claims. All methods may be called from any thread."""
+    """The one thread of a server that claims. All methods may be called from any thread.
 
-    def __init__(self, context: Context) -> None:
+    At most ``max_waiting`` clients wait for a task, so that there are connections for the others.
+    """
+
+    def __init__(self, context: Context, max_waiting: float = math.inf) -> None:
         self._context = context
+        self._max_waiting = max_waiting
         self._woken = threading.Event()
         self.telling = Telling(context, self._woken.set)
         """What writes the history of the claims handed out."""
@@ -98,12 +104,15 @@ class Dispenser:
 
         Raises:
             RetryLater: the server stops.
+            Refusal: too many wait already.
         """
         now = self._context.clock.now()
         asker = Asker(worker, limit, now, now + wait_s, names)
         with self._lock:
             if self._stopping:
                 raise RetryLater("the server stops; ask another")
+            if wait_s > 0 and len(self._askers) >= self._max_waiting:
+                raise Refusal(TOO_MANY, f"{self._max_waiting} wait for a task already")
             self._askers.append(asker)
         self._woken.set()
         return asker

@@ -122,8 +122,8 @@ def document(kind: Kind, detail: str, headers: Mapping[str, str] | None = None, 
         type=kind.type, title=kind.title, status=kind.status, detail=redact(" ".join(detail.split())), **more
     )
     extra = dict(headers or {})
-    if kind is AWAY:
-        extra["Retry-After"] = str(RETRY_AFTER_S)
+    if kind in {AWAY, TOO_MANY}:
+        extra.setdefault("Retry-After", str(RETRY_AFTER_S))
     if kind is UNAUTHORIZED:
         extra["WWW-Authenticate"] = "Bearer"
     return JSONResponse(problem.model_dump(), kind.status, extra, MEDIA_TYPE)

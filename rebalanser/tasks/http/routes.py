@@ -61,8 +61,8 @@ class Server:
         self.dispenser = dispenser
         self.routers = (self._tasks(), self._claims())
 
-    def named(self, queue: str) -> None:
-        """See that a request means this queue."""
+    async def named(self, queue: str) -> None:
+        """See that a request means this queue. Needs no thread: others may all wait for the store."""
         if queue != self.queue.name:
             raise UnknownQueue(f"this server serves the queue {self.queue.name!r}, not {queue!r}")
 
@@ -263,7 +263,7 @@ def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
         app.include_router(router)
 
     @app.get("/health", tags=["server"])
-    def health() -> Health:
+    async def health() -> Health:
         """Ask whether the server answers, and how many partitions it owns."""
         owned = server.dispenser.owned(server.queue.partition_count)
         return Health(queue=server.queue.name, partitions=owned)
@@ -271,7 +271,7 @@ def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
     @app.get(
         f"{problems.PATH}/{{name}}", tags=["server"], responses=_described(problems.UNKNOWN, problems.INVALID)
     )
-    def explain(name: str) -> Problem:
+    async def explain(name: str) -> Problem:
         """Ask what a kind of problem means: where the `type` of a problem document points to."""
         kind = problems.KINDS.get(name)
         if kind is None:

@@ -102,8 +102,8 @@ class Serving:
         self._host = options.host
         self._started = started
         self._stopped = threading.Event()
-        self._dispenser = Dispenser(queue.context)
         limit = max_connections()
+        self._dispenser = Dispenser(queue.context, max_waiting=limit // 2)
         self._config = uvicorn.Config(
             built(queue, self._dispenser, options),
             host=options.host,
@@ -180,9 +180,14 @@ def _bound(config: uvicorn.Config) -> socket.socket:
 
 
 def max_connections() -> int:
-    """Return half the files that this process may open, as the store and its clients need files too."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(4, min(MAX_CONNECTIONS, files // 2))
+    """Raise this process's limit of open files where that helps, and leave half of it to the store."""
+    files = 2 * MAX_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        files = min(files, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return max(4, files // 2)
 
 
 class Connections(ServerState):
