@@ -366,6 +366,66 @@ def test_connections_leave_files_to_the_store(
     assert limits == ([] if raised is None else [raised])
 
 
+COUNTS = "/v1/queues/work/counts"
+CHEAP_WORD = "0123456789abcdef"
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("host", "127.0.0.1:8642", 200),
+        ("host", "localhost", 200),
+        ("host", "LOCALHOST:80", 200),
+        ("host", "[::1]:8642", 200),
+        ("host", "127.9.9.9", 200),
+        ("host", "evil.example:8642", 403),
+        ("host", "127.0.0.1.evil.example", 403),
+        ("host", "localhost@evil.example", 403),
+        ("host", "[::1", 403),
+        ("host", "", 403),
+        ("origin", "http://localhost:3000", 200),
+        ("origin", "https://evil.example", 403),
+        ("origin", "null", 403),
+    ],
+)
+def test_pages_of_other_hosts_reach_no_server_without_a_token(
+    queue: Queue, name: str, value: str, status: int
+) -> None:
+    client = client_of(queue)
+    reply = client.send("GET", COUNTS, headers=[(name, value)])
+    assert reply.status == status
+    if status == 403:
+        assert reply.json["type"] == "/problems/foreign-host"
+        assert value in reply.json["detail"]
+    assert client.send("GET", "/health", headers=[(name, value)]).status == 200
+    guarded = client_of(queue, token=CHEAP_WORD)
+    assert (
+        guarded.send("GET", COUNTS, headers=[(name, value), ("authorization", f"Bearer {CHEAP_WORD}")]).status
+        == 200
+    ), "a page does not know the token"
+
+
+@pytest.mark.rule("SK-16")
+def test_who_has_the_wrong_token_is_told_how_to_send_it(queue: Queue) -> None:
+    reply = client_of(queue, token=CHEAP_WORD).send("GET", COUNTS)
+    assert reply.status == 401
+    assert reply.json["detail"] == "send the header Authorization with the word Bearer, a space and the token"
+
+
+@pytest.mark.rule("SK-16")
+def test_a_rate_is_not_got_round_by_a_header(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "max_connections", lambda: 100)
+    config = serving.Serving(queue, ServingOptions(rate="3/hour"), lambda _url: None)._config
+    config.load()
+    client = Client(config.loaded_app)
+    forwarded = [[("x-forwarded-for", f"10.0.0.{number}")] for number in range(5)]
+    replies = [client.send("GET", COUNTS, headers=each) for each in forwarded]
+    assert [each.status for each in replies] == [200, 200, 200, 429, 429]
+    assert "127.0.0.1" in replies[-1].json["detail"]
+    assert client.send("GET", "/health").status == 200, "who watches the server is no load"
+
+
 @pytest.mark.rule("SK-16")
 def test_health_and_claims_need_no_thread(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """All threads may wait for the store at the same time."""

@@ -59,6 +59,9 @@ EXISTS: Final = Kind("exists", HTTPStatus.CONFLICT, "The id is taken by a task w
 UNKNOWN: Final = Kind("unknown", HTTPStatus.NOT_FOUND, "There is no such task, queue or path.")
 INVALID: Final = Kind("invalid", HTTPStatus.UNPROCESSABLE_ENTITY, "The request can't be meant so.")
 UNAUTHORIZED: Final = Kind("unauthorized", HTTPStatus.UNAUTHORIZED, "The bearer token is missing or wrong.")
+FOREIGN: Final = Kind(
+    "foreign-host", HTTPStatus.FORBIDDEN, "Without a token only requests that name this host are answered."
+)
 TOO_LARGE: Final = Kind(
     "too-large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is over a limit of the server or store."
 )
@@ -80,8 +83,8 @@ OTHER: Final = "other"
 KINDS: Final[Mapping[str, Kind]] = {
     each.name: each
     for each in (
-        FENCED, UPDATE_CONFLICT, EXISTS, UNKNOWN, INVALID, UNAUTHORIZED, TOO_LARGE, TOO_MANY, FULL, AWAY,
-        OUTCOME_UNKNOWN, UNUSABLE, INTERNAL,
+        FENCED, UPDATE_CONFLICT, EXISTS, UNKNOWN, INVALID, UNAUTHORIZED, FOREIGN, TOO_LARGE, TOO_MANY, FULL,
+        AWAY, OUTCOME_UNKNOWN, UNUSABLE, INTERNAL,
     )
 }  # fmt: skip
 _OF_ERRORS: Final[tuple[tuple[type[errors.RebalanserError], Kind], ...]] = (

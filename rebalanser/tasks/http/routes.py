@@ -245,7 +245,8 @@ def _spooled(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 def _described(*kinds: problems.Kind) -> dict[int | str, dict[str, Any]]:
     """What a path can answer beside what is asked of it."""
     always = (
-        problems.UNAUTHORIZED, problems.TOO_MANY, problems.INTERNAL, problems.AWAY, problems.OUTCOME_UNKNOWN,
+        problems.UNAUTHORIZED, problems.FOREIGN, problems.TOO_MANY, problems.INTERNAL, problems.AWAY,
+        problems.OUTCOME_UNKNOWN,
     )  # fmt: skip
     return {int(kind.status): {"model": Problem, "description": kind.title} for kind in (*kinds, *always)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 import resource
 import socket
@@ -23,7 +22,7 @@ from rebalanser.errors import InvalidSettings
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.http.guards import BearerToken, BodyLimit, RateLimit, parse_rate
+from rebalanser.tasks.http.guards import BearerToken, BodyLimit, OwnHost, RateLimit, is_loopback, parse_rate
 from rebalanser.tasks.http.routes import Server, application
 from rebalanser.tasks.queue import Queue
 
@@ -74,7 +73,7 @@ def read_token(file: Path) -> str:
 
 
 def built(queue: Queue, dispenser: Dispenser, options: ServingOptions) -> FastAPI:
-    """The application behind its guards: the rate first, then the token, then the size of the body.
+    """The application behind its guards: the rate first, then the token or the host, then the body's size.
 
     Raises:
         InvalidSettings: the rate can't be read, or a token is missing.
@@ -82,7 +81,9 @@ def built(queue: Queue, dispenser: Dispenser, options: ServingOptions) -> FastAP
     _refuse_open(options)
     app = application(Server(queue, dispenser), version("rebalanser"), is_guarded=options.token is not None)
     app.add_middleware(BodyLimit, limit_bytes=options.max_body_bytes)
-    if options.token is not None:
+    if options.token is None:
+        app.add_middleware(OwnHost, host=options.host)
+    else:
         app.add_middleware(BearerToken, token=options.token)
     app.add_middleware(RateLimit, rate=parse_rate(options.rate))
     return app
@@ -114,6 +115,7 @@ class Serving:
             log_config=None,
             access_log=False,
             lifespan="off",
+            proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
         )
@@ -323,19 +325,10 @@ class _Server(uvicorn.Server):
 
 
 def _refuse_open(options: ServingOptions) -> None:
-    if options.token is None and not _is_loopback(options.host):
+    if options.token is None and not is_loopback(options.host):
         raise InvalidSettings(
             f"{options.host} can be reached from other hosts: give --token-file, or bind to 127.0.0.1"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _url(host: str, port: int) -> str:
