@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +13,7 @@ from rebalanser.errors import InvalidSettings, UnusableFolder
 
 PRIVATE: Final = "0600"
 """The mode of files that this user alone may read and write."""
+_making = threading.Lock()
 
 
 def state_folder() -> Path:
@@ -59,6 +62,20 @@ def make_folder(folder: Path, file_mode: int = 0o600) -> None:
             make_folder(folder.parent, file_mode)
         folder.mkdir(mode, exist_ok=True)
         folder.chmod(mode)
+
+
+def make_file(path: Path, mode: int = 0o600) -> None:
+    """Make an empty file of this mode, whatever the umask, unless there is one.
+
+    Opening it reports what is wrong if it can't be made. SQLite gives the files beside it the same mode.
+    """
+    # One at a time: closing a descriptor of a file drops all locks that this process holds on it.
+    with _making, suppress(OSError):
+        descriptor = os.open(path.resolve(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -148,6 +148,16 @@ def missing(service: str, hint: str) -> NoReturn:
 
 
 @pytest.fixture
+def open_umask() -> Iterator[None]:
+    """Let files that are made be for everybody, unless their maker says otherwise."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.fixture
 def permissions_count() -> Iterator[None]:
     """Take from the superuser, in this thread, what lets it read and write every file.
 

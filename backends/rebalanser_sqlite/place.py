@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rebalanser.registry.urls import RegistryUrl
-
-_making = threading.Lock()
 
 MOUNTS = Path("/proc/self/mounts")
 SHARED_FILESYSTEMS = frozenset(
@@ -68,20 +64,6 @@ def file_mode_from(url: RegistryUrl) -> int:
         return file_mode_of(url.options.get("file_mode", PRIVATE))
     except InvalidSettings as error:
         raise InvalidUrl(f"file_mode in {str(url)!r}: {error}") from error
-
-
-def make_file(path: Path, mode: int) -> None:
-    """Make an empty file of this mode, whatever the umask, unless there is one.
-
-    SQLite gives the files beside it the same mode, and reports what is wrong if it can't be made.
-    """
-    # One at a time: closing a descriptor of a file drops all locks that this process holds on it.
-    with _making, suppress(OSError):
-        descriptor = os.open(path.resolve(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            os.fchmod(descriptor, mode)
-        finally:
-            os.close(descriptor)
 
 
 def check_place(path: Path) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from rebalanser.errors import QuotaExceeded, RegistryUnavailable, UnusableStore
+from rebalanser.folders import make_file
 from rebalanser_sqlite.failures import commit_failure, failure, is_busy
-from rebalanser_sqlite.place import check_place, make_file
+from rebalanser_sqlite.place import check_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

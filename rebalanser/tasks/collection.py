@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rebalanser.errors import UnusableFolder
+from rebalanser.folders import make_file
 from rebalanser.tasks.components import Components
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Applied, Collect
@@ -95,6 +96,7 @@ class Archive:
         payloads = context.engine.payloads(context.queue, ids, context.timeout_s)
         present = [task for task in ids if task in found and task in payloads]
         lines = [json.dumps(_document(context, found[task], payloads[task])) for task in present]
+        make_file(self._path)
         try:
             with self._path.open("a") as file:
                 file.writelines(line + "\n" for line in lines)

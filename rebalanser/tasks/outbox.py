@@ -43,6 +43,7 @@ from rebalanser.errors import (
     UnknownTask,
     UnusableFolder,
 )
+from rebalanser.folders import make_folder
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.engine import Enqueue
@@ -316,7 +317,7 @@ def _outcome(future: Future[EnqueueAnswer], left_s: float) -> EnqueueAnswer | Re
 
 def _made(folder: Path) -> Path:
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder)
     except OSError as error:
         raise UnusableFolder(f"the outbox {folder} can't be made: {error.strerror}") from error
     return folder

@@ -27,7 +27,7 @@ from rebalanser.errors import (
     UnusableFolder,
     UnusableStore,
 )
-from rebalanser.folders import sync_folder
+from rebalanser.folders import make_file, sync_folder
 from rebalanser.tasks.engine import Enqueue, Forwarded
 from rebalanser.tasks.model import Head, State, Task
 
@@ -154,10 +154,11 @@ class Spool:
         """Without a ``name`` the spool must be there."""
         self.path = path
         self._lock = threading.Lock()
+        if name is not None:
+            make_file(path)
         with self._failures():
-            mode = "rw" if name is None else "rwc"
             self._connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}",
+                f"{path.absolute().as_uri()}?mode=rw",
                 uri=True,
                 timeout=timeout_s,
                 isolation_level=None,

@@ -23,7 +23,7 @@ from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from rebalanser.registry.contract import Registry
     from rebalanser.tasks.engine import Engine
@@ -51,15 +51,6 @@ def test_a_url_that_names_no_file_is_refused(url: str) -> None:
 def test_a_database_in_memory_is_refused() -> None:
     with pytest.raises(UnusableStore, match="use memory://NAME"):
         open_registry("sqlite:///:memory:")
-
-
-@pytest.fixture
-def open_umask() -> Iterator[None]:
-    before = os.umask(0)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def open_engine(url: str) -> Engine:

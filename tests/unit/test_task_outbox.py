@@ -7,6 +7,7 @@ import json
 import logging
 import pickle
 import sqlite3
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -551,6 +552,22 @@ def test_a_closed_queue_takes_nothing(stage: Stage) -> None:
     with pytest.raises(InvalidState):
         send.enqueue("a")
     assert stage.counts() == (0, 0)
+
+
+@pytest.mark.rule("SK-4")
+@pytest.mark.usefixtures("open_umask")
+def test_what_is_spooled_is_for_its_user_alone(tmp_path: Path, stage: Stage) -> None:
+    stage.outbox = tmp_path / "new" / "outbox"
+    queue, send = stage.open()
+    stage.network.is_cut = True
+    with queue:
+        send.enqueue("a")
+        made = [stage.outbox.parent, stage.outbox, *stage.outbox.iterdir()]
+        modes = {file.suffix or file.name: stat.S_IMODE(file.stat().st_mode) for file in made}
+    assert modes == {
+        "new": 0o700, "outbox": 0o700,
+        ".spool": 0o600, ".spool-wal": 0o600, ".spool-shm": 0o600, ".lock": 0o600,
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("permissions_count")

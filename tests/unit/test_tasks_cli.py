@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sqlite3
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -235,6 +236,7 @@ def test_dead_letters_are_requeued_and_tasks_cancelled(stage: Stage) -> None:
 
 
 @pytest.mark.rule("SK-14")
+@pytest.mark.usefixtures("open_umask")
 def test_what_is_complete_and_old_is_collected_into_a_file(stage: Stage, tmp_path: Path) -> None:
     done, needed = stage.enqueue(), stage.enqueue()
     depends = stage.enqueue(needed)
@@ -247,10 +249,15 @@ def test_what_is_complete_and_old_is_collected_into_a_file(stage: Stage, tmp_pat
     assert answer.out == "collected 1 task\n", "what another task depends on stays"
     (line,) = archive.read_text().splitlines()
     assert json.loads(line)["head"]["id"] == done
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600, "it holds payloads"
     stage.complete(depends)
     (document,) = stage.cli("collect", "work", "--older-than", "0s", "--json").documents
     assert document == {"queue": "work", "collected": 2, "changed": 0}
     assert list(stage.queue.tasks()) == []
+    archive.chmod(0o640)
+    stage.complete(stage.enqueue())
+    assert stage.cli("collect", "work", "--older-than", "0s", "--archive", str(archive)).code == 0
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o640, "one that is there keeps its mode"
 
 
 @pytest.mark.rule("SK-14")
