@@ -21,8 +21,9 @@ pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
 import anyio.to_thread
 import uvicorn
+from fastapi.exceptions import RequestValidationError
 
-from rebalanser.tasks.http import serving
+from rebalanser.tasks.http import problems, serving
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.http.serving import (
     BODY_S,
@@ -122,6 +123,56 @@ def test_content_that_is_not_what_it_says_is_refused(queue: Queue, payload: str,
     assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
     assert reason in reply.json["detail"]
     assert queue.count() == {}
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize("body", ["{", "[" * 100_000, "1" * 5000, "", "null"])
+def test_a_body_that_cannot_be_parsed_is_refused(queue: Queue, body: str) -> None:
+    reply = client_of(queue).send("POST", TASKS, body)
+    assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"after": ["x"] * 30_000},
+        {"payload": {f"unknown-{number}": 1 for number in range(30_000)}},
+        {f"unknown-{number}": 1 for number in range(30_000)},
+        {"x" * 100_000: 1},
+    ],
+    ids=["after", "payload", "task", "long"],
+)
+def test_a_request_with_many_faults_is_refused_as_soon_as_one_with_few(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    found: list[int] = []
+    errors = RequestValidationError.errors
+
+    def counted(self: RequestValidationError) -> Sequence[Any]:
+        found.append(len(errors(self)))
+        return errors(self)
+
+    monkeypatch.setattr(RequestValidationError, "errors", counted)
+    task = {"name": "send", "payload": {"value": 1}, **fields}
+    reply = client_of(queue).send("POST", TASKS, json.dumps(task))
+    assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
+    assert found == [1]
+    assert len(reply.body) < 1000
+
+
+@pytest.mark.rule("SK-16")
+def test_a_problem_is_told_in_few_words(queue: Queue) -> None:
+    tasks = [{"name": "", "payload": {}, f"unknown-{number}": 1} for number in range(1000)]
+    reply = client_of(queue).send("POST", "/v1/queues/work/batches", json.dumps({"tasks": tasks}))
+    assert reply.status == 422
+    assert [each["place"] for each in reply.json["errors"][:2]] == [
+        "body.tasks.0.name", "body.tasks.0.unknown-0",
+    ]  # fmt: skip
+    assert len(reply.json["errors"]) == problems.MAX_PLACES
+    assert len(reply.json["detail"]) <= problems.MAX_DETAIL
+    long = json.loads(bytes(problems.document(problems.INVALID, "a word " * 10_000).body))
+    assert len(long["detail"]) == problems.MAX_DETAIL
 
 
 @pytest.mark.rule("SK-16")

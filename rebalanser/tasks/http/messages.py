@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     PrivateAttr,
     WithJsonSchema,
@@ -27,6 +28,7 @@ MAX_WAIT_S: Final = 60.0
 MAX_CLAIMED: Final = 256
 MAX_NAMES: Final = 256
 _MAX_LABEL: Final = 512
+_MAX_UNKNOWN: Final = 10
 
 Label = Annotated[str, Field(min_length=1, max_length=_MAX_LABEL)]
 
@@ -60,9 +62,19 @@ def _json_of(value: Any) -> bytes:
 
 
 class Asked(BaseModel):
-    """A request's body: a field that is not known is refused."""
+    """A request's body: a field that is not known is refused.
+
+    The number of errors that are looked for has a limit, so that no request costs seconds to be refused.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_unknown(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > len(cls.model_fields) + _MAX_UNKNOWN:
+            raise ValueError(f"it has {len(given)} fields; the known ones are {', '.join(cls.model_fields)}")
+        return given
 
 
 class GivenContent(Asked):
@@ -96,7 +108,9 @@ class NewTask(Asked):
         description="An id got before: enqueueing it more than once is harmless (SK-3). Else it gets one.",
     )
     priority: Priority = Field(default=0, description="Higher first.")
-    after: tuple[Id, ...] = Field(default=(), description="Tasks of the queue that must be complete first.")
+    after: Annotated[tuple[Id, ...], FailFast()] = Field(
+        default=(), description="Tasks of the queue that must be complete first."
+    )
     waits_for_unknown: bool = Field(
         default=False, description="Whether `after` may name tasks that don't exist yet."
     )

@@ -20,6 +20,11 @@ from rebalanser.runtime.logs import get_logger
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
+MAX_PLACES: Final = 20
+"""How many places of a request are told to be wrong at a time."""
+MAX_PLACE: Final = 200
+MAX_DETAIL: Final = 4000
+"""Characters of an answer, which may repeat what a client has sent."""
 PATH: Final = "/problems"
 _log = get_logger()
 
@@ -102,7 +107,8 @@ _OF_ERRORS: Final[tuple[tuple[type[errors.RebalanserError], Kind], ...]] = (
     (errors.RetryLater, AWAY),
 )
 _OF_STATUSES: Final[Mapping[int, Kind]] = {
-    each.status: each for each in (UNKNOWN, UNAUTHORIZED, TOO_LARGE, TOO_MANY)
+    HTTPStatus.BAD_REQUEST: INVALID,  # a body that the framework can't parse, such as one that is no UTF-8
+    **{each.status: each for each in (UNKNOWN, UNAUTHORIZED, TOO_LARGE, TOO_MANY)},
 }
 
 
@@ -121,9 +127,8 @@ def kind_of(error: errors.RebalanserError) -> Kind:
 
 def document(kind: Kind, detail: str, headers: Mapping[str, str] | None = None, **more: Any) -> JSONResponse:
     """The answer that tells of a problem."""
-    problem = Problem(
-        type=kind.type, title=kind.title, status=kind.status, detail=redact(" ".join(detail.split())), **more
-    )
+    told = redact(" ".join(detail.split()))[:MAX_DETAIL]
+    problem = Problem(type=kind.type, title=kind.title, status=kind.status, detail=told, **more)
     extra = dict(headers or {})
     if kind in {AWAY, TOO_MANY}:
         extra.setdefault("Retry-After", str(RETRY_AFTER_S))
@@ -161,7 +166,8 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         places = [
-            {"place": ".".join(map(str, each["loc"])), "message": each["msg"]} for each in error.errors()
+            {"place": ".".join(map(str, each["loc"]))[:MAX_PLACE], "message": each["msg"]}
+            for each in error.errors()[:MAX_PLACES]
         ]
         told = "; ".join(f"{each['place']}: {each['message']}" for each in places)
         return document(INVALID, told, errors=places)
