@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Annotated, Final, TypeAlias
 
 import typer
@@ -33,6 +33,8 @@ QUIET_READS: Final = 4
 """Reading a group that shows no change takes at most one part in so many and one of the time."""
 REDRAW_S: Final = 0.25
 """Seconds between looks at what is new for the terminal; a key is seen at once."""
+MOST_NEWS: Final = 16
+"""Maximum number of looks that wait to be shown, on a terminal that is slow or stopped."""
 MOST_KEY_BYTES: Final = 1024
 ESCAPE: Final = b"\x1b"
 ESCAPE_S: Final = 0.05
@@ -163,7 +165,7 @@ class _Reader:
     """Reads a group in a thread of its own, so that keys are answered meanwhile."""
 
     def __init__(self, coordinator: Coordinator, group: str, interval_s: float, view: View) -> None:
-        self._news: SimpleQueue[Picture | Heard | Exception] = SimpleQueue()
+        self._news: Queue[Picture | Heard | Exception] = Queue(maxsize=MOST_NEWS)
         self._view = view
         self._in_sight: Sequence[str] = ()
         self._states = follow(coordinator, group, interval_s, self._choose)
