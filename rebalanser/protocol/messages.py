@@ -10,7 +10,7 @@ any order between lanes; a node has at most one command under way in each lane. 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, TypeAlias
@@ -28,6 +28,7 @@ from rebalanser.protocol.types import (
     Share,
     Token,
     Topic,
+    TopicKind,
     record,
 )
 
@@ -422,6 +423,13 @@ class Noticed:
     version: int | None = None
     lost: bool = False
     keys: frozenset[str] = frozenset()
+
+    def folded(self, other: Noticed) -> Noticed:
+        """One notice for two of the same topic: the later one, and of GROUP with the keys of both."""
+        latest = other if other.revision >= self.revision else self
+        if self.topic.kind is not TopicKind.GROUP:
+            return latest
+        return replace(latest, lost=self.lost or other.lost, keys=self.keys | other.keys)
 
 
 class Handler(StrEnum):

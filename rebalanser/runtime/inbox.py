@@ -27,12 +27,14 @@ class Inbox:
             self._arrived.notify()
 
     def notice(self, notices: Sequence[Noticed]) -> None:
-        """Add notices; a later one of a topic takes the place of an earlier one that still waits."""
+        """Add notices; a later one of a topic takes the place of an earlier one that still waits.
+
+        It keeps the keys of both: a leader reads what it is told of, and takes the rest for unchanged.
+        """
         with self._arrived:
             for notice in notices:
                 waiting = self._notices.get(notice.topic)
-                if waiting is None or notice.revision >= waiting.revision:
-                    self._notices[notice.topic] = notice
+                self._notices[notice.topic] = notice if waiting is None else waiting.folded(notice)
             self._arrived.notify()
 
     def take(self, timeout_s: float | None) -> list[Event]:

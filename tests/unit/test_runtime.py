@@ -707,6 +707,19 @@ def test_the_inbox_folds_notices_of_one_topic() -> None:
     assert inbox.take(0) == [Wakeup(), Noticed(group, 5), Noticed(leadership, 15)]
 
 
+@pytest.mark.rule("RB-28")
+def test_notices_that_are_folded_keep_the_keys_of_all() -> None:
+    inbox, group, leadership = Inbox(), Topic(TopicKind.GROUP), Topic(TopicKind.LEADERSHIP)
+    for revision, key, lost in ((3, "a", False), (5, "b", True), (4, "c", False)):
+        inbox.notice([Noticed(group, revision, keys=frozenset({key}), lost=lost)])
+    inbox.notice([Noticed(leadership, 3, lost=True)])
+    inbox.notice([Noticed(leadership, 4)])
+    assert inbox.take(0) == [
+        Noticed(group, 5, lost=True, keys=frozenset("abc")),
+        Noticed(leadership, 4),
+    ]
+
+
 def test_the_inbox_wakes_whoever_waits() -> None:
     inbox = Inbox()
     taken: list[object] = []

@@ -28,6 +28,7 @@ from rebalanser.group import Group
 from rebalanser.history import Journal
 from rebalanser.observing import Observer
 from rebalanser.protocol.leading import Leading
+from rebalanser.protocol.messages import Noticed
 from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
 from rebalanser.registry import dialogue, values
@@ -120,6 +121,13 @@ MUTANTS = (
         _edit(Rebalancing, "_compare", "self._spare -= returned", "pass"),
         "unit/test_node.py::test_a_barrier_that_is_found_to_be_held_is_told_as_added_before_it_is_used",
         "RB-12",
+    ),
+    _mutant(
+        "keys of folded notices lost",
+        "a leader reads all that its watches told of",
+        _edit(Noticed, "folded", "keys=self.keys | other.keys", "keys=latest.keys"),
+        "unit/test_runtime.py::test_notices_that_are_folded_keep_the_keys_of_all",
+        "RB-28",
     ),
     _mutant(
         "node removed before its lease",

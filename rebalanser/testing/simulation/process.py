@@ -393,7 +393,7 @@ class Process:
         if isinstance(event, Noticed):
             for place, waiting in enumerate(self._events):
                 if isinstance(waiting, Noticed) and waiting.topic == event.topic:
-                    self._events[place] = max(waiting, event, key=lambda notice: notice.revision)
+                    self._events[place] = waiting.folded(event)
                     return
         self._events.append(event)
 
