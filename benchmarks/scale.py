@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 import rebalanser
-from rebalanser.allocation import effort, share_out
+from rebalanser.allocation import allocate, effort
 from rebalanser.protocol import (
     Answered,
     CallStart,
@@ -105,7 +105,7 @@ class Swarm:
             Node(
                 Member(f"{label}-{uuid4().hex[:8]}", label),
                 settings.timings,
-                share_out,
+                allocate,
                 settings.node_options,
                 effort,
             )

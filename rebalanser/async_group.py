@@ -133,6 +133,15 @@ class AsyncGroup:
         """Begin a graceful stop and return at once."""
         self._group.request_stop()
 
+    def accept(self, resource: str) -> None:
+        """Take a resource again that was released here; see :meth:`Group.accept`."""
+        self._group.accept(resource)
+
+    @property
+    def released(self) -> frozenset[str]:
+        """The resources that were released here and are not taken again yet."""
+        return self._group.released
+
     async def run(self) -> None:
         """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
 

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from rebalanser import errors
-from rebalanser.allocation import effort, share_out
+from rebalanser.allocation import allocate, effort
 from rebalanser.errors import (
     FixConfiguration,
     Forked,
@@ -213,7 +213,8 @@ class Group:
         """Register a function that is called for each owned resource, in a thread of its own.
 
         It should return soon once ``owned.still_mine()`` says no; OnStop returns when it has. If it raises or
-        returns earlier, that is reported, and it is called again after a growing delay (0.5 s to 30 s).
+        returns earlier, that is reported, and it is called again after a growing delay (0.5 s to 30 s). One
+        that has called ``owned.release()`` may return at once.
         """
         self._refuse_second(self._worker, "worker")
         _refuse_coroutine(function)
@@ -324,7 +325,7 @@ class Group:
             engine = Engine(
                 name=self.name,
                 node=Node(
-                    self._member(stem), self.settings.timings, share_out, self.settings.node_options, effort
+                    self._member(stem), self.settings.timings, allocate, self.settings.node_options, effort
                 ),
                 coordinator=coordinator,
                 handlers=handlers,
@@ -429,6 +430,26 @@ class Group:
         run = self._run
         if run is not None:
             run.engine.stop()
+
+    def accept(self, resource: str) -> None:
+        """Take a resource again that was released here (:meth:`Owned.release`), before its time is over.
+
+        From then on the node may be given it again. It does nothing for other resources, and returns at once;
+        may be called from handlers.
+
+        Raises:
+            InvalidName: no resource has such a name.
+        """
+        self._refuse_fork()
+        check_name(resource, "resource")
+        if self._run is not None:
+            self._run.engine.accept(resource)
+
+    @property
+    def released(self) -> frozenset[str]:
+        """The resources that were released here and are not taken again yet."""
+        self._refuse_fork()
+        return self._run.engine.snapshot.refused if self._run is not None else frozenset()
 
     def _end(self, run: _Run, timeout_s: float | None) -> bool:
         run.engine.stop()

@@ -8,8 +8,9 @@ from collections.abc import Set as AbstractSet
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rebalanser.allocation import share_out
-from rebalanser.protocol import Group, Member, Mode, ResourceSpec, intended
+from rebalanser.allocation import allocate
+from rebalanser.protocol import Group, Member, Mode, ResourceSpec, intended, refusing
+from rebalanser.protocol.types import NodeId
 from rebalanser.registry import GroupView, Holding
 
 
@@ -27,6 +28,9 @@ class NodeState(BaseModel):
     leader: bool
     drained: bool
     attributes: dict[str, str]
+    released: tuple[str, ...] = Field(
+        default=(), description="the resources that it gave up (`owned.release()`) and does not want back now"
+    )
     assigned: int = Field(description="how many resources the allocation gives the node")
     held: int = Field(description="how many barriers the node holds")
     completed: bool = Field(description="whether the node has acknowledged its share")
@@ -99,6 +103,7 @@ def describe(name: str, view: GroupView) -> GroupState:
     completed = {
         node: node in shares and group.acknowledged.get(node, 0) >= shares[node] for node in group.members
     }
+    refused = refusing(group)
     leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
     nodes = tuple(
         NodeState(
@@ -111,6 +116,7 @@ def describe(name: str, view: GroupView) -> GroupState:
             leader=node == leader,
             drained=member.label in group.drained,
             attributes=dict(member.attributes),
+            released=tuple(sorted(member.refused)),
             assigned=len(group.shares[node].resources) if node in group.shares else 0,
             held=barriers[node],
             completed=completed[node],
@@ -118,7 +124,15 @@ def describe(name: str, view: GroupView) -> GroupState:
         for node, member in sorted(group.members.items(), key=_by_label)
     )
     resources = tuple(
-        _resource(resource, view, labels, leader, assigned.get(resource), held.get(resource))
+        _resource(
+            resource,
+            view,
+            labels,
+            leader,
+            assigned.get(resource),
+            held.get(resource),
+            refused.get(resource, frozenset()),
+        )
         for resource in sorted(group.resources.keys() | held.keys())
     )
     unowned = sum(resource.reason is not None for resource in resources)
@@ -162,7 +176,7 @@ def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
 
 def _is_stable(group: Group) -> bool:
     """Whether a leader that read the group now would leave the allocation as it is."""
-    targets = intended(group, share_out)
+    targets = intended(group, allocate)
     shares = group.shares
     return all(node in shares and shares[node].resources == target for node, target in targets.items())
 
@@ -174,6 +188,7 @@ def _resource(
     leader: str | None,
     assigned_to: str | None,
     holding: Holding | None,
+    refused_by: AbstractSet[NodeId],
 ) -> ResourceState:
     group = view.group
     removed = resource not in group.resources
@@ -185,7 +200,9 @@ def _resource(
         held_by=holding.node if holding else None,
         owner=holder.label if holder else None,
         token=holding.token if holding else None,
-        reason=None if removed or holder else _why_unowned(spec.pin, view, labels, leader, assigned_to),
+        reason=None
+        if removed or holder
+        else _why_unowned(spec, view, labels, leader, assigned_to, refused_by),
         weight=spec.weight,
         pin=spec.pin,
         attributes=dict(spec.attributes),
@@ -194,9 +211,14 @@ def _resource(
 
 
 def _why_unowned(
-    pin: str | None, view: GroupView, labels: AbstractSet[str], leader: str | None, assigned_to: str | None
+    spec: ResourceSpec,
+    view: GroupView,
+    labels: AbstractSet[str],
+    leader: str | None,
+    assigned_to: str | None,
+    refused_by: AbstractSet[NodeId],
 ) -> str:
-    group = view.group
+    group, pin = view.group, spec.pin
     if not labels:
         return "no node takes part" + _lately(view.troubles)
     if pin is not None and pin not in labels:
@@ -205,6 +227,17 @@ def _why_unowned(
         return f"pinned to {pin}, which is drained"
     if labels <= group.drained:
         return "every node is drained"
+    if refused_by and _open_to(spec, group) <= refused_by:
+        return f"pinned to {pin}, which has released it" if pin is not None else "every node has released it"
     if assigned_to is not None and assigned_to in group.members:
         return f"{group.members[assigned_to].label} has yet to take it"
     return "the next allocation is to place it" if leader else "the group has no leader"
+
+
+def _open_to(spec: ResourceSpec, group: Group) -> set[NodeId]:
+    """The nodes that may own a resource, were it not for what they released."""
+    return {
+        node
+        for node, member in group.members.items()
+        if member.label not in group.drained and spec.pin in {None, member.label}
+    }

@@ -5,7 +5,8 @@ reads a clock, draws a random number or depends on the order of its input, so th
 the same snapshot compute the same allocation (RB-10).
 
 There are two ways to decide. :func:`balanced` takes all nodes to be alike; :func:`place` takes workers, that
-is nodes with tags, and keeps each resource to those that it may be on.
+is nodes with tags, and keeps each resource to those that it may be on. The leader of a group calls
+:func:`allocate`, which decides in the first way, and in the second where nodes refuse resources.
 
 Theory of operation: balanced
 =============================
@@ -116,7 +117,7 @@ so that there are fewer than five times as many as there are different levels.
 
 from __future__ import annotations
 
-from rebalanser.allocation.balanced import balanced, effort, minimum_moves, moves, share_out
-from rebalanser.allocation.placement import Placement, place
+from rebalanser.allocation.balanced import balanced, minimum_moves, moves, share_out
+from rebalanser.allocation.placement import Placement, allocate, effort, place
 
-__all__ = ["Placement", "balanced", "effort", "minimum_moves", "moves", "place", "share_out"]
+__all__ = ["Placement", "allocate", "balanced", "effort", "minimum_moves", "moves", "place", "share_out"]

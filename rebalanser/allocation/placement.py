@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from rebalanser.allocation.balanced import NO_PINS, vacancies
+from rebalanser.allocation.balanced import NO_PINS, moves, share_out, vacancies
+from rebalanser.allocation.balanced import effort as balanced_effort
 from rebalanser.allocation.flow import Network
 from rebalanser.allocation.reasons import why_nowhere
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from rebalanser.protocol.types import Effort
 
 NO_REFUSALS: Mapping[str, frozenset[str]] = MappingProxyType({})
 NOBODY: frozenset[str] = frozenset()
@@ -70,6 +73,67 @@ def place(
     pools = [_pool(able, names, previous) for able, names in together.items()]
     holders = {name: worker for block in _blocks(_whole(pools)) for name, worker in _settled(block)}
     return Placement(dict(sorted(holders.items())), unplaced)
+
+
+def allocate(
+    nodes: Collection[str],
+    resources: Collection[str],
+    previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str] = NO_PINS,
+    refused: Mapping[str, frozenset[str]] = NO_REFUSALS,
+) -> dict[str, frozenset[str]]:
+    """Allocate as :func:`~rebalanser.allocation.balanced.share_out` does, and give no node what it refuses.
+
+    Where nodes refuse resources the loads are as even as that and the pins allow, and as few resources move
+    as that takes. A resource that is pinned to a node which refuses it, or that all refuse, is on none.
+
+    Args:
+        nodes: the ids of the live nodes that may own resources.
+        resources: the names of all resources of the group.
+        previous: what each node had, as :func:`~rebalanser.allocation.balanced.balanced` reads it.
+        pinned: the only node that a resource may be on.
+        refused: the nodes that a resource may not be on.
+    """
+    if not refused:
+        return share_out(nodes, resources, previous, pinned)
+    no_tags: frozenset[str] = frozenset()
+    live = sorted(set(nodes))
+    before = {name: node for node in reversed(live) for name in previous.get(node, ())}
+    placed = place(
+        dict.fromkeys(live, no_tags),
+        dict.fromkeys(resources, no_tags),
+        before,
+        refused=refused,
+        pinned=pinned,
+    )
+    shares: dict[str, set[str]] = {node: set() for node in live}
+    for name, node in placed.holders.items():
+        shares[node].add(name)
+    return {node: _kept(previous.get(node), share) for node, share in shares.items()}
+
+
+def _kept(before: Collection[str] | None, share: set[str]) -> frozenset[str]:
+    """The share; the very same set as before if it is equal to that."""
+    return before if isinstance(before, frozenset) and share == before else frozenset(share)
+
+
+def effort(
+    allocation: Mapping[str, Collection[str]],
+    resources: Collection[str],
+    previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str] = NO_PINS,
+    refused: Mapping[str, frozenset[str]] = NO_REFUSALS,
+) -> Effort:
+    """What ``allocation`` costs: its moves beside the fewest that an allocation to these nodes takes (RB-10).
+
+    The fewest are counted (:func:`~rebalanser.allocation.balanced.minimum_moves`), or if nodes refuse
+    resources, those of :func:`allocate`, for which there is a proof.
+    """
+    spent = balanced_effort(allocation, resources, previous, pinned)
+    if not refused:
+        return spent
+    best = allocate(allocation.keys(), resources, previous, pinned, refused)
+    return replace(spent, least_moves=moves(previous, best))
 
 
 class _Demand(NamedTuple):

@@ -11,7 +11,7 @@ from rebalanser.state import GroupState, NodeState, ResourceState
 MOST_WAITS: Final = 10
 """How many waits are listed."""
 MOST_NAMES: Final = 5
-"""How many resources are named that nobody owns for the same reason."""
+"""How many resources are named that nobody owns for the same reason, or that a node has released."""
 
 
 def waits(state: GroupState) -> Iterator[str]:
@@ -28,9 +28,13 @@ def waits(state: GroupState) -> Iterator[str]:
         elif resource.reason is not None:
             unowned.setdefault(resource.reason, []).append(resource.resource)
     for reason, names in unowned.items():
-        rest = len(names) - MOST_NAMES
-        named = ", ".join(names[:MOST_NAMES]) + (f" and {rest:,} more" if rest > 0 else "")
-        yield f"nobody owns {named}: {_printable(reason)}"
+        yield f"nobody owns {_named(names)}: {_printable(reason)}"
+
+
+def _named(resources: Sequence[str]) -> str:
+    """The resources; of many the first few, and how many more there are."""
+    rest = len(resources) - MOST_NAMES
+    return ", ".join(resources[:MOST_NAMES]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def headline(state: GroupState) -> str:
@@ -114,8 +118,8 @@ def absent_drains(state: GroupState) -> list[str]:
 def first_waits(state: GroupState) -> list[str]:
     """Why a leader resigned; then who waits for what, the first lines of it, and how many more there are.
 
-    Before that one key that can't be read, and the drained labels that no live node has: nodes that come with
-    them will own nothing.
+    Before that one key that can't be read, what nodes have released, and the drained labels that no live node
+    has: nodes that come with them will own nothing.
     """
     every = waits(state)
     absent = absent_drains(state)
@@ -126,6 +130,8 @@ def first_waits(state: GroupState) -> list[str]:
     lines += [f"  lately on {label}: {_printable(text)}" for label, text in state.troubles.items()][
         :MOST_WAITS
     ]
+    released = (node for node in state.nodes if node.released)
+    lines += [f"  {node.label} has released {_named(node.released)}" for node in islice(released, MOST_WAITS)]
     lines += [f"  drained, and not there: {', '.join(absent)}"] if absent else []
     lines += [f"  {line}" for line in islice(every, MOST_WAITS)]
     rest = sum(1 for _ in every)

@@ -160,6 +160,9 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
             "a request to the registry failed, or (`unknown`) may have worked",
             ("command", "error", "unknown"),
         ),
+        GroupKind.RELEASED: KindNote(
+            "the application gave `resource` up, for `value` seconds; without a `value` until it asks for it"
+        ),
         GroupKind.LOAD_REPORTED: KindNote(
             "the application reported `value` as the load of `resource`", step=Step.LOAD
         ),

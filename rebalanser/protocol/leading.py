@@ -41,10 +41,12 @@ Allocate: TypeAlias = Callable[
         Collection[Resource],
         Mapping[NodeId, Collection[Resource]],
         Mapping[Resource, NodeId],
+        Mapping[Resource, frozenset[NodeId]],
     ],
     Mapping[NodeId, Collection[Resource]],
 ]
-"""``allocate(nodes, resources, previous, pinned)``: who is to own what; see :mod:`rebalanser.allocation`."""
+"""``allocate(nodes, resources, previous, pinned, refused)``: who is to own what; ``refused`` has the nodes
+that must not own a resource. See :func:`rebalanser.allocation.allocate`."""
 
 Measure: TypeAlias = Callable[
     [
@@ -52,11 +54,12 @@ Measure: TypeAlias = Callable[
         Collection[Resource],
         Mapping[NodeId, Collection[Resource]],
         Mapping[Resource, NodeId],
+        Mapping[Resource, frozenset[NodeId]],
     ],
     Effort,
 ]
-"""``measure(allocation, resources, previous, pinned)``: what the allocation costs; it has every node that may
-own resources as a key. See :func:`rebalanser.allocation.effort`."""
+"""``measure(allocation, resources, previous, pinned, refused)``: what the allocation costs; it has every node
+that may own resources as a key. See :func:`rebalanser.allocation.effort`."""
 
 
 _LEADERSHIP: Final = Topic(TopicKind.LEADERSHIP)
@@ -78,7 +81,7 @@ def intended(group: Group, allocate: Allocate) -> dict[NodeId, frozenset[Resourc
 def _shared_out(
     group: Group, allocate: Allocate, pinned: Mapping[Resource, NodeId]
 ) -> dict[NodeId, frozenset[Resource]]:
-    allocation = allocate(_active(group).keys(), group.resources, _previous(group), pinned)
+    allocation = allocate(_active(group).keys(), group.resources, _previous(group), pinned, refusing(group))
     return {node: frozenset(allocation.get(node, ())) for node in group.members}
 
 
@@ -92,10 +95,27 @@ def _previous(group: Group) -> dict[NodeId, frozenset[Resource]]:
 
 
 def _pinned(group: Group) -> dict[Resource, NodeId]:
-    """The node that each pinned resource may be on; an empty id where the node is not there."""
-    by_label = {member.label: node for node, member in sorted(_active(group).items(), reverse=True)}
+    """The node that each pinned resource may be on; an empty id where the node is not there.
+
+    Of several nodes with the label it is the first that does not refuse the resource.
+    """
+    active = sorted(_active(group).items(), reverse=True)
+    by_label = {member.label: node for node, member in active}
     pins = {r: spec.pin for r, spec in group.resources.items() if spec.pin is not None}
-    return {resource: by_label.get(label, "") for resource, label in pins.items()}
+    pinned = {resource: by_label.get(label, "") for resource, label in pins.items()}
+    for resource in refusing(group).keys() & pins.keys():
+        willing = (n for n, m in active if m.label == pins[resource] and resource not in m.refused)
+        pinned[resource] = min(willing, default=pinned[resource])
+    return pinned
+
+
+def refusing(group: Group) -> dict[Resource, frozenset[NodeId]]:
+    """The nodes that refuse a resource, of those that may own resources; only resources that some refuse."""
+    nodes: dict[Resource, set[NodeId]] = {}
+    for node, member in _active(group).items():
+        for resource in member.refused & group.resources.keys() if member.refused else ():
+            nodes.setdefault(resource, set()).add(node)
+    return {resource: frozenset(those) for resource, those in nodes.items()}
 
 
 class Leading:
@@ -446,7 +466,7 @@ class Leading:
         if self._measure is None:
             return None
         allocation = {node: targets[node] for node in _active(group)}
-        return self._measure(allocation, group.resources, _previous(group), pinned)
+        return self._measure(allocation, group.resources, _previous(group), pinned, refusing(group))
 
     def _unused_version(self, group: Group) -> int:
         """A version that no share was ever written for, nor may be by a late request."""

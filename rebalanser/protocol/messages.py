@@ -116,6 +116,20 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
+class Refuse:
+    """Rewrite this node's record: ``member`` names the resources that it refuses.
+
+    Written only over the record that was put at revision ``replaces``, so that a late rewrite can't take the
+    place of a newer one.
+    """
+
+    lane: ClassVar[Lane] = Lane.MEMBER
+    session: Session
+    member: Member
+    replaces: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Revoke the lease, and the node with it. Only ever sent once nothing is accessed (RB-26)."""
 
@@ -179,6 +193,7 @@ Command: TypeAlias = (
     | AddBarriers
     | RemoveBarriers
     | Acknowledge
+    | Refuse
     | Leave
     | Campaign
     | Resign
@@ -295,6 +310,14 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """What this node's record says that it refuses, and the revision that put that."""
+
+    resources: frozenset[Resource]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """The node and its lease are gone."""
 
@@ -357,6 +380,7 @@ Outcome: TypeAlias = (
     | BarriersAdded
     | BarriersRemoved
     | Acknowledged
+    | Refused
     | Left
     | Elected
     | Follows
@@ -375,6 +399,7 @@ OUTCOMES: Mapping[type[Command], frozenset[type[Outcome]]] = MappingProxyType(
         AddBarriers: frozenset({BarriersAdded, SessionLost, Failed}),
         RemoveBarriers: frozenset({BarriersRemoved, SessionLost, Failed}),
         Acknowledge: frozenset({Acknowledged, SessionLost, Failed}),
+        Refuse: frozenset({Refused, SessionLost, Failed}),
         Leave: frozenset({Left, Failed}),
         Campaign: frozenset({Elected, Follows, SessionLost, Failed}),
         Resign: frozenset({Resigned, Deposed, SessionLost, Failed}),
@@ -393,6 +418,25 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """The host application wants a graceful stop (RB-26)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The application gives up a resource that it owns with this token, for ``for_s`` seconds.
+
+    Without a time it does so until an :class:`Accept`.
+    """
+
+    resource: Resource
+    token: Token
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The application takes a resource again that it gave up."""
+
+    resource: Resource
 
 
 @record
@@ -475,7 +519,7 @@ class PlanMade:
     plan: Plan | None
 
 
-Event: TypeAlias = Start | Stop | Wakeup | Answered | Noticed | HandlerReturned | PlanMade
+Event: TypeAlias = Start | Stop | Release | Accept | Wakeup | Answered | Noticed | HandlerReturned | PlanMade
 
 
 @record
@@ -554,6 +598,7 @@ class FactKind(StrEnum):
     STOP_FAILED = "stop_failed"
     HANDLER_OVERRAN = "handler_overran"
     COMMAND_FAILED = "command_failed"
+    RELEASED = "released"
     LOAD_REPORTED = "load_reported"
     LOOP_SLOW = "loop_slow"
     UNREADABLE = "unreadable"
@@ -575,8 +620,8 @@ class Fact:
     token: Token | None = None
     revision: int | None = None
     value: float | None = None
-    """The number that the kind is about: a published or completed version, a load, seconds of a removal or a
-    turn."""
+    """The number that the kind is about: a published or completed version, a load, seconds of a removal, a
+    release or a turn."""
     detail: Mapping[str, str | float | bool | None] = field(default_factory=dict)
 
 

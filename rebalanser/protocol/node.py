@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import assert_never
@@ -12,6 +13,7 @@ from rebalanser.protocol.lanes import Lanes
 from rebalanser.protocol.leading import Allocate, Leading, Measure
 from rebalanser.protocol.messages import (
     OUTCOMES,
+    Accept,
     Acknowledge,
     Acknowledged,
     AddBarriers,
@@ -55,6 +57,9 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     ReadGroup,
     ReadShare,
+    Refuse,
+    Refused,
+    Release,
     RemoveBarriers,
     Report,
     Resign,
@@ -66,7 +71,7 @@ from rebalanser.protocol.messages import (
     Wakeup,
     Watch,
 )
-from rebalanser.protocol.rebalancing import Rebalancing
+from rebalanser.protocol.rebalancing import Rebalancing, Refusals
 from rebalanser.protocol.states import MEMBERSHIP, Life, Membership, Role, Step
 from rebalanser.protocol.types import (
     Header,
@@ -139,6 +144,9 @@ class Node:
         self._watched: frozenset[Topic] = frozenset()
         self._lanes = Lanes(timings.retry_initial_s, timings.retry_max_s)
         self._rebalancing = Rebalancing(member.mode, options.start_in_batches)
+        self._refusals = Refusals()
+        self._record: Member | None = None
+        """What the present incarnation registers as, however often it tries."""
         self._leading = Leading(member.may_lead, timings, allocate, measure)
         self._effects: list[Effect] = []
         self._next_wakeup: float | None = None
@@ -182,6 +190,11 @@ class Node:
     def blocked(self) -> Mapping[Resource, NodeId]:
         """Some of what the node waits for, and who holds it."""
         return self._rebalancing.blocked
+
+    @property
+    def refused(self) -> frozenset[Resource]:
+        """The resources that the node gave up and does not want back now."""
+        return self._refusals.resources
 
     @property
     def header(self) -> Header | None:
@@ -237,6 +250,10 @@ class Node:
                 self._handler_returned(event)
             case PlanMade():
                 self._leading.plan_made(event)
+            case Release():
+                self._release(event, now)
+            case Accept(resource):
+                self._refusals.accept(resource)
             case _:
                 assert_never(event)
         self._watch_clock(now)
@@ -327,6 +344,7 @@ class Node:
         self._isolated = out_of_touch
         if self._membership is Membership.BACKOFF and now >= self._wait_until:
             self._move(Life.ELAPSED)
+        self._refusals.expire(now)
         self._watch_handler(now)
 
     def _watch_handler(self, now: float) -> None:
@@ -368,6 +386,7 @@ class Node:
                 self._move(Life.JOINED)
                 self._rebalancing.stale_revision = outcome.session.created
                 self._rebalancing.acknowledged_revision = outcome.session.created
+                self._refusals.revision = outcome.session.created
                 self._report(FactKind.JOINED, revision=outcome.session.created)
             case Failed():
                 self._report(FactKind.JOIN_FAILED, error=outcome.error, fatal=outcome.fatal)
@@ -409,6 +428,8 @@ class Node:
                 self._rebalancing.barriers_unknown(command.resources)
             case RemoveBarriers() if outcome.unknown:
                 self._rebalancing.removal_unknown(command.barriers)
+            case Refuse() if outcome.unknown:
+                self._refusals.recorded = None
             case ReadShare():
                 self._rebalancing.stale_revision = max(
                     self._rebalancing.stale_revision, self._rebalancing.read_revision + 1
@@ -472,6 +493,8 @@ class Node:
                     self._report(
                         FactKind.ACKNOWLEDGED, revision=outcome.revision, share_version=command.version
                     )
+            case Refuse(), Refused():
+                self._refusals.recorded, self._refusals.revision = outcome.resources, outcome.revision
             case _:
                 raise InternalError(f"{outcome!r} does not answer {command!r}")
 
@@ -579,6 +602,7 @@ class Node:
         if self._session is not None:
             self._forget()
         self._incarnation += 1
+        self._record = None
         self._wait_until = now + self._rejoin_delay(self._failures)
         self._move(Life.LEFT_FOR_GOOD if self._stop_asked else Life.LEFT)
         if self._membership is Membership.STOPPED:
@@ -633,6 +657,14 @@ class Node:
             self._move(Life.HANDLER_FAILED)
             self._report(FactKind.LEAVING)
 
+    def _release(self, event: Release, now: float) -> None:
+        """Give a resource up, if it is still accessed with that token."""
+        tokens = {event.resource: event.token}
+        if self._rebalancing.started.get(event.resource) != event.token:
+            return
+        if self._refusals.release(event.resource, math.inf if event.for_s is None else now + event.for_s):
+            self._report_each(FactKind.RELEASED, tokens, tokens, value=event.for_s)
+
     def _advance(self, now: float) -> None:
         """Do whatever is the next thing to do, in each lane and for the handlers."""
         self._advance_life(now)
@@ -660,7 +692,10 @@ class Node:
             self._left(now)
         if self._membership is Membership.JOINING and self._lanes.ready(Lane.MEMBER, now):
             self._report(FactKind.JOINING)
-            self._perform(Join(replace(self._member, node=self._node_id), self._timings.lease_ttl_s))
+            if self._record is None:
+                self._record = replace(self._member, node=self._node_id, refused=self._refusals.resources)
+                self._refusals.recorded = self._record.refused
+            self._perform(Join(self._record, self._timings.lease_ttl_s))
 
     @property
     def _idle(self) -> bool:
@@ -798,7 +833,7 @@ class Node:
             return
         if not self._lanes.ready(Lane.MEMBER, now):
             return
-        command = self._next_barrier_command(session)
+        command = self._next_barrier_command(session) or self._next_record(session)
         if isinstance(command, RemoveBarriers):
             self._removal_sent_at = now
         if command is not None:
@@ -824,6 +859,13 @@ class Node:
         if share is not None and rebalancing.completed and rebalancing.acknowledged < share.version:
             return Acknowledge(session, share.version, rebalancing.acknowledged_revision)
         return None
+
+    def _next_record(self, session: Session) -> Command | None:
+        """Rewrite the node's record once nothing else is to be done: if that fails it holds up nothing."""
+        refusals = self._refusals
+        if not refusals.unrecorded or self._membership is not Membership.MEMBER or self._record is None:
+            return None
+        return Refuse(session, replace(self._record, refused=refusals.resources), refusals.revision)
 
     @property
     def _stops_first(self) -> bool:
@@ -879,6 +921,8 @@ class Node:
             rebalance_at = self._leading.rebalance_at
             if rebalance_at is not None and rebalance_at > now:
                 times.append(rebalance_at)
+            if self._refusals.next_end < math.inf:
+                times.append(self._refusals.next_end)
         if self._membership is Membership.LEAVING and self._idle:
             times.append(self._lapses_at)
         if self._membership in _RESTING:

@@ -11,6 +11,7 @@ nothing started is either ready to be started or spare.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain, islice
 from typing import Any, Final, TypeVar
@@ -26,6 +27,51 @@ MAX_BARRIERS: Final = 10_000
 BLOCKED_SHOWN: Final = 5
 """Maximum number of resources that a person is shown as waited for."""
 AnswerT = TypeVar("AnswerT")
+
+
+class Refusals:
+    """The resources that a node gave up: until when, and what its record in the registry says of them.
+
+    They outlive a session: each registration tells of them anew.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[Resource, float] = {}
+        self.resources = NOTHING
+        """What the node refuses now."""
+        self.next_end = math.inf
+        """When the first of them ends by itself; infinity if none does."""
+        self.recorded: frozenset[Resource] | None = NOTHING
+        """What its record names; None after a rewrite of unknown outcome."""
+        self.revision = 0
+        """When that record was put."""
+
+    @property
+    def unrecorded(self) -> bool:
+        """True if the record has to be rewritten."""
+        return self.recorded != self.resources
+
+    def release(self, resource: Resource, until: float) -> bool:
+        """Refuse a resource until then. Return False if it is refused for as long already."""
+        if until <= self._until.get(resource, -math.inf):
+            return False
+        self._hold({**self._until, resource: until})
+        return True
+
+    def accept(self, resource: Resource) -> None:
+        """Refuse a resource no more."""
+        if resource in self._until:
+            self._hold({each: until for each, until in self._until.items() if each != resource})
+
+    def expire(self, now: float) -> None:
+        """Refuse no more what was to be refused until now."""
+        if now >= self.next_end:
+            self._hold({resource: until for resource, until in self._until.items() if until > now})
+
+    def _hold(self, until: dict[Resource, float]) -> None:
+        self._until = until
+        self.resources = frozenset(until)
+        self.next_end = min(until.values(), default=math.inf)
 
 
 class Rebalancing:

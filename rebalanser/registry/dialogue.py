@@ -187,7 +187,7 @@ class Dialogues:
         return (Absent(key),)
 
     def _not_overtaken(self, key: str, revision: int) -> tuple[Guard, ...]:
-        """No other acknowledgement of this node was written since."""
+        """No other acknowledgement, or record, of this node was written since."""
         return (Unchanged(key, revision),)
 
     def _based_on(self, header: Header | None) -> tuple[Guard, ...]:

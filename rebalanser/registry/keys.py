@@ -7,7 +7,7 @@ are taken for another's, a group under such a root has none of the names below t
 ==============================  =================================================================
 ``term``                        the term and its leader, or none if it resigned; of no lease, so that
                                 terms never go back
-``nodes/NODE``                  a member; under its lease
+``nodes/NODE``                  a member, and the resources that it has released; under its lease
 ``releases/NODE``               put whenever the node removes barriers; under its lease
 ``acks/NODE``                   the version that the node has completed; under its lease
 ``resources/RESOURCE``          a resource and what an operator said of it

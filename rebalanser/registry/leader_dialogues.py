@@ -218,8 +218,9 @@ class LeaderDialogues(Dialogues):
         """Read in rounds until nothing is missing. None if that leads to nothing.
 
         Which resources and drains changed stands in the record of each operator request. Which members did is
-        told by the watch, and proven by how many there are and how new they are. The shares are the leader's
-        own. What watches told of is read in the first round, which is therefore the only one as a rule.
+        told by the watch, and proven by how many there are and how new they are; where one rewrote its key,
+        others may have as well, so that all are read. The shares are the leader's own. What watches told of
+        is read in the first round, which is therefore the only one as a rule.
         """
         for _ in range(MAX_ROUNDS):
             if update.takes_longer:
@@ -274,6 +275,7 @@ class LeaderDialogues(Dialogues):
             if key.startswith(keys.nodes):
                 node = self._name(key, keys.nodes)
                 was_there = was_there or update.has_member(node)
+                update.rewritten |= any(map(update.is_rewrite, entries))
                 update.members[node] = readable(entries, self._member, update.unreadable).get(node)
                 update.stats = (
                     update.stats[0] + len(entries) - was_there,
@@ -310,8 +312,9 @@ class LeaderDialogues(Dialogues):
             update.known = replace(update.known, members=readable(entries, self._member, update.unreadable))
             update.members.clear()
             update.stats = fingerprint_of(entries)
+            update.rewritten = False
         count, newest = stats_of(found[Stat(self.keys.nodes)])
-        update.members_known = count == update.stats[0] and newest <= update.stats[1]
+        update.members_known = count == update.stats[0] and newest <= update.stats[1] and not update.rewritten
         update.stats = (update.stats[0], newest) if update.members_known else update.stats
 
     def _take_shares(self, update: _Update, found: Mapping[Operation, Result]) -> None:
@@ -437,6 +440,8 @@ class _Update:
         self.to_read = set(command.keys)
         self.missed = command.missed
         self.members_known = True
+        self.rewritten = False
+        """True if a member is known to have rewritten its record, and others perhaps as well."""
         self.shares_known = not command.doubtful
         self.read: dict[str, int] = {}
         """The keys and prefixes that were read, each at its latest revision."""
@@ -461,6 +466,10 @@ class _Update:
     def has_member(self, node: NodeId) -> bool:
         """Return True if the node is a member, as far as was read."""
         return self.members.get(node, self.known.members.get(node)) is not None
+
+    def is_rewrite(self, entry: KeyValue) -> bool:
+        """Return True if the key of a member was put again since the group is known."""
+        return entry.create_revision != entry.mod_revision > self.known.revision
 
     def reread(self, prefix: str, found: Mapping[Operation, Result]) -> tuple[KeyValue, ...]:
         """Take in all entries with a prefix anew, and forget which of them were unreadable."""

@@ -28,6 +28,8 @@ from rebalanser.protocol.messages import (
     Left,
     ReadBarriers,
     ReadShare,
+    Refuse,
+    Refused,
     RemoveBarriers,
     SessionLost,
     ShareRead,
@@ -367,6 +369,22 @@ class MemberDialogues(Dialogues):
         if not self._is_session(one_entry(outcome.results[0]), session) or present is None:
             return SessionLost()
         return Acknowledged(values.load_acknowledgement(present), present.mod_revision)
+
+    def _refuse(self, command: Refuse) -> Dialogue:
+        """Rewrite the node key over the record that this node last knew; else tell which one is there."""
+        session, key = command.session, self.keys.node(command.session.node)
+        answer = yield Transaction(
+            guards=self._alive(session) + self._not_overtaken(key, command.replaces),
+            then=(Put(key, values.dump_member(command.member), session.lease),),
+            otherwise=(Get(key),),
+        )
+        outcome = outcome_of(answer)
+        if outcome.succeeded:
+            return Refused(command.member.refused, outcome.revision)
+        present = one_entry(outcome.results[0])
+        if present is None or not self._is_session(present, session):
+            return SessionLost()
+        return Refused(values.load_member(session.node, present).refused, present.mod_revision)
 
     def _leave(self, command: Leave) -> Dialogue:
         """Revoke the lease, which removes the node with it (RB-26).

@@ -24,6 +24,7 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     ReadGroup,
     ReadShare,
+    Refuse,
     RemoveBarriers,
     Resign,
 )
@@ -88,7 +89,15 @@ class Translation(MemberDialogues, LeaderDialogues):
                 return self._join(command)
             case Heartbeat():
                 return self._heartbeat(command)
-            case ReadShare() | ReadBarriers() | AddBarriers() | RemoveBarriers() | Acknowledge() | Leave():
+            case (
+                ReadShare()
+                | ReadBarriers()
+                | AddBarriers()
+                | RemoveBarriers()
+                | Acknowledge()
+                | Refuse()
+                | Leave()
+            ):
                 return self._member_dialogue(command)
             case Campaign():
                 return self._campaign(command)
@@ -100,7 +109,7 @@ class Translation(MemberDialogues, LeaderDialogues):
                 return self._publish(command)
 
     def _member_dialogue(
-        self, command: ReadShare | ReadBarriers | AddBarriers | RemoveBarriers | Acknowledge | Leave
+        self, command: ReadShare | ReadBarriers | AddBarriers | RemoveBarriers | Acknowledge | Refuse | Leave
     ) -> Dialogue:
         match command:
             case ReadShare():
@@ -113,6 +122,8 @@ class Translation(MemberDialogues, LeaderDialogues):
                 return self._remove_barriers(command)
             case Acknowledge():
                 return self._acknowledge(command)
+            case Refuse():
+                return self._refuse(command)
             case Leave():
                 return self._leave(command)
 

@@ -37,6 +37,7 @@ class _Member(_Value):
     host: str
     pid: int
     attributes: dict[str, str]
+    refused: frozenset[str] = frozenset()
 
 
 class _Leadership(_Value):
@@ -119,17 +120,18 @@ def _check_schema(entry: KeyValue, value: _Value) -> None:
 
 def dump_member(member: Member) -> bytes:
     """A node key's value."""
-    return _dump(
-        {
-            "schema": SCHEMA_VERSION,
-            "label": member.label,
-            "mode": member.mode.value,
-            "may_lead": member.may_lead,
-            "host": member.host,
-            "pid": member.pid,
-            "attributes": dict(member.attributes),
-        }
-    )
+    value = {
+        "schema": SCHEMA_VERSION,
+        "label": member.label,
+        "mode": member.mode.value,
+        "may_lead": member.may_lead,
+        "host": member.host,
+        "pid": member.pid,
+        "attributes": dict(member.attributes),
+    }
+    if member.refused:
+        value["refused"] = sorted(member.refused)
+    return _dump(value)
 
 
 def load_member(node: str, entry: KeyValue) -> Member:
@@ -144,6 +146,7 @@ def load_member(node: str, entry: KeyValue) -> Member:
             host=value.host,
             pid=value.pid,
             attributes=value.attributes,
+            refused=value.refused,
         )
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from rebalanser.errors import InternalError, RebalanserError
+from rebalanser.errors import InternalError, InvalidState, RebalanserError
 from rebalanser.protocol import (
+    Accept,
     Answered,
     AskStop,
     CallStart,
@@ -33,6 +34,7 @@ from rebalanser.protocol import (
     Membership,
     Node,
     Perform,
+    Release,
     Report,
     Role,
     Start,
@@ -51,6 +53,8 @@ from rebalanser.runtime.owned import Detail, Owned, Tenure
 CLOSE_TIMEOUT_S = 5.0
 LOOK_AT_CLOCK_S = 0.5
 TELL_LOADS_S = 1.0
+MAX_RELEASED: Final = 1_000
+"""Maximum number of resources that a node refuses at once: its record in the registry names them all."""
 _NO_DETAIL: Final[Detail] = MappingProxyType({})
 
 
@@ -79,6 +83,7 @@ class Snapshot:
     term: int
     version: int
     blocked: Mapping[str, str]
+    refused: frozenset[str]
 
 
 class Engine:
@@ -104,6 +109,9 @@ class Engine:
         self._switch = switch
         self._inbox = Inbox()
         self._changed = threading.Condition()
+        self._releasing_lock = threading.Lock()
+        self._releasing: dict[tuple[str, int], float] = {}
+        """Releases that the node has not heard of yet: for how many seconds each resource, by its token."""
         self._deadline: float | None = None
         self._loads_told_at = -math.inf
         self._stopped = False
@@ -131,6 +139,7 @@ class Engine:
                 self._inbox.put,
                 self._tell,
                 coordinator.resource,
+                self._release,
             )
             undo.pop_all()
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-loop-{name}", daemon=True)
@@ -147,6 +156,32 @@ class Engine:
     def stop(self) -> None:
         """Begin a graceful stop (RB-26)."""
         self._inbox.put(Stop())
+
+    def _release(self, release: Release) -> None:
+        """Give up a resource; one of which the node has yet to hear as much is not told of again.
+
+        Raises:
+            InvalidState: the node refuses as many resources as it may.
+        """
+        key = (release.resource, release.token)
+        for_s = math.inf if release.for_s is None else release.for_s
+        with self._releasing_lock:
+            known = {resource for resource, _ in self._releasing} | self._snapshot.refused
+            if release.resource not in known and len(known) >= MAX_RELEASED:
+                raise InvalidState(
+                    f"{release.resource!r} can't be released: this node has released {MAX_RELEASED:,} "
+                    "resources, the most that it can at once; accept some of them, or stop the group"
+                )
+            if for_s > self._releasing.get(key, 0.0):
+                self._releasing[key] = for_s
+                self._inbox.put(release)
+
+    def accept(self, resource: str) -> None:
+        """Take a resource again that was released."""
+        with self._releasing_lock:
+            for key in [key for key in self._releasing if key[0] == resource]:
+                del self._releasing[key]  # a later release is news again
+            self._inbox.put(Accept(resource))
 
     @property
     def snapshot(self) -> Snapshot:
@@ -291,6 +326,9 @@ class Engine:
         with self._changed:
             self._snapshot = self._taken()
             self._changed.notify_all()
+        if isinstance(event, Release):
+            with self._releasing_lock:
+                self._releasing.pop((event.resource, event.token), None)
         self._tell_if_slow(event, self._clock.now() - began_at, time.thread_time() - cpu_began_s)
 
     def _tell_if_slow(self, event: Event, took_s: float, cpu_s: float) -> None:
@@ -325,6 +363,7 @@ class Engine:
             term=leadership.term if leadership else 0,
             version=header.version if header else 0,
             blocked=node.blocked,
+            refused=node.refused,
         )
 
     def _carry_out(self, effect: Effect) -> None:

@@ -11,7 +11,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
-from rebalanser.protocol import CallStart, CallStop, FactKind, Handler, HandlerReturned, ResourceSpec
+from rebalanser.protocol import (
+    CallStart,
+    CallStop,
+    FactKind,
+    Handler,
+    HandlerReturned,
+    Release,
+    ResourceSpec,
+)
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import log_aside
 from rebalanser.runtime.owned import Detail, Owned, Tenure
@@ -70,8 +78,10 @@ class HandlerRunner:
         returned: Callable[[HandlerReturned], None],
         tell: Tell,
         spec_of: Callable[[str], ResourceSpec | None],
+        release: Callable[[Release], None],
     ) -> None:
         self._spec_of = spec_of
+        self._release = release
         self._handlers = handlers
         self._clock = clock
         self._tenure = tenure
@@ -130,6 +140,13 @@ class HandlerRunner:
     def spec_of(self, owned: Owned) -> ResourceSpec | None:
         """Read what an operator said of a resource; None if it is there no more."""
         return self._spec_of(owned.resource)
+
+    def release(self, owned: Owned, for_s: float | None) -> None:
+        """Give a resource up, while it is owned."""
+        with self._lock:
+            if self._owned.get(owned.resource) is not owned:
+                return
+        self._release(Release(owned.resource, owned.token, for_s))
 
     def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
         """Report what happened to the worker of a resource, and what it raised."""

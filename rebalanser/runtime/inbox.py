@@ -12,7 +12,8 @@ class Inbox:
     """Events for one loop.
 
     It cannot grow without bound: a node has at most one command per lane and one handler under way, is
-    started once and stopped once, and of each watched topic only the latest notice is kept.
+    started once and stopped once, and of each watched topic only the latest notice is kept. Releases of one
+    resource that say nothing new are not added.
     """
 
     def __init__(self) -> None:

@@ -82,6 +82,10 @@ class Narrator:
             case FactKind.START_ENTERED:
                 self._owned.update(resources)
                 return f"owns {_names(resources)}; {self._in_all()}"
+            case FactKind.RELEASED:
+                return f"releases {_names(resources)}" + (
+                    "" if fact.value is None else f" for {fact.value:g} s"
+                )
             case FactKind.STOP_RETURNED:
                 self._owned.difference_update(resources)
                 return f"gave up {_names(resources)}; {self._in_all()}"

@@ -11,12 +11,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
-from rebalanser.errors import InvalidLoad
+from rebalanser.errors import InvalidArgument, InvalidLoad
 from rebalanser.protocol import FactKind, ResourceSpec
 from rebalanser.runtime.clock import SystemClock
 
 _making = threading.Lock()
 Detail: TypeAlias = Mapping[str, str | float | bool | None]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 class StopRequest(threading.Event):
@@ -72,6 +76,9 @@ class Keeper(Protocol):
     def spec_of(self, owned: Owned) -> ResourceSpec | None:
         """Read what an operator said of a resource; None if it is there no more."""
 
+    def release(self, owned: Owned, for_s: float | None) -> None:
+        """Give a resource up for so many seconds; without a time until it is asked for."""
+
     def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
         """Report what happened to the worker of a resource, and what it raised."""
 
@@ -83,7 +90,16 @@ class Owned:
     makes a second owner impossible whatever happens to this process (RB-12, RB-27).
     """
 
-    __slots__ = ("_asked", "_keeper", "_spec", "_stop_request", "_tenure", "resource", "token")
+    __slots__ = (
+        "_asked",
+        "_keeper",
+        "_released_until",
+        "_spec",
+        "_stop_request",
+        "_tenure",
+        "resource",
+        "token",
+    )
 
     def __init__(
         self,
@@ -97,6 +113,7 @@ class Owned:
         self.token = token
         """The fencing token: it grows from owner to owner."""
         self._asked = False
+        self._released_until = -math.inf
         self._stop_request: StopRequest | None = None
         self._tenure = tenure
         self._keeper = keeper
@@ -182,6 +199,34 @@ class Owned:
             raise InvalidLoad(f"the load of {self.resource!r} must be a number from 0 on, not {load!r}")
         if self._keeper is not None and not self._tenure.ended:
             self._keeper.take_load(self, float(load))
+
+    def release(self, for_s: float | None = None) -> None:
+        """Give this resource up for ``for_s`` seconds: another node is to own it meanwhile.
+
+        Without a time it does not come back until :meth:`Group.accept` asks for it. It leaves as any resource
+        does that goes to another node: work goes on until :attr:`stop_requested` is set, OnStop is called,
+        and only then another node starts. What every node has released is on none, and ``status`` says so.
+
+        May be called from any thread or coroutine, and never waits. Of two calls the one that lasts longer
+        counts. Once the resource has been given up it does nothing. A node remembers what it released when
+        it loses its lease and joins again, until the group is stopped.
+
+        Raises:
+            InvalidArgument: the time is no positive number of seconds.
+            InvalidState: this node has released as many resources as it may at once.
+        """
+        if for_s is not None and not (_is_number(for_s) and 0.0 < for_s < math.inf):
+            raise InvalidArgument(f"for_s: a positive number of seconds, or None (got {for_s!r})")
+        if self._keeper is None or self._tenure.ended:
+            return
+        self._keeper.release(self, for_s)
+        until = math.inf if for_s is None else self._tenure.clock.now() + for_s
+        self._released_until = max(self._released_until, until)
+
+    @property
+    def released_s(self) -> float:
+        """Seconds for which :meth:`release` still gives the resource up; 0 if it was not called."""
+        return max(0.0, self._released_until - self._tenure.clock.now())
 
     def tell(self, kind: FactKind, raised: BaseException | None, **detail: str | float | bool | None) -> None:
         """Report what happened to the worker of this resource, and what it raised, for the group."""

@@ -69,7 +69,8 @@ class _Calls:
         return self._owned.stop_requested.is_set()
 
     def _wait_s(self, _state: RetryCallState) -> float:
-        return self._delay.after(time.monotonic() - self._began)
+        delay_s = self._delay.after(time.monotonic() - self._began)
+        return max(delay_s, min(RESTART_MAX_S, self._owned.released_s))
 
     def _report(self, state: RetryCallState) -> None:
         owned, error = self._owned, state.outcome.exception() if state.outcome else None
@@ -82,7 +83,7 @@ class _Calls:
                 **known,
             )
             owned.tell(FactKind.WORKER_FAILED, error, attempt=state.attempt_number)
-        elif owned.still_mine():
+        elif owned.still_mine() and not owned.released_s:
             _log.warning(
                 "a worker returned while its resource is owned; it is called again unless that has left",
                 action="worker_returned",
@@ -95,7 +96,8 @@ class WorkerThreads:
     """Handlers that run a function in a thread for each owned resource.
 
     A function that raises or returns is called again after a growing delay (0.5 s to 30 s) while the resource
-    is still owned. OnStop returns when all that were asked to stop have.
+    is still owned; one that has released it after 30 s at most. OnStop returns when all that were asked to
+    stop have.
     """
 
     def __init__(self, function: Callable[[Owned], None]) -> None:

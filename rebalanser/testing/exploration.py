@@ -57,7 +57,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rebalanser.allocation import share_out
+from rebalanser.allocation import allocate
 from rebalanser.errors import InternalError, OutcomeUnknown, RebalanserError
 from rebalanser.protocol.lanes import Lanes
 from rebalanser.protocol.leading import Leading
@@ -84,7 +84,7 @@ from rebalanser.protocol.messages import (
     Watch,
 )
 from rebalanser.protocol.node import Node
-from rebalanser.protocol.rebalancing import Rebalancing
+from rebalanser.protocol.rebalancing import Rebalancing, Refusals
 from rebalanser.protocol.types import (
     Group,
     Header,
@@ -150,7 +150,7 @@ _LEAST_SHARE: Final = 200
 """States for each state from which the search goes on depth first, at least."""
 _FAULTS_COME_LAST: Final = 0.5
 """Depth first, a step that is a fault is put off more often than others; 1.0 would make no difference."""
-_PARTS: Final = (Node, Lanes, Rebalancing, Leading)
+_PARTS: Final = (Node, Lanes, Rebalancing, Refusals, Leading)
 _CONSTANT: Final = frozenset({"_effects", "_timings", "_options", "_allocate", "_measure", "_member"})
 
 
@@ -717,7 +717,7 @@ class Model:
 
     def make_node(self, host: Host) -> Node:
         """The core of a new process."""
-        return Node(Member(node=host.stem, label=host.label), TIMINGS, share_out)
+        return Node(Member(node=host.stem, label=host.label), TIMINGS, allocate)
 
     def known(self, host: Host) -> Host:
         """The one host object of this form."""

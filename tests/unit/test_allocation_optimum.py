@@ -8,7 +8,7 @@ has a holder, the smallest live node that had it, and is now on another node.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.allocation import balanced, minimum_moves, moves
+from rebalanser.allocation import allocate, balanced, effort, minimum_moves, moves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,23 @@ class Case:
     resources: frozenset[str]
     previous: Mapping[str, tuple[str, ...]]
     pinned: Mapping[str, str]
+    refused: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    def allocation(self) -> dict[str, tuple[str, ...]]:
+    def allocation(self) -> Mapping[str, Collection[str]]:
+        if self.refused:
+            return allocate(self.nodes, self.resources, self.previous, self.pinned, self.refused)
         return balanced(self.nodes, self.resources, self.previous, self.pinned)
 
     def minimum(self) -> int:
+        if self.refused:
+            spent = effort(self.allocation(), self.resources, self.previous, self.pinned, self.refused)
+            return spent.least_moves
         return minimum_moves(self.nodes, self.resources, self.previous, self.pinned)
+
+    def open_to(self, name: str) -> list[str]:
+        pin = self.pinned.get(name)
+        willing = self.nodes - self.refused.get(name, frozenset())
+        return sorted(node for node in willing if pin in {None, node})
 
     def holder(self, name: str) -> str | None:
         return min((node for node in self.nodes if name in self.previous.get(node, ())), default=None)
@@ -44,7 +55,7 @@ class Case:
 
     @property
     def placeable(self) -> list[str]:
-        return sorted(name for name in self.resources if self.pinned.get(name) in {None, *self.nodes})
+        return sorted(name for name in self.resources if self.open_to(name))
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +71,7 @@ def price_of(case: Case, owners: Mapping[str, str]) -> Price:
     )
 
 
-def owners_in(allocation: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def owners_in(allocation: Mapping[str, Collection[str]]) -> dict[str, str]:
     return {name: node for node, names in allocation.items() for name in names}
 
 
@@ -92,7 +103,7 @@ def cases(draw: st.DrawFn, max_nodes: int, max_resources: int, with_pins: bool) 
 
 def every_assignment(case: Case) -> Iterator[dict[str, str]]:
     names = case.placeable
-    choices = [[case.pinned[name]] if name in case.pinned else sorted(case.nodes) for name in names]
+    choices = [case.open_to(name) for name in names]
     for owners in product(*choices):
         yield dict(zip(names, owners, strict=True))
 
@@ -112,7 +123,8 @@ def assert_is_an_optimum_of_all(case: Case) -> None:
     assert sorted(name for names in allocation.values() for name in names) == case.placeable
     assert owners in assignments
     assert price_of(case, owners) == best
-    assert spread(case, owners) == min(spread(case, assignment) for assignment in assignments)
+    if not case.refused:
+        assert spread(case, owners) == min(spread(case, assignment) for assignment in assignments)
     assert moves(case.previous, allocation) == case.minimum() == best.moves
 
 
@@ -130,6 +142,30 @@ def test_no_assignment_that_honours_the_pins_is_more_even_or_as_even_with_fewer_
     assert_is_an_optimum_of_all(case)
 
 
+@st.composite
+def refusals(draw: st.DrawFn, max_nodes: int, max_resources: int) -> Case:
+    case, random = (
+        draw(cases(max_nodes, max_resources, with_pins=True)),
+        draw(st.randoms(use_true_random=True)),
+    )
+    ids = sorted(case.nodes | case.previous.keys())
+    some = [frozenset(random.sample(ids, random.randint(1, len(ids)))) for _ in range(3)]
+    refused = {name: random.choice([None, *some]) for name in sorted(case.resources)}
+    return replace(case, refused={name: nodes for name, nodes in refused.items() if nodes is not None})
+
+
+@pytest.mark.rule("RB-2", "RB-10", "RB-29")
+@given(refusals(max_nodes=4, max_resources=5))
+@settings(max_examples=6 * settings().max_examples)
+def test_no_assignment_without_what_nodes_refuse_is_better(case: Case) -> None:
+    assert_is_an_optimum_of_all(case)
+    allocation = case.allocation()
+    if case.refused:
+        again = allocate(case.nodes, case.resources, allocation, case.pinned, case.refused)
+        assert again == allocation
+        assert all(again[node] is allocation[node] for node in again), "what stays is the same set"
+
+
 def cheapest_flow(case: Case) -> Price:
     """One unit flows from each resource to the sink; a node's n-th unit costs what it adds to the squares."""
     names = case.placeable
@@ -141,6 +177,10 @@ def cheapest_flow(case: Case) -> Price:
         graph.add_node(source, demand=-1)
         if name in case.pinned:
             graph.add_edge(source, ("node", case.pinned[name]), capacity=1, weight=0)
+            continue
+        if name in case.refused:
+            for node in case.open_to(name):
+                graph.add_edge(source, ("node", node), capacity=1, weight=int(case.is_moved_to(name, node)))
             continue
         if holder is not None:
             graph.add_edge(source, ("node", holder), capacity=1, weight=0)
@@ -169,6 +209,16 @@ def test_costs_as_much_as_the_cheapest_flow(case: Case) -> None:
 @given(cases(max_nodes=12, max_resources=60, with_pins=True))
 @settings(max_examples=2 * settings().max_examples)
 def test_costs_as_much_as_the_cheapest_flow_that_honours_the_pins(case: Case) -> None:
+    best = cheapest_flow(case)
+    assert price_of(case, owners_in(case.allocation())) == best
+    assert case.minimum() == best.moves
+
+
+@pytest.mark.full_size
+@pytest.mark.rule("RB-2", "RB-10", "RB-29")
+@given(refusals(max_nodes=12, max_resources=60))
+@settings(max_examples=2 * settings().max_examples)
+def test_costs_as_much_as_the_cheapest_flow_without_what_nodes_refuse(case: Case) -> None:
     best = cheapest_flow(case)
     assert price_of(case, owners_in(case.allocation())) == best
     assert case.minimum() == best.moves

@@ -196,6 +196,39 @@ def test_a_worker_that_returns_early_is_called_again(url: str, monkeypatch: pyte
     within_patience(main)
 
 
+def test_a_task_may_release_its_resource_and_take_it_back(url: str) -> None:
+    async def main() -> None:
+        group, calls, left = group_of(url), 0, asyncio.Event()
+        loop = asyncio.get_running_loop()
+        group.on_fact(
+            lambda fact: (
+                fact.kind is FactKind.BARRIER_REMOVED and loop.call_soon_threadsafe(left.set) and None
+            )
+        )
+        again = asyncio.Event()
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                owned.release()
+                return
+            again.set()
+            await owned.until_stop_requested()
+
+        async with group:
+            await left.wait()
+            assert group.released == {"a"}
+            assert group.resources == {}
+            group.accept("a")
+            await again.wait()
+            assert group.released == frozenset()
+        assert calls == 2
+
+    within_patience(main)
+
+
 def test_a_worker_that_goes_on_after_it_was_asked_to_stop_is_cancelled(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

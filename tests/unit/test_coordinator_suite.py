@@ -107,6 +107,15 @@ class OvertakenAcknowledgements(Translation):
         return ()
 
 
+class OvertakenRecords(OvertakenAcknowledgements):
+    pass
+
+
+class RegistersWithoutRefusals(Translation):
+    def _join(self, command: messages.Join) -> Dialogue:
+        return super()._join(replace(command, member=replace(command.member, refused=frozenset())))
+
+
 class BarrierUnderResource(Translation):
     """Removes a resource's barrier along with it, as the original does."""
 
@@ -241,6 +250,8 @@ FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
     TakesOthersForMine: "test_a_barrier_has_one_holder",
     ForgetsWhoRegistered: "test_joining_again_makes_no_second_member",
     OvertakenAcknowledgements: "test_a_late_acknowledgement_changes_nothing",
+    OvertakenRecords: "test_a_late_record_changes_nothing",
+    RegistersWithoutRefusals: "test_a_record_names_what_its_node_refuses",
     BarrierUnderResource: "test_removing_a_resource_leaves_its_barrier",
     SilentAboutReleases: "test_notices_of_a_holder_that_removes_barriers",
     SilentAboutThePast: "test_a_watch_tells_of_the_past",

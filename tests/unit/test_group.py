@@ -922,6 +922,168 @@ def test_what_an_operator_said_of_a_resource_is_read_when_it_is_looked_at(nodes:
         said.attributes["topic"] = "x"  # type: ignore[index]
 
 
+# -- giving up single resources
+
+
+@pytest.mark.rule("RB-1", "RB-2", "RB-11")
+def test_what_is_released_starts_elsewhere_once_onstop_has_returned(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a", pin="one")
+    one, (two, second) = nodes.group(node="one"), nodes.journaled(node="two")
+    first, stopping, may_stop = Journal(), threading.Event(), threading.Event()
+    one.on_start(first.start)
+    one.on_fact(first.fact)
+
+    @one.on_stop
+    def stop(owned: list[Owned]) -> None:
+        stopping.set()
+        assert may_stop.wait(PATIENCE_S)
+        first.stop(owned)
+
+    one.start()
+    two.start()
+    first.wait_for_call("start", ("a",))
+    admin.add("a", pin=None)
+    admin.wait_balanced(PATIENCE_S)
+    owned = first.owned["a"]
+    assert owned.still_mine()
+    owned.release()
+    first.wait_for_fact(FactKind.RELEASED)
+    assert stopping.wait(PATIENCE_S)
+    assert not owned.still_mine()
+    assert second.calls == [("start", ())]
+    may_stop.set()
+    second.wait_for_call("start", ("a",))
+    admin.wait_balanced(PATIENCE_S)
+    assert second.owned["a"].token > owned.token
+    assert ("stop", ("a",)) in first.calls
+    assert one.released == {"a"}
+
+
+@pytest.mark.rule("RB-2", "RB-19")
+def test_what_every_node_has_released_is_on_none_and_status_says_why(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a", "b")
+    group, journal = nodes.journaled(node="one")
+    group.start()
+    journal.wait_for_call("start", ("a", "b"))
+    journal.owned["a"].release()
+    journal.wait_for_call("stop", ("a",))
+    state = admin.wait_balanced(PATIENCE_S)
+    assert [each.reason for each in state.resources] == ["every node has released it", None]
+    assert [node.released for node in state.nodes] == [("a",)]
+    assert not state.all_owned
+    assert "  one has released a" in plain(state)
+    assert "  nobody owns a: every node has released it" in plain(state)
+    admin.add("a", pin="one")
+    assert admin.wait_balanced(PATIENCE_S).resources[0].reason == "pinned to one, which has released it"
+    group.accept("a")
+    admin.add("a", pin=None)
+    journal.wait_for_call("start", ("a",))
+    assert group.released == frozenset()
+    assert admin.wait_balanced(PATIENCE_S).all_owned
+
+
+@pytest.mark.rule("RB-2")
+def test_what_is_released_for_a_time_comes_back_after_it(nodes: Nodes) -> None:
+    nodes.admin().add("a")
+    group, journal = nodes.journaled(node="one")
+    group.start()
+    journal.wait_for_call("start", ("a",))
+    began_at = time.monotonic()
+    journal.owned["a"].release(for_s=0.3)
+    journal.wait_for_call("stop", ("a",))
+    journal.wait_until(lambda: journal.calls.count(("start", ("a",))) == 2)
+    assert time.monotonic() >= began_at + 0.3
+    (released,) = (fact for fact in journal.facts if fact.kind is FactKind.RELEASED)
+    assert (released.resource, released.value) == ("a", 0.3)
+
+
+def test_a_release_after_ownership_has_ended_does_nothing(nodes: Nodes) -> None:
+    admin = nodes.admin()
+    admin.add("a", "b")
+    group, journal = nodes.journaled()
+    group.accept("a")
+    group.start()
+    journal.wait_for_call("start", ("a", "b"))
+    former = journal.owned["a"]
+    admin.remove("a")
+    journal.wait_for_call("stop", ("a",))
+    admin.add("a")
+    journal.wait_for_call("start", ("a",))
+    former.release()
+    group.wait_settled(PATIENCE_S)
+    assert group.released == frozenset()
+    group.stop()
+    former.release()
+    journal.owned["a"].release()
+    group.accept("a")
+    assert FactKind.RELEASED not in {fact.kind for fact in journal.facts}
+
+
+@pytest.mark.parametrize("for_s", [0, -1.0, float("inf"), float("nan"), "60", True])
+def test_a_time_that_is_none_is_refused(nodes: Nodes, for_s: Any) -> None:
+    nodes.admin().add("a")
+    group, journal = nodes.journaled()
+    group.start()
+    journal.wait_for_call("start", ("a",))
+    with pytest.raises(InvalidArgument, match="for_s: a positive number of seconds, or None"):
+        journal.owned["a"].release(for_s)
+    with pytest.raises(InvalidName):
+        group.accept("")
+
+
+@pytest.mark.rule("RB-42")
+def test_a_node_releases_a_thousand_resources_at_once_and_no_more(nodes: Nodes) -> None:
+    admin, names = nodes.admin(), [f"r{number:04}" for number in range(1_002)]
+    admin.add(*names)
+    group, journal = nodes.journaled()
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    owned = journal.owned
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda name: [owned[name].release() for _ in range(2)], names[:1_000]))
+        for name in names[1_000:]:
+            with pytest.raises(InvalidState, match=r"has released 1,000 resources, the most that it can"):
+                owned[name].release()
+    owned[names[0]].release()
+    journal.wait_until(lambda: set(names[:1_000]) == group.released)
+    group.accept(names[0])
+    journal.wait_until(lambda: names[0] not in group.released)
+    owned[names[1_001]].release()
+    admin.wait_balanced(PATIENCE_S)
+    assert admin.state().unowned == 1_000
+
+
+@pytest.mark.rule("RB-2")
+def test_a_worker_may_release_its_resource_and_return(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 0.001)
+    admin = nodes.admin()
+    admin.add("a", pin="one")
+    calls: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    one, two = nodes.group(node="one"), nodes.group(node="two")
+
+    @one.worker
+    def give_up(owned: Owned) -> None:
+        calls.put(("one", owned.token))
+        owned.release(for_s=1_000.0)
+
+    @two.worker
+    def work(owned: Owned) -> None:
+        calls.put(("two", owned.token))
+        owned.stop_requested.wait(PATIENCE_S)
+
+    two.start()
+    one.start()
+    _, token = calls.get(timeout=PATIENCE_S)
+    admin.add("a", pin=None)
+    node, later = calls.get(timeout=PATIENCE_S)
+    assert (node, later > token) == ("two", True), "it is called once, however soon it returned"
+    assert "worker_returned" not in {getattr(record, "action", "") for record in caplog.records}
+
+
 @pytest.mark.rule("RB-29")
 def test_a_fixed_set_is_there_from_the_start_and_keeps_what_was_said(nodes: Nodes) -> None:
     admin = nodes.admin()

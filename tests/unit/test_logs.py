@@ -522,6 +522,7 @@ def test_what_happens_is_told_in_sentences() -> None:
     assert told(FactKind.BARRIER_BLOCKED, "g") == "", "it waits still"
     assert told(FactKind.START_ENTERED, *"abcdef") == "owns a, b, c, d, e and 1 more; it owns 6 resources now"
     assert told(FactKind.STOP_RETURNED, *"abcde") == "gave up a, b, c, d, e; it owns 1 resource now"
+    assert told(FactKind.RELEASED, "f") == "releases f"
     assert told(FactKind.START_FAILED, error="OSError: full") == (
         "leaves, since OnStart raised OSError: full; it joins again after a delay"
     )

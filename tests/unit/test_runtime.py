@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser import Settings
-from rebalanser.allocation import balanced
+from rebalanser.allocation import allocate
 from rebalanser.errors import InternalError, InvalidLoad
 from rebalanser.observing import Observer
 from rebalanser.protocol import (
+    Accept,
     Answered,
     CallStart,
     CallStop,
@@ -31,6 +32,7 @@ from rebalanser.protocol import (
     Noticed,
     OnOverrun,
     PlanMade,
+    Release,
     Report,
     ResourceSpec,
     Topic,
@@ -169,10 +171,11 @@ class Running:
         resources: Collection[str],
         previous: Mapping[str, Collection[str]],
         pinned: Mapping[str, str],
-    ) -> dict[str, tuple[str, ...]]:
+        refused: Mapping[str, frozenset[str]],
+    ) -> dict[str, frozenset[str]]:
         self.story.add("planning")
         self.may_plan.wait(PATIENCE_S)
-        return balanced(nodes, resources, previous, pinned)
+        return allocate(nodes, resources, previous, pinned, refused)
 
     def _observe(self, report: Report) -> None:
         for fact in report.facts():
@@ -423,6 +426,27 @@ def test_a_stop_request_comes_while_a_handler_runs(running: Running) -> None:
     assert running.story.lines[-1] != (Handler.STOP, ("a",))
 
 
+def test_the_loop_is_told_of_a_release_once_until_something_else_is_said(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.settle()
+    (owned,) = running.handlers.owned
+    told: list[object] = []
+    with monkeypatch.context() as loop_is_busy:
+        loop_is_busy.setattr(running.engine._inbox, "put", told.append)
+        for for_s in (5.0, 3.0, 5.0, None, 9.0, None):
+            owned.release(for_s)
+        running.engine.accept("a")
+        owned.release(3.0)
+    token = owned.token
+    assert told == [
+        Release("a", token, 5.0),
+        Release("a", token, None),
+        Accept("a"),
+        Release("a", token, 3.0),
+    ]
+
+
 def test_a_fault_of_the_library_ends_access(monkeypatch: pytest.MonkeyPatch) -> None:
     running = Running()
     running.settle()
@@ -461,6 +485,7 @@ class Runner:
             self.story.add,
             self._tell,
             ResourceSpec,
+            self.story.add,
         )
 
     def _tell(self, kind: FactKind, tokens: Mapping[str, int], *, detail: object = None) -> None:

@@ -27,11 +27,12 @@ from rebalanser.admin import Admin
 from rebalanser.group import Group
 from rebalanser.history import Journal
 from rebalanser.observing import Observer
+from rebalanser.protocol import leading as leading_module
 from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.messages import Noticed
 from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
-from rebalanser.registry import dialogue, values
+from rebalanser.registry import dialogue, leader_dialogues, values
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry.translation import Translation
 from rebalanser.runtime import running
@@ -128,6 +129,46 @@ MUTANTS = (
         _edit(Noticed, "folded", "keys=self.keys | other.keys", "keys=latest.keys"),
         "unit/test_runtime.py::test_notices_that_are_folded_keep_the_keys_of_all",
         "RB-28",
+    ),
+    _mutant(
+        "rewritten record proves others",
+        "a leader reads every record that was rewritten",
+        (Switch(leader_dialogues._Update, "is_rewrite", instead(lambda *_: False)),),
+        "unit/test_translation.py::test_a_leader_reads_every_record_that_was_rewritten",
+        "RB-28",
+    ),
+    _mutant(
+        "record before barriers",
+        "a record that can't be written holds up nothing",
+        _edit(
+            Node,
+            "_advance_barriers",
+            "self._next_barrier_command(session) or self._next_record(session)",
+            "self._next_record(session) or self._next_barrier_command(session)",
+        ),
+        "unit/test_node.py::test_a_record_that_can_not_be_written_holds_up_nothing",
+        "RB-3",
+    ),
+    _mutant(
+        "registered as another",
+        "one incarnation registers as the same, however often it tries",
+        _edit(Node, "_advance_life", "if self._record is None:", "if True:"),
+        "unit/test_node.py::test_what_was_released_is_named_when_the_node_joins_again",
+        "RB-4",
+    ),
+    _mutant(
+        "pinned to the first of its label",
+        "of nodes with a pin's label one that does not refuse the resource gets it",
+        _edit(leading_module, "_pinned", "min(willing, default=pinned[resource])", "pinned[resource]"),
+        "unit/test_node.py::test_a_leader_gives_no_node_what_it_refuses",
+        "RB-29",
+    ),
+    _mutant(
+        "releases without limit",
+        "a node refuses at most 1,000 resources at once",
+        _edit(Engine, "_release", "len(known) >= MAX_RELEASED", "False"),
+        "unit/test_group.py::test_a_node_releases_a_thousand_resources_at_once_and_no_more",
+        "RB-42",
     ),
     _mutant(
         "node removed before its lease",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, product
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.allocation import balanced
+from rebalanser.allocation import allocate, balanced
 from rebalanser.errors import (
     InvalidName,
     LeaseNotFound,
@@ -54,6 +54,8 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     ReadGroup,
     ReadShare,
+    Refuse,
+    Refused,
     RemoveBarriers,
     Resign,
     Resigned,
@@ -200,7 +202,7 @@ class Leader:
     def __init__(self, wire: Wire, session: Session) -> None:
         self.wire = wire
         self.session = session
-        self.knows = Leading(True, Settings().timings, balanced, None)
+        self.knows = Leading(True, Settings().timings, allocate, None)
         self.elect()
 
     def elect(self) -> None:
@@ -338,18 +340,7 @@ def test_a_heartbeat_moves_under_a_kilobyte_however_large_the_group_is(leading: 
     ), "etcd would look at every resource"
 
 
-@pytest.mark.rule("RB-45")
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("change", ["added", "removed", "drained", "joined", "left"])
-def test_a_change_costs_the_leader_and_the_registry_what_changed(change: str, told: bool) -> None:
-    """Nothing of it reaches a node whose share stays; what a watch missed takes another request."""
-    wire = Wire()
-    sessions = [wire.join(f"node-{number:03}") for number in range(300)]
-    wire.add(names(3_000))
-    leader = Leader(wire, sessions[0])
-    leader.lead()
-    changes: list[Changed] = []
-    watch = wire.store.watch(contract.Target("root/", prefix=True), wire.store.revision + 1, changes.extend)
+def change_group(wire: Wire, sessions: Sequence[Session], change: str) -> None:
     match change:
         case "added":
             wire.add(["new"])
@@ -361,13 +352,33 @@ def test_a_change_costs_the_leader_and_the_registry_what_changed(change: str, to
             wire.join("zzz")
         case "left":
             wire.perform(Leave(sessions[7]), Left)
+        case "released":
+            share = wire.perform(ReadShare(sessions[7]), ShareRead).share
+            assert share is not None
+            record = Member("node-007", "node-007", refused=frozenset({min(share.resources)}))
+            wire.perform(Refuse(sessions[7], record, sessions[7].created), Refused)
+
+
+@pytest.mark.rule("RB-45")
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("change", ["added", "removed", "drained", "joined", "left", "released"])
+def test_a_change_costs_the_leader_and_the_registry_what_changed(change: str, told: bool) -> None:
+    """Nothing of it reaches a node whose share stays; what a watch missed takes another request."""
+    wire = Wire()
+    sessions = [wire.join(f"node-{number:03}") for number in range(300)]
+    wire.add(names(3_000))
+    leader = Leader(wire, sessions[0])
+    leader.lead()
+    changes: list[Changed] = []
+    watch = wire.store.watch(contract.Target("root/", prefix=True), wire.store.revision + 1, changes.extend)
+    change_group(wire, sessions, change)
     if told:
         targets = wire.translation.targets(Topic(TopicKind.GROUP))
         leader.hear(*(each for each in changes if any(target.covers(each.key) for target in targets)))
     replies, changes[:] = wire.record_replies(), []
     leader.read()
-    assert len(wire.requests) <= (1 if told else 2)
-    whole = change in ("joined", "left") and not told
+    assert len(wire.requests) <= (1 if told and change != "released" else 2)
+    whole = change == "released" or (change in ("joined", "left") and not told)
     assert len(repr(replies)) < (300_000 if whole else 3_000)
     planned = leader.publish()
     assert len(wire.requests) == 1
@@ -381,12 +392,46 @@ def test_a_change_costs_the_leader_and_the_registry_what_changed(change: str, to
         assert reached == (session.node in planned.changed or gone)
 
 
+@pytest.mark.rule("RB-28")
+@pytest.mark.parametrize("told", ["both", "the later", "neither"])
+def test_a_leader_reads_every_record_that_was_rewritten(told: str) -> None:
+    """How many members there are and how new they are does not tell of one that was rewritten earlier."""
+    wire = Wire()
+    leader, one, two = (wire.join(name) for name in ("l", "n-1", "n-2"))
+    elected, known = wire.lead(leader)
+    for session in (one, two):
+        record = Member(session.node, session.node, refused=frozenset({session.node}))
+        wire.perform(Refuse(session, record, session.created), Refused)
+    keys = {
+        "both": {wire.keys.node(one.node), wire.keys.node(two.node)},
+        "the later": {wire.keys.node(two.node)},
+        "neither": set(),
+    }
+    command = ReadGroup(leader, elected.leadership, known=known, keys=frozenset(keys[told]))
+    group = wire.perform(command, GroupRead).group
+    assert {node: set(member.refused) for node, member in group.members.items()} == {
+        "l": set(),
+        "n-1": {"n-1"},
+        "n-2": {"n-2"},
+    }
+    again = ReadGroup(leader, elected.leadership, known=group, keys=frozenset(keys["both"]))
+    assert wire.perform(again, GroupRead).group == replace(group, revision=wire.store.revision)
+    assert len(wire.requests) == 1, "nothing was rewritten since"
+
+
+@pytest.mark.rule("RB-2")
+def test_a_record_of_a_node_that_never_heard_of_refusals_names_none() -> None:
+    old = b'{"schema":1,"label":"n","mode":"cooperative","may_lead":true,"host":"h","pid":1,"attributes":{}}'
+    assert values.load_member("n-0", KeyValue("k", old, 1, 1)) == Member("n-0", "n", host="h", pid=1)
+    assert b"refused" not in values.dump_member(Member("n-0", "n")), "nor is there more to read for it"
+
+
 @pytest.mark.rule("RB-45")
 @pytest.mark.parametrize(("members", "counted"), [(1, 12), (127, 12), (128, 6), (300, 4)])
 def test_of_many_members_a_leader_counts_a_part_with_each_heartbeat(members: int, counted: int) -> None:
     wire = Wire()
     sessions = [wire.join(f"n-{number}") for number in range(members)]
-    leading = Leading(True, Settings().timings, balanced, None)
+    leading = Leading(True, Settings().timings, allocate, None)
     elected, group = wire.lead(sessions[0])
     assert not leading.next_beat_reads_fingerprint(), "it does not lead"
     leading.elected(elected.leadership, now=0.0)

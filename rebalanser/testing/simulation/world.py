@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from random import Random
 from typing import TypeAlias
 
-from rebalanser.allocation import balanced, effort, share_out
+from rebalanser.allocation import allocate, balanced, effort
 from rebalanser.errors import RebalanserError
 from rebalanser.protocol.messages import Fact, FactKind, Handler
 from rebalanser.protocol.node import Node, NodeOptions
@@ -214,7 +214,7 @@ class World:
         return Node(
             Member(node=stem, label=plan.label, mode=plan.mode, may_lead=plan.may_lead, host=plan.label),
             self.scenario.timings,
-            share_out,
+            allocate,
             NodeOptions(
                 start_in_batches=plan.start_in_batches,
                 on_overrun=OnOverrun.KILL if plan.kills else OnOverrun.REPORT,
