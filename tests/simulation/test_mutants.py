@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from rebalanser.allocation import placement
 from rebalanser.protocol import leading as leading_module
 from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.messages import Left, SessionLost
 from rebalanser.protocol.node import Node
-from rebalanser.protocol.rebalancing import Rebalancing
+from rebalanser.protocol.rebalancing import Rebalancing, Refusals
 from rebalanser.protocol.types import Group, Timings
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry import translation as translation_module
@@ -1025,6 +1026,97 @@ MUTANTS = (
             "superseded=frozenset(),",
         ),
         frozenset({"RB-9"}),
+    ),
+    Mutant(
+        "release ignored",
+        "no node is given what it refuses",
+        (Switch(leading_module, "refusing", always({})),),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
+        "release not told",
+        "what a node refuses stands in its record",
+        (Switch(Node, "_next_record", always(None)),),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
+        "release forgotten with the session",
+        "a node refuses what it released when it joins again",
+        _edit(Node, "_advance_life", "refused=self._refusals.resources", "refused=frozenset()"),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
+        "release cut short",
+        "a resource is refused until its time has passed",
+        _edit(Node, "_release", "now + event.for_s", "now + event.for_s / 2"),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
+        "shorter release counts",
+        "of two releases the later end counts",
+        _edit(Refusals, "release", "until <= self._until.get(resource, -math.inf)", "False"),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
+        "release for ever",
+        "a node refuses a resource no longer than it was told",
+        _edit(Refusals, "_hold", "min(until.values(), default=math.inf)", "math.inf"),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
+        "release ends unnoticed",
+        "a node wakes up when a release ends",
+        _edit(Node, "_earliest_wakeup", "self._refusals.next_end < math.inf", "False"),
+        frozenset({"RB-7"}),
+        "prompt releases",
+    ),
+    Mutant(
+        "released by a former owner",
+        "only the owner by its token releases a resource",
+        _edit(Node, "_release", "!= event.token", "is None"),
+        frozenset({"RB-2"}),
+        "prompt releases",
+    ),
+    Mutant(
+        "acceptance ignored",
+        "what is accepted again is refused no more",
+        (Switch(Refusals, "accept", always(None)),),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
+        "record overtaken",
+        "a late record never replaces a newer one",
+        _edit(Translation, "_refuse", " + self._not_overtaken(key, command.replaces)", ""),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
+        "record of unknown outcome",
+        "a record that may have been written is not taken for unwritten",
+        _edit(Node, "_failed", "self._refusals.recorded = None", "pass"),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
+        "record without lease",
+        "a member's key ends with its lease, also once it was rewritten",
+        _edit(Translation, "_refuse", ", session.lease)", ")"),
+        frozenset({"RB-4"}),
+        "releases",
+    ),
+    Mutant(
+        "needless moves among refusals",
+        "as few resources move as refusals and balance allow",
+        _edit(placement, "_ways", "cost=1", "cost=0"),
+        frozenset({"RB-10"}),
+        "releases",
     ),
 )
 

@@ -122,6 +122,8 @@ class Chaos:
             command = "Heartbeat" if kind in RENEWAL_FAULTS else random.choice(_COMMANDS)
             if operators:
                 command = None
+            elif FaultKind.RELEASE in self._kinds and random.random() < 0.3:
+                command = "Refuse"
             link.armed.append(Armed(kind, command, random.choice((0, 0, 0, 1, 2))))
             return
         link.storm[kind] = random.uniform(0.1, 0.9)
@@ -293,6 +295,22 @@ class Chaos:
         self._world.hit(FaultKind.UNDRAIN, f"{host.plan.label} is undrained")
         self._world.set_drained(host.plan.label, False)
 
+    def _release(self, host: Host) -> None:
+        process = host.running
+        if process is None or process.paused:
+            return
+        released = sorted(process.duties.refused)
+        if released and self._random.random() < 0.25:
+            name = self._random.choice(released)
+            self._world.hit(FaultKind.RELEASE, f"{host.name}: accepts {name}")
+            process.accept(name)
+            return
+        owned = {**process.former_tokens, **process.tokens} if self._random.random() < 0.2 else process.tokens
+        for name in self._random.sample(sorted(owned), min(len(owned), self._random.randint(1, 3))):
+            for_s = self._random.choice((None, 0.05, 0.5, 2.0, 4.0))
+            self._world.hit(FaultKind.RELEASE, f"{host.name}: releases {name} for {for_s} s")
+            process.release(name, owned[name], for_s)
+
     def _pin(self, host: Host) -> None:
         names = self._some()[:1]
         if names:
@@ -326,6 +344,7 @@ _STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {
     FaultKind.DRAIN: Chaos._drain,  # noqa: SLF001
     FaultKind.UNDRAIN: Chaos._undrain,  # noqa: SLF001
     FaultKind.PIN: Chaos._pin,  # noqa: SLF001
+    FaultKind.RELEASE: Chaos._release,  # noqa: SLF001
     FaultKind.GRACEFUL_STOP: Chaos._stop,  # noqa: SLF001
     FaultKind.STOPPED_UNBEGUN: Chaos._stop_unbegun,  # noqa: SLF001
 }

@@ -11,10 +11,14 @@ can "soon" be told from "late", so a scenario says whether it applies (``prompt_
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from itertools import product
 from typing import TYPE_CHECKING
 
 from rebalanser.protocol.leading import RESIGN_AFTER
 from rebalanser.protocol.messages import (
+    Accept,
     Acknowledge,
     Acknowledged,
     AddBarriers,
@@ -48,6 +52,8 @@ from rebalanser.protocol.messages import (
     Publish,
     Published,
     ReadGroup,
+    Refuse,
+    Release,
     Report,
     Resign,
     Resigned,
@@ -61,7 +67,7 @@ from rebalanser.testing.simulation.oracle import Violation
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from rebalanser.protocol.types import Group, Leadership, NodeId, Plan, Resource, Session, Share
+    from rebalanser.protocol.types import Group, Leadership, Member, NodeId, Plan, Resource, Session, Share
     from rebalanser.testing.simulation.process import Process
     from rebalanser.testing.simulation.world import World
 
@@ -107,6 +113,10 @@ class Duties:
         self._started: dict[Resource, int] = {}
         """Started resources, with the version of the share that started them."""
         self._starting: frozenset[Resource] = frozenset()
+        self.refused: dict[Resource, float] = {}
+        """What the application gave up, and until when."""
+        self._registered: Member | None = None
+        self._refusals_changed_at = _NEVER
         self.blocked: set[Resource] = set()
         """Resources reported as held by another node."""
         self.history_lost_at = _NEVER
@@ -161,8 +171,48 @@ class Duties:
                 self._learns_of_term(event.revision)
             case PlanMade(plan=None):
                 self._tries = 0
+            case Release(resource=resource, token=token, for_s=for_s):
+                if self._process.tokens.get(resource) == token:
+                    until = math.inf if for_s is None else self._now + for_s
+                    self.refused[resource] = max(until, self.refused.get(resource, _NEVER))
+                    self._told_to_refuse()
+            case Accept(resource=resource):
+                self.refused.pop(resource, None)
+                self._told_to_refuse()
             case _:
                 pass
+
+    def _told_to_refuse(self) -> None:
+        self._refusals_changed_at = self._now
+        promptness = self._process.world.promptness
+        if promptness is not None:
+            promptness.refuses(self._process)
+
+    @property
+    def refuses_since(self) -> float:
+        """When what it has to refuse changed last, or it became a member."""
+        ended = (until for until in self.refused.values() if until <= self._now)
+        return max(self._refusals_changed_at, *ended, _NEVER)
+
+    def refuses(self) -> frozenset[Resource]:
+        """The resources that the process has to refuse now."""
+        return frozenset(resource for resource, until in self.refused.items() if until > self._now)
+
+    def _check_record(self, member: Member) -> None:
+        """A node's record names what its application gave up, for as long as that and no longer."""
+        if member.refused != self.refuses():
+            raise Violation(
+                "RB-2",
+                f"{self._label} says that it refuses {sorted(member.refused)}, not {sorted(self.refuses())}",
+            )
+
+    def _check_registered(self, member: Member) -> None:
+        """What one incarnation registers as is the same each time that it tries."""
+        before, self._registered = self._registered, member
+        if before is None or before.node != member.node:
+            self._check_record(member)
+        elif before != member:
+            raise Violation("RB-4", f"{self._label} registers as {before}, then as {member}")
 
     def _answered(self, command: Command, outcome: Outcome) -> None:
         if command.lane is Lane.MEMBER:
@@ -181,6 +231,7 @@ class Duties:
             self._fail()
             return
         self._session = self._last_session = outcome.session
+        self._refusals_changed_at = self._now
         self._leaving = self._stop_asked
         self._proven_at = outcome.proven_at
         self._beat_due = outcome.proven_at + self._timings.heartbeat_interval_s
@@ -357,8 +408,11 @@ class Duties:
 
     def _performs(self, command: Command) -> None:
         match command:
-            case Join():
+            case Join(member=member):
                 self._check_delay()
+                self._check_registered(member)
+            case Refuse(member=member):
+                self._check_record(member)
             case Heartbeat():
                 self._beating = True
                 self._beat_before, self._beat_sent_at = self._beat_sent_at, self._now
@@ -455,6 +509,18 @@ class Duties:
         active = sorted(n for n, member in group.members.items() if member.label not in group.drained)
         owners = {resource: node for node in active for resource in after.get(node, ())}
         held = {resource: node for node in active for resource in before.get(node, ())}
+        oracle = self._process.world.oracle
+        for node, resources in after.items():
+            if refused := resources & oracle.refused_at(node, self._read_revision):
+                raise Violation(
+                    "RB-2",
+                    f"version {plan.version} gives {node} what it refuses: {sorted(refused)}",
+                )
+        if any(group.members[node].refused for node in active):
+            wrong = not_best(group, active, held, owners)
+            if wrong is not None:
+                raise Violation("RB-10", f"version {plan.version} of {self._label}: {wrong}")
+            return
         moves = sum(owners.get(resource, node) != node for resource, node in held.items())
         least = least_moves(group, active, held)
         if moves != least:
@@ -538,6 +604,42 @@ def least_moves(group: Group, active: Collection[NodeId], held: Mapping[Resource
     return forced + moved
 
 
+def not_best(
+    group: Group, active: Sequence[NodeId], held: Mapping[Resource, NodeId], owners: Mapping[Resource, NodeId]
+) -> str | None:
+    """Why an allocation with refusals is not as even as it could be with as few moves; None if it is.
+
+    Resources that are handed on, one from each node of a chain to the next, lower the load of its first node
+    and raise that of its last; in a ring they change none. An allocation is the best if no chain makes the
+    loads more even, and neither a ring nor a chain that keeps them as even saves a move.
+    """
+    labels = {node: group.members[node].label for node in active}
+    steps = dict.fromkeys(product(active, active), math.inf)
+    for resource, spec in group.resources.items():
+        open_to = [n for n in active if resource not in group.members[n].refused]
+        if spec.pin is not None:
+            open_to = sorted(node for node in open_to if labels[node] == spec.pin)[:1]
+        owner = owners.get(resource)
+        if owner is None and not open_to:
+            continue
+        if owner is None or owner not in open_to:
+            return f"{resource} is {owner}'s and may be on {open_to}"
+        holder = held.get(resource)
+        for node in open_to:
+            saved = (holder in open_to and holder != owner) - (holder in open_to and holder != node)
+            steps[owner, node] = min(steps[owner, node], -saved)
+    for between, first, last in product(active, repeat=3):
+        steps[first, last] = min(steps[first, last], steps[first, between] + steps[between, last])
+    loads = Counter(owners.values())
+    for (first, last), cost in steps.items():
+        spared = loads[first] - loads[last]
+        if first != last and cost < math.inf and spared > 1:
+            return f"{first} has {spared} more than {last}"
+        if cost < 0 and (first == last or spared == 1):
+            return f"resources of {first} could stay where they were"
+    return None
+
+
 class Promptness:
     """Checks of reaction times, in a world where nothing is slow."""
 
@@ -579,6 +681,23 @@ class Promptness:
             self._rule(process, since, "RB-13" if waits else "RB-3"),
             f"{resource} is {node}'s and free, which does not take it within {self._within_s:g} s",
         )
+
+    def refuses(self, process: Process) -> None:
+        """A process was told to give something up, or to take it back: its record soon says so."""
+
+        def look() -> None:
+            session, duties = process.node.session, process.duties
+            if session is None or self._healthy(session.node) is not process:
+                return
+            told, due = self._world.oracle.refused_at(session.node), duties.refuses()
+            if told != due and duties.refuses_since <= process.now - self._within_s + _EPSILON_S:
+                raise Violation(
+                    "RB-7", f"the record of {session.node} names {sorted(told)}, not {sorted(due)}"
+                )
+
+        ends = [process.clock.true(until) for until in process.duties.refused.values() if until < math.inf]
+        for at in (self._now, *(end for end in ends if end > self._now)):
+            self._world.scheduler.at(at + self._within_s, look)
 
     def changed(self, revision: int) -> None:
         """A member, a resource or a drain changed."""

@@ -54,6 +54,8 @@ class FaultKind(StrEnum):
     UNDRAIN = "undrain"
     RESOURCES_WEIGHED = "resources weighed"
     PIN = "pin"
+    RELEASE = "release"
+    """An application gives up what it owns, or takes back what it gave up."""
     GRACEFUL_STOP = "graceful stop"
     STOPPED_UNBEGUN = "stopped before it took part"
     HANDLER_SLOW = "handler slow"

@@ -196,6 +196,8 @@ class Oracle:
         self._joined: dict[str, Session] = {}
         self.members: dict[str, int] = {}
         """The members by id, and the revision that made each one."""
+        self._refused: dict[NodeId, list[tuple[int, frozenset[Resource]]]] = {}
+        """What each node's record says that it refuses, since which revision."""
         self.term = 0
         self.leader = ""
         self.leader_changes = 0
@@ -353,12 +355,37 @@ class Oracle:
                 raise Violation("RB-4", f"{self._actor} removed the member {node}")
             self.members.pop(node, None)
             return
+        member = values.load_member(node, self._entry(event))
+        known = self._refused.setdefault(node, [])
         if node in self.members:
-            raise Violation("RB-4", f"{node} was registered over itself")
+            self._check_rewritten(event, node)
+            known.append((event.revision, member.refused))
+            return
+        known.append((event.revision, member.refused))
         joined = self._joined.get(node)
         if joined is not None and self._world.stored(event.key).lease == joined.lease:
             raise Violation("RB-4", f"{node}, which has left, is a member again")
         self.members[node] = event.revision
+
+    def _check_rewritten(self, event: Changed, node: NodeId) -> None:
+        """A member's key is put again only by itself, in the session that it has."""
+        entry = self._world.stored(event.key)
+        joined = self._joined.get(node)
+        if (
+            self._actor != node
+            or joined is None
+            or (entry.lease, entry.create_revision)
+            != (
+                joined.lease,
+                joined.created,
+            )
+        ):
+            raise Violation("RB-4", f"{node} was registered over itself")
+
+    def refused_at(self, node: NodeId, revision: int | None = None) -> frozenset[Resource]:
+        """What the node's record said that it refuses, at this revision, or says now."""
+        told = [refused for at, refused in self._refused.get(node, ()) if revision is None or at <= revision]
+        return told[-1] if told else frozenset()
 
     def _share_changed(self, event: Changed) -> None:
         if event.value is None:

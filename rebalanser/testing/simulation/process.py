@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable
 from rebalanser.protocol.messages import (
+    Accept,
     Acknowledge,
     Answered,
     AskStop,
@@ -30,6 +31,7 @@ from rebalanser.protocol.messages import (
     Noticed,
     Outcome,
     Perform,
+    Release,
     Report,
     SessionLost,
     Start,
@@ -294,6 +296,8 @@ class Process:
         self.told_of_nothing = False
         """True if the last OnStart reported that this process owns nothing (RB-18)."""
         self.tokens: dict[Resource, Token] = {}
+        self.former_tokens: dict[Resource, Token] = {}
+        """The tokens with which it owned what it owns no more, or with another token."""
         self.asked: set[Resource] = set()
         """What is owned, or arrives just now, and was asked to stop: nobody works on it any more."""
         self.failed_to_start: set[Resource] = set()
@@ -344,6 +348,14 @@ class Process:
         """SIGTERM: stop gracefully."""
         self.stopping = True
         self._arrive(self.handle, Stop())
+
+    def release(self, resource: Resource, token: Token, for_s: float | None) -> None:
+        """The application gives up what it owns, or owned, with this token."""
+        self._arrive(self.handle, Release(resource, token, for_s))
+
+    def accept(self, resource: Resource) -> None:
+        """The application takes back what it gave up."""
+        self._arrive(self.handle, Accept(resource))
 
     def pause(self) -> None:
         """SIGSTOP: from now on nothing of this process runs."""
@@ -600,7 +612,7 @@ class Process:
             )
             if call.handler is Handler.STOP:
                 for resource in call.resources:
-                    self.tokens.pop(resource, None)
+                    self.former_tokens[resource] = self.tokens.pop(resource)
                     self.asked.discard(resource)
         self.handle(HandlerReturned(call.handler, error))
 

@@ -368,6 +368,27 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 prompt_within_s=0.15,
             ),
             _closer(
+                "releases",
+                {
+                    **_CHANGES,
+                    FaultKind.RELEASE: 12,
+                    FaultKind.CRASH: 1,
+                    FaultKind.PARTITION: 2,
+                    FaultKind.PAUSE_LONG: 1,
+                    FaultKind.DRIFT_BEYOND: 3,
+                    FaultKind.REQUEST_LATE: 5,
+                    FaultKind.REPLY_LOST: 3,
+                    FaultKind.REQUEST_DOUBLED: 3,
+                    FaultKind.WATCH_LOST: 1,
+                },
+                equal_labels=0.25,
+            ),
+            _closer(
+                "prompt releases",
+                {**_CHANGES, FaultKind.RELEASE: 12, FaultKind.CRASH: 1, FaultKind.WATCH_LOST: 2},
+                prompt_within_s=0.15,
+            ),
+            _closer(
                 "overruns",
                 {**_CHANGES, FaultKind.HANDLER_OVERRUN: 6, FaultKind.HANDLER_SLOW: 3},
             ),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 from random import Random
 from typing import TypeAlias
 
-from rebalanser.allocation import allocate, balanced, effort
+from rebalanser.allocation import allocate, effort
 from rebalanser.errors import RebalanserError
 from rebalanser.protocol.messages import Fact, FactKind, Handler
 from rebalanser.protocol.node import Node, NodeOptions
@@ -504,7 +505,7 @@ class World:
         if wrong is not None:
             return wrong
         undone = self._unacknowledged()
-        wrong = self._unsettled_process(live) or self._unowned(live)
+        wrong = self._unsettled_process(live) or self._unrecorded(live) or self._unowned(live)
         if undone is not None:
             return f"RB-3: {wrong.partition(': ')[2] if wrong else undone}"
         return wrong
@@ -517,6 +518,15 @@ class World:
                 return f"RB-41: {process.label} was asked to stop {listed(process.asked)} and not called"
             if not process.tokens and not process.told_of_nothing:
                 return f"RB-18: {process.label} owns nothing and was not told"
+        return None
+
+    def _unrecorded(self, live: Collection[Process]) -> str | None:
+        for process in live:
+            if any(process.now < until < inf for until in process.duties.refused.values()):
+                return f"RB-3: {process.label} refuses something for a while yet"
+            told, due = self.oracle.refused_at(_node_id(process)), process.duties.refuses()
+            if told != due:
+                return f"RB-2: the record of {process.label} names {listed(told)}, not {listed(due)}"
         return None
 
     def _unsettled_group(self, live: Collection[Process]) -> str | None:
@@ -553,7 +563,8 @@ class World:
         drained = {process.label for process in live if process.host.plan.label in self.drained}
         active = sorted(owners.keys() - drained)
         pinned = self._pinned([process for process in live if process.label in active])
-        expected = balanced(active, self.resources, owners, pinned)
+        refused = self._refused([process for process in live if process.label in active])
+        expected = allocate(active, self.resources, owners, pinned, refused)
         for label, owned in owners.items():
             wrong = owned ^ set(expected.get(label, ()))
             if wrong:
@@ -566,16 +577,23 @@ class World:
         return None
 
     def _pinned(self, active: Collection[Process]) -> dict[Resource, str]:
-        """The process that each pinned resource may be on: of those of equal label the first by its id."""
-        by_label: dict[str, Process] = {}
+        """The process that each pinned resource may be on: the first by its id that does not refuse it."""
+        pinned = {}
+        for spec in self.resources.values():
+            alike = [process for process in active if process.host.plan.label == spec.pin]
+            willing = [process for process in alike if spec.resource not in process.duties.refuses()]
+            if spec.pin is not None:
+                first = min(willing or alike, key=_node_id, default=None)
+                pinned[spec.resource] = first.label if first is not None else ""
+        return pinned
+
+    def _refused(self, active: Collection[Process]) -> dict[Resource, frozenset[str]]:
+        """The processes that refuse each resource, where any does."""
+        refusing: dict[Resource, set[str]] = {}
         for process in active:
-            known = by_label.setdefault(process.host.plan.label, process)
-            by_label[process.host.plan.label] = min(known, process, key=_node_id)
-        return {
-            spec.resource: by_label[spec.pin].label if spec.pin in by_label else ""
-            for spec in self.resources.values()
-            if spec.pin is not None
-        }
+            for resource in process.duties.refuses():
+                refusing.setdefault(resource, set()).add(process.label)
+        return {resource: frozenset(labels) for resource, labels in refusing.items()}
 
     def _unacknowledged(self) -> str | None:
         header = self.oracle.header
