@@ -29,17 +29,21 @@ def _give_up(_state: RetryCallState) -> None:
 
 
 class GrowingDelay:
-    """Seconds before the next run, which double with each short run in a row."""
+    """Seconds before the next run, ``initial_s`` to ``max_s``, which double with each short run in a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, initial_s: float = RESTART_INITIAL_S, max_s: float = RESTART_MAX_S) -> None:
+        self._initial_s = initial_s
+        self._max_s = max_s
         self._short_runs = 0
 
     def after(self, lasted_s: float) -> float:
         """The delay, in seconds, after a run that lasted ``lasted_s``."""
         self._short_runs = 1 if lasted_s >= RESTART_RESET_S else self._short_runs + 1
-        delay_s = RESTART_INITIAL_S
+        delay_s = self._initial_s
         for _ in range(1, self._short_runs):
-            delay_s = min(RESTART_MAX_S, 2 * delay_s)
+            if delay_s >= self._max_s:
+                break
+            delay_s = min(self._max_s, 2 * delay_s)
         return delay_s
 
 

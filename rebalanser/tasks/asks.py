@@ -33,11 +33,13 @@ class Ask(ABC, Generic[ResultT]):
     """One write about one task. ``future`` gets its result.
 
     Written with :meth:`write`, then told the answer by :meth:`answered`; or, where that was lost or the
-    condition did not hold, told what is there now by :meth:`found`, and written again.
+    condition did not hold, told what is there now by :meth:`found`, and written again. One that is
+    ``lasting`` is kept for as long as the engine is away: nobody could ask again.
     """
 
-    def __init__(self, task: TaskId) -> None:
+    def __init__(self, task: TaskId, *, lasting: bool = False) -> None:
         self.task = task
+        self.lasting = lasting
         self.future: Future[ResultT] = Future()
 
     @property
@@ -65,9 +67,15 @@ class MoveAsk(Ask["Stored | Refused"]):
     """
 
     def __init__(
-        self, stored: Stored, decide: Decide, *, epoch: Epoch | None = None, update: Update | None = None
+        self,
+        stored: Stored,
+        decide: Decide,
+        *,
+        epoch: Epoch | None = None,
+        update: Update | None = None,
+        lasting: bool = False,
     ) -> None:
-        super().__init__(stored.head.id)
+        super().__init__(stored.head.id, lasting=lasting)
         self._stored = stored
         self._decide = decide
         self._epoch = epoch

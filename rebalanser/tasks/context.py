@@ -13,6 +13,7 @@ from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Conflict, Engine, Move, MovesInTransactions
 from rebalanser.tasks.history import TaskHistory
 from rebalanser.tasks.ledger import Ledger
+from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.model import State, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import Held, Reason, Refused
 
@@ -26,7 +27,8 @@ class Context:
     """One queue as one process uses it. May be used from any thread.
 
     ``clock_name`` names the run of the clock, empty where there is no telling. ``ttl_s`` is how long a
-    claim lasts without being renewed, ``timeout_s`` how long one request to the engine may take.
+    claim lasts without being renewed, ``timeout_s`` how long one request to the engine may take, ``errors``
+    what follows from those of its loops.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Context:
         ttl_s: float,
         timeout_s: float,
         history: TaskHistory,
+        errors: ErrorPolicy,
     ) -> None:
         self.engine = engine
         self.queue = queue
@@ -47,7 +50,8 @@ class Context:
         self.ttl_s = ttl_s
         self.timeout_s = timeout_s
         self.history = history
-        self.ledger = Ledger(engine, queue, timeout_s)
+        self.errors = errors
+        self.ledger = Ledger(engine, queue, timeout_s, errors)
 
     def term(self) -> Term:
         """The time of a claim that is made or renewed by a request sent from now on."""

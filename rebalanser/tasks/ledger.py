@@ -2,14 +2,20 @@
 
 One thread takes all that waits, lets the engine apply it in one call, and reads back what was lost or did not
 hold. While it does so the next batch gathers, so that batches grow with the load by themselves.
+
+Nothing that is wrong with one ask concerns another: a batch that the engine refuses is written in halves,
+down to the ask that it can't take, which alone fails. While the engine is away, or takes nothing, callers
+hear of it within ``timeout_s``; what is lasting, such as the end of a claim, is kept until it can be written.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
@@ -17,6 +23,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from rebalanser.errors import InvalidState, OutcomeUnknown, RegistryUnavailable
 from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Answer, Engine, Write
+from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 
 MAX_BATCH: Final = 512
 _MAX_ROUNDS: Final = 50
@@ -29,10 +36,10 @@ class Ledger:
     """The one writer of a process to an engine's queue. May be called from any thread.
 
     ``timeout_s`` is how long one request to the engine may take, and how long it is tried again while the
-    engine is away.
+    engine is away. What is lasting is tried again for any time, as ``errors`` say.
     """
 
-    def __init__(self, engine: Engine, queue: str, timeout_s: float) -> None:
+    def __init__(self, engine: Engine, queue: str, timeout_s: float, errors: ErrorPolicy) -> None:
         self._engine = engine
         self._queue = queue
         self._timeout_s = timeout_s
@@ -40,8 +47,9 @@ class Ledger:
         self._waiting: deque[Ask[object]] = deque()
         self._written: Sequence[Ask[object]] = ()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-ledger", daemon=True)
-        self._thread.start()
+        self._flushing = 0
+        self._loop = Loop("ledger", self._step, errors)
+        self._loop.start()
 
     def submit(self, ask: Ask[ResultT]) -> Future[ResultT]:
         """Have it written; asks about one task are written in the order in which they came.
@@ -64,24 +72,35 @@ class Ledger:
             self._more.notify()
 
     def flush(self) -> None:
-        """Wait until the outcome of all that was submitted so far is known."""
+        """Wait until the outcome of all that was submitted so far is known, or the engine stays away.
+
+        Nothing is kept meanwhile: what is lasting fails then, as all else does.
+        """
         with self._more:
+            self._flushing += 1
             asked = [ask.future for ask in (*self._written, *self._waiting)]
         wait(asked)
+        with self._more:
+            self._flushing -= 1
 
     def close(self) -> None:
         """See through what was submitted, then end. Closing twice does nothing."""
         with self._more:
             self._closing = True
             self._more.notify()
-        self._thread.join()
+        self._loop.hurry()
+        self._loop.join()
 
-    def _run(self) -> None:
-        while batch := self._taken():
-            try:
-                self._see_through(batch)
-            except Exception as error:  # whoever waits must be told, whatever it is
-                _fail(batch, error)
+    def _step(self) -> bool:
+        batch = self._taken()
+        try:
+            self._see_through(batch)
+        except BaseException as error:  # whoever waits must be told, whatever it is
+            kept = self._kept(batch, error)
+            _fail((ask for ask in batch if ask not in kept), error)
+            if kept or kind_of(error) is ErrorKind.BUG:
+                raise
+        return bool(batch)
 
     def _taken(self) -> Sequence[Ask[object]]:
         """The next batch: at most one ask for each task, the rest keeping their places. Empty at the end."""
@@ -100,9 +119,22 @@ class Ledger:
             self._written = list(batch.values())
             return self._written
 
+    def _kept(self, batch: Sequence[Ask[object]], error: BaseException) -> list[Ask[object]]:
+        """Put back, in their places, the lasting asks of a batch that could not be written at all."""
+        with self._more:
+            if self._closing or self._flushing or kind_of(error) is ErrorKind.POISON:
+                return []
+            kept = [ask for ask in batch if ask.lasting and not ask.settled]
+            self._waiting.extendleft(reversed(kept))
+            return kept
+
     def _see_through(self, asks: Sequence[Ask[object]]) -> None:
         for _ in range(_MAX_ROUNDS):
-            writes = [(ask, write) for ask in asks if (write := ask.write()) is not None]
+            writes: list[tuple[Ask[object], Write]] = []
+            for ask in asks:
+                write = _of_one(ask, ask.write)
+                if write is not None:
+                    writes.append((ask, write))
             if not writes:
                 return
             lost = self._write(writes)
@@ -110,7 +142,8 @@ class Ledger:
             if asks:
                 self._read_back(asks, lost)
                 asks = [ask for ask in asks if not ask.settled]
-        _fail(asks, RegistryUnavailable("others changed the task again and again; try again"))
+        if asks:
+            raise RegistryUnavailable("others changed the task again and again; try again")
 
     def _write(self, writes: Sequence[tuple[Ask[object], Write]]) -> OutcomeUnknown | None:
         """Write once; the error if nobody knows what became of it."""
@@ -120,9 +153,24 @@ class Ledger:
             )
         except OutcomeUnknown as error:
             return error
+        except Exception as error:
+            if kind_of(error) is ErrorKind.OUTAGE:
+                raise
+            return self._write_apart(writes, error)
         for (ask, _), answer in zip(writes, answers, strict=True):
-            ask.answered(answer)
+            _of_one(ask, partial(ask.answered, answer))
         return None
+
+    def _write_apart(
+        self, writes: Sequence[tuple[Ask[object], Write]], error: Exception
+    ) -> OutcomeUnknown | None:
+        """Write in halves what the engine refused as a whole, as one of them it can't take."""
+        if len(writes) == 1:
+            _fail([ask for ask, _ in writes], error)
+            return None
+        middle = len(writes) // 2
+        lost = [self._write(half) for half in (writes[:middle], writes[middle:])]
+        return lost[0] or lost[1]
 
     def _read_back(self, asks: Sequence[Ask[object]], lost: OutcomeUnknown | None) -> None:
         try:
@@ -133,7 +181,7 @@ class Ledger:
             # What may have happened must not be told as what did not.
             raise lost or error from error
         for ask in asks:
-            ask.found(found.get(ask.task))
+            _of_one(ask, partial(ask.found, found.get(ask.task)))
 
     def _patiently(self, request: Callable[[], ResultT]) -> ResultT:
         return Retrying(
@@ -144,7 +192,17 @@ class Ledger:
         )(request)
 
 
-def _fail(asks: Sequence[Ask[object]], error: Exception) -> None:
+def _of_one(ask: Ask[object], part: Callable[[], ResultT]) -> ResultT | None:
+    """Do an ask's own part; whatever that raises is its own failure, and no other's."""
+    try:
+        return part()
+    except Exception as error:
+        _fail([ask], error)
+        return None
+
+
+def _fail(asks: Iterable[Ask[object]], error: BaseException) -> None:
     for ask in asks:
         if not ask.settled:
-            ask.future.set_exception(error)
+            with suppress(InvalidStateError):  # whoever waited has cancelled it meanwhile
+                ask.future.set_exception(error)

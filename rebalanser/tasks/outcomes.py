@@ -11,6 +11,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 MAX_ERROR: Final = 4000
 """The most characters of an error that are kept with a task."""
+MAX_SUMMARY: Final = 500
 
 
 class Retry(Exception):
@@ -78,3 +79,17 @@ def returned(value: object) -> Returned | Raised:
         return Returned(to_json(value))
     except PydanticSerializationError as error:
         return raised(GiveUp(f"the result is no JSON: {error}"))
+
+
+def summary_of(error: BaseException) -> str:
+    """An error's type and message in one line, also where its class fails to say."""
+    try:
+        summary = repr(error)
+    except Exception:  # whatever a class does when it is shown
+        summary = type(error).__name__
+    return _storable(summary[:MAX_SUMMARY])
+
+
+def _storable(text: str) -> str:
+    """A text that has UTF-8: half a pair of surrogates, as in some file names, has none."""
+    return text.encode(errors="backslashreplace").decode()

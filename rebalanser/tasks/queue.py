@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from rebalanser.errors import (
 )
 from rebalanser.group import Group, default_label
 from rebalanser.history.journal import boot
+from rebalanser.protocol import Fact, FactKind
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import get_logger
@@ -43,6 +45,7 @@ from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
 from rebalanser.tasks.flakes import partition_of
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.history import TaskHistory
+from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
 from rebalanser.tasks.opening import Opened, Opening
@@ -58,6 +61,10 @@ from rebalanser.tasks.worker import Worker
 PARTITIONS: Final = 16
 BUFFER_RATIO: Final = 0.1
 GRACE_S: Final = 30.0
+EXIT_CODE: Final = 70
+"""Of a process that ends as a loop of its queue fails for a reason that nobody foresaw: EX_SOFTWARE."""
+EXIT_LIMIT_S: Final = 2 * GRACE_S
+"""Seconds within which such a process ends, whatever stopping gracefully comes to."""
 RETRIES: Final = int(TaskOptions().retries)
 """How often a task whose function is not known here is tried again, unless it is said."""
 
@@ -166,6 +173,7 @@ class Queue:
         self._partitions: Partitions | None = None
         self._stopped = threading.Event()
         self._clock = SystemClock()
+        self._errors = ErrorPolicy(name, self._clock, self._end_process)
         self.bell = waiting.Bell(lambda: self._context)
         """Tells who waits for a task."""
         parsed, opener = load_engine(url)
@@ -186,6 +194,7 @@ class Queue:
                     ttl_s=claim_ttl_s,
                     timeout_s=timeout_s,
                     history=TaskHistory.opened(name, self._label, self._settings, self._clock),
+                    errors=self._errors,
                 )
             except BaseException:
                 engine.close()
@@ -381,6 +390,14 @@ class Queue:
         return self._context
 
     @property
+    def troubles(self) -> tuple[Trouble, ...]:
+        """What of this process fails and is retried now, such as claiming while the engine is away.
+
+        Empty if all is well. What nobody foresaw and goes on for 60 s ends the process, see :meth:`start`.
+        """
+        return self._errors.troubles
+
+    @property
     def partition_count(self) -> int:
         """How many partitions the queue was made with."""
         return self._partition_count
@@ -501,6 +518,10 @@ class Queue:
         With ``bodies="processes"`` each body runs in a child process, which is killed once the body is out of
         time, or its claim is lost; its functions must be importable (SK-15).
 
+        Errors of one task end its try and nothing else. While the engine is away or takes nothing, all that
+        goes on by itself is retried for any time (:attr:`troubles`). An error that nobody foresaw is retried
+        for 60 s; then the queue is stopped and the process exits with code 70, so that a supervisor can act.
+
         Raises:
             InvalidState: it runs already.
             InvalidHandlers: a function can't be imported by a child process; the message names it.
@@ -566,6 +587,7 @@ class Queue:
         group = Group(group_name(self.name), self._url, node=self._label, settings=self._settings)
         group.on_start(partitions.take)
         group.on_stop(partitions.give_up)
+        group.on_fact(self._heard)
         return partitions, group
 
     def request_stop(self) -> None:
@@ -603,6 +625,24 @@ class Queue:
             self._outbox.close()
         self._opening.close()
         self._flakes.close()
+
+    def _heard(self, fact: Fact) -> None:
+        if fact.kind is FactKind.ENGINE_FAILED:
+            self._errors.give_up(f"the group of the queue has failed: {fact.detail}")
+
+    def _end_process(self) -> None:
+        """End a process that only looks alive: its claims are given back first, if that can be."""
+
+        def end() -> None:
+            try:
+                self.stop()
+            finally:
+                os._exit(EXIT_CODE)
+
+        limit = threading.Timer(EXIT_LIMIT_S, os._exit, [EXIT_CODE])
+        limit.daemon = True
+        limit.start()
+        threading.Thread(target=end, name="rebalanser-tasks-end", daemon=True).start()
 
     def _enqueue_tick(self, name: str, task: TaskId) -> None:
         self.commit([self.made(self.functions[name], (), {"task_id": task})])

@@ -1,0 +1,247 @@
+"""The one policy for errors in everything that goes on by itself: workers, tickers, ledgers, dispensers.
+
+======  =======================================================  ============================================
+kind    errors                                                   consequence
+======  =======================================================  ============================================
+poison  of one task: too large, of a wrong type, no JSON         that task's step ends, and nothing else
+outage  of the store: away, full, read-only, locked              retried with backoff, for as long as it takes
+bug     all others, which nobody foresaw                         logged with the traceback and retried; once
+                                                                 they persist the process ends
+======  =======================================================  ============================================
+
+No loop ends by an error: a thread that is dead in a process that lives is seen by no supervisor and no group.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from rebalanser.errors import (
+    InvalidArgument,
+    InvalidTask,
+    RegistryRefused,
+    RequestTooLarge,
+    RetryLater,
+    UnusableFolder,
+)
+from rebalanser.runtime.clock import Clock
+from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.workers import GrowingDelay
+from rebalanser.tasks.outcomes import summary_of
+
+SHORTEST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 2.0
+"""Maximum time between two tries, and so between the end of an outage and the next step."""
+REPORT_S: Final = 30.0
+"""Seconds between two log lines about one loop that goes on failing."""
+PERSISTS_S: Final = 60.0
+"""Seconds after which bugs of a loop that has done nothing else meanwhile end the process."""
+PERSISTS_ATTEMPTS: Final = 10
+"""Minimum number of such bugs: a loop that has little to do is not given up for two in an hour."""
+_log = get_logger()
+
+
+class ErrorKind(StrEnum):
+    """What an error says of the next step."""
+
+    POISON = "poison"
+    """It is of one task and comes again whenever that is tried; other tasks are not concerned."""
+    OUTAGE = "outage"
+    """The store is away or takes nothing now: the same step succeeds later."""
+    BUG = "bug"
+    """Nobody foresaw it."""
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """The kind of an error that a step, or a part of one, has raised."""
+    match error:
+        case RequestTooLarge() | InvalidTask() | InvalidArgument():
+            return ErrorKind.POISON
+        case RetryLater() | RegistryRefused() | UnusableFolder() | OSError():
+            return ErrorKind.OUTAGE
+        case _:
+            return ErrorKind.BUG
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A loop that fails now: what of, since when (seconds since 1970), and how many times in a row."""
+
+    loop: str
+    kind: ErrorKind
+    error: str
+    since: float
+    attempts: int
+
+
+@dataclass(slots=True)
+class _Failing:
+    """A loop's errors since its last step that succeeded."""
+
+    delay: GrowingDelay
+    began: float
+    since: float
+    reported: float
+    kind: ErrorKind = ErrorKind.OUTAGE
+    error: str = ""
+    attempts: int = 0
+    bug_since: float | None = None
+    bugs: int = 0
+
+
+class ErrorPolicy:
+    """What follows from the errors of a queue's loops in this process. May be used from any thread.
+
+    ``end`` is called once the process has to end, and once only.
+    """
+
+    def __init__(self, queue: str, clock: Clock, end: Callable[[], None]) -> None:
+        self._queue = queue
+        self._clock = clock
+        self._end = end
+        self._failing: dict[str, _Failing] = {}
+        self._ignored: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._ended = False
+
+    @property
+    def troubles(self) -> tuple[Trouble, ...]:
+        """The loops that fail now; empty if all is well."""
+        with self._lock:
+            return tuple(
+                Trouble(loop, each.kind, each.error, each.since, each.attempts)
+                for loop, each in sorted(self._failing.items())
+            )
+
+    def failed(self, loop: str, error: BaseException) -> float:
+        """Take note of an error; how many seconds the loop pauses before it tries again."""
+        now = self._clock.now()
+        kind = kind_of(error)
+        with self._lock:
+            failing = self._failing.get(loop)
+            is_due = failing is None or failing.kind is not kind or now - failing.reported >= REPORT_S
+            if failing is None:
+                delay = GrowingDelay(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
+                failing = self._failing[loop] = _Failing(delay, now, self._clock.wall(), now)
+            failing.kind, failing.error = kind, summary_of(error)
+            failing.attempts += 1
+            if kind is ErrorKind.BUG:
+                failing.bug_since = now if failing.bug_since is None else failing.bug_since
+                failing.bugs += 1
+            else:
+                failing.bug_since, failing.bugs = None, 0
+            if is_due:
+                failing.reported = now
+            lasted_s = 0.0 if failing.bug_since is None else now - failing.bug_since
+            persists = lasted_s >= PERSISTS_S and failing.bugs >= PERSISTS_ATTEMPTS
+            pause_s = failing.delay.after(0.0)
+        if is_due:
+            self._report(loop, kind, error, failing.attempts)
+        if persists:
+            self.give_up(f"{loop} has failed for {lasted_s:.0f} s: {summary_of(error)}")
+        return pause_s
+
+    def give_up(self, reason: str) -> None:
+        """Have the process end, as it can't go on by itself; the first reason counts."""
+        with self._lock:
+            was_ended, self._ended = self._ended, True
+        if not was_ended:
+            _log.critical("the process ends", action="tasks_process_ends", queue=self._queue, reason=reason)
+            self._end()
+
+    def worked(self, loop: str) -> None:
+        """Take note of a step that succeeded: nothing is wrong with its loop any more."""
+        if loop not in self._failing:
+            return
+        with self._lock:
+            failing = self._failing.pop(loop, None)
+        if failing is not None:
+            _log.info(
+                "works again",
+                action="tasks_work_again",
+                queue=self._queue,
+                loop=loop,
+                attempts=failing.attempts,
+                lasted_s=round(self._clock.now() - failing.began, 3),
+            )
+
+    def ignored(self, what: str, error: BaseException) -> None:
+        """Log an error, with its traceback, that ends nothing; those of one kind once in a while only."""
+        now = self._clock.now()
+        with self._lock:
+            is_due = now - self._ignored.get(what, -REPORT_S) >= REPORT_S
+            if is_due:
+                self._ignored[what] = now
+        if is_due:
+            _log.error(
+                "an error is ignored",
+                action="tasks_error_ignored",
+                queue=self._queue,
+                what=what,
+                error=summary_of(error),
+                exc_info=error,
+            )
+
+    def _report(self, loop: str, kind: ErrorKind, error: BaseException, attempts: int) -> None:
+        known = {"queue": self._queue, "loop": loop, "attempts": attempts, "error": summary_of(error)}
+        if kind is ErrorKind.OUTAGE:
+            _log.warning("waits for the engine", action="tasks_engine_away", **known)
+        else:
+            _log.error("fails and is retried", action="tasks_loop_failed", exc_info=error, **known)
+
+
+class Loop:
+    """A thread that takes steps, whatever they raise, until one returns False: that was the last.
+
+    A step that has to wait for work does so before it begins with it: when it returns, it has succeeded.
+    """
+
+    def __init__(self, name: str, step: Callable[[], bool], errors: ErrorPolicy) -> None:
+        self.name = name
+        self._step = step
+        self._errors = errors
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-tasks-{name}", daemon=True)
+
+    @property
+    def has_begun(self) -> bool:
+        """True once it was started."""
+        return self._thread.ident is not None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Pause only shortly from now on: the loop is about to end."""
+        self._ending.set()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the last step was taken; returns at once if it was never started."""
+        if self.has_begun:
+            self._thread.join(timeout_s)
+
+    def turn(self) -> float | None:
+        """Take a step; seconds to pause before the next one, None if it was the last."""
+        try:
+            goes_on = self._step()
+        except BaseException as error:  # whatever ended this thread would be seen by nobody
+            return self._pause_s(error)
+        self._errors.worked(self.name)
+        return 0.0 if goes_on else None
+
+    def _pause_s(self, error: BaseException) -> float:
+        try:
+            return self._errors.failed(self.name, error)
+        except Exception:  # a handler of the host's logging, or whatever else
+            return LONGEST_PAUSE_S
+
+    def _run(self) -> None:
+        while (pause_s := self.turn()) is not None:
+            if pause_s and self._ending.wait(pause_s):
+                time.sleep(SHORTEST_PAUSE_S)
