@@ -17,16 +17,15 @@ from typing import Final
 
 from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 
-from rebalanser.errors import InvalidTask, RetryLater
+from rebalanser.errors import InvalidTask, TaskExists
 from rebalanser.runtime.clock import Clock
-from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.model import TaskId
 
 LOOK_S: Final = 1.0
 """The longest time between two looks at the clock, which may jump."""
 CATCH_UP_S: Final = 60.0
 """How late a tick may still be enqueued; one that is missed by more is left out."""
-_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,8 @@ class Schedule:
 class Ticker:
     """Enqueues the ticks of the schedules that this process is responsible for.
 
-    ``is_mine(task_id)`` says whether it is, ``enqueue(name, task_id)`` does it.
+    ``is_mine(task_id)`` says whether it is, ``enqueue(name, task_id)`` does it, ``errors`` what follows from
+    those. A tick that can't be enqueued, ever, is left out and keeps no other from coming.
     """
 
     def __init__(
@@ -83,44 +83,57 @@ class Ticker:
         clock: Clock,
         is_mine: Callable[[TaskId], bool],
         enqueue: Callable[[str, TaskId], object],
+        errors: ErrorPolicy,
     ) -> None:
         self._schedules = tuple(schedules)
         self._clock = clock
         self._is_mine = is_mine
         self._enqueue = enqueue
+        self._errors = errors
         self._done: set[TaskId] = set()
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-ticks", daemon=True)
+        self._loop = Loop("ticks", self._look, errors)
 
     def start(self) -> None:
         """Begin; a thread looks at the clock once a second."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """End it."""
         self._ending.set()
-        self._thread.join()
+        self._loop.hurry()
+        self._loop.join()
 
     def tick(self) -> None:
         """Enqueue what has become due.
 
         Raises:
-            RetryLater: the engine is away; the next look tries again.
+            RebalanserError: the engine is away or takes nothing; the next look tries again.
         """
         wall = self._clock.wall()
         due = {each.task_id(tick): each.name for each in self._schedules for tick in each.ticks(wall)}
         self._done &= due.keys()
         for task_id, name in due.items():
             if task_id not in self._done and self._is_mine(task_id):
-                self._enqueue(name, task_id)
+                self._enqueue_once(name, task_id)
                 self._done.add(task_id)
 
-    def _run(self) -> None:
-        while not self._ending.wait(self._pause_s()):
-            try:
-                self.tick()
-            except RetryLater as error:
-                _log.warning("a tick waits for the engine", action="tick_waits", error=str(error))
+    def _enqueue_once(self, name: str, task_id: TaskId) -> None:
+        try:
+            self._enqueue(name, task_id)
+        except TaskExists:
+            # By an owner before this one, where the function had other options or other defaults.
+            return
+        except Exception as error:
+            if kind_of(error) is ErrorKind.OUTAGE:
+                raise
+            self._errors.ignored(f"a tick of {name}", error)
+
+    def _look(self) -> bool:
+        if self._ending.wait(self._pause_s()):
+            return False
+        self.tick()
+        return True
 
     def _pause_s(self) -> float:
         """Until the next full second, at which ticks are."""

@@ -557,6 +557,7 @@ class Queue:
             self._context.clock,
             lambda task: partitions.owns(partition_of(task, self._partition_count)),
             self._enqueue_tick,
+            self._errors,
         )
         self._ticker.start()
 

@@ -6,8 +6,9 @@ import calendar
 
 import pytest
 
-from rebalanser.errors import InvalidTask
+from rebalanser.errors import InvalidTask, QuotaExceeded, RegistryUnavailable, TaskExists
 from rebalanser.tasks.flakes import is_flake
+from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
 
 NOON = float(calendar.timegm((2026, 3, 29, 12, 0, 0)))
@@ -33,6 +34,9 @@ class Stand:
         self.clock = Wall(at)
         self.mine = True
         self.enqueued: list[tuple[str, str]] = []
+        self.refusals: list[Exception] = []
+        """Raised by the next who enqueue."""
+        self.errors = ErrorPolicy("mail", self.clock, lambda: None)
         self.schedule = Schedule("mail", "sweep", expression)
         self.ticker = self.another()
 
@@ -41,8 +45,14 @@ class Stand:
             [self.schedule],
             self.clock,
             lambda _task: self.mine,
-            lambda name, task: self.enqueued.append((name, task)),
+            self._enqueue,
+            self.errors,
         )
+
+    def _enqueue(self, name: str, task: str) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.enqueued.append((name, task))
 
     def look(self, at: float) -> int:
         """How many were enqueued by then."""
@@ -111,3 +121,37 @@ def test_ids_are_flakes_in_the_order_of_their_ticks() -> None:
 def test_what_is_no_expression_is_refused_at_once(expression: str) -> None:
     with pytest.raises(InvalidTask, match="is no cron expression"):
         Schedule("mail", "sweep", expression)
+
+
+@pytest.mark.rule("SK-15")
+def test_a_tick_that_was_enqueued_with_other_options_is_done() -> None:
+    """As by the release before, where the function had fewer retries."""
+    stand = Stand("* * * * * */10")
+    stand.refusals = [TaskExists("with other content")]
+    assert stand.look(NOON) == 6
+    assert stand.look(NOON + 1) == 6
+    assert stand.look(NOON + 10) == 7
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("error", [InvalidTask("no argument"), KeyError("sweep"), ZeroDivisionError()])
+def test_a_tick_that_can_not_be_enqueued_keeps_no_other_from_coming(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand = Stand("* * * * * */10")
+    stand.refusals = [error]
+    assert stand.look(NOON) == 6
+    assert stand.look(NOON + 10) == 7
+    (told,) = caplog.records
+    assert "a tick of sweep" in told.getMessage()
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("error", [RegistryUnavailable("away"), QuotaExceeded("full")])
+def test_a_tick_waits_for_an_engine_that_takes_nothing(error: Exception) -> None:
+    stand = Stand("* * * * * */10")
+    stand.refusals = [error] * 2
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            stand.look(NOON)
+    assert stand.look(NOON + 1) == 6
