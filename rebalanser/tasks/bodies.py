@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
-from rebalanser.errors import Fenced, InvalidTask
+from rebalanser.errors import Fenced, InvalidTask, RequestTooLarge
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
 from rebalanser.tasks.calling import Caller, Job
 from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, kind_of
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, Status, Stored
 from rebalanser.tasks.options import TaskOptions
-from rebalanser.tasks.outcomes import Cut, GiveUp, Raised, Retry, Returned, raised
+from rebalanser.tasks.outcomes import Cut, GiveUp, Raised, Retry, Returned, raised, summary_of
 from rebalanser.tasks.rules import Decision, Reason, Refused
 from rebalanser.tasks.worker_claim import WorkerClaim
 
@@ -39,11 +39,13 @@ class Bodies:
         middleware: Sequence[Middleware],
         clock: Clock,
         caller: Caller,
+        errors: ErrorPolicy,
     ) -> None:
         self._functions = functions
         self._middleware = middleware
         self._clock = clock
         self._caller = caller
+        self._errors = errors
 
     def names(self) -> Sequence[str]:
         """The functions that there are."""
@@ -58,19 +60,21 @@ class Bodies:
         self._caller.cut_off()
 
     def work(self, claim: WorkerClaim, head: Head, payload: bytes) -> None:
-        """One try, from its arguments to the end of its claim. Raises nothing."""
+        """One try, from its arguments to the end of its claim; raises nothing of a body or a hook."""
         body = self._functions[claim.name]
         try:
             arguments = body.arguments(payload)
         except InvalidTask as error:
             self._fail(claim, head, raised(error), due=None)
             return
+        except BaseException as error:  # whatever a validator does
+            self.fail(claim, head, error)
+            return
         for each in self._middleware:
             self._told(each.before, claim)
         match self._caller.call(Job(body, claim, head, payload, arguments)):
             case Returned(result=result):
-                self._told_of_end(claim, None)
-                self._end(claim, lambda stored: rules.complete(stored.state, claim.held, result))
+                self._returned(claim, head, result)
             case Raised() as outcome:
                 self._raised(claim, head, outcome)
             case Cut.TIMED_OUT:
@@ -84,13 +88,27 @@ class Bodies:
         """The try has taken too long: its claim fails now, whatever the body still does."""
         self._fail(claim, head, raised(_out_of_time(head)), self._backed_off(claim))
 
+    def fail(self, claim: WorkerClaim, head: Head, error: BaseException) -> None:
+        """The try has failed by an error that its body did not raise."""
+        self._fail(claim, head, raised(error), self._backed_off(claim))
+
     def give_back(self, claim: WorkerClaim) -> None:
         """The worker stops: the task goes back as if it had not been tried."""
         self._end(claim, lambda stored: rules.release(stored.state, claim.held))
 
+    def _returned(self, claim: WorkerClaim, head: Head, result: bytes | None) -> None:
+        if result is not None:
+            try:
+                result = claim.check_result(result)
+            except RequestTooLarge as error:
+                self._raised(claim, head, raised(GiveUp(str(error))))
+                return
+        self._told_of_end(claim, None)
+        self._end(claim, lambda stored: rules.complete(stored.state, claim.held, result), head)
+
     def _raised(self, claim: WorkerClaim, head: Head, outcome: Raised) -> None:
         match outcome.error:
-            case Fenced():
+            case Fenced() if claim.is_over:
                 self._told_of_end(claim, None)
                 return
             case Retry(delay_s=delay_s):
@@ -113,24 +131,29 @@ class Bodies:
             task=claim.task_id,
             name=claim.name,
             claim=claim.number,
-            error=repr(outcome.error),
+            error=summary_of(outcome.error),
         )
         self._end(claim, lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due))
 
-    def _end(self, claim: WorkerClaim, rule: Callable[[Stored], Decision]) -> None:
+    def _end(
+        self, claim: WorkerClaim, rule: Callable[[Stored], Decision], completed: Head | None = None
+    ) -> None:
         if claim.is_over:
             return
-        claim.settle(rule).add_done_callback(partial(self._ended, claim))
+        claim.settle(rule).add_done_callback(partial(self._ended, claim, completed))
 
-    def _ended(self, claim: WorkerClaim, outcome: Future[Stored | Refused]) -> None:
+    def _ended(self, claim: WorkerClaim, completed: Head | None, outcome: Future[Stored | Refused]) -> None:
         error = outcome.exception()
+        if error is not None and completed is not None and kind_of(error) is not ErrorKind.OUTAGE:
+            self._fail_uncompleted(claim, completed, error)
+            return
         if error is not None:
             _log.error(
                 "nobody knows how the claim ended; if it did not, the task is tried again after its time",
                 action="task_unsettled",
                 queue=claim.queue,
                 task=claim.task_id,
-                error=repr(error),
+                error=summary_of(error),
             )
             return
         settled = outcome.result()
@@ -148,13 +171,22 @@ class Bodies:
                 reason=settled.reason.value,
             )
 
+    def _fail_uncompleted(self, claim: WorkerClaim, head: Head, error: BaseException) -> None:
+        """The engine can't take the completion: were that left alone, the body would run again, to no end."""
+        told = raised(error).told
+        due = None if kind_of(error) is ErrorKind.POISON else self._backed_off(claim)
+        failed = claim.settle(lambda stored: rules.fail(head, stored.state, claim.held, told, due))
+        failed.add_done_callback(partial(self._ended, claim, None))
+
     def _told_of_end(self, claim: WorkerClaim, error: BaseException | None) -> None:
         for each in reversed(self._middleware):
             self._told(each.after, claim, error)
 
     def _told(self, hook: Callable[..., None], *arguments: Any) -> None:
-        with contextlib.suppress(Exception):
+        try:
             hook(*arguments)
+        except BaseException as error:  # whatever a hook does, the task goes on
+            self._errors.ignored(f"middleware {hook.__qualname__}", error)
 
 
 def backoff_s(options: TaskOptions, failures: int) -> float:

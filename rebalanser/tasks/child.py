@@ -25,7 +25,7 @@ from rebalanser.errors import InvalidState
 from rebalanser.tasks.child_claim import ChildClaim
 from rebalanser.tasks.child_messages import Answered, Begin, ChildAsk, Done, Failed, Question, Ready, Work
 from rebalanser.tasks.functions import TaskBody
-from rebalanser.tasks.outcomes import Raised, Returned, raised, returned
+from rebalanser.tasks.outcomes import Raised, Returned, raised, returned, summary_of
 from rebalanser.tasks.references import body_at
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -155,5 +155,5 @@ def _failed(outcome: Raised) -> Failed:
     try:
         pickled = pickle.dumps(outcome.error)
     except Exception:  # whatever its class does when it is pickled
-        return Failed(outcome.told, repr(outcome.error), None)
-    return Failed(outcome.told, repr(outcome.error), pickled)
+        return Failed(outcome.told, summary_of(outcome.error), None)
+    return Failed(outcome.told, summary_of(outcome.error), pickled)

@@ -31,7 +31,7 @@ from rebalanser.tasks.child_messages import (
     Ready,
     Work,
 )
-from rebalanser.tasks.outcomes import BodyLost, Outcome, Raised, raised
+from rebalanser.tasks.outcomes import BodyLost, Outcome, Raised, raised, summary_of
 from rebalanser.tasks.worker_claim import WorkerClaim
 
 KILL_GRACE_S: Final = 2.0
@@ -173,7 +173,7 @@ class ChildProcess:
         except RebalanserError as error:
             return Answered(number, error=error)
         except Exception as error:  # whoever waits must be told, whatever it is
-            return Answered(number, error=InternalError(repr(error)))
+            return Answered(number, error=InternalError(summary_of(error)))
 
     def _bury(self) -> None:
         """End what is left of the group, wait for the process, and tell who waits for it."""

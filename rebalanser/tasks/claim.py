@@ -72,7 +72,8 @@ class Claim(ABC):
 
         Raises:
             Fenced: the claim has ended; the body must stop.
-            RequestTooLarge: the content is over the engine's limit.
+            InvalidArgument: the content is no bytes; nothing was written.
+            RequestTooLarge: the content is over the engine's limit; nothing was written.
             OutcomeUnknown: the engine did not answer in time: it may stand in the log, now or later.
             RegistryUnavailable: the engine is away; nothing was written.
         """
@@ -93,6 +94,8 @@ class Claim(ABC):
 
         Raises:
             Fenced: the claim has ended; roll back.
+            InvalidArgument: the result is no bytes.
+            RequestTooLarge: the result is over the engine's limit.
             InvalidState: the queue's engine is not SQLite, or the body runs in a process of its own.
         """
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
-from rebalanser.errors import InternalError, InvalidState
+from rebalanser.errors import InternalError, InvalidArgument, InvalidState, RequestTooLarge
 from rebalanser.runtime.clock import Clock
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import Ask
@@ -52,6 +52,7 @@ class Context:
         self.history = history
         self.errors = errors
         self.ledger = Ledger(engine, queue, timeout_s, errors)
+        self._max_bytes = engine.capabilities.max_update_bytes
 
     def term(self) -> Term:
         """The time of a claim that is made or renewed by a request sent from now on."""
@@ -60,6 +61,20 @@ class Context:
     def submit(self, ask: Ask[ResultT]) -> Future[ResultT]:
         """Have something written; see :meth:`~rebalanser.tasks.ledger.Ledger.submit`."""
         return self.ledger.submit(ask)
+
+    def check(self, what: str, content: object) -> bytes:
+        """The content of an update or a result, as it is to be stored: checked before anything is queued.
+
+        Raises:
+            InvalidArgument: it is no bytes.
+            RequestTooLarge: it is over the engine's limit.
+        """
+        if not isinstance(content, bytes | bytearray | memoryview):
+            raise InvalidArgument(f"{what} is of type {type(content).__name__}; it must be bytes")
+        stored = bytes(content)
+        if len(stored) > self._max_bytes:
+            raise RequestTooLarge(f"{what} has {len(stored)} bytes; the limit is {self._max_bytes}")
+        return stored
 
     def read(self, ids: Sequence[TaskId]) -> Mapping[TaskId, Stored]:
         """Those of the tasks that exist, as they are now."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import from_json, to_json
+
+from rebalanser.errors import InvalidArgument
 
 MAX_ERROR: Final = 4000
 """The most characters of an error that are kept with a task."""
@@ -15,10 +18,17 @@ MAX_SUMMARY: Final = 500
 
 
 class Retry(Exception):
-    """Raised by a body: this try failed, and the next one is not to come before ``delay_s`` seconds."""
+    """Raised by a body: this try failed, and the next one is not to come before ``delay_s`` seconds.
+
+    Raises:
+        InvalidArgument: ``delay_s`` is no finite number.
+    """
 
     def __init__(self, message: str = "the task asks to be tried again", *, delay_s: float) -> None:
         super().__init__(message)
+        given: object = delay_s
+        if not isinstance(given, int | float) or not math.isfinite(given):
+            raise InvalidArgument(f"delay_s is {delay_s!r}; it must be a finite number of seconds")
         self.delay_s = delay_s
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,7 +78,11 @@ Outcome: TypeAlias = Returned | Raised | Cut
 
 def raised(error: BaseException) -> Raised:
     """The outcome of a body that raised this."""
-    return Raised(error, "".join(traceback.format_exception(error)).strip()[-MAX_ERROR:])
+    try:
+        told = "".join(traceback.format_exception(error)).strip()
+    except Exception:  # whatever a class does when it is shown
+        told = summary_of(error)
+    return Raised(error, _storable(told[-MAX_ERROR:]))
 
 
 def returned(value: object) -> Returned | Raised:
@@ -76,9 +90,12 @@ def returned(value: object) -> Returned | Raised:
     if value is None:
         return Returned(None)
     try:
-        return Returned(to_json(value))
-    except PydanticSerializationError as error:
-        return raised(GiveUp(f"the result is no JSON: {error}"))
+        result = to_json(value)
+        if b"NaN" in result or b"Infinity" in result:
+            from_json(result, allow_inf_nan=False)
+    except Exception as error:  # whatever a class does when it is serialized
+        return raised(GiveUp(f"the result is no JSON: {summary_of(error)}"))
+    return Returned(result)
 
 
 def summary_of(error: BaseException) -> str:

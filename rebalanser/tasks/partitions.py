@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rebalanser.errors import RebalanserError, RetryLater
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.asks import TakeOverAsk
@@ -18,6 +17,7 @@ from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Epoch, Lost, TakeOver, Watch
 from rebalanser.tasks.far_clocks import LIMIT_S, FarClock, FarClocks
+from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Held
@@ -25,6 +25,8 @@ from rebalanser.tasks.rules import Held
 PAGE: Final = 1000
 MAX_CLAIMS: Final = 256
 """At most so many tasks are claimed at once."""
+ASIDE_S: Final = 60.0
+"""Seconds before a task is offered again whose claim alone can't be written."""
 _log = get_logger()
 
 
@@ -59,6 +61,8 @@ class Partitions:
         self._owners: dict[int, Claiming] = {}
         self._strange: set[str] = set()
         self._far_clocks = FarClocks()
+        self._aside: dict[TaskId, float] = {}
+        """When each of these tasks, whose claims can't be written, is offered again."""
         self._lost = False
         self._watch: Watch | None = None
 
@@ -102,8 +106,11 @@ class Partitions:
         Of any function where ``names`` is None; the others stay for who asks for them. ``worker`` is the
         label of who claims, where it is not this process.
 
+        A claim that can't be written keeps no other from being made, nor its task from being offered later.
+
         Raises:
-            RetryLater: the engine was away, and nothing is known to be claimed; what was is over in time.
+            RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed; what
+                was is over in time.
         """
         self._catch_up()
         sent_at = self._context.clock.now()
@@ -114,23 +121,24 @@ class Partitions:
         # A payload never changes (SK-2), so it need not be read after the claim is known.
         payloads = self._payloads([ask.task for _, ask in asks])
         claimed: list[Claimed] = []
-        away: RetryLater | None = None
+        failed: list[Exception] = []
+        # All are settled, whatever became of one: a task whose claim is not would never be offered again.
         for claiming, ask in asks:
             try:
                 made = self._settled(claiming, ask, sent_at)
-            except RetryLater as error:
-                away = error
+            except Exception as error:
+                failed.append(error)
             else:
                 claimed += [] if made is None else [replace(made, payload=payloads.get(ask.task))]
-        if away is not None and not claimed:
-            raise away
+        if failed and not claimed:
+            raise failed[0]
         return claimed
 
     def payloads(self, claimed: Sequence[Claimed]) -> Mapping[TaskId, bytes]:
         """The payloads of claimed tasks: those that came with the claims, and the others, read now.
 
         Raises:
-            RetryLater: the engine was away.
+            RebalanserError: the engine was away, or can't be read.
         """
         known = {each.stored.head.id: each.payload for each in claimed if each.payload is not None}
         missing = [task for each in claimed if (task := each.stored.head.id) not in known]
@@ -163,6 +171,7 @@ class Partitions:
             if self._lost:
                 return now
             wakeups = [each.owner.next_wakeup(now, wall, names) for each in self._owners.values()]
+            wakeups += self._aside.values()
         return min((at for at in wakeups if at is not None), default=None)
 
     def _follow(self) -> None:
@@ -178,6 +187,19 @@ class Partitions:
         That a task is complete is all that matters of it, here or in other partitions. And a claim that is
         being written here is told of by its outcome.
         """
+        try:
+            return self._is_wanted(change)
+        except BaseException:
+            self._missed()
+            raise
+
+    def _missed(self) -> None:
+        """A change was told and not learnt, whatever the error: all is read again."""
+        with self._lock:
+            self._lost = True
+        self._wake()
+
+    def _is_wanted(self, change: Change) -> bool:
         freed = False
         with self._lock:
             if change.status is Status.COMPLETED:
@@ -195,6 +217,13 @@ class Partitions:
         return False
 
     def _told(self, news: Sequence[Stored] | Lost) -> None:
+        try:
+            self._learn_all(news)
+        except BaseException:
+            self._missed()
+            raise
+
+    def _learn_all(self, news: Sequence[Stored] | Lost) -> None:
         now = self._context.clock.now()
         far: list[FarClock] = []
         with self._lock:
@@ -252,7 +281,11 @@ class Partitions:
             raise
         with self._lock:
             owners = [each.owner for each in self._owners.values()]
-            doubtful = {task: owner for owner in owners for task in owner.doubtful()}
+            now = self._context.clock.now()
+            self._aside = {task: until for task, until in self._aside.items() if until > now}
+            doubtful = {
+                task: owner for owner in owners for task in owner.doubtful() if task not in self._aside
+            }
             needed = {task for owner in owners for task in owner.unknown_dependencies(PAGE)}
         if not doubtful and not needed:
             return
@@ -300,7 +333,7 @@ class Partitions:
         """
         try:
             return self._context.engine.payloads(self._context.queue, tasks, self._context.timeout_s)
-        except RebalanserError:
+        except Exception:
             return {}
 
     def _ask(self, owner: Owner, task: TaskId, worker: str) -> ClaimAsk:
@@ -333,6 +366,9 @@ class Partitions:
     def _settled(self, claiming: Claiming, ask: ClaimAsk, sent_at: float) -> Claimed | None:
         """What became of a claim, once that is known; the index is told."""
         concurrent.futures.wait([ask.future])
+        error = ask.future.exception()
+        if error is not None and kind_of(error) is not ErrorKind.OUTAGE:
+            self._set_aside(ask.task, error)
         with self._lock:
             stored = claiming.settled(ask, self._context.clock.now())
             partition = claiming.owner.partition
@@ -341,6 +377,18 @@ class Partitions:
         if stored is None or stored.state.claim is None:
             return None
         return Claimed(stored, Held(stored.state.claim.number, ask.asker.holder), sent_at)
+
+    def _set_aside(self, task: TaskId, error: BaseException) -> None:
+        with self._lock:
+            self._aside[task] = self._context.clock.now() + ASIDE_S
+        _log.error(
+            "a task can't be claimed and is left aside for a while",
+            action="task_set_aside",
+            queue=self._context.queue,
+            task=task,
+            pause_s=ASIDE_S,
+            exc_info=error,
+        )
 
 
 def _is_new(stored: Stored) -> bool:

@@ -362,8 +362,14 @@ class Queue:
         for each, answer in zip(tasks, self._answers(tasks), strict=True):
             enqueued.append(Enqueued(each.task.head.id, answer))
             for hook in self._middleware:
-                hook.enqueued(each.task.head)
+                self._told(hook, each.task.head)
         return enqueued
+
+    def _told(self, hook: Middleware, head: Head) -> None:
+        try:
+            hook.enqueued(head)
+        except Exception as error:  # whatever a hook does, the task is enqueued
+            self._errors.ignored(f"middleware {type(hook).__qualname__}.enqueued", error)
 
     def _answers(self, tasks: Sequence[Enqueue]) -> Iterator[EnqueueAnswer]:
         """Where each task is, once all are enqueued; raises at the first that is not."""
@@ -542,7 +548,7 @@ class Queue:
 
     def _start(self, caller: Caller, concurrency: int) -> None:
         woken = threading.Event()
-        bodies = Bodies(self.functions, self._middleware, self._context.clock, caller)
+        bodies = Bodies(self.functions, self._middleware, self._context.clock, caller, self._errors)
         partitions, group = self._joined(woken.set)
         worker = Worker(self._context, partitions, bodies, concurrency, woken)
         worker.start()

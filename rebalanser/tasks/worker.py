@@ -3,7 +3,8 @@
 Three kinds of threads: one claims, one renews and times out, the others run bodies, or wait for one that runs
 elsewhere and that they can end (:mod:`~rebalanser.tasks.calling`). A body that is quick
 leaves its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many
-as are run in :data:`AHEAD_S` seconds, so that none of them waits for long.
+as are run in :data:`AHEAD_S` seconds, so that none of them waits for long. None of them ends by an error, see
+:mod:`~rebalanser.tasks.loops`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from rebalanser.errors import RetryLater
+from rebalanser.errors import InternalError
 from rebalanser.history import SkuldKind
-from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.context import Context
+from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Head
 from rebalanser.tasks.partitions import MAX_CLAIMS, Claimed, Partitions
 from rebalanser.tasks.worker_claim import WorkerClaim
@@ -31,9 +32,8 @@ RENEWALS: Final = 3
 CUT_OFF_S: Final = 10.0
 """How long bodies that can be ended may take to end, after the grace."""
 PAUSE_S: Final = 0.5
-"""How long claiming pauses while the engine is away."""
+"""How long after a renewal that failed the next one is tried."""
 _SMOOTHING: Final = 0.05
-_log = get_logger()
 
 
 @dataclass(slots=True)
@@ -78,17 +78,16 @@ class Worker:
         self._body_s: float | None = None
         self._stopping = False
         self._ended = False
-        self._threads: list[threading.Thread] = []
+        self._idle_s: float | None = 0.0
+        """How long there is nothing to claim, if nobody wakes; None for ever."""
+        self._claims = Loop("claims", self._claim, context.errors)
+        self._loops = [self._claims, Loop("renews", self._renew, context.errors)]
+        self._loops += [Loop(f"runs-{number}", self._run, context.errors) for number in range(concurrency)]
 
     def start(self) -> None:
         """Begin to claim and run."""
-        loops: list[tuple[str, Callable[[], None]]] = [("claims", self._claim), ("renews", self._renew)]
-        loops += [(f"runs-{number}", self._run) for number in range(self._concurrency)]
-        for name, loop in loops:
-            thread = threading.Thread(target=loop, name=f"rebalanser-tasks-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._claims = self._threads[0]
+        for loop in self._loops:
+            loop.start()
 
     def stop(self, grace_s: float) -> bool:
         """Claim no more, wait ``grace_s`` seconds for the bodies that run, and give back what remains.
@@ -97,6 +96,8 @@ class Worker:
         """
         deadline = time.monotonic() + grace_s
         self._stopping = True
+        for loop in self._loops:
+            loop.hurry()
         self._woken.set()
         self._claims.join(grace_s)  # what it is claiming now is handed out before the threads are told to end
         for _ in range(self._concurrency):
@@ -112,8 +113,8 @@ class Worker:
             self._sooner.notify()
         for each in remaining:
             self._bodies.give_back(each.claim)
-        for thread in self._threads if ended else ():
-            thread.join()
+        for loop in self._loops if ended else ():
+            loop.join()
         return ended
 
     def _wait_until(self, reached: Callable[[], bool], timeout_s: float) -> None:
@@ -124,28 +125,20 @@ class Worker:
     def _can_end(self, each: _Try) -> bool:
         return self._bodies.can_end(each.claim.name)
 
-    def _claim(self) -> None:
-        while True:
-            self._woken.clear()
-            # Looked at after clearing: who stops sets both, in the other order.
-            if self._stopping:
-                return
-            room = self._room()
-            try:
-                claimed = self._partitions.claim(room, self._bodies.names()) if room > 0 else []
-                self._hand_out(claimed)
-            except RetryLater as error:
-                _log.warning(
-                    "claiming pauses: the engine is away",
-                    action="tasks_engine_away",
-                    queue=self._context.queue,
-                    error=str(error),
-                )
-                self._woken.wait(PAUSE_S)
-                continue
-            if not claimed:
-                self._partitions.report_strange(self._bodies.names())
-                self._woken.wait(self._pause_s(room))
+    def _claim(self) -> bool:
+        self._woken.wait(self._idle_s)
+        self._woken.clear()
+        # Looked at after clearing: who stops sets both, in the other order.
+        if self._stopping:
+            return False
+        self._idle_s = 0.0
+        room = self._room()
+        claimed = self._partitions.claim(room, self._bodies.names()) if room > 0 else []
+        self._hand_out(claimed)
+        if not claimed:
+            self._partitions.report_strange(self._bodies.names())
+            self._idle_s = self._pause_s(room)
+        return True
 
     def _room(self) -> int:
         """How many tasks to claim: for the threads that are free, and some ahead where bodies are quick."""
@@ -161,15 +154,21 @@ class Worker:
         return None if at is None else max(0.001, at - self._context.clock.now())
 
     def _hand_out(self, claimed: list[Claimed]) -> None:
-        """Let the threads have what was claimed; it is given back where its payload can't be read."""
+        """Let the threads have what was claimed; it is given back where its payload can't be read now."""
         if not claimed:
             return
         tries = [self._try(each) for each in claimed]
         try:
             payloads = self._partitions.payloads(claimed)
-        except RetryLater:
+        except BaseException:
             self._give_back(tries)
             raise
+        for each in [each for each in tries if each.head.id not in payloads]:
+            tries.remove(each)
+            self._bodies.fail(each.claim, each.head, InternalError("the task's payload is not in the store"))
+            each.claim.tell(SkuldKind.CLAIM_ENDED)
+        if not tries:
+            return
         with self._lock:
             is_too_late = self._ended
             if not is_too_late:
@@ -192,19 +191,18 @@ class Worker:
         claim.tell(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
         return _Try(claim, stored.head, time.monotonic() + self._context.ttl_s / RENEWALS)
 
-    def _run(self) -> None:
-        while (job := self._ready.get()) is not None:
-            held, payload = job
-            if self._stopping or not held.claim.still_mine():
-                self._bodies.give_back(held.claim)
-            else:
-                began = time.monotonic()
-                if held.head.timeout_s is not None and not self._can_end(held):
-                    with self._lock:
-                        held.ends_at = began + held.head.timeout_s
-                        self._look_at(held.ends_at)
-                self._bodies.work(held.claim, held.head, payload)
-                self._measure(time.monotonic() - began)
+    def _run(self) -> bool:
+        job = self._ready.get()
+        if job is None:
+            return False
+        held, payload = job
+        try:
+            self._work(held, payload)
+        except BaseException as error:
+            self._bodies.fail(held.claim, held.head, error)
+            raise
+        finally:
+            # A claim that stayed here would be renewed for ever.
             held.claim.tell(SkuldKind.CLAIM_ENDED)
             with self._lock:
                 self._tries.pop(held.claim.held.holder, None)
@@ -212,6 +210,19 @@ class Worker:
                     self._fewer.notify()
                     self._sooner.notify()
             self._woken.set()
+        return True
+
+    def _work(self, held: _Try, payload: bytes) -> None:
+        if self._stopping or not held.claim.still_mine():
+            self._bodies.give_back(held.claim)
+            return
+        began = time.monotonic()
+        if held.head.timeout_s is not None and not self._can_end(held):
+            with self._lock:
+                held.ends_at = began + held.head.timeout_s
+                self._look_at(held.ends_at)
+        self._bodies.work(held.claim, held.head, payload)
+        self._measure(time.monotonic() - began)
 
     def _measure(self, body_s: float) -> None:
         """A moving average of how long bodies take, which follows a slow one at once."""
@@ -220,14 +231,38 @@ class Worker:
             body_s if before is None or body_s > before else before + _SMOOTHING * (body_s - before)
         )
 
-    def _renew(self) -> None:
-        while (due := self._next_due()) is not None:
-            for each in due:
-                now = time.monotonic()
-                if each.ends_at is not None and each.ends_at <= now:
-                    self._bodies.time_out(each.claim, each.head)
-                elif each.renew_at <= now:
-                    self._renew_one(each)
+    def _renew(self) -> bool:
+        due = self._next_due()
+        failed: BaseException | None = None
+        for each in due or ():
+            try:
+                self._attend(each)
+            except BaseException as error:  # those that follow can't wait
+                failed = error
+        # Not raised: a pause of this loop would be one of all other renewals, too.
+        if failed is not None:
+            self._context.errors.failed("renewals", failed)
+        elif due:
+            self._context.errors.worked("renewals")
+        return due is not None
+
+    def _attend(self, each: _Try) -> None:
+        """Renew one claim that is due, or end it as its time is up."""
+        now = time.monotonic()
+        if each.ends_at is not None and each.ends_at <= now:
+            each.ends_at = now + PAUSE_S
+            self._bodies.time_out(each.claim, each.head)
+        elif each.renew_at <= now:
+            pause_s = self._context.ttl_s / RENEWALS
+            try:
+                each.claim.renew()
+            except BaseException:
+                pause_s = min(pause_s, PAUSE_S)
+                if time.monotonic() >= each.claim.deadline:
+                    each.claim.stop_requested.set()
+                raise
+            finally:
+                each.renew_at = now + pause_s
 
     def _look_at(self, at: float) -> None:
         """Have the thread that renews look no later than this."""
@@ -245,17 +280,6 @@ class Worker:
                 self._next_look = min((at for at, _ in due), default=math.inf)
                 self._sooner.wait(None if self._next_look == math.inf else self._next_look - now)
         return None
-
-    def _renew_one(self, each: _Try) -> None:
-        now = time.monotonic()
-        try:
-            each.claim.renew()
-        except RetryLater:
-            if now >= each.claim.deadline:
-                each.claim.stop_requested.set()
-            each.renew_at = now + PAUSE_S
-        else:
-            each.renew_at = now + self._context.ttl_s / RENEWALS
 
 
 def _due_at(each: _Try) -> float | None:

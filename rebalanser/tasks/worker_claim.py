@@ -90,6 +90,7 @@ class WorkerClaim(Claim):
 
     def update(self, content: bytes) -> int:
         """See :meth:`Claim.update`."""
+        content = self._context.check("an update", content)
         with self._lock:
             while True:
                 sequence = self._sequence()
@@ -119,6 +120,8 @@ class WorkerClaim(Claim):
 
     def complete_in(self, connection: sqlite3.Connection, result: bytes | None = None) -> None:
         """See :meth:`Claim.complete_in`."""
+        if result is not None:
+            result = self.check_result(result)
         # Without the lock: a renewal may hold it that waits for the very transaction that is to be committed.
         decision = self._context.complete_in(connection, self._stored, self._held, result)
         if isinstance(decision, Refused):
@@ -140,11 +143,18 @@ class WorkerClaim(Claim):
         self.tell(SkuldKind.CLAIM_RENEWED)
         return True
 
+    def check_result(self, result: bytes) -> bytes:
+        """The result as it is to be stored; raises what :meth:`complete_in` does of one that can't be."""
+        return self._context.check("a result", result)
+
     def settle(self, rule: Callable[[Stored], Decision]) -> Future[Stored | Refused]:
-        """End it by a rule. It is not this worker's any more from now on, whatever the outcome."""
+        """End it by a rule. It is not this worker's any more from now on, whatever the outcome.
+
+        It is kept while the engine is away: a result is written as long as nobody else has claimed the task.
+        """
         with self._lock:
             self.end(Reason.ENDED)
-            return self._context.submit(MoveAsk(self._stored, rule))
+            return self._context.submit(MoveAsk(self._stored, rule, lasting=True))
 
     def end(self, reason: Reason) -> None:
         """It lasts no longer, for whatever reason; the first one stays."""

@@ -1,0 +1,382 @@
+"""Errors of bodies, hooks and the store: what was waiting is done, without a restart."""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import AfterValidator
+
+from rebalanser import Settings
+from rebalanser.errors import (
+    InternalError,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RegistryUnavailable,
+    RequestTooLarge,
+    UnusableStore,
+)
+from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status
+from rebalanser.tasks.engine import Answer, Enqueue, Move, Write
+from rebalanser.tasks.model import Head, TaskId
+from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.testing.waiting import PATIENCE_S
+
+QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
+GOOD = 20
+
+
+def rate(currency: str) -> str:
+    """A validator that raises what is not its kind of error."""
+    return {"EUR": "1"}[currency]
+
+
+class Silent(Exception):
+    """An error that can't be shown."""
+
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+    __str__ = __repr__
+
+
+class Rude(BaseException):
+    """What ends a thread that is not prepared for it."""
+
+
+def nested(levels: int) -> Any:
+    """Lists in lists."""
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def too_large_a_result(claim: Claim) -> str:
+    return "x" * (5 << 20)
+
+
+def too_large_an_update(claim: Claim) -> None:
+    claim.update(b"x" * (5 << 20))
+
+
+def update_of_a_wrong_type(claim: Claim) -> None:
+    claim.update({"progress": 50})  # type: ignore[arg-type]
+
+
+def update_of_text(claim: Claim) -> None:
+    claim.update("half")  # type: ignore[arg-type]
+
+
+def no_number(claim: Claim) -> float:
+    return math.nan
+
+
+def no_number_within(claim: Claim) -> dict[str, list[float]]:
+    return {"NaN": [1.0, -math.inf]}
+
+
+def no_json(claim: Claim) -> object:
+    return object()
+
+
+def too_deep(claim: Claim) -> Any:
+    return nested(100_000)
+
+
+def half_a_pair(claim: Claim) -> str:
+    return "\ud800"
+
+
+def half_a_pair_in_an_error(claim: Claim) -> None:
+    raise ValueError("no such file: \udcff")
+
+
+def no_delay(claim: Claim) -> None:
+    raise Retry("later", delay_s=math.nan)
+
+
+def delay_of_a_wrong_type(claim: Claim) -> None:
+    raise Retry("later", delay_s="5")  # type: ignore[arg-type]
+
+
+def silent(claim: Claim) -> None:
+    raise Silent
+
+
+def rude(claim: Claim) -> None:
+    raise Rude
+
+
+def exiting(claim: Claim) -> None:
+    raise SystemExit(3)
+
+
+def interrupted(claim: Claim) -> None:
+    raise KeyboardInterrupt
+
+
+def strange_argument(claim: Claim, currency: Annotated[str, AfterValidator(rate)]) -> None:
+    raise AssertionError("its argument is refused")
+
+
+BAD: dict[Callable[..., Any], str] = {
+    too_large_a_result: "a result has 5242882 bytes; the limit is",
+    too_large_an_update: "an update has 5242880 bytes; the limit is",
+    update_of_a_wrong_type: "an update is of type dict; it must be bytes",
+    update_of_text: "an update is of type str; it must be bytes",
+    no_number: "the result is no JSON",
+    no_number_within: "the result is no JSON",
+    no_json: "the result is no JSON",
+    too_deep: "the result is no JSON",
+    half_a_pair: "the result is no JSON",
+    half_a_pair_in_an_error: r"no such file: \udcff",
+    no_delay: "delay_s is nan; it must be a finite number",
+    delay_of_a_wrong_type: "delay_s is '5'; it must be a finite number",
+    silent: "Silent",
+    rude: "Rude",
+    exiting: "SystemExit: 3",
+    interrupted: "KeyboardInterrupt",
+    strange_argument: "KeyError: 'CHF'",
+}
+"""Bodies that fail, and what is kept of that."""
+
+
+class Stage:
+    """A queue whose engine raises what a test wants."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.queue = self.another()
+        self.good = self.queue.task(retries=0)(good)
+        engine = self.queue.context.engine
+        self._apply = engine.apply
+        engine.apply = self._applied  # type: ignore[method-assign]
+        self.refuses: Callable[[Sequence[Write]], Exception | None] = lambda _: None
+        """The error that is raised instead of writing these."""
+        self.loses: Callable[[Sequence[Write]], Exception | None] = lambda _: None
+        """The error that is raised after these were written."""
+
+    def another(self, **options: Any) -> Queue:
+        return Queue(
+            "work", self.url, partitions=2, settings=QUICK, state_folder=self.folder, timeout_s=0.2, **options
+        )
+
+    def _applied(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        if (error := self.refuses(writes)) is not None:
+            raise error
+        answers = self._apply(writes, timeout_s)
+        if (error := self.loses(writes)) is not None:
+            raise error
+        return answers
+
+    def enqueue(self, count: int = GOOD) -> list[TaskId]:
+        return list(self.good.enqueue_many([((number,), {}) for number in range(count)]))
+
+    def see_done(self, tasks: Sequence[TaskId]) -> None:
+        """Wait until tasks are complete, each with its own result."""
+        assert [self.queue.wait(task, PATIENCE_S) for task in tasks] == [b"%d" % n for n in range(len(tasks))]
+
+
+def good(claim: Claim, number: int) -> int:
+    return number
+
+
+def is_claim(write: Write) -> bool:
+    return isinstance(write, Move) and write.state.status is Status.CLAIMED and write.epoch is not None
+
+
+def is_completion(write: Write) -> bool:
+    return isinstance(write, Move) and write.state.status is Status.COMPLETED
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("etcd", marks=pytest.mark.etcd)])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    places = {"memory": f"memory://{uuid.uuid4().hex}", "sqlite": f"sqlite:///{tmp_path / 'tasks.db'}"}
+    url = places.get(request.param) or request.getfixturevalue("etcd_url")
+    stage = Stage(url, tmp_path)
+    with stage.queue:
+        yield stage
+
+
+def closed(queue: Queue, task: TaskId) -> tuple[Status, str]:
+    """How a task ended, once it has."""
+    changed = threading.Event()
+    queue.bell.listen(task, changed.set)
+    try:
+        while (state := queue.get(task).state).status in (Status.WAITING, Status.CLAIMED):
+            assert changed.wait(PATIENCE_S)
+            changed.clear()
+    finally:
+        queue.bell.leave(task, changed.set)
+    return state.status, state.error
+
+
+@pytest.mark.rule("SK-15")
+def test_a_bad_task_ends_its_own_try_and_nothing_else(stage: Stage) -> None:
+    queue = stage.queue
+    bad = {queue.task(retries=0)(function).name: told for function, told in BAD.items()}
+    arguments = {"strange_argument": b'{"currency": "CHF"}'}
+    before = stage.enqueue()
+    made = [queue.made_raw(name, arguments.get(name, b"{}"), EnqueueOptions(), retries=0) for name in bad]
+    tasks = queue.commit(made)
+    after = stage.enqueue()
+    queue.start(concurrency=4)
+    stage.see_done(before)
+    stage.see_done(after)
+    for task, (name, told) in zip(tasks, bad.items(), strict=True):
+        status, error = closed(queue, task)
+        assert (status, name) == (Status.DEAD, name)
+        assert told in error, name
+    stage.see_done(stage.enqueue())
+    assert queue.troubles == ()
+
+
+class Raising(Middleware):
+    """Hooks that all raise."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def enqueued(self, head: Head) -> None:
+        if isinstance(self._error, Exception):
+            raise self._error
+
+    def before(self, claim: Claim) -> None:
+        raise self._error
+
+    def after(self, claim: Claim, error: BaseException | None) -> None:
+        raise self._error
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("error", [ConnectionError("statsd is down"), Rude()], ids=["error", "rude"])
+def test_what_a_hook_raises_is_logged_and_ignored(
+    tmp_path: Path, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(f"memory://{uuid.uuid4().hex}", tmp_path)
+    with stage.another(middleware=[Raising(error)]) as queue:
+        body = queue.task(retries=0)(good)
+        queue.start(concurrency=2)
+        tasks = body.enqueue_many([((number,), {}) for number in range(GOOD)])
+        assert [queue.wait(task, PATIENCE_S) for task in tasks] == [b"%d" % n for n in range(GOOD)]
+        assert queue.troubles == ()
+    told = [each.getMessage() for each in caplog.records if "an error is ignored" in each.getMessage()]
+    assert len(told) == (3 if isinstance(error, Exception) else 2), "once for each hook, not for each task"
+    stage.queue.close()
+
+
+@pytest.mark.rule("SK-5", "SK-15")
+@pytest.mark.parametrize(
+    "error",
+    [RequestTooLarge("over the limit"), QuotaExceeded("full"), InternalError("refused"), KeyError("a bug")],
+    ids=lambda error: type(error).__name__,
+)
+def test_after_an_engine_has_refused_claims_for_a_while_all_tasks_are_claimed(
+    stage: Stage, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rebalanser.tasks.partitions.ASIDE_S", 0.01)
+    refused = threading.Event()
+    left = [error] * 5
+
+    def refuses(writes: Sequence[Write]) -> Exception | None:
+        if any(map(is_claim, writes)) and left:
+            return left.pop()
+        if any(map(is_claim, writes)):
+            refused.set()
+        return None
+
+    stage.refuses = refuses
+    tasks = stage.enqueue()
+    stage.queue.start(concurrency=4)
+    assert refused.wait(PATIENCE_S)
+    stage.see_done(tasks)
+
+
+@pytest.mark.rule("SK-5", "SK-15")
+@pytest.mark.parametrize("error", [RequestTooLarge("too large"), KeyError("a bug")], ids=["poison", "bug"])
+def test_a_task_that_can_not_be_claimed_keeps_no_other_from_being(stage: Stage, error: Exception) -> None:
+    (poison,) = stage.enqueue(1)
+    stage.refuses = lambda writes: (
+        error if any(isinstance(w, Move) and w.id == poison for w in writes) else None
+    )
+    tasks = stage.enqueue()
+    stage.queue.start(concurrency=4)
+    stage.see_done(tasks)
+    assert stage.queue.get(poison).state.status is Status.WAITING
+
+
+@pytest.mark.rule("SK-10", "SK-15", "SK-17")
+@pytest.mark.parametrize(
+    "error",
+    [RegistryUnavailable("away"), QuotaExceeded("full"), UnusableStore("read-only"), OutcomeUnknown("lost")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_result_is_kept_while_the_store_takes_nothing(stage: Stage, error: Exception) -> None:
+    ran: list[int] = []
+    away = threading.Event()
+
+    @stage.queue.task(retries=0)
+    def charge(claim: Claim) -> str:
+        ran.append(claim.number)
+        away.set()
+        return "charged"
+
+    def refuses(_: Sequence[Write]) -> Exception | None:
+        is_kept = any(each.loop == "ledger" for each in stage.queue.troubles)
+        return error if away.is_set() and not is_kept else None
+
+    stage.refuses = refuses
+    task = charge.enqueue()
+    stage.queue.start(concurrency=1)
+    assert stage.queue.wait(task, PATIENCE_S) == b'"charged"'
+    assert ran == [0]
+    assert stage.queue.get(task).state.failures == 0
+
+
+@pytest.mark.rule("SK-10", "SK-15")
+def test_a_completion_whose_answers_are_lost_counts_once(stage: Stage) -> None:
+    left = [OutcomeUnknown("lost")]
+    stage.loses = lambda writes: left.pop() if left and any(map(is_completion, writes)) else None
+    tasks = stage.enqueue(3)
+    stage.queue.start(concurrency=1)
+    stage.see_done(tasks)
+    assert not left
+
+
+@pytest.mark.rule("SK-10", "SK-15")
+@pytest.mark.parametrize(
+    "error", [RequestTooLarge("over the limit"), KeyError("a bug")], ids=["poison", "bug"]
+)
+def test_a_task_whose_completion_the_store_can_not_take_has_failed(stage: Stage, error: Exception) -> None:
+    """It is told with its reason at once, and its body does not run again and again."""
+    (bad,) = stage.enqueue(1)
+    stage.refuses = lambda writes: error if any(is_completion(w) and w.id == bad for w in writes) else None  # type: ignore[union-attr]
+    tasks = stage.enqueue()
+    stage.queue.start(concurrency=4)
+    stage.see_done(tasks)
+    status, told = closed(stage.queue, bad)
+    assert status is Status.DEAD
+    assert str(error) in told
+
+
+@pytest.mark.rule("SK-3", "SK-15")
+@pytest.mark.parametrize(
+    "error",
+    [RequestTooLarge("over the limit"), QuotaExceeded("full")],
+    ids=lambda error: type(error).__name__,
+)
+def test_who_enqueues_is_told_and_the_worker_goes_on(stage: Stage, error: Exception) -> None:
+    stage.queue.start(concurrency=2)
+    stage.refuses = lambda writes: error if any(isinstance(each, Enqueue) for each in writes) else None
+    with pytest.raises(type(error)):
+        stage.enqueue(1)
+    stage.refuses = lambda _: None
+    stage.see_done(stage.enqueue())
+    assert stage.queue.troubles == ()
