@@ -11,6 +11,7 @@ hear of it within ``timeout_s``; what is lasting, such as the end of a claim, is
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
@@ -21,6 +22,7 @@ from typing import Final, TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from rebalanser.errors import InvalidState, OutcomeUnknown, RegistryUnavailable
+from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Answer, Engine, Write
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
@@ -28,6 +30,11 @@ from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 MAX_BATCH: Final = 512
 _MAX_ROUNDS: Final = 50
 """How often a batch is read back and written again before its asks are told to come back later."""
+
+_QUICK_LOSSES: Final = 3
+"""How often an answer may be lost before the time counts: a connection that broke is there again at once."""
+_SHORTEST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.5
 
 ResultT = TypeVar("ResultT")
 
@@ -129,6 +136,16 @@ class Ledger:
             return kept
 
     def _see_through(self, asks: Sequence[Ask[object]]) -> None:
+        """Write, and read back what is not settled by that, until all is.
+
+        Raises:
+            OutcomeUnknown: an answer was lost, and so were those of the next writes until the time was up.
+            RegistryUnavailable: the engine stayed away, or others were quicker each time; no effect.
+        """
+        gives_up_at = time.monotonic() + self._timeout_s
+        delay = GrowingDelay(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
+        losses = 0
+        lost: OutcomeUnknown | None = None
         for _ in range(_MAX_ROUNDS):
             writes: list[tuple[Ask[object], Write]] = []
             for ask in asks:
@@ -137,13 +154,20 @@ class Ledger:
                     writes.append((ask, write))
             if not writes:
                 return
-            lost = self._write(writes)
+            newly_lost = self._write(writes)
+            lost = newly_lost or lost
             asks = [ask for ask, _ in writes if not ask.settled]
             if asks:
                 self._read_back(asks, lost)
                 asks = [ask for ask in asks if not ask.settled]
+            if asks and newly_lost is not None:
+                losses += 1
+                if losses > _QUICK_LOSSES and time.monotonic() >= gives_up_at:
+                    break
+                self._loop.pause(delay.after(0.0))
         if asks:
-            raise RegistryUnavailable("others changed the task again and again; try again")
+            # What may have happened, now or later, must not be told as what did not.
+            raise lost or RegistryUnavailable("others changed the task again and again; try again")
 
     def _write(self, writes: Sequence[tuple[Ask[object], Write]]) -> OutcomeUnknown | None:
         """Write once; the error if nobody knows what became of it."""
@@ -178,7 +202,6 @@ class Ledger:
                 lambda: self._engine.read(self._queue, [ask.task for ask in asks], self._timeout_s)
             )
         except RegistryUnavailable as error:
-            # What may have happened must not be told as what did not.
             raise lost or error from error
         for ask in asks:
             _of_one(ask, partial(ask.found, found.get(ask.task)))

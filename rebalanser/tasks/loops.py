@@ -241,7 +241,11 @@ class Loop:
         except Exception:  # a handler of the host's logging, or whatever else
             return LONGEST_PAUSE_S
 
+    def pause(self, pause_s: float) -> None:
+        """Wait so long, or shortly where the loop is about to end."""
+        if pause_s and self._ending.wait(pause_s):
+            time.sleep(min(pause_s, SHORTEST_PAUSE_S))
+
     def _run(self) -> None:
         while (pause_s := self.turn()) is not None:
-            if pause_s and self._ending.wait(pause_s):
-                time.sleep(SHORTEST_PAUSE_S)
+            self.pause(pause_s)

@@ -178,6 +178,17 @@ def test_a_batch_of_which_a_part_took_effect_is_written_again_and_split(
     assert outcomes(asked) == ["a", "RequestTooLarge", "c"]
 
 
+def test_who_gives_up_on_lost_answers_is_told_that_nobody_knows(engine: Gated, ledger: Ledger) -> None:
+    """Not that nothing was written: a request that was lost may take effect later."""
+    engine.errors = [OutcomeUnknown("no answer")] * 1000
+    engine.may.set()
+    asked = [Asked("a"), Asked("b")]
+    ledger.submit_all(asked)
+    assert outcomes(asked) == ["OutcomeUnknown"] * 2
+    assert len(engine.written) < 10, "pauses instead of asking again and again"
+    engine.errors = []
+
+
 @pytest.mark.parametrize("part", ["write", "answered"])
 def test_what_goes_wrong_with_one_ask_is_its_own_failure(engine: Gated, ledger: Ledger, part: str) -> None:
     asked = [Asked("a"), Broken("b", part), Asked("c")]
