@@ -128,3 +128,51 @@ def test_who_has_hung_up_is_forgotten(dispenser: Dispenser) -> None:
     dispenser.start(partitions)  # type: ignore[arg-type]
     assert dispenser.ask("here", 1, 0.0).future.result(timeout=PATIENCE_S) == []
     assert {worker for _, worker in partitions.asked} == {"here"}
+
+
+@pytest.mark.rule("SK-16")
+def test_the_server_goes_on_whatever_was_raised(
+    dispenser: Dispenser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside the claims, where nobody who asks could be told."""
+    faults = [KeyError("a bug"), SystemExit(3)]
+    end_over = dispenser.telling.end_over
+
+    def fault() -> float | None:
+        if faults:
+            raise faults.pop()
+        return end_over()
+
+    monkeypatch.setattr(dispenser.telling, "end_over", fault)
+    dispenser.start(Partitions())  # type: ignore[arg-type]
+    for _ in range(3):
+        assert dispenser.ask("a", 3, 0.0).future.result(timeout=PATIENCE_S) == []
+    assert not faults
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize("answer", [None, errors.QuotaExceeded("full")])
+def test_who_hangs_up_while_being_served_stops_nothing(
+    dispenser: Dispenser, answer: Exception | None
+) -> None:
+    gone = dispenser.ask("gone", 1, 0.0)
+    assert gone.future.cancel()
+    partitions = Partitions(answer)
+    dispenser.start(partitions)  # type: ignore[arg-type]
+    assert _answered(dispenser) is type(answer)
+    dispenser.forget(gone)
+
+
+def _answered(dispenser: Dispenser) -> type[object]:
+    return type(dispenser.ask("here", 1, 0.0).future.exception(timeout=PATIENCE_S))
+
+
+@pytest.mark.rule("SK-16")
+def test_that_nothing_can_be_claimed_is_seen_until_it_can(dispenser: Dispenser) -> None:
+    context, partitions = dispenser._context, Partitions(errors.QuotaExceeded("full"))
+    dispenser.start(partitions)  # type: ignore[arg-type]
+    assert _answered(dispenser) is errors.QuotaExceeded
+    assert [each.loop for each in context.errors.troubles] == ["claims"]
+    partitions.answer = None
+    assert _answered(dispenser) is type(None)
+    assert context.errors.troubles == ()

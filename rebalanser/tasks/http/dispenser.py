@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from rebalanser.errors import RetryLater
+from rebalanser.errors import InternalError, RetryLater
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.http.problems import TOO_MANY, Refusal
 from rebalanser.tasks.http.telling import Telling
+from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.partitions import Claimed, Partitions
 
@@ -63,7 +65,9 @@ class Dispenser:
         self._lock = threading.Lock()
         self._askers: list[Asker] = []
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-dispenser", daemon=True)
+        self._pause: float | None = 0.0
+        """How long nobody can be served and no claim ends, if nobody wakes; None for ever."""
+        self._loop = Loop("dispenser", self._step, context.errors)
 
     def start(self, partitions: Partitions) -> None:
         """Begin to hand out claims of these partitions.
@@ -73,7 +77,7 @@ class Dispenser:
         """
         self.telling.follow()
         self._partitions = partitions
-        self._thread.start()
+        self._loop.start()
 
     def wake(self) -> None:
         """There may be something to claim."""
@@ -89,13 +93,13 @@ class Dispenser:
         with self._lock:
             self._stopping = True
         self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._loop.hurry()
+        self._loop.join()
         self.telling.close()
         with self._lock:
             askers, self._askers = self._askers, []
         for each in askers:
-            each.future.set_result([])
+            self._hand_out(each, [])
 
     def ask(self, worker: str, limit: int, wait_s: float, names: Collection[str] | None = None) -> Asker:
         """Ask for at most ``limit`` claims of these functions, waiting for at most ``wait_s`` seconds.
@@ -126,31 +130,42 @@ class Dispenser:
         if not is_waiting:
             asker.future.add_done_callback(self._give_back_all)
 
-    def _run(self) -> None:
-        while not self._stopping:
-            self._woken.clear()
-            self._serve_all()
-            self._answer_late()
-            self._woken.wait(self._pause_s(self.telling.end_over()))
+    def _step(self) -> bool:
+        self._woken.wait(self._pause)
+        self._woken.clear()
+        if self._stopping:
+            return False
+        self._pause = 0.0
+        self._serve_all()
+        self._answer_late()
+        self._pause = self._pause_s(self.telling.end_over())
+        return True
 
     def _serve_all(self) -> None:
         """Serve who waits, the first first, as long as there is something to claim for him."""
         unserved: list[Asker] = []
-        while (asker := self._first()) is not None:
-            try:
-                lent = self._claim(asker)
-            except Exception as error:  # whoever waits must be told, whatever it is
-                self._log_away(error)
-                asker.future.set_exception(error)
-                continue
-            if lent:
-                asker.future.set_result(lent)
-                continue
-            unserved.append(asker)
-            if asker.names is None:
-                break
-        with self._lock:
-            self._askers[:0] = unserved
+        try:
+            while (asker := self._first()) is not None:
+                if not self._serve(asker):
+                    unserved.append(asker)
+                    if asker.names is None:
+                        break
+        finally:
+            with self._lock:
+                self._askers[:0] = unserved
+
+    def _serve(self, asker: Asker) -> bool:
+        """Answer with claims, or with what is wrong; False if there are none for this one."""
+        try:
+            lent = self._claim(asker)
+        except Exception as error:  # whoever waits must be told, whatever it is
+            self._context.errors.failed("claims", error)
+            _refuse(asker, error)
+            return True
+        self._context.errors.worked("claims")
+        if lent:
+            self._hand_out(asker, lent)
+        return bool(lent)
 
     def _first(self) -> Asker | None:
         """Take the first who waits out of the line, so that he can't be forgotten while he is served."""
@@ -164,7 +179,7 @@ class Dispenser:
             late = [each for each in self._askers if each.deadline <= now]
             self._askers = [each for each in self._askers if each.deadline > now]
         for each in late:
-            each.future.set_result([])
+            self._hand_out(each, [])
 
     def _claim(self, asker: Asker) -> list[Lent]:
         if self._partitions is None:
@@ -172,18 +187,28 @@ class Dispenser:
         claimed = self._partitions.claim(asker.limit, asker.names, asker.worker)
         if not claimed:
             return []
-        for each in claimed:
-            self.telling.claimed(each)
         try:
+            for each in claimed:
+                self.telling.claimed(each)
             payloads = self._partitions.payloads(claimed)
-        except RetryLater:
+        except BaseException:
             for each in claimed:
                 self._give_back(each)
             raise
+        for each in [each for each in claimed if each.stored.head.id not in payloads]:
+            claimed.remove(each)
+            self._fail(each)
         return [
             Lent(each, payloads[each.stored.head.id], max(0.0, each.sent_at - asker.asked_at))
             for each in claimed
         ]
+
+    def _hand_out(self, asker: Asker, lent: list[Lent]) -> None:
+        try:
+            asker.future.set_result(lent)
+        except InvalidStateError:  # who asked has hung up meanwhile
+            for each in lent:
+                self._give_back(each.claimed)
 
     def _pause_s(self, end_at: float | None) -> float | None:
         """How long nobody can be served and no claim ends, if nobody wakes; None for ever."""
@@ -197,7 +222,8 @@ class Dispenser:
         return max(SHORTEST_PAUSE_S, min(times) - self._context.clock.now()) if times else None
 
     def _give_back_all(self, future: Future[list[Lent]]) -> None:
-        lent: Sequence[Lent] = [] if future.exception() is not None else future.result()
+        is_empty = future.cancelled() or future.exception() is not None
+        lent: Sequence[Lent] = [] if is_empty else future.result()
         for each in lent:
             self._give_back(each.claimed)
 
@@ -205,17 +231,28 @@ class Dispenser:
         """Release a claim that nobody has: its try is not counted."""
         task: TaskId = claimed.stored.head.id
         self.telling.ended(task, claimed.held)
-        ask = MoveAsk(claimed.stored, lambda stored: rules.release(stored.state, claimed.held))
+        ask = MoveAsk(claimed.stored, lambda stored: rules.release(stored.state, claimed.held), lasting=True)
         _log.info("a claim was given back: who asked is gone", action="task_given_back", task=task)
         self._context.submit(ask)
 
-    def _log_away(self, error: Exception) -> None:
-        _log.warning(
-            "nothing was claimed for who asked",
-            action="tasks_engine_away",
-            queue=self._context.queue,
-            error=repr(error),
+    def _fail(self, claimed: Claimed) -> None:
+        """End the try of a task that has no payload, which no worker can do anything with."""
+        error = InternalError("the task's payload is not in the store")
+        self._context.errors.ignored("a payload", error)
+        self.telling.ended(claimed.stored.head.id, claimed.held)
+        due = self._context.clock.wall() + self._context.ttl_s
+        self._context.submit(
+            MoveAsk(
+                claimed.stored,
+                lambda stored: rules.fail(stored.head, stored.state, claimed.held, str(error), due),
+                lasting=True,
+            )
         )
+
+
+def _refuse(asker: Asker, error: BaseException) -> None:
+    with suppress(InvalidStateError):  # who asked has hung up meanwhile
+        asker.future.set_exception(error)
 
 
 def _all_of(asked: Sequence[Collection[str] | None]) -> set[str] | None:
