@@ -189,12 +189,13 @@ class Partitions:
         """
         try:
             return self._is_wanted(change)
-        except BaseException:
-            self._missed()
-            raise
+        except Exception as error:
+            self._missed(error)
+            return False
 
-    def _missed(self) -> None:
-        """A change was told and not learnt, whatever the error: all is read again."""
+    def _missed(self, error: Exception) -> None:
+        """A change was told and not learnt: all is read again. To a watch nothing may be raised."""
+        self._context.errors.ignored("a watch", error)
         with self._lock:
             self._lost = True
         self._wake()
@@ -219,9 +220,8 @@ class Partitions:
     def _told(self, news: Sequence[Stored] | Lost) -> None:
         try:
             self._learn_all(news)
-        except BaseException:
-            self._missed()
-            raise
+        except Exception as error:
+            self._missed(error)
 
     def _learn_all(self, news: Sequence[Stored] | Lost) -> None:
         now = self._context.clock.now()

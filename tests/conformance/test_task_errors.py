@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,10 +22,13 @@ from rebalanser.errors import (
     RequestTooLarge,
     UnusableStore,
 )
+from rebalanser.protocol import Fact, FactKind
 from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status
+from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.engine import Answer, Enqueue, Move, Write
 from rebalanser.tasks.model import Head, TaskId
 from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing.waiting import PATIENCE_S
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
@@ -150,10 +154,10 @@ BAD: dict[Callable[..., Any], str] = {
 class Stage:
     """A queue whose engine raises what a test wants."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, **options: Any) -> None:
         self.url = url
         self.folder = folder
-        self.queue = self.another()
+        self.queue = self.another(**options)
         self.good = self.queue.task(retries=0)(good)
         engine = self.queue.context.engine
         self._apply = engine.apply
@@ -199,7 +203,7 @@ def is_completion(write: Write) -> bool:
 @pytest.fixture(params=["memory", "sqlite", pytest.param("etcd", marks=pytest.mark.etcd)])
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     places = {"memory": f"memory://{uuid.uuid4().hex}", "sqlite": f"sqlite:///{tmp_path / 'tasks.db'}"}
-    url = places.get(request.param) or request.getfixturevalue("etcd_url")
+    url = places.get(request.param) or f"{request.getfixturevalue('etcd_url')}/{uuid.uuid4().hex}"
     stage = Stage(url, tmp_path)
     with stage.queue:
         yield stage
@@ -380,3 +384,118 @@ def test_who_enqueues_is_told_and_the_worker_goes_on(stage: Stage, error: Except
     stage.refuses = lambda _: None
     stage.see_done(stage.enqueue())
     assert stage.queue.troubles == ()
+
+
+@pytest.mark.rule("SK-15")
+def test_a_fault_of_the_worker_itself_ends_one_try(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bad,) = stage.enqueue(1)
+    work = Bodies.work
+
+    def broken(self: Bodies, claim: WorkerClaim, head: Head, payload: bytes) -> None:
+        if claim.task_id == bad:
+            raise Rude
+        work(self, claim, head, payload)
+
+    monkeypatch.setattr(Bodies, "work", broken)
+    tasks = stage.enqueue()
+    stage.queue.start(concurrency=1)
+    stage.see_done(tasks)
+    status, told = closed(stage.queue, bad)
+    assert (status, told.splitlines()[-1].rpartition(".")[2]) == (Status.DEAD, "Rude")
+
+
+@pytest.mark.rule("SK-15")
+def test_a_task_without_a_payload_fails_alone(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bad,) = stage.enqueue(1)
+    engine = stage.queue.context.engine
+    payloads = engine.payloads
+
+    def without(queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
+        return payloads(queue, [task for task in ids if task != bad], timeout_s)
+
+    monkeypatch.setattr(engine, "payloads", without)
+    tasks = stage.enqueue()
+    stage.queue.start(concurrency=4)
+    stage.see_done(tasks)
+    status, told = closed(stage.queue, bad)
+    assert status is Status.DEAD
+    assert "payload is not in the store" in told
+
+
+@pytest.mark.rule("SK-5", "SK-15")
+@pytest.mark.parametrize(
+    "error",
+    [RegistryUnavailable("away"), UnusableStore("can't be read"), KeyError("a bug")],
+    ids=lambda error: type(error).__name__,
+)
+def test_while_payloads_can_not_be_read_claims_are_given_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    left = [error] * 6
+    engine = stage.queue.context.engine
+    payloads = engine.payloads
+
+    def failing(queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
+        if left:
+            raise left.pop()
+        return payloads(queue, ids, timeout_s)
+
+    monkeypatch.setattr(engine, "payloads", failing)
+    tasks = stage.enqueue()
+    stage.queue.start(concurrency=4)
+    stage.see_done(tasks)
+    assert {each.state.failures for each in stage.queue.tasks()} == {0}
+
+
+@pytest.mark.rule("SK-7", "SK-15")
+@pytest.mark.parametrize(
+    "error",
+    [RequestTooLarge("over the limit"), QuotaExceeded("full"), KeyError("a bug")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_renewal_that_fails_keeps_no_other_claim_from_being_renewed(
+    tmp_path: Path, error: Exception
+) -> None:
+    stage = Stage(f"memory://{uuid.uuid4().hex}", tmp_path, claim_ttl_s=0.3)
+    began = threading.Barrier(2)
+    renewed: Counter[TaskId] = Counter()
+    bad: list[TaskId] = []
+    is_enough = threading.Event()
+
+    @stage.queue.task(retries=0)
+    def slow(claim: Claim, is_bad: bool) -> int:
+        if is_bad:
+            bad.append(claim.task_id)
+        began.wait(PATIENCE_S)
+        assert is_enough.wait(PATIENCE_S)
+        return renewed[claim.task_id]
+
+    def refuses(writes: Sequence[Write]) -> Exception | None:
+        for each in writes:
+            if isinstance(each, Move) and each.state.status is Status.CLAIMED and each.epoch is None:
+                if each.id in bad:
+                    return error
+                renewed[each.id] += 1
+        if renewed.total() >= 3:
+            is_enough.set()
+        return None
+
+    stage.refuses = refuses
+    with stage.queue:
+        slow.enqueue(True)
+        task = slow.enqueue(False)
+        stage.queue.start(concurrency=2)
+        assert int(stage.queue.wait(task, PATIENCE_S) or b"0") >= 3
+
+
+@pytest.mark.rule("SK-17")
+def test_a_group_that_has_failed_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its group a worker owns nothing, and nobody else what it owned, while it looks alive."""
+    ended: list[Queue] = []
+    monkeypatch.setattr(Queue, "_end_process", lambda queue: ended.append(queue))
+    stage = Stage(f"memory://{uuid.uuid4().hex}", tmp_path)
+    with stage.queue as queue:
+        for _ in range(2):
+            queue._heard(Fact(FactKind.ENGINE_FAILED, "n", 1, 1, detail={"error": "KeyError: 1"}))
+        queue._heard(Fact(FactKind.ISOLATED, "n", 1, 1))
+        assert ended == [queue]

@@ -128,3 +128,23 @@ def test_of_other_partitions_it_matters_only_what_is_complete(stage: Stage) -> N
     assert [each.stored.head.id for each in stage.claims()] == [last]
     assert {change.partition for change in stage.asked} == {0}
     assert {change.status for change in stage.asked} <= {Status.WAITING, Status.CLAIMED}
+
+
+@pytest.mark.rule("SK-5")
+@pytest.mark.parametrize("part", ["_is_wanted", "_learn_all"])
+def test_news_that_could_not_be_learnt_are_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """A watch tells each change once: the error of a moment must not lose a task for ever."""
+    stage.take(0, 1)
+    learn, faults = getattr(stage.partitions, part), [KeyError("a bug")]
+
+    def fault(news: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return learn(news)
+
+    monkeypatch.setattr(stage.partitions, part, fault)
+    task = stage.enqueue()
+    assert [each.stored.head.id for each in stage.claims()] == [task]
+    assert not faults
