@@ -1,0 +1,106 @@
+"""Errors of a real store, and of a worker that can't go on: what is done then by a real process."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rebalanser import Settings
+from rebalanser.tasks import Claim, Queue
+from rebalanser.tasks.queue import EXIT_CODE
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
+
+TIMEOUT_S = 0.3
+QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
+ENDED = """
+import sys, threading
+from pathlib import Path
+from rebalanser import Settings
+from rebalanser.tasks import Claim, Queue, loops
+from rebalanser.tasks.partitions import Partitions
+
+loops.PERSISTS_S, loops.PERSISTS_ATTEMPTS = 0.2, 3
+queue = Queue("work", sys.argv[1], settings=Settings(lease_ttl_s=2.0), state_folder=Path(sys.argv[2]))
+began = threading.Event()
+
+
+def broken(*_):
+    raise KeyError("a bug")
+
+
+@queue.task(retries=0)
+def work(claim: Claim) -> str:
+    Partitions.claim = broken
+    began.set()
+    while not queue.wait_stopped(0.1):
+        pass
+    return "done"
+
+
+print(work.enqueue(), flush=True)
+queue.start(concurrency=2)
+began.wait()
+work.enqueue()
+threading.Event().wait()
+"""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep everybody else from writing, as a long transaction of another program does."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+@pytest.mark.rule("SK-10", "SK-15", "SK-17")
+def test_while_the_file_is_locked_results_are_kept_and_it_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    runs: list[int] = []
+    began, may_end = threading.Event(), threading.Event()
+    with Queue(
+        "work", f"sqlite:///{path}", settings=QUICK, timeout_s=TIMEOUT_S, state_folder=tmp_path
+    ) as queue:
+
+        @queue.task(retries=0)
+        def charge(claim: Claim) -> str:
+            runs.append(claim.number)
+            began.set()
+            assert may_end.wait(PATIENCE_S)
+            return "charged"
+
+        first, second = charge.enqueue(), charge.enqueue()
+        queue.start(concurrency=1)
+        assert began.wait(PATIENCE_S)
+        with locked(path):
+            may_end.set()
+            wait_until(lambda: "ledger" in {each.loop for each in queue.troubles})
+        assert [queue.wait(task, PATIENCE_S) for task in (first, second)] == [b'"charged"'] * 2
+        assert runs == [0, 0]
+        wait_until(lambda: queue.troubles == ())
+
+
+@pytest.mark.rule("SK-17")
+def test_a_worker_that_can_not_go_on_ends_its_process(tmp_path: Path) -> None:
+    """A supervisor sees that, and the group too; what ran meanwhile has had its time to end."""
+    url = f"sqlite:///{tmp_path / 'tasks.db'}"
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDED, url, str(tmp_path / "state")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == EXIT_CODE, ended.stderr
+    assert "action=tasks_loop_failed" in ended.stderr
+    assert "action=tasks_process_ends" in ended.stderr
+    with Queue("work", url, state_folder=tmp_path) as queue:
+        assert queue.wait(ended.stdout.strip(), 0.0) == b'"done"'
