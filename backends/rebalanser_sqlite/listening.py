@@ -97,6 +97,9 @@ class Listener(ABC, Generic[WatchT]):
                 except RebalanserError as error:
                     _log.warning("watches wait: %s", error, extra={"action": "watch_failed"})
                     pause_s = LOOK_S
+                except Exception:  # a thread that ended here would leave watches that hear nothing any more
+                    _log.exception("watches wait", extra={"action": "watch_failed"})
+                    pause_s = PATIENCE_S
                 bell.wait(pause_s)
         finally:
             if store is not None:

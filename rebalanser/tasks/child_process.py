@@ -178,8 +178,9 @@ class ChildProcess:
     def _bury(self) -> None:
         """End what is left of the group, wait for the process, and tell who waits for it."""
         self._signal(signal.SIGKILL)
-        # Looked at before it is reaped, so that until then its number can't be another's.
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ChildProcessError):  # the host application reaps all children itself
+            # Looked at before it is reaped, so that until then its number can't be another's.
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             self._process.wait()
             self._is_reaped = True

@@ -7,11 +7,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rebalanser_sqlite import SqliteRegistry, history, place, store
 from rebalanser_sqlite.tasks import SqliteEngine, open_engine, reading, rows, writing
+from rebalanser_sqlite.tasks.following import Follower
 
 from rebalanser.errors import (
     InvalidState,
@@ -473,6 +474,26 @@ def test_a_sink_that_raises_harms_no_other_watch(
         engine.apply([enqueue(number)], PATIENCE_S)
         assert more.wait(PATIENCE_S)
     assert "a sink raised for queue mail" in caplog.text
+
+
+@pytest.mark.rule("SK-11")
+def test_watches_go_on_after_an_error_that_nobody_foresaw(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their thread is the only one that hears of tasks: without it a worker would idle and look healthy."""
+    faults, news, told = [KeyError("a bug")], Follower._news, threading.Event()
+
+    def fault(*arguments: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return news(*arguments)
+
+    monkeypatch.setattr(Follower, "_news", staticmethod(fault))
+    engine.watch(QUEUE, 0, lambda _: told.set())
+    engine.apply([enqueue(1)], PATIENCE_S)
+    assert told.wait(PATIENCE_S)
+    assert not faults
+    assert "KeyError: 'a bug'" in caplog.text
 
 
 # -- what a statement looks at

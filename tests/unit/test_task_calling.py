@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry, child
 from rebalanser.tasks.calling import Job, ThreadCaller, Watch
 from rebalanser.tasks.child_claim import ChildClaim
 from rebalanser.tasks.child_messages import AskDeadline, AskLog, AskRenewal, AskUpdate, ChildAsk
+from rebalanser.tasks.child_process import ChildProcess
 from rebalanser.tasks.claim import Facts
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.model import Head, Update
@@ -229,3 +231,21 @@ def test_the_type_of_a_claim_is_that_of_the_function() -> None:
     assert TaskBody(twin, "twin", TaskOptions(), AsyncClaim).is_coroutine
     with pytest.raises(InvalidHandlers, match="of type Claim"):
         TaskBody(twin, "twin", TaskOptions())
+
+
+def test_where_the_host_reaps_all_children_the_end_of_one_is_noticed_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it does that ignores SIGCHLD: who waits for the body would else wait for ever."""
+
+    def reaped(*_: object) -> None:
+        raise ChildProcessError
+
+    monkeypatch.setattr("os.waitid", reaped)
+    process = ChildProcess({})
+    process.ready.result(PATIENCE_S)
+    outcome = process.call(cast("Any", SimpleNamespace(facts=FACTS, deadline=0.0)), b"{}")
+    process.kill(0.0)
+    ended = outcome.result(PATIENCE_S)
+    assert isinstance(ended, Raised)
+    assert not process.is_alive
