@@ -26,6 +26,7 @@ from rebalanser.tasks.collection import Collected
 from rebalanser.tasks.enqueued import Enqueued
 from rebalanser.tasks.functions import TaskBody, is_coroutine_function
 from rebalanser.tasks.loop_caller import LoopCaller
+from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
 from rebalanser.tasks.options import TaskOptions
@@ -200,6 +201,11 @@ class AsyncQueue:
             return queue.commit([queue.made(body, tuple(arguments), named) for arguments, named in calls])
 
         return await self._threads.run(enqueue)
+
+    @property
+    def troubles(self) -> tuple[Trouble, ...]:
+        """What of this process fails and is retried now; as :attr:`Queue.troubles`."""
+        return () if self._queue is None else self._queue.troubles
 
     async def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
         """A task as it is now; as :meth:`Queue.get` (SK-11)."""

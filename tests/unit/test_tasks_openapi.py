@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rebalanser.errors import QuotaExceeded
 from rebalanser.tasks import Queue
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
@@ -93,3 +95,19 @@ def test_lists_are_streams_of_lines(document: dict[str, Any]) -> None:
     for path in ("/v1/queues/{queue}/tasks", "/v1/queues/{queue}/tasks/{task}/log"):
         answer = document["paths"][path]["get"]["responses"]["200"]
         assert set(answer["content"]) == {"application/x-ndjson"}
+
+
+@pytest.mark.rule("SK-16")
+def test_the_health_of_a_server_says_what_fails_and_not_why(tmp_path: Path) -> None:
+    """Anybody may ask for it, and the text of an error may name hosts and files."""
+    from rebalanser.tasks.http.dispenser import Dispenser
+    from rebalanser.tasks.http.serving import ServingOptions, built
+
+    with Queue("work", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
+        app = built(queue, Dispenser(queue.context), ServingOptions())
+        (health,) = [route.endpoint for route in app.routes if getattr(route, "path", "") == "/health"]
+        assert asyncio.run(health()).troubles == ()
+        queue.context.errors.failed("claims", QuotaExceeded("no space to write /secret"))
+        assert asyncio.run(health()).troubles == ("claims: outage",)
+        queue.context.errors.worked("claims")
+        assert asyncio.run(health()).troubles == ()

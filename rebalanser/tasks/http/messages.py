@@ -245,3 +245,6 @@ class Health(BaseModel):
 
     queue: str
     partitions: int = Field(description="How many of the queue's partitions it hands out claims of.")
+    troubles: tuple[str, ...] = Field(
+        description="What fails and is retried now, as `claims: outage`; the log says why."
+    )

@@ -265,9 +265,10 @@ def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
 
     @app.get("/health", tags=["server"])
     async def health() -> Health:
-        """Ask whether the server answers, and how many partitions it owns."""
+        """Ask whether the server answers, how many partitions it owns, and what fails now."""
         owned = server.dispenser.owned(server.queue.partition_count)
-        return Health(queue=server.queue.name, partitions=owned)
+        troubles = tuple(f"{each.loop}: {each.kind}" for each in server.queue.troubles)
+        return Health(queue=server.queue.name, partitions=owned, troubles=troubles)
 
     @app.get(
         f"{problems.PATH}/{{name}}", tags=["server"], responses=_described(problems.UNKNOWN, problems.INVALID)
