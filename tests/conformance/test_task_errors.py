@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,7 +98,7 @@ def half_a_pair(claim: Claim) -> str:
 
 
 def half_a_pair_in_an_error(claim: Claim) -> None:
-    raise ValueError("no such file: \udcff")
+    raise ValueError("no such file: " + os.fsdecode(b"\xff"))
 
 
 def no_delay(claim: Claim) -> None:
