@@ -156,10 +156,11 @@ def test_who_hangs_up_while_being_served_stops_nothing(
     dispenser: Dispenser, answer: Exception | None
 ) -> None:
     gone = dispenser.ask("gone", 1, 0.0)
+    here = dispenser.ask("here", 1, 0.0)
     assert gone.future.cancel()
     partitions = Partitions(answer)
     dispenser.start(partitions)  # type: ignore[arg-type]
-    assert _answered(dispenser) is type(answer)
+    assert here.future.exception(timeout=PATIENCE_S) is answer
     dispenser.forget(gone)
 
 
