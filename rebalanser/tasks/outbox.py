@@ -48,6 +48,7 @@ from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.enqueued import EnqueueAnswer
+from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, kind_of
 from rebalanser.tasks.opening import Opening
 from rebalanser.tasks.outbox_forwarding import Forwarding
 from rebalanser.tasks.outbox_spool import Spool, SpoolName
@@ -74,7 +75,7 @@ class Outbox:
     """The outbox of a queue, and the thread that forwards what is in it. For any thread.
 
     ``timeout_s`` is how long whoever enqueues waits for the engine at most, and for others that write the
-    spool.
+    spool; ``errors`` see that tasks wait.
 
     Raises:
         UnusableFolder: the folder can't be made or written.
@@ -83,14 +84,20 @@ class Outbox:
     """
 
     def __init__(
-        self, folder: Path, queue: str, url: RegistryUrl, opening: Opening, timeout_s: float
+        self,
+        folder: Path,
+        queue: str,
+        url: RegistryUrl,
+        opening: Opening,
+        timeout_s: float,
+        errors: ErrorPolicy,
     ) -> None:
         name = SpoolName.of(queue, engine_name(url))
         path = name.file_in(_made(folder))
         self._spool = Spool(path, name, timeout_s)
         self._timeout_s = timeout_s
         self._waiting = Waiting(self._spool)
-        self._forwarder = Forwarder(self._spool, _lock_file(path), opening, self._waiting, timeout_s)
+        self._forwarder = Forwarder(self._spool, _lock_file(path), opening, self._waiting, timeout_s, errors)
 
     def start(self, *, is_away: bool) -> None:
         """Begin to forward: what an earlier process has left, and what comes once the engine is not away."""
@@ -188,13 +195,20 @@ class Forwarder:
     """The thread that forwards a spool, whenever there is something in it and the engine answers."""
 
     def __init__(
-        self, spool: Spool, lock_file: Path, opening: Opening, waiting: Waiting, timeout_s: float
+        self,
+        spool: Spool,
+        lock_file: Path,
+        opening: Opening,
+        waiting: Waiting,
+        timeout_s: float,
+        errors: ErrorPolicy,
     ) -> None:
         self._spool = spool
         self._lock_file = lock_file
         self._opening = opening
         self._waiting = waiting
         self._timeout_s = timeout_s
+        self._errors = errors
         self._woken = threading.Event()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-outbox", daemon=True)
@@ -245,6 +259,7 @@ class Forwarder:
         self._waiting.look()
 
     def _engine_is_back(self) -> None:
+        self._errors.worked("outbox")
         if self._waiting.is_back():
             waiting, refused = self._spool.counts()
             _log.info(
@@ -257,14 +272,12 @@ class Forwarder:
 
     def _failed(self, state: RetryCallState) -> None:
         error = None if state.outcome is None else state.outcome.exception()
-        log = _log.warning if isinstance(error, RebalanserError) else _log.error
-        if state.attempt_number == 1 and not self.has_ended:
-            log(
-                "tasks wait in the outbox",
-                action="outbox_waits",
-                outbox=str(self._spool.path),
-                error=repr(error),
-            )
+        if error is not None and not self.has_ended:
+            if kind_of(error) is ErrorKind.BUG:
+                # It must not end the process, which is the producer's: what waits is safe on its disk.
+                self._errors.ignored("the outbox", error)
+            else:
+                self._errors.failed("outbox", error)
         self._waiting.give_up()
 
     @contextmanager

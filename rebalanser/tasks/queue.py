@@ -206,7 +206,7 @@ class Queue:
         self._outbox: Outbox | None = None
         if outbox is not None:
             try:
-                self._outbox = Outbox(outbox, name, parsed, self._opening, timeout_s)
+                self._outbox = Outbox(outbox, name, parsed, self._opening, timeout_s, self._errors)
             except BaseException:
                 self._opening.close()
                 raise

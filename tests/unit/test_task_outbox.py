@@ -431,11 +431,13 @@ def test_what_is_refused_later_is_kept_told_and_does_not_stop_the_others(
             send.enqueue("a", task_id=str(task)),
             send.enqueue("last"),
         ]
+        assert [each.loop for each in queue.troubles] == ["outbox"]
         stage.network.is_cut = False
         stage.drained()
         assert stage.tasks() == sorted([task, spooled[0], spooled[5]])
+    assert queue.troubles == ()
     assert [each.action for each in caplog.records if each.levelno == logging.WARNING] == [  # type: ignore[attr-defined]
-        "outbox_waits", "task_refused", "task_refused", "task_refused",
+        "tasks_engine_away", "task_refused", "task_refused", "task_refused",
     ]  # fmt: skip
     capsys.readouterr()
     assert main(["tasks", "outbox", str(stage.outbox), "--json"]) == 0
