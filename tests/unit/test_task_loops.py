@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from rebalanser.errors import (
     TaskExists,
     UnusableStore,
 )
+from rebalanser.tasks import loops
 from rebalanser.tasks.loops import (
     LONGEST_PAUSE_S,
     PERSISTS_ATTEMPTS,
@@ -218,7 +220,12 @@ def started() -> Iterator[Callable[[Loop], Loop]]:
 
 def test_a_pause_is_cut_short_when_the_loop_is_to_end(stand: Stand, started: Callable[[Loop], Loop]) -> None:
     failed, may_end = threading.Event(), threading.Event()
-    stand.errors.failed = lambda _loop, _error: (failed.set(), 3600.0)[1]  # type: ignore[method-assign]
+
+    def noted(_loop: str, _error: BaseException) -> float:
+        failed.set()
+        return 3600.0
+
+    stand.errors.failed = noted  # type: ignore[method-assign]
 
     def step() -> bool:
         if not may_end.is_set():
@@ -231,3 +238,24 @@ def test_a_pause_is_cut_short_when_the_loop_is_to_end(stand: Stand, started: Cal
     loop.hurry()
     loop.join(PATIENCE_S)
     assert not loop._thread.is_alive()
+
+
+THREADS = {
+    "child.py": (2, "in a process of its own, whose end its worker notices"),
+    "child_process.py": (1, "it serves one process and ends with it, telling who waits for a body"),
+    "http/serving.py": (1, "it runs the server, whose end is that of the command"),
+    "loops.py": (1, "a loop"),
+    "outbox.py": (1, "it retries all errors and must not end the process, which is a producer's"),
+    "queue.py": (1, "it ends the process"),
+}
+"""How many threads each module of tasks starts, and why it may where it is no loop."""
+
+
+def test_every_thread_that_goes_on_is_a_loop() -> None:
+    folder = Path(loops.__file__).parent
+    started = {
+        str(path.relative_to(folder)): count
+        for path in folder.rglob("*.py")
+        if (count := path.read_text().count("threading.Thread("))
+    }
+    assert started == {module: count for module, (count, _) in THREADS.items()}
