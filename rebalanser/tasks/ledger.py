@@ -149,7 +149,7 @@ class Ledger:
         for _ in range(_MAX_ROUNDS):
             writes: list[tuple[Ask[object], Write]] = []
             for ask in asks:
-                write = _of_one(ask, ask.write)
+                write = _of_one(ask, ask.write, lost)
                 if write is not None:
                     writes.append((ask, write))
             if not writes:
@@ -215,12 +215,18 @@ class Ledger:
         )(request)
 
 
-def _of_one(ask: Ask[object], part: Callable[[], ResultT]) -> ResultT | None:
-    """Do an ask's own part; whatever that raises is its own failure, and no other's."""
+def _of_one(
+    ask: Ask[object], part: Callable[[], ResultT], lost: OutcomeUnknown | None = None
+) -> ResultT | None:
+    """Do an ask's own part; whatever that raises is its own failure, and no other's.
+
+    An ask whose rule could not read the store is still one whose earlier write may have been ``lost``.
+    """
     try:
         return part()
     except Exception as error:
-        _fail([ask], error)
+        told = lost if kind_of(error) is ErrorKind.OUTAGE else None
+        _fail([ask], told or error)
         return None
 
 

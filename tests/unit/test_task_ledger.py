@@ -189,6 +189,26 @@ def test_who_gives_up_on_lost_answers_is_told_that_nobody_knows(engine: Gated, l
     engine.errors = []
 
 
+@pytest.mark.rule("SK-9")
+def test_an_update_that_may_be_written_is_not_told_as_one_that_was_not(engine: Gated, ledger: Ledger) -> None:
+    """Its rule reads the log once an answer was lost, and the store may be away by then."""
+
+    class Rereading(Asked):
+        writes = 0
+
+        def write(self) -> Write:
+            self.writes += 1
+            if self.writes > 1:
+                raise AWAY
+            return super().write()
+
+    engine.errors = [OutcomeUnknown("no answer")]
+    engine.may.set()
+    asked = [Rereading("a"), Asked("b")]
+    ledger.submit_all(asked)
+    assert outcomes(asked) == ["OutcomeUnknown", "b"]
+
+
 @pytest.mark.parametrize("part", ["write", "answered"])
 def test_what_goes_wrong_with_one_ask_is_its_own_failure(engine: Gated, ledger: Ledger, part: str) -> None:
     asked = [Asked("a"), Broken("b", part), Asked("c")]
