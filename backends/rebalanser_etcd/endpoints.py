@@ -50,7 +50,7 @@ LONGEST_PROOF_S: Final = 2.0
 LONGEST_LOGIN_S: Final = 60.0
 LONGEST_COMPARISON_S: Final = 1.0
 ENCRYPTED: Final = b"ENCRYPTED"
-"""Stands in the head of every PEM file of a key that has a passphrase, and in no other."""
+"""Marker of an encrypted key in PEM."""
 COMPARE_AGAIN_S: Final = 5.0
 FIND_AGAIN_S: Final = 2.0
 
@@ -166,14 +166,15 @@ class Trust:
         """The private key as gRPC takes it: without a passphrase.
 
         Raises:
-            InvalidUrl: the key has a passphrase, and it is not known or another.
+            InvalidUrl: the passphrase is missing or wrong.
             MissingExtra: the key has a passphrase, and the package that opens it is not installed.
         """
         if found.key is None or ENCRYPTED not in found.key:
             return found.key
         if not found.passphrase:
-            todo = f"and {self.key_password_file} is empty" if self.key_password_file else "name its file"
-            raise InvalidUrl(f"the key {self.key} has a passphrase: {todo} (key_password_file)")
+            if self.key_password_file:
+                raise InvalidUrl(f"{self.key_password_file} is empty, but the key {self.key} is encrypted")
+            raise InvalidUrl(f"the key {self.key} is encrypted; add key_password_file=FILE to the URL")
         try:
             from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - for this option only
             from cryptography.hazmat.primitives import serialization  # noqa: PLC0415

@@ -281,7 +281,9 @@ class Leading:
             return
         if noticed.lost:
             self._lost_at = max(self._lost_at, noticed.revision)
-        self._keys |= {key: noticed.revision for key in noticed.keys if self._unread(key, noticed.revision)}
+        for key in noticed.keys:
+            if self._unread(key, noticed.revision):
+                self._keys[key] = max(noticed.revision, self._keys.get(key, 0))
         self.group_changed(noticed.revision, now)
         self._keep_later_changes(now)
 

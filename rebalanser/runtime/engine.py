@@ -182,6 +182,7 @@ class Engine:
             for key in [key for key in self._releasing if key[0] == resource]:
                 del self._releasing[key]  # a later release is news again
             self._inbox.put(Accept(resource))
+        self._runner.accept(resource)
 
     @property
     def snapshot(self) -> Snapshot:

@@ -141,12 +141,20 @@ class HandlerRunner:
         """Read what an operator said of a resource; None if it is there no more."""
         return self._spec_of(owned.resource)
 
-    def release(self, owned: Owned, for_s: float | None) -> None:
-        """Give a resource up, while it is owned."""
+    def release(self, owned: Owned, for_s: float | None) -> bool:
+        """Give a resource up. Return False if it is not owned any more."""
         with self._lock:
             if self._owned.get(owned.resource) is not owned:
-                return
+                return False
         self._release(Release(owned.resource, owned.token, for_s))
+        return True
+
+    def accept(self, resource: str) -> None:
+        """A resource that was released, and has not left yet, is to stay."""
+        with self._lock:
+            owned = self._owned.get(resource)
+        if owned is not None:
+            owned.accepted()
 
     def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
         """Report what happened to the worker of a resource, and what it raised."""

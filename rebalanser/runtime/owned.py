@@ -76,8 +76,8 @@ class Keeper(Protocol):
     def spec_of(self, owned: Owned) -> ResourceSpec | None:
         """Read what an operator said of a resource; None if it is there no more."""
 
-    def release(self, owned: Owned, for_s: float | None) -> None:
-        """Give a resource up for so many seconds; without a time until it is asked for."""
+    def release(self, owned: Owned, for_s: float | None) -> bool:
+        """Give a resource up for ``for_s`` seconds, or until it is accepted; False if it is not owned."""
 
     def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
         """Report what happened to the worker of a resource, and what it raised."""
@@ -217,11 +217,14 @@ class Owned:
         """
         if for_s is not None and not (_is_number(for_s) and 0.0 < for_s < math.inf):
             raise InvalidArgument(f"for_s: a positive number of seconds, or None (got {for_s!r})")
-        if self._keeper is None or self._tenure.ended:
+        if self._keeper is None or self._tenure.ended or not self._keeper.release(self, for_s):
             return
-        self._keeper.release(self, for_s)
         until = math.inf if for_s is None else self._tenure.clock.now() + for_s
         self._released_until = max(self._released_until, until)
+
+    def accepted(self) -> None:
+        """Forget a release: the group was asked to take the resource again."""
+        self._released_until = -math.inf
 
     @property
     def released_s(self) -> float:

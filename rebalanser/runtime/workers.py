@@ -20,6 +20,8 @@ RESTART_INITIAL_S = 0.5
 RESTART_MAX_S = 30.0
 RESTART_RESET_S = 10.0
 """Seconds that a run must last for the delay after it to be the initial one again."""
+RELEASED_PAUSE_S = 5.0
+"""Least pause after a worker that has released its resource: another node takes it meanwhile."""
 
 _log = get_logger()
 
@@ -74,7 +76,7 @@ class _Calls:
 
     def _wait_s(self, _state: RetryCallState) -> float:
         delay_s = self._delay.after(time.monotonic() - self._began)
-        return max(delay_s, min(RESTART_MAX_S, self._owned.released_s))
+        return max(delay_s, min(RELEASED_PAUSE_S, self._owned.released_s))
 
     def _report(self, state: RetryCallState) -> None:
         owned, error = self._owned, state.outcome.exception() if state.outcome else None
@@ -100,7 +102,7 @@ class WorkerThreads:
     """Handlers that run a function in a thread for each owned resource.
 
     A function that raises or returns is called again after a growing delay (0.5 s to 30 s) while the resource
-    is still owned; one that has released it after 30 s at most. OnStop returns when all that were asked to
+    is still owned, and after 5 s at least if it has released it. OnStop returns when all that were asked to
     stop have.
     """
 

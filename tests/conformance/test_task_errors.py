@@ -36,6 +36,8 @@ from rebalanser.testing.waiting import PATIENCE_S
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
 GOOD = 20
+TIMEOUT_S = 2.0
+"""Seconds of one call to the engine: enough for a thousand tasks on a busy machine."""
 
 
 def rate(currency: str) -> str:
@@ -172,7 +174,13 @@ class Stage:
 
     def another(self, **options: Any) -> Queue:
         return Queue(
-            "work", self.url, partitions=2, settings=QUICK, state_folder=self.folder, timeout_s=0.2, **options
+            "work",
+            self.url,
+            partitions=2,
+            settings=QUICK,
+            state_folder=self.folder,
+            timeout_s=TIMEOUT_S,
+            **options,
         )
 
     def _applied(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:

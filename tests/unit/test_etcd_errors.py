@@ -409,8 +409,8 @@ def test_a_key_without_a_passphrase_is_left_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("passphrase", "message"),
     [
-        (None, r"the key \S+/key has a passphrase: name its file \(key_password_file\)"),
-        (b"\n", r"the key \S+/key has a passphrase: and \S+/passphrase is empty"),
+        (None, r"the key \S+/key is encrypted; add key_password_file=FILE to the URL"),
+        (b"\n", r"\S+/passphrase is empty, but the key \S+/key is encrypted"),
         (b"guess-me", r"the key \S+/key can't be opened with the passphrase in \S+/passphrase: "),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import platform
@@ -1082,6 +1083,31 @@ def test_a_worker_may_release_its_resource_and_return(
     node, later = calls.get(timeout=PATIENCE_S)
     assert (node, later > token) == ("two", True), "it is called once, however soon it returned"
     assert "worker_returned" not in {getattr(record, "action", "") for record in caplog.records}
+
+
+def test_what_is_accepted_at_once_is_not_released_any_more(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 0.001)
+    monkeypatch.setattr(workers, "RELEASED_PAUSE_S", 10 * PATIENCE_S)
+    nodes.admin().add("a")
+    calls: queue.SimpleQueue[Owned] = queue.SimpleQueue()
+    group = nodes.group(node="one")
+
+    @group.worker
+    def change_its_mind(owned: Owned) -> None:
+        owned.release()
+        assert owned.released_s == math.inf
+        group.accept("a")
+        assert owned.released_s == 0.0
+        calls.put(owned)
+
+    group.start()
+    first, _ = calls.get(timeout=PATIENCE_S), calls.get(timeout=PATIENCE_S)
+    group.stop()
+    first.release()
+    assert first.released_s == 0.0, "it is owned no more"
+    assert "worker_returned" in {getattr(record, "action", "") for record in caplog.records}
 
 
 @pytest.mark.rule("RB-29")

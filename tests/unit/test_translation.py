@@ -557,6 +557,22 @@ def test_a_key_that_somebody_repairs_is_read_however_late_a_watch_tells(told: st
 
 
 @pytest.mark.rule("RB-45")
+def test_an_older_notice_of_a_key_takes_no_newer_one_s_place() -> None:
+    wire = Wire()
+    leader = Leader(wire, wire.join("lead"))
+    leader.lead()
+    asked = leader.knows.reading_group(leader.session, leader.leadership)
+    outcome = wire.perform(asked, GroupRead)
+    key = wire.keys.resource("by hand")
+    wire.store.execute(Transaction(then=(Put(key, b""),)))
+    leader.hear_of(key)
+    leader.hear(Changed(key, outcome.group.revision, b""))
+    leader.learn(asked, outcome)
+    leader.read()
+    assert leader.resources == {"by hand"}
+
+
+@pytest.mark.rule("RB-45")
 def test_what_a_watch_told_of_is_read_though_a_reading_fails() -> None:
     wire = Wire()
     leader = Leader(wire, wire.join("lead"))
