@@ -452,22 +452,25 @@ def test_the_command_line_tells_who_leads(kafka_address: str) -> None:
     own = uuid.uuid4().hex
     group = (f"roles-{own}", f"office-{own}", "--roles", "billing,7", "--kafka", kafka_address)
     with ExitStack() as stack:
-        running = Program("-m", "rebalanser", "neli", "run", *group, "--session-timeout", "2", "--json")
+        running = Program("-m", "rebalanser", "neli", "run", *group, "--session-timeout", "10", "--json")
         stack.callback(running.close)
         told = json.loads(running.expect(r'.*"induced", "role": "billing".*')[0])
         assert told["token"] >= 0
-        asked = subprocess.run(
-            [sys.executable, "-m", "rebalanser", "neli", "status", *group],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-        )
-        assert re.search(
-            r"^billing: partition \d+, assigned to \S+ at 127.0.0.1, last commit held",
-            asked.stdout,
-            re.MULTILINE,
-        )
-        assert re.search(r"^7: partition 7, ", asked.stdout, re.MULTILINE)
+
+        def status() -> str:
+            return subprocess.run(
+                [sys.executable, "-m", "rebalanser", "neli", "status", *group],
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=True,
+            ).stdout
+
+        held = r"^billing: partition \d+, assigned to \S+ at 127.0.0.1, last commit held"
+        wait_until(lambda: re.search(held, status(), re.MULTILINE))
+        assert re.search(r"^7: partition 7, ", status(), re.MULTILINE)
         assert running.end(signal.SIGTERM) == 0
-        assert any('"lapsed"' in line for line in running.lines)
+        printed = [json.loads(line) for line in running.lines]
+        last = [line["event"] for line in printed if line.get("role") == "billing"][-1]
+        # On a machine so busy that the session ends, it has been fenced instead.
+        assert last in {"lapsed", "fenced"}
