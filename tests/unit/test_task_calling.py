@@ -241,9 +241,10 @@ def test_where_the_host_reaps_all_children_the_end_of_one_is_noticed_too(
     def reaped(*_: object) -> None:
         raise ChildProcessError
 
-    monkeypatch.setattr("os.waitid", reaped)
     process = ChildProcess({})
     process.ready.result(PATIENCE_S)
+    # Only from here on: to a process that takes long to begin, it would say that it has ended.
+    monkeypatch.setattr("os.waitid", reaped)
     outcome = process.call(cast("Any", SimpleNamespace(facts=FACTS, deadline=0.0)), b"{}")
     process.kill(0.0)
     ended = outcome.result(PATIENCE_S)
