@@ -59,7 +59,7 @@ class Fenced(StopAccess):
 
 
 class Forked(StopAccess):
-    """A group was used in a child of ``fork``: its threads and its lease live in the parent only."""
+    """What the parent has opened was used in a child of ``fork``: its leases and claims stay there."""
 
 
 class FixConfiguration(RebalanserError):

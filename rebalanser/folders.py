@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from rebalanser import forks
 from rebalanser.errors import InvalidSettings, UnusableFolder
 
 PRIVATE: Final = "0600"
@@ -70,7 +71,7 @@ def make_file(path: Path, mode: int = 0o600) -> None:
     Opening it reports what is wrong if it can't be made. SQLite gives the files beside it the same mode.
     """
     # One at a time: closing a descriptor of a file drops all locks that this process holds on it.
-    with _making, suppress(OSError):
+    with forks.postponed, _making, suppress(OSError):
         descriptor = os.open(path.resolve(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             os.fchmod(descriptor, mode)

@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import uuid
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from rebalanser import errors
+from rebalanser import errors, forks
 from rebalanser.allocation import allocate, effort
 from rebalanser.errors import (
     FixConfiguration,
@@ -181,7 +180,7 @@ class Group:
         self._workers: WorkerThreads | None = None
         self._narrator: Narrator | None = None
         self._forked = False
-        _groups.add(self)
+        forks.in_child(self._after_fork_in_child)
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, {str(self._url)!r}, node={self.node!r})"
@@ -576,14 +575,3 @@ def _refused(what: str, error: str) -> FixConfiguration:
     if isinstance(kind, type) and issubclass(kind, FixConfiguration):
         return kind(f"{what}: {reason}")
     return FixConfiguration(f"{what}: {error}")
-
-
-_groups: weakref.WeakSet[Group] = weakref.WeakSet()
-
-
-def _refuse_groups_in_child() -> None:
-    for group in _groups:
-        group._after_fork_in_child()  # noqa: SLF001 - the hook belongs to the class
-
-
-os.register_at_fork(after_in_child=_refuse_groups_in_child)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
+from rebalanser import forks
 from rebalanser.errors import QuotaExceeded, RegistryUnavailable, UnusableStore
 from rebalanser.folders import make_file
 from rebalanser_sqlite.failures import commit_failure, failure, is_busy
@@ -108,6 +109,9 @@ def patiently(action: Callable[[], T], deadline: Deadline) -> T:
 class Store:
     """One connection. Its user sees to it that one thread at a time uses it.
 
+    It is closed while this process is forked, and opened again at its next use, here and in the child; see
+    :mod:`rebalanser.forks`.
+
     Args:
         path: the file; made if it does not exist.
         clock: leases are counted on it.
@@ -119,6 +123,7 @@ class Store:
         UnusableStore: a registry cannot be there; the message says why and what to do.
         QuotaExceeded: the disk is full.
         RegistryUnavailable: others kept it locked.
+        Forked: the parent was busy with it when this process was forked.
     """
 
     def __init__(
@@ -135,18 +140,60 @@ class Store:
         self._log_warned_bytes = 0
         self._checkpointer: sqlite3.Connection | None = None
         self._identities: dict[Path, tuple[int, int]] = {}
-        make_file(path, file_mode)
+        self._settings = list(SETTINGS)
+        self._is_suspended = False
+        self._is_closed = False
+        with forks.postponed:
+            make_file(path, file_mode)
+            self._open(deadline)
+            forks.before_fork(self._suspend)
+            forks.in_child(self._keep_inherited)
+
+    def set(self, pragma: str) -> None:
+        """Execute a PRAGMA of the connection, also when it is opened again."""
+        with forks.postponed:
+            self._settings.append(pragma)
+            self.connection.execute(pragma)
+
+    def _open(self, deadline: Deadline) -> None:
+        forks.refuse_inherited(self.path)
         self._see_that_none_is_cut_off(deadline)
         with self._failures():
             self.connection = self._connect()
         try:
             with self._failures():
                 patiently(self._prepare, deadline)
-            self._identities = {file: self._identity(file) for file in (path, *self._beside)}
+            self._identities = {file: self._identity(file) for file in (self.path, *self._beside)}
             self._check_identity()
         except BaseException:
             self.connection.close()
             raise
+
+    def _suspend(self) -> None:
+        """Close the connections, as the process is about to be forked."""
+        if not self._is_closed:
+            self._is_suspended = True
+            self._close_connections()
+            # The files beside it may go with the last connection of the host; the file itself may not.
+            self._identities = {self.path: self._identities.get(self.path, (0, 0))}
+
+    def _resume(self, deadline: Deadline) -> None:
+        """Open the connection again, if it was suspended."""
+        if not self._is_suspended:
+            return
+        self._check_identity()
+        opened = self._identities
+        try:
+            self._open(deadline)
+        except BaseException:
+            self._identities = opened
+            raise
+        self._is_suspended = False
+
+    def _keep_inherited(self) -> None:
+        if not self._is_suspended and not self._is_closed:
+            forks.keep_inherited(self.path, self.connection, self._checkpointer)
+            self._is_suspended = True
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(
@@ -155,7 +202,7 @@ class Store:
 
     def _prepare(self) -> None:
         try:
-            for setting in SETTINGS:
+            for setting in self._settings:
                 self.connection.execute(setting)
             if self._is_new():
                 self._create()
@@ -258,9 +305,11 @@ class Store:
     @contextmanager
     def reading(self, deadline: Deadline) -> Iterator[int]:
         """A snapshot; gives its revision. Waits for no writer and keeps none waiting."""
-        self._check_identity()
-        with self._failures(), self._rolled_back_at_end():
-            yield patiently(self._begin_reading, deadline)
+        with forks.postponed:
+            self._resume(deadline)
+            self._check_identity()
+            with self._failures(), self._rolled_back_at_end():
+                yield patiently(self._begin_reading, deadline)
 
     def _begin_reading(self) -> int:
         # Rolled back first: a busy SELECT leaves the BEGIN behind, and that must not begin twice.
@@ -276,20 +325,22 @@ class Store:
             RegistryUnavailable: the deadline passed before the commit; no effect.
             OutcomeUnknown: the disk failed during the commit.
         """
-        with self._rolled_back_at_end():
-            with self._failures():
-                patiently(lambda: self.connection.execute("BEGIN IMMEDIATE"), deadline)
-                self._check_identity()
-                yield
-            if not deadline.left_s:
-                raise RegistryUnavailable(
-                    f"the time was up before {self.path} could commit; no effect, try again"
-                )
-            try:
-                self.connection.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise commit_failure(error, self.path) from error
-        self._commits += 1
+        with forks.postponed:
+            self._resume(deadline)
+            with self._rolled_back_at_end():
+                with self._failures():
+                    patiently(lambda: self.connection.execute("BEGIN IMMEDIATE"), deadline)
+                    self._check_identity()
+                    yield
+                if not deadline.left_s:
+                    raise RegistryUnavailable(
+                        f"the time was up before {self.path} could commit; no effect, try again"
+                    )
+                try:
+                    self.connection.execute("COMMIT")
+                except sqlite3.Error as error:
+                    raise commit_failure(error, self.path) from error
+            self._commits += 1
 
     @contextmanager
     def _rolled_back_at_end(self) -> Iterator[None]:
@@ -341,8 +392,9 @@ class Store:
 
     def checkpoint_if_due(self) -> None:
         """Make a checkpoint every ``COMMITS_PER_CHECKPOINT`` commits."""
-        if self._commits >= COMMITS_PER_CHECKPOINT:
-            self.checkpoint()
+        with forks.postponed:
+            if self._commits >= COMMITS_PER_CHECKPOINT and not self._is_suspended:
+                self.checkpoint()
 
     def checkpoint(self) -> None:
         """Copy the write-ahead log into the database, so that the next commit begins it anew.
@@ -384,8 +436,15 @@ class Store:
 
     def close(self) -> None:
         """Close the connection; the last one of the host also empties the write-ahead log."""
+        with forks.postponed:
+            if not self._is_suspended:
+                self._close_connections()
+            self._is_suspended, self._is_closed = False, True
+
+    def _close_connections(self) -> None:
         if self._checkpointer is not None:
             self._checkpointer.close()
+            self._checkpointer = None
         self.connection.close()
 
 

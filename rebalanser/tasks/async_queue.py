@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from pydantic import ValidationError
 
+from rebalanser import forks
 from rebalanser.errors import InvalidHandlers, InvalidState, InvalidTask
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.running import run_in_loop_until_stopped
@@ -114,10 +115,20 @@ class AsyncQueue:
             outbox=outbox,
         )
         self._schedules: list[Schedule] = []
-        self._threads = Threads(name)
-        self._opening = threading.Lock()
         self._queue: Queue | None = None
+        self._is_closed = False
+        self._begin()
+        forks.in_child(self._forked)
+
+    def _begin(self) -> None:
+        self._threads = Threads(self.name)
+        self._opening = threading.Lock()
         self._caller: LoopCaller | None = None
+
+    def _forked(self) -> None:
+        """Forget, in a forked child, the parent's threads; the queue within does so by itself."""
+        if not self._is_closed:
+            self._begin()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -332,6 +343,7 @@ class AsyncQueue:
             InvalidState: called by a body, which it would wait for.
         """
         self._refuse_body("close()")
+        self._is_closed = True
         queue, self._queue = self._queue, None
         if queue is not None:
             await self._threads.run(queue.close)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
-from rebalanser.errors import InternalError, InvalidArgument, InvalidState, RequestTooLarge
+from rebalanser import forks
+from rebalanser.errors import Forked, InternalError, InvalidArgument, InvalidState, RequestTooLarge
 from rebalanser.runtime.clock import Clock
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import Ask
@@ -24,7 +25,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Context:
-    """One queue as one process uses it. May be used from any thread.
+    """One queue as one process uses it. May be used from any thread, and in a forked child by nobody.
 
     ``clock_name`` names the run of the clock, empty where there is no telling. ``ttl_s`` is how long a
     claim lasts without being renewed, ``timeout_s`` how long one request to the engine may take, ``errors``
@@ -53,6 +54,25 @@ class Context:
         self.errors = errors
         self.ledger = Ledger(engine, queue, timeout_s, errors)
         self._max_bytes = engine.capabilities.max_update_bytes
+        self.is_inherited = False
+        """True in a forked child: the claims that hold it are the parent's."""
+        forks.in_child(self._forked)
+
+    def refuse_fork(self) -> None:
+        """See that this process is the one that it was opened in.
+
+        Raises:
+            Forked: this is a child of that one.
+        """
+        if self.is_inherited:
+            raise Forked(
+                f"a claim of queue {self.queue!r} is held by the parent of this process: use it there, and "
+                "the queue itself here"
+            )
+
+    def _forked(self) -> None:
+        self.is_inherited = True
+        self.ledger.forked()
 
     def term(self) -> Term:
         """The time of a claim that is made or renewed by a request sent from now on."""
@@ -78,12 +98,14 @@ class Context:
 
     def read(self, ids: Sequence[TaskId]) -> Mapping[TaskId, Stored]:
         """Those of the tasks that exist, as they are now."""
+        self.refuse_fork()
         return self.engine.read(self.queue, ids, self.timeout_s)
 
     def updates(
         self, task: TaskId, claim: int | None = None, first: int = 0, limit: int = 1000
     ) -> Sequence[Update]:
         """A part of a task's log (SK-9)."""
+        self.refuse_fork()
         return self.engine.updates(self.queue, task, self.timeout_s, claim=claim, first=first, limit=limit)
 
     def complete_in(
@@ -110,6 +132,8 @@ class Context:
 
     def close(self) -> None:
         """Write what waits, then let go of the store."""
+        if self.is_inherited:
+            return
         self.ledger.close()
         self.history.close()
         self.engine.close()

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from rebalanser.errors import InvalidState, OutcomeUnknown, RegistryUnavailable
+from rebalanser.errors import Forked, InvalidState, OutcomeUnknown, RegistryUnavailable
 from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Answer, Engine, Write
@@ -54,6 +54,7 @@ class Ledger:
         self._waiting: deque[Ask[object]] = deque()
         self._written: Sequence[Ask[object]] = ()
         self._closing = False
+        self._is_inherited = False
         self._flushing = 0
         self._loop = Loop("ledger", self._step, errors)
         self._loop.start()
@@ -66,6 +67,7 @@ class Ledger:
 
         Raises:
             InvalidState: the ledger is closed.
+            Forked: it is the parent's, whose thread writes.
         """
         self.submit_all([ask])
         return ask.future
@@ -75,6 +77,8 @@ class Ledger:
         with self._more:
             if self._closing:
                 raise InvalidState(f"the queue {self._queue!r} is closed")
+            if self._is_inherited:
+                raise Forked(f"the writes of queue {self._queue!r} are the parent's of this process")
             self._waiting.extend(asks)  # type: ignore[arg-type] # the result is the asker's business
             self._more.notify()
 
@@ -89,6 +93,11 @@ class Ledger:
         wait(asked)
         with self._more:
             self._flushing -= 1
+
+    def forked(self) -> None:
+        """Refuse all writes, in a forked child: no thread is here to write them."""
+        self._more = threading.Condition()
+        self._is_inherited = True
 
     def close(self) -> None:
         """See through what was submitted, then end. Closing twice does nothing."""

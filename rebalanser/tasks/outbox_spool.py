@@ -20,6 +20,7 @@ from typing import Final, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from rebalanser import forks
 from rebalanser.errors import (
     OutcomeUnknown,
     RebalanserError,
@@ -153,17 +154,15 @@ class Spool:
     def __init__(self, path: Path, name: SpoolName | None, timeout_s: float) -> None:
         """Without a ``name`` the spool must be there."""
         self.path = path
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        if name is not None:
-            make_file(path)
-        with self._failures():
-            self._connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=rw",
-                uri=True,
-                timeout=timeout_s,
-                isolation_level=None,
-                check_same_thread=False,
-            )
+        self._is_suspended = self._is_closed = False
+        with forks.postponed:
+            if name is not None:
+                make_file(path)
+            self._open()
+            forks.before_fork(self._suspend)
+            forks.in_child(self._keep_inherited)
         try:
             Retrying(
                 retry=retry_if_exception_type(RegistryUnavailable),
@@ -172,8 +171,44 @@ class Spool:
                 reraise=True,
             )(self._prepare, name)
         except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        forks.refuse_inherited(self.path)
+        with self._failures():
+            self._connection = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?mode=rw",
+                uri=True,
+                timeout=self._timeout_s,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+
+    def _set(self) -> None:
+        with self._failures():
+            for setting in _SETTINGS:
+                self._connection.execute(setting)
+
+    def _suspend(self) -> None:
+        """Close the connection, as the process is about to be forked."""
+        if not self._is_closed:
+            self._is_suspended = True
+            self._connection.close()
+
+    def _resume(self) -> None:
+        self._open()
+        try:
+            self._set()
+        except BaseException:
             self._connection.close()
             raise
+        self._is_suspended = False
+
+    def _keep_inherited(self) -> None:
+        if not self._is_suspended and not self._is_closed:
+            forks.keep_inherited(self.path, self._connection)
+            self._is_suspended = True
 
     def add(self, tasks: Sequence[Enqueue]) -> range:
         """Spool tasks, all or none; their numbers. They are synced to the disk once this returns (SK-4).
@@ -261,8 +296,10 @@ class Spool:
 
     def close(self) -> None:
         """Let go of the file. Closing twice does nothing."""
-        with self._lock:
-            self._connection.close()
+        with forks.postponed, self._lock:
+            if not self._is_suspended:
+                self._connection.close()
+            self._is_suspended, self._is_closed = False, True
 
     def _all(self, statement: str) -> Iterator[Entry]:
         last = 0
@@ -283,9 +320,8 @@ class Spool:
         return entries
 
     def _prepare(self, name: SpoolName | None) -> None:
-        with self._reading() as cursor:
-            for setting in _SETTINGS:
-                cursor.execute(setting)
+        with forks.postponed, self._lock:
+            self._set()
         if name is not None:
             self._make(name)
         with self._reading() as cursor:
@@ -309,8 +345,11 @@ class Spool:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Cursor]:
-        with self._lock, self._failures(), closing(self._connection.cursor()) as cursor:
-            yield cursor
+        with forks.postponed, self._lock:
+            if self._is_suspended:
+                self._resume()
+            with self._failures(), closing(self._connection.cursor()) as cursor:
+                yield cursor
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Cursor]:

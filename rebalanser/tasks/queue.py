@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, T
 
 from pydantic import ValidationError
 
-from rebalanser import folders
+from rebalanser import folders, forks
 from rebalanser.admin import Admin
 from rebalanser.errors import (
     InvalidHandlers,
@@ -131,6 +131,9 @@ class Queue:
     ``outbox`` is a folder on this host's disk by way of which everything is enqueued, so that it can be while
     the engine is away, also when the queue is made (SK-4); see :mod:`rebalanser.tasks.outbox`.
 
+    A forked child opens the engine and the outbox anew at their first use. A worker that was started before
+    the fork runs in the parent only.
+
     Raises:
         InvalidName: the queue's name can't be stored.
         UnknownQueue: there is none of this name, and none is to be made; the message names those there are.
@@ -160,26 +163,28 @@ class Queue:
         self._timeout_s = timeout_s
         self._buffer_s = claim_ttl_s * BUFFER_RATIO if buffer_s is None else buffer_s
         self._settings = settings or Settings()
-        self._label = node or default_label()
+        self._node = node
         self._middleware = tuple(middleware)
         self.functions: dict[str, TaskBody] = {}
         """The functions that are registered, by name."""
         self._flakes = Flakes((state_folder or folders.state_folder()) / "flakes")
         self._schedules: list[Schedule] = []
-        self._ticker: Ticker | None = None
-        self._group: Group | None = None
-        self._worker: Worker | None = None
-        self._caller: Caller | None = None
-        self._partitions: Partitions | None = None
-        self._stopped = threading.Event()
         self._clock = SystemClock()
-        self._errors = ErrorPolicy(name, self._clock, self._end_process)
-        self.bell = waiting.Bell(lambda: self._context)
-        """Tells who waits for a task."""
-        parsed, opener = load_engine(url)
+        self._engine_url, opener = load_engine(url)
+        self._outbox_folder = outbox
+        self._is_closed = False
+        self._has_left_worker = False
+        """True in a child whose parent has a worker, until that is logged."""
 
         def opened() -> Opened:
-            engine = opener(parsed, timeout_s)
+            if self._has_left_worker:
+                self._has_left_worker = False
+                _log.warning(
+                    "the worker of this queue runs in the parent of this process, and not here",
+                    action="tasks_worker_not_forked",
+                    queue=name,
+                )
+            engine = opener(self._engine_url, timeout_s)
             try:
                 if not create:
                     _refuse_unknown(name, engine.queues(timeout_s))
@@ -201,16 +206,57 @@ class Queue:
                 raise
             return Opened(context, number, Ancestry(context.read))
 
-        self._opening = Opening(opened)
-        is_away = self._opens_later(may_be_away=outbox is not None)
+        self._open_engine = opened
+        self._begin()
+        if self._opened_outbox() is None:
+            self._opening.opened()
+        forks.in_child(self._forked)
+
+    def _begin(self) -> None:
+        """Begin with nothing that is open, in a process that uses the queue for the first time."""
+        self._label = self._node or default_label()
+        self._group: Group | None = None
+        self._worker: Worker | None = None
+        self._ticker: Ticker | None = None
+        self._caller: Caller | None = None
+        self._partitions: Partitions | None = None
+        self._stopped = threading.Event()
+        self._errors = ErrorPolicy(self.name, self._clock, self._end_process)
+        self.bell = waiting.Bell(lambda: self._context)
+        """Tells who waits for a task."""
+        self._opening = Opening(self._open_engine)
         self._outbox: Outbox | None = None
-        if outbox is not None:
-            try:
-                self._outbox = Outbox(outbox, name, parsed, self._opening, timeout_s, self._errors)
-            except BaseException:
-                self._opening.close()
-                raise
-            self._outbox.start(is_away=is_away)
+        self._outbox_opening = threading.Lock()
+
+    def _forked(self) -> None:
+        """Forget, in a forked child, what is the parent's; a closed queue stays closed."""
+        if self._is_closed:
+            return
+        self._has_left_worker |= self._group is not None
+        self._begin()
+
+    def _opened_outbox(self) -> Outbox | None:
+        """The outbox of this process, opened at its first use; None if the queue has none."""
+        if self._outbox_folder is None or self._outbox is not None:
+            return self._outbox
+        with self._outbox_opening:
+            if self._outbox is None:
+                is_away = self._opens_later(may_be_away=True)
+                try:
+                    outbox = Outbox(
+                        self._outbox_folder,
+                        self.name,
+                        self._engine_url,
+                        self._opening,
+                        self._timeout_s,
+                        self._errors,
+                    )
+                except BaseException:
+                    self._opening.close()
+                    raise
+                outbox.start(is_away=is_away)
+                self._outbox = outbox
+            return self._outbox
 
     def _opens_later(self, *, may_be_away: bool) -> bool:
         """Open the engine; whether it is away, where it may be."""
@@ -349,7 +395,7 @@ class Queue:
 
     def _placed(self, head: Head, payload: bytes, options: EnqueueOptions) -> Enqueue:
         due = self._clock.wall() + options.delay_s if options.delay_s else 0.0
-        partition = UNPLACED if self._outbox else partition_of(head.id, self._partition_count)
+        partition = UNPLACED if self._outbox_folder else partition_of(head.id, self._partition_count)
         return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
 
     def new_id(self) -> TaskId:
@@ -373,8 +419,9 @@ class Queue:
 
     def _answers(self, tasks: Sequence[Enqueue]) -> Iterator[EnqueueAnswer]:
         """Where each task is, once all are enqueued; raises at the first that is not."""
-        if self._outbox is not None:
-            for outcome in self._outbox.enqueue(tasks):
+        outbox = self._opened_outbox()
+        if outbox is not None:
+            for outcome in outbox.enqueue(tasks):
                 if isinstance(outcome, RebalanserError):
                     raise outcome
                 yield outcome
@@ -628,6 +675,7 @@ class Queue:
     def close(self) -> None:
         """Stop, write what waits, and let go of the engine. Closing twice does nothing."""
         self.stop()
+        self._is_closed = True
         if self._outbox is not None:
             self._outbox.close()
         self._opening.close()

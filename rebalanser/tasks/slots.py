@@ -24,12 +24,12 @@ import secrets
 import threading
 import time
 import uuid
-import weakref
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
+from rebalanser import forks
 from rebalanser.errors import UnusableFolder
 from rebalanser.folders import sync_folder
 from rebalanser.tasks.flakes import MAX_PROCESS, Generator
@@ -62,7 +62,7 @@ class Flakes:
         self._lock = threading.Lock()
         self._slot: Slot | None = None
         self._generator: Generator | None = None
-        _ALL.add(self)
+        forks.in_child(self.forked)
 
     def next(self) -> TaskId:
         """An id greater than all that this process, and those of its slot before it, have made."""
@@ -102,17 +102,6 @@ class Flakes:
         self._slot = slot
         mark = slot.mark
         return Generator(self._wall_ms, host, slot.number, mark, ceiling=mark, reserve=slot.reserve)
-
-
-_ALL: Final[weakref.WeakSet[Flakes]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for flakes in list(_ALL):
-        flakes.forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class Slot:

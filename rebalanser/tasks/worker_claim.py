@@ -86,10 +86,16 @@ class WorkerClaim(Claim):
 
     def still_mine(self) -> bool:
         """See :meth:`Claim.still_mine`."""
-        return self._life.ended is None and self._context.clock.now() < self._life.deadline
+        life = self._life
+        return (
+            life.ended is None
+            and self._context.clock.now() < life.deadline
+            and not self._context.is_inherited
+        )
 
     def update(self, content: bytes) -> int:
         """See :meth:`Claim.update`."""
+        self._context.refuse_fork()
         content = self._context.check("an update", content)
         with self._lock:
             while True:
@@ -120,6 +126,7 @@ class WorkerClaim(Claim):
 
     def complete_in(self, connection: sqlite3.Connection, result: bytes | None = None) -> None:
         """See :meth:`Claim.complete_in`."""
+        self._context.refuse_fork()
         if result is not None:
             result = self.check_result(result)
         # Without the lock: a renewal may hold it that waits for the very transaction that is to be committed.
@@ -130,6 +137,7 @@ class WorkerClaim(Claim):
 
     def renew(self) -> bool:
         """See :meth:`Claim.renew`."""
+        self._context.refuse_fork()
         sent = self._context.clock.now()
         term = self._context.term()
         with self._lock:

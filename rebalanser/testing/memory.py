@@ -17,7 +17,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rebalanser.errors import InvalidUrl, OutcomeUnknown, RegistryUnavailable
+from rebalanser import forks
+from rebalanser.errors import Forked, InvalidUrl, OutcomeUnknown, RegistryUnavailable
 from rebalanser.registry.contract import (
     Capabilities,
     Changed,
@@ -371,8 +372,20 @@ class _SharedStores:
         self._stores: dict[str, MemoryStore] = {}
         self._users: dict[str, int] = {}
         self._stops: dict[str, threading.Event] = {}
+        self._inherited: set[str] = set()
+        forks.in_child(self._forked)
+
+    def _forked(self) -> None:
+        """Refuse, in a forked child, the parent's stores: what is written to a copy is read by nobody."""
+        self._lock = threading.Lock()
+        self._inherited |= self._stores.keys()
 
     def open(self, name: str) -> MemoryRegistry:
+        if name in self._inherited:
+            raise Forked(
+                f"memory://{name} is in the memory of this process's parent, of which this is a copy; "
+                "use sqlite:/// to share a store between processes"
+            )
         with self._lock:
             store = self._stores.setdefault(name, MemoryStore(SystemClock()))
             self._users[name] = self._users.get(name, 0) + 1
@@ -399,6 +412,7 @@ def open_memory(url: RegistryUrl, timeout_s: float) -> Registry:  # noqa: ARG001
 
     Raises:
         InvalidUrl: it has no name.
+        Forked: it was opened in the parent of this process.
     """
     if not url.path:
         raise InvalidUrl("memory:// has no name; write for example memory://test")

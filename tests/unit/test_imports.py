@@ -20,6 +20,7 @@ FOR_A_GROUP = {
     "rebalanser.allocation",
     "rebalanser.errors",
     "rebalanser.folders",
+    "rebalanser.forks",
     "rebalanser.group",
     "rebalanser.observing",
     "rebalanser.protocol",

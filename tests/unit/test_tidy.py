@@ -24,6 +24,7 @@ LEAVES = {"rebalanser.boot", "rebalanser.errors", "rebalanser.redaction"}
 """They import nothing of the house."""
 CORE = PURE | LEAVES | {"rebalanser.registry"}
 LIBRARY = CORE | {
+    "rebalanser.forks",
     "rebalanser.history",
     "rebalanser.observing",
     "rebalanser.runtime",
@@ -83,7 +84,8 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.applications": CORE | {"rebalanser.history", "rebalanser.runtime"},
     "rebalanser.roles": CORE | {"rebalanser.folders", "rebalanser.history", "rebalanser.runtime"},
     "rebalanser.feed": LIBRARY | {"rebalanser.admin", "rebalanser.applications"},
-    "rebalanser.folders": {"rebalanser.errors"},
+    "rebalanser.folders": {"rebalanser.errors", "rebalanser.forks"},
+    "rebalanser.forks": {"rebalanser.errors"},
     "rebalanser.tasks": LIBRARY | {"rebalanser.admin", "rebalanser.folders", "rebalanser.group"},
     "rebalanser.__main__": {"rebalanser.cli"},
     "rebalanser.cli": LIBRARY | FACADE | {"rebalanser.audit"},
@@ -97,7 +99,7 @@ WALLS: dict[str, set[str]] = {
         "rebalanser.roles",
         "rebalanser.runtime",
     },
-    "rebalanser_sqlite": CORE | {"rebalanser.folders", "rebalanser.tasks"},
+    "rebalanser_sqlite": CORE | {"rebalanser.folders", "rebalanser.forks", "rebalanser.tasks"},
 }
 """What else each package or module may import. Nobody imports ``testing``, nor ``cli`` but to run it."""
 

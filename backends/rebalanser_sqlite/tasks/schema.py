@@ -111,7 +111,7 @@ def prepare(store: Store, deadline: Deadline) -> None:
         QuotaExceeded: the disk is full.
         RegistryUnavailable: others kept the file locked.
     """
-    store.connection.execute(_CACHE)
+    store.set(_CACHE)
     with store.reading(deadline):
         there = _are_there(store) and _has_outboxes(store.connection)
     if not there:
