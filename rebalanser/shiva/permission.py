@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final
 
 from rebalanser.shiva.records import Ping
@@ -15,7 +16,7 @@ class Permission:
     """When each pong was sent, and until when those that were heard let exclusive processes exist."""
 
     def __init__(self) -> None:
-        self._sent: dict[int, float] = {}
+        self._sent: OrderedDict[int, float] = OrderedDict()
         self._longest_s: float | None = None
         self.until: float | None = None
         """When every exclusive process must have ended (monotonic seconds); None before the first answer."""
@@ -35,7 +36,7 @@ class Permission:
             self._forget_before(now - self._longest_s)
         self._sent[sequence] = now
         if len(self._sent) > MAX_UNANSWERED:
-            del self._sent[next(iter(self._sent))]
+            self._sent.popitem(last=False)
 
     def _forget_before(self, instant: float) -> None:
         """What was sent so early permits nothing any more, even if it is answered now."""

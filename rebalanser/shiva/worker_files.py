@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -68,7 +69,7 @@ class WorkerFiles:
 
     def __init__(self) -> None:
         self._started: dict[ApplicationId, dict[CommandId, Started]] = {}
-        self._stops: dict[ApplicationId, int] = {}
+        self._stops: OrderedDict[ApplicationId, int] = OrderedDict()
         self._decided = -1
         self._to_run: Mapping[ApplicationId, CommandId] = {}
         self._finished: Mapping[ApplicationId, CommandId] = {}
@@ -117,7 +118,7 @@ class WorkerFiles:
         """A stop was read: nothing that was started before it runs or is stored any more (SH-5)."""
         self._stops[application] = max(at.offset, self._stops.pop(application, -1))
         if len(self._stops) > MAX_STOPS:
-            del self._stops[next(iter(self._stops))]
+            self._stops.popitem(last=False)
         for started in self._started.get(application, {}).values():
             if started.position < at.offset:
                 started.stopped_at = at.offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
@@ -17,13 +18,14 @@ class Dependencies:
     What they wait for may lie in other partitions. What is complete stays so (SK-10): it is asked for once.
     """
 
-    __slots__ = ("_complete", "_missing", "_unknown", "_waiting")
+    __slots__ = ("_complete", "_missing", "_remembered", "_unknown", "_waiting")
 
     def __init__(self) -> None:
         self._missing: dict[TaskId, set[TaskId]] = {}
         self._waiting: dict[TaskId, set[TaskId]] = {}
         self._unknown: dict[TaskId, None] = {}
-        self._complete: dict[TaskId, None] = {}
+        self._complete: set[TaskId] = set()
+        self._remembered: deque[TaskId] = deque(maxlen=REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._missing)
@@ -83,6 +85,9 @@ class Dependencies:
         self._unknown.update(dict.fromkeys(self._waiting))
 
     def _remember(self, needed: TaskId) -> None:
-        self._complete[needed] = None
-        if len(self._complete) > REMEMBERED:
-            del self._complete[next(iter(self._complete))]
+        if needed in self._complete:
+            return
+        if len(self._remembered) == self._remembered.maxlen:
+            self._complete.remove(self._remembered[0])
+        self._remembered.append(needed)
+        self._complete.add(needed)

@@ -24,6 +24,7 @@ than when its holder began to count. In both cases the stated buffer comes on to
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection
 from typing import Final
 
@@ -50,7 +51,7 @@ class Owner:
         self._buffer_s = buffer_s
         self._clock = clock
         self._open: dict[TaskId, Stored] = {}
-        self._closed: dict[TaskId, int] = {}
+        self._closed: OrderedDict[TaskId, int] = OrderedDict()
         self._over_at: dict[TaskId, float] = {}
         self._ready = Shelves()
         self._scheduled = Timers()
@@ -248,7 +249,7 @@ class Owner:
         self._drop(task)
         self._closed[task] = revision
         if len(self._closed) > REMEMBERED:
-            del self._closed[next(iter(self._closed))]
+            self._closed.popitem(last=False)
 
     def _drop(self, task: TaskId) -> None:
         self._leave(task)

@@ -203,6 +203,33 @@ def test_pure_packages_touch_nothing() -> None:
     assert not found
 
 
+def _head_losses(tree: ast.Module) -> Iterator[int]:
+    """Lines that delete the first key of a mapping by looking for it: ``del d[next(iter(d))]``, or by pop."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Delete(targets=[ast.Subscript(value=mapping, slice=key)]):
+                pass
+            case ast.Call(func=ast.Attribute(value=mapping, attr="pop"), args=[key, *_]):
+                pass
+            case _:
+                continue
+        if ast.unparse(key) == f"next(iter({ast.unparse(mapping)}))":
+            yield node.lineno
+
+
+def test_no_mapping_loses_its_head_at_a_cost_of_all_that_it_has_lost() -> None:
+    """A dict keeps the places of deleted keys, and passes them each time it is asked for its first one."""
+    found = [f"{module}:{line}" for module, tree in _sources().items() for line in _head_losses(tree)]
+    assert not found, "use OrderedDict.popitem(last=False)"
+
+
+@pytest.mark.parametrize(
+    "line", ["del a.b[next(iter(a.b))]", "a.pop(next(iter(a)))", "a.pop(next(iter(a)), 0)"]
+)
+def test_a_lost_head_is_found(line: str) -> None:
+    assert list(_head_losses(ast.parse(line))) == [1]
+
+
 def _public_definitions(tree: ast.Module, module: str) -> Iterator[tuple[str, ast.AST]]:
     yield module, tree
     todo: list[tuple[str, ast.Module | ast.ClassDef]] = [(module, tree)]

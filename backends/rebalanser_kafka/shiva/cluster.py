@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -68,7 +69,7 @@ class KafkaCluster(Cluster):
         self._topics = names.of(connection.cluster)
         self._writer = LogWriter(connection, delivery_timeout_s=timeout_s)
         self._ensured = False
-        self._offsets: dict[CommandId, int] = {}
+        self._offsets: OrderedDict[CommandId, int] = OrderedDict()
 
     @property
     def identity(self) -> str:
@@ -157,7 +158,7 @@ class KafkaCluster(Cluster):
         offset = self._append(key_of(command), encode(command))
         self._offsets[command.command] = offset
         if len(self._offsets) > MAX_REMEMBERED:
-            del self._offsets[next(iter(self._offsets))]
+            self._offsets.popitem(last=False)
         return command.command
 
     def _ensure_topics(self) -> None:
