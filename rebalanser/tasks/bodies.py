@@ -65,7 +65,7 @@ class Bodies:
         try:
             arguments = body.arguments(payload)
         except InvalidTask as error:
-            self._fail(claim, head, raised(error), due=None)
+            self._give_back_unread(claim, error)
             return
         except BaseException as error:  # whatever a validator does
             self.fail(claim, head, error)
@@ -95,6 +95,15 @@ class Bodies:
     def give_back(self, claim: WorkerClaim) -> None:
         """The worker stops: the task goes back as if it had not been tried."""
         self._end(claim, lambda stored: rules.release(stored.state, claim.held))
+
+    def _give_back_unread(self, claim: WorkerClaim, error: InvalidTask) -> None:
+        """Let a task wait for a worker that can read it, ever longer: no failure is counted (SK-21)."""
+        self._errors.unreadable(claim.name, error)
+        reason = raised(error).told
+        due = self._clock.wall() + backoff_s(
+            self._functions[claim.name].options, claim.number - claim.failures
+        )
+        self._end(claim, lambda stored: rules.release(stored.state, claim.held, due, reason))
 
     def _returned(self, claim: WorkerClaim, head: Head, result: bytes | None) -> None:
         if result is not None:

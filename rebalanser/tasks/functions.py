@@ -43,7 +43,7 @@ class TaskBody:
         self._arguments = _model_of(function, self._signature, self.name, claim)
 
     def payload(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
-        """The arguments of a call as JSON (UTF-8).
+        """The arguments of a call as JSON (UTF-8), without those that are left to their defaults (SK-21).
 
         Raises:
             InvalidTask: they don't fit the function; the message has every error with its place.
@@ -53,7 +53,8 @@ class TaskBody:
         except TypeError as error:
             raise InvalidTask(f"{self.name}: {error}") from error
         try:
-            payload = self._arguments.model_validate(bound.arguments).model_dump_json().encode()
+            values = self._arguments.model_validate(bound.arguments)
+            payload = values.model_dump_json(include=set(bound.arguments)).encode()
         except ValidationError as error:
             raise InvalidTask(f"{self.name}: {_places(error)}") from error
         except ValueError as error:

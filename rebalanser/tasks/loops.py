@@ -37,6 +37,8 @@ from rebalanser.tasks.outcomes import summary_of
 SHORTEST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 """Maximum time between two tries, and so between the end of an outage and the next step."""
+UNREADABLE_S: Final = 1800.0
+"""Seconds for which it is a trouble of a function that a task of it could not be read."""
 REPORT_S: Final = 30.0
 """Seconds between two log lines about one loop that goes on failing."""
 PERSISTS_S: Final = 60.0
@@ -70,7 +72,10 @@ def kind_of(error: BaseException) -> ErrorKind:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A loop that fails now: what of, since when (seconds since 1970), and how many times in a row."""
+    """A loop that fails now: what of, since when (seconds since 1970), and how many times in a row.
+
+    Or, under the name ``task NAME``, a function of which this worker can't read tasks (SK-21), and how many.
+    """
 
     loop: str
     kind: ErrorKind
@@ -105,18 +110,22 @@ class ErrorPolicy:
         self._clock = clock
         self._end = end
         self._failing: dict[str, _Failing] = {}
+        self._unreadable: dict[str, tuple[Trouble, float]] = {}
         self._ignored: dict[str, float] = {}
         self._lock = threading.Lock()
         self._ended = False
 
     @property
     def troubles(self) -> tuple[Trouble, ...]:
-        """The loops that fail now; empty if all is well."""
+        """The loops that fail now, and the functions whose tasks can't be read; empty if all is well."""
+        now = self._clock.now()
         with self._lock:
-            return tuple(
+            failing = [
                 Trouble(loop, each.kind, each.error, each.since, each.attempts)
                 for loop, each in sorted(self._failing.items())
-            )
+            ]
+            unreadable = [each for each, last in self._unreadable.values() if now - last < UNREADABLE_S]
+        return (*failing, *unreadable)
 
     def failed(self, loop: str, error: BaseException) -> float:
         """Take note of an error; how many seconds the loop pauses before it tries again."""
@@ -168,6 +177,23 @@ class ErrorPolicy:
                 loop=loop,
                 attempts=failing.attempts,
                 lasted_s=round(self._clock.now() - failing.began, 3),
+            )
+
+    def unreadable(self, name: str, error: BaseException) -> None:
+        """Take note of a task of a function that can't be read here; logged for the first of them only."""
+        loop, error_text = f"task {name}", summary_of(error)
+        with self._lock:
+            known, _ = self._unreadable.get(name, (None, 0.0))
+            since, attempts = (self._clock.wall(), 0) if known is None else (known.since, known.attempts)
+            trouble = Trouble(loop, ErrorKind.POISON, error_text, since, attempts + 1)
+            self._unreadable[name] = (trouble, self._clock.now())
+        if known is None:
+            _log.error(
+                "tasks of a function have arguments that this worker can't read: they wait for one that can",
+                action="task_unreadable",
+                queue=self._queue,
+                name=name,
+                error=error_text,
             )
 
     def ignored(self, what: str, error: BaseException) -> None:

@@ -145,10 +145,16 @@ def fail(head: Head, state: State, held: Held, error: str, due: float | None) ->
     return replace(state, status=Status.WAITING, failures=failures, error=error, due=due)
 
 
-def release(state: State, held: Held, due: float = 0.0) -> Decision:
-    """Give a claim back unworked, as a worker does that shuts down; the task waits until it is due."""
+def release(state: State, held: Held, due: float = 0.0, reason: str | None = None) -> Decision:
+    """Give a claim back unworked, as a worker does that shuts down; the task waits until it is due.
+
+    A ``reason``, as of a worker that can't read the arguments, stands in the place of the last error.
+    """
     current = _current(state, held)
-    return current if isinstance(current, Refused) else replace(state, status=Status.WAITING, due=due)
+    if isinstance(current, Refused):
+        return current
+    error = state.error if reason is None else reason
+    return replace(state, status=Status.WAITING, due=due, error=error)
 
 
 def cancel(state: State) -> Decision:

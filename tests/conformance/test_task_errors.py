@@ -29,7 +29,7 @@ from rebalanser.protocol import Fact, FactKind
 from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.engine import Answer, Enqueue, Move, Write
-from rebalanser.tasks.model import Head, TaskId
+from rebalanser.tasks.model import OPEN, Head, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing.waiting import PATIENCE_S
@@ -251,6 +251,42 @@ def test_a_bad_task_ends_its_own_try_and_nothing_else(stage: Stage) -> None:
         assert told in error, name
     stage.see_done(stage.enqueue())
     assert queue.troubles == ()
+
+
+@pytest.mark.rule("SK-21")
+def test_a_task_that_an_older_worker_can_not_read_waits_for_a_newer_one(stage: Stage) -> None:
+    old = stage.queue
+
+    @old.task("send", retries=0, backoff_s=0.01, max_backoff_s=0.02)
+    def send_older(claim: Claim, to: str) -> str:
+        return to
+
+    with stage.another() as new:
+
+        @new.task("send", retries=0)
+        def send_newer(claim: Claim, to: str, cc: str = "nobody") -> str:
+            return f"{to} {cc}"
+
+        @new.task
+        def unknown_before(claim: Claim) -> None: ...
+
+        changed = threading.Event()
+        unknown = unknown_before.enqueue()
+        both, without = send_newer.enqueue("a", cc="b"), send_newer.enqueue("a")
+        old.bell.listen(both, changed.set)
+        old.start()
+        assert old.wait(without, PATIENCE_S) == b'"a"', "it has no argument that the older one does not know"
+        while (claim := (state := old.get(both).state).claim) is None or claim.number < 3:
+            assert changed.wait(PATIENCE_S)
+            changed.clear()
+        assert (state.failures, state.status in OPEN) == (0, True)
+        assert [each.loop for each in old.troubles] == ["task send"]
+        assert old.get(unknown).state.claim is None, "a function that is not there is not tried"
+        old.bell.leave(both, changed.set)
+        old.stop()
+        new.start()
+        assert new.wait(both, PATIENCE_S) == b'"a b"'
+        assert new.wait(unknown, PATIENCE_S) is None
 
 
 class Raising(Middleware):

@@ -24,6 +24,10 @@ class Address(BaseModel):
     number: int = Field(gt=0)
 
 
+class Parcel(BaseModel):
+    weight_g: int = 5
+
+
 def send(claim: Claim, to: str, copies: int = 1, *, at: Address | None = None) -> None:
     """What most tests register."""
 
@@ -36,6 +40,15 @@ def test_arguments_come_back_as_they_were() -> None:
     home = Address(street="High", number=3)
     payload = body().payload(("a@example.org",), {"at": home})
     assert body().arguments(payload) == {"to": "a@example.org", "copies": 1, "at": home}
+
+
+@pytest.mark.rule("SK-21")
+def test_what_is_not_given_is_not_stored_and_what_is_given_is_stored_whole() -> None:
+    def ship(claim: Claim, parcel: Parcel, to: str = "home", copies: int = 1) -> None: ...
+
+    registered = body(ship, "ship")
+    assert registered.payload((Parcel(),), {"copies": 1}) == b'{"parcel":{"weight_g":5},"copies":1}'
+    assert registered.arguments(registered.payload((Parcel(),), {}))["to"] == "home"
 
 
 @given(st.text(), st.integers(-(2**40), 2**40))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,14 @@ import pytest
 
 from rebalanser.errors import QuotaExceeded, RegistryUnavailable, RequestTooLarge
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks.loops import ErrorPolicy
-from rebalanser.tasks.model import Head
+from rebalanser.tasks.bodies import Bodies
+from rebalanser.tasks.calling import ThreadCaller
+from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.loops import UNREADABLE_S, ErrorKind, ErrorPolicy
+from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.tasks.options import TaskOptions
+from rebalanser.tasks.rules import Held
 from rebalanser.tasks.worker import PAUSE_S, RENEWALS, Worker, _Try
 
 TTL_S = 3600.0
@@ -92,3 +99,63 @@ def test_renewals_that_fail_are_seen_until_they_succeed() -> None:
     stand.tries[0].renew_at = 0.0
     stand.worker._renew()
     assert stand.errors.troubles == ()
+
+
+class StillClock:
+    """A clock that a test moves."""
+
+    at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall(self) -> float:
+        return 1e9 + self.at
+
+
+class Unread:
+    """A claim of a task that its worker can't read, by its number; what it was settled with."""
+
+    name, queue, task_id, failures, is_over = "send", "work", "0" * 40, 2, False
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.held = Held(number, "holder")
+        self.left: Any = None
+
+    def settle(self, rule: Any) -> Future[Any]:
+        head = Head(self.task_id, "work", "send")
+        state = State(
+            Status.CLAIMED, ClaimState(self.number, "holder", "me", Term(TTL_S, "", 0.0)), failures=2
+        )
+        self.left = rule(Stored(head, state, 5, 0))
+        return Future()
+
+
+def send(claim: Claim, to: str) -> None:
+    raise AssertionError("its arguments can't be read")
+
+
+@pytest.mark.rule("SK-21")
+def test_a_task_that_can_not_be_read_waits_ever_longer_and_has_not_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = StillClock()
+    errors = ErrorPolicy("work", clock, lambda: None)
+    options = TaskOptions(backoff_s=1.0, max_backoff_s=100.0, retries=0)
+    bodies = Bodies({"send": TaskBody(send, "send", options)}, (), clock, ThreadCaller(), errors)
+    waits: list[float] = []
+    for number in range(2, 12):
+        claim: Any = Unread(number)
+        bodies.work(claim, Head("0" * 40, "work", "send"), b'{"to": "a", "cc": "b"}')
+        left = claim.left
+        assert (left.status, left.failures) == (Status.WAITING, 2)
+        assert "cc: Extra inputs are not permitted" in left.error
+        waits.append(left.due - clock.wall())
+    assert all(2.0**n <= wait <= 2.0**n * 1.25 for n, wait in enumerate(waits[:7]))
+    assert all(100.0 <= wait <= 125.0 for wait in waits[7:])
+    assert [each.getMessage().count("this worker can't read") for each in caplog.records] == [1]
+    (trouble,) = errors.troubles
+    assert (trouble.loop, trouble.kind, trouble.attempts) == ("task send", ErrorKind.POISON, 10)
+    clock.at = UNREADABLE_S
+    assert errors.troubles == ()
