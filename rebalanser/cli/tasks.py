@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -113,12 +114,10 @@ def list_tasks(
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
         page = 1000 if limit is None else min(limit, 1000)
-        found = tasks.tasks(frozenset(status) if status else None, page=page)
-        for number, stored in enumerate(found, start=1):
-            document = TaskDocument.of(stored)
+        found = islice(tasks.tasks(frozenset(status) if status else None, page=page), limit)
+        for stored, blockers in tasks.with_blockers(found):
+            document = TaskDocument.of(stored, blockers)
             face.answer(document, task_line(document))
-            if number == limit:
-                break
 
 
 @app.command()
@@ -128,7 +127,8 @@ def show(
     """Show a task, its payload, and what has become of it."""
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
-        document = FullTaskDocument.with_payload(tasks.get(task), tasks.payload(task))
+        ((stored, blockers),) = tasks.with_blockers([tasks.get(task)])
+        document = FullTaskDocument.with_payload(stored, tasks.payload(task), blockers)
     face.answer(document, *shown(document))
 
 
@@ -212,8 +212,9 @@ def check(queue: QueueArgument, registry: RegistryOption = None, json: JsonOptio
     """Look whether the store holds only what the rules allow; exit with 1 if not.
 
     Every claim's log without a gap and as long as its state says, every status with the fields it needs,
-    dependencies that exist and don't go round, ids and partitions as they must be, counts as counted.
-    Workers may go on meanwhile. With --json an object a line, the last one with the sum.
+    dependencies that exist, don't go round and are neither dead nor cancelled, ids and partitions as they
+    must be, counts as counted. Workers may go on meanwhile. With --json an object a line,
+    the last one with the sum.
     """
     face = Face.of(registry, json)
     faults = 0

@@ -21,6 +21,10 @@ def task_line(task: TaskDocument) -> str:
         parts.append(f"failed {task.failures} of {task.retries + 1} tries")
     if task.after:
         parts.append(f"after {len(task.after)}")
+    if task.blocked_by:
+        first, *more = task.blocked_by
+        others = f", and {len(more)} more" if more else ""
+        parts.append(f"waits for {first.id}, which is {first.status}{others}")
     return f"{task.id} {printable(task.name)}: {', '.join(parts)}"
 
 
@@ -35,6 +39,11 @@ def shown(task: FullTaskDocument) -> Iterator[str]:
         yield f"timeout: {task.timeout_s:g} s a try"
     for each in task.after:
         yield f"after: {each}"
+    for blocker in task.blocked_by:
+        yield (
+            f"waits for {blocker.id} {printable(blocker.name)}, which is {blocker.status}: requeue that one, "
+            "or cancel this one"
+        )
     yield f"payload: {_text(task.payload)}"
     if task.claim is not None:
         yield f"last claim: {task.claim.number}, {task.claim.updates} updates"

@@ -248,6 +248,11 @@ class AsyncQueue:
         async for each in self._each(found, page):
             yield each
 
+    async def with_blockers(self, tasks: Sequence[Stored]) -> list[tuple[Stored, tuple[Stored, ...]]]:
+        """Tasks, each with the dead and cancelled ones that it waits for; as :meth:`Queue.with_blockers`."""
+        queue = await self._opened()
+        return await self._threads.run(lambda: list(queue.with_blockers(tasks)))
+
     async def count(self) -> Mapping[Status, int]:
         """How many tasks there are in each status (SK-12)."""
         queue = await self._opened()

@@ -14,6 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from rebalanser.errors import InternalError
+from rebalanser.tasks.cycles import CLOSED_UNDONE
 from rebalanser.tasks.engine import Engine
 from rebalanser.tasks.flakes import is_flake, partition_of
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId, Update
@@ -43,6 +44,8 @@ class Fault(StrEnum):
     """The log has an update of a claim that was never made (SK-6)."""
     UNKNOWN_DEPENDENCY = "unknown_dependency"
     """An open task waits for one that does not exist."""
+    BLOCKED = "blocked"
+    """A task waits for one that is dead or cancelled: until an operator requeues that one, it waits."""
     TOO_EARLY = "too_early"
     """It was claimed before all that it depends on was complete (SK-5)."""
     CYCLE = "cycle"
@@ -241,6 +244,9 @@ def _of_dependency(stored: Stored, needed: TaskId, found: Stored | None) -> Iter
             yield Finding(Fault.UNKNOWN_DEPENDENCY, task, f"it waits for {needed}, which does not exist")
     elif found.head.id != needed:
         raise InternalError(f"the task {found.head.id} was read for {needed}")
+    elif stored.state.claim is None and status in OPEN and found.state.status in CLOSED_UNDONE:
+        message = f"it waits for {needed}, which is {found.state.status}: requeue that one or cancel this"
+        yield Finding(Fault.BLOCKED, task, message)
     elif stored.state.claim is not None and found.state.status is not Status.COMPLETED:
         yield Finding(Fault.TOO_EARLY, task, f"it was claimed, and {needed} is {found.state.status}")
 

@@ -1,18 +1,31 @@
-"""Whether a new task would wait for itself. Only tasks that wait for unknown ones make that possible."""
+"""What tasks wait for: whether a new one would wait for itself, and which wait for what is dead or cancelled.
+
+Only tasks that wait for unknown ones make a cycle possible.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final, TypeAlias
 
 from rebalanser.errors import DependencyCycle
-from rebalanser.tasks.model import Head, Stored, TaskId
+from rebalanser.tasks.model import Head, Status, Stored, TaskId
 
 MAX_ANCESTORS: Final = 10_000
 """How many tasks are looked at to see that a new one does not wait for itself."""
 MAX_SETTLED: Final = 100_000
 """How many tasks it is remembered of that all they wait for exists."""
+
+MAX_BLOCKERS: Final = 10
+"""Maximum number of dead or cancelled tasks that are named for one that waits for them."""
+CLOSED_UNDONE: Final = frozenset({Status.DEAD, Status.CANCELLED})
+"""What a task is that nothing which depends on it is ever ready for."""
+_PAGE: Final = 500
+
+Read: TypeAlias = Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]
+"""Reads those of some tasks that exist."""
 
 
 class Ancestry:
@@ -22,7 +35,7 @@ class Ancestry:
     for, no task to come can ever be among it: that need not be looked at again.
     """
 
-    def __init__(self, read: Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]) -> None:
+    def __init__(self, read: Read) -> None:
         self._read = read
         self._lock = threading.Lock()
         self._settled: set[TaskId] = set()
@@ -61,3 +74,53 @@ class Ancestry:
             if len(self._settled) > MAX_SETTLED:
                 self._settled.clear()
             self._settled |= tasks
+
+
+def with_blockers(tasks: Iterable[Stored], read: Read) -> Iterator[tuple[Stored, tuple[Stored, ...]]]:
+    """Tasks, each with the dead and cancelled ones that it waits for, also by way of others.
+
+    They are read in pages of 500 tasks, at most :data:`MAX_ANCESTORS` for a page, and at most
+    :data:`MAX_BLOCKERS` are given for each task.
+    """
+    left = iter(tasks)
+    while page := list(islice(left, _PAGE)):
+        known = _ancestors(page, read)
+        for each in page:
+            yield each, _blockers(each, known)
+
+
+def _ancestors(tasks: Sequence[Stored], read: Read) -> dict[TaskId, Stored]:
+    """What tasks wait for, and what that waits for."""
+    known: dict[TaskId, Stored] = {}
+    asked: set[TaskId] = set()
+    ahead = {needed for each in tasks for needed in _awaited(each)}
+    while ahead and len(asked) < MAX_ANCESTORS:
+        some = sorted(ahead)[:_PAGE]
+        found = read(some)
+        known.update(found)
+        asked.update(some)
+        ahead |= {needed for each in found.values() for needed in _awaited(each)}
+        ahead -= asked
+    return known
+
+
+def _blockers(task: Stored, known: Mapping[TaskId, Stored]) -> tuple[Stored, ...]:
+    blockers: list[Stored] = []
+    seen: set[TaskId] = set()
+    ahead = list(_awaited(task))
+    while ahead and len(blockers) < MAX_BLOCKERS and len(seen) < _PAGE:
+        needed = ahead.pop()
+        found = known.get(needed)
+        if found is None or needed in seen:
+            continue
+        seen.add(needed)
+        if found.state.status in CLOSED_UNDONE:
+            blockers.append(found)
+        ahead += _awaited(found)
+    return tuple(blockers)
+
+
+def _awaited(task: Stored) -> tuple[TaskId, ...]:
+    """What keeps a task from being claimed, unless it is complete; of one that was claimed all is."""
+    waits = task.state.status is Status.WAITING and task.state.claim is None
+    return task.head.after if waits else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -47,6 +48,21 @@ class ClaimDocument(BaseModel):
         return cls(number=claim.number, worker=claim.worker, ttl_s=claim.term.ttl_s, updates=claim.updates)
 
 
+class BlockerDocument(BaseModel):
+    """A task that another waits for in vain."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    name: str = Field(description="Its function.")
+    status: Status = Field(description="It is dead or cancelled.")
+
+    @classmethod
+    def of(cls, stored: Stored) -> Self:
+        """The document of such a task."""
+        return cls(id=stored.head.id, name=stored.head.name, status=stored.state.status)
+
+
 class TaskDocument(BaseModel):
     """A task and what has become of it, its payload aside."""
 
@@ -67,10 +83,14 @@ class TaskDocument(BaseModel):
     result: Content | None = Field(description="What it came to, once it is complete.")
     partition: int
     revision: int = Field(description="The store's revision at its last change (SK-11).")
+    blocked_by: tuple[BlockerDocument, ...] = Field(
+        description="Dead and cancelled tasks that it waits for, also by way of others; at most 10. "
+        "It waits until those are requeued and complete."
+    )
 
     @classmethod
-    def of(cls, stored: Stored) -> Self:
-        """The document of a task."""
+    def of(cls, stored: Stored, blockers: Sequence[Stored] = ()) -> Self:
+        """The document of a task, and of what it waits for in vain."""
         head, state = stored.head, stored.state
         return cls(
             id=head.id,
@@ -88,6 +108,7 @@ class TaskDocument(BaseModel):
             result=None if state.result is None else Content.of(state.result),
             partition=stored.partition,
             revision=stored.revision,
+            blocked_by=tuple(map(BlockerDocument.of, blockers)),
         )
 
 
@@ -97,9 +118,9 @@ class FullTaskDocument(TaskDocument):
     payload: Content
 
     @classmethod
-    def with_payload(cls, stored: Stored, payload: bytes) -> Self:
-        """The document of a task and its payload."""
-        return cls(**dict(TaskDocument.of(stored)), payload=Content.of(payload))
+    def with_payload(cls, stored: Stored, payload: bytes, blockers: Sequence[Stored] = ()) -> Self:
+        """The document of a task, its payload, and what it waits for in vain."""
+        return cls(**dict(TaskDocument.of(stored, blockers)), payload=Content.of(payload))
 
 
 class SpooledDocument(BaseModel):

@@ -168,7 +168,8 @@ class Partitions:
         """
         now, wall = self._context.clock.now(), self._context.clock.wall()
         with self._lock:
-            if self._lost:
+            # Each step asks for some of the dependencies only: others may be those that are complete.
+            if self._lost or any(each.owner.unknown_dependencies(1) for each in self._owners.values()):
                 return now
             wakeups = [each.owner.next_wakeup(now, wall, names) for each in self._owners.values()]
             wakeups += self._aside.values()

@@ -38,7 +38,7 @@ from rebalanser.tasks.calling import Caller, ThreadCaller
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.collection import Archive, Collected, collect
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.cycles import Ancestry
+from rebalanser.tasks.cycles import Ancestry, with_blockers
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.engines import load_engine
 from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
@@ -508,6 +508,13 @@ class Queue:
             after = found.next
             if after is None:
                 return
+
+    def with_blockers(self, tasks: Iterable[Stored]) -> Iterator[tuple[Stored, tuple[Stored, ...]]]:
+        """Tasks, each with dead and cancelled ones that it waits for, also by way of others; at most 10.
+
+        Until those are requeued and complete, or it is cancelled, it waits.
+        """
+        return with_blockers(tasks, self._context.read)
 
     def count(self) -> Mapping[Status, int]:
         """How many tasks there are in each status (SK-12)."""

@@ -131,6 +131,35 @@ def test_of_other_partitions_it_matters_only_what_is_complete(stage: Stage) -> N
 
 
 @pytest.mark.rule("SK-5")
+def test_a_ready_task_is_claimed_behind_any_number_of_unknown_dependencies(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead ones and such as do not exist: a step asks for some of them, and there is a next one at once."""
+    monkeypatch.setattr("rebalanser.tasks.partitions.PAGE", 2)
+    first = stage.enqueue()
+    stage.complete(first)
+    dead = [stage.enqueue() for _ in range(5)]
+    for each in dead:
+        stage.queue.cancel(each)
+    for number in range(5):
+        stage.enqueue(partition=0, after=(dead[number],))
+        made = stage.queue.made_raw(
+            "send", b"", EnqueueOptions(after=(f"{number:040x}",), waits_for_unknown=True)
+        )
+        stage.queue.commit([made])
+    ready = stage.enqueue(partition=0, after=(first,))
+    stage.take(0, 1)
+    steps = 0
+    claimed: list[Claimed] = []
+    clock = stage.queue.context.clock
+    while (at := stage.partitions.next_wakeup()) is not None and at <= clock.now():
+        claimed += stage.partitions.claim(10, None)
+        steps += 1
+        assert steps < 20, "a dependency that is not complete is asked for again and again"
+    assert [each.stored.head.id for each in claimed] == [ready]
+
+
+@pytest.mark.rule("SK-5")
 @pytest.mark.parametrize("part", ["_is_wanted", "_learn_all"])
 def test_news_that_could_not_be_learnt_are_read(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, part: str

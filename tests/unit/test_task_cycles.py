@@ -8,8 +8,8 @@ import pytest
 
 from rebalanser.errors import DependencyCycle
 from rebalanser.tasks import cycles
-from rebalanser.tasks.cycles import Ancestry
-from rebalanser.tasks.model import Head, State, Stored, TaskId
+from rebalanser.tasks.cycles import Ancestry, with_blockers
+from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, TaskId, Term
 
 
 class Store:
@@ -24,7 +24,7 @@ class Store:
         return {task: self.tasks[task] for task in ids if task in self.tasks}
 
     def add(self, head: Head) -> None:
-        self.tasks[head.id] = Stored(head, 0, State(), 1)
+        self.tasks[head.id] = Stored(head, State(), 1, 0)
 
 
 @pytest.fixture
@@ -96,3 +96,43 @@ def test_what_was_not_looked_at_to_the_end_is_not_settled(
     monkeypatch.setattr(cycles, "MAX_ANCESTORS", 100)
     with pytest.raises(DependencyCycle):
         ancestry.refuse_cycle(task("0", "4"))
+
+
+def told(store: Store, *names: str) -> dict[TaskId, set[TaskId]]:
+    found = with_blockers([store.tasks[name] for name in names], store.read)
+    return {each.head.id: {blocker.head.id for blocker in blockers} for each, blockers in found}
+
+
+@pytest.mark.rule("SK-5")
+def test_what_a_task_waits_for_in_vain_is_found_through_others_and_round_a_circle(store: Store) -> None:
+    dead, claim = State(Status.DEAD), ClaimState(0, "holder", "me", Term(1.0, "", 0.0))
+    for head, state in {
+        task("dead"): dead,
+        task("done"): State(Status.COMPLETED),
+        task("a", "dead", "done"): State(),
+        task("b", "a", "c", "nobody"): State(),
+        task("c", "b"): State(),
+        task("d", "done"): State(),
+        task("tried", "dead"): State(claim=claim),
+    }.items():
+        store.tasks[head.id] = Stored(head, state, 1, 0)
+    assert told(store, "a", "b", "c", "d", "tried") == {
+        "a": {"dead"},
+        "b": {"dead"},
+        "c": {"dead"},
+        "d": set(),
+        "tried": set(),
+    }
+    assert store.reads == 6, "each once"
+
+
+@pytest.mark.rule("SK-12")
+def test_of_a_great_many_that_are_waited_for_some_are_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycles, "MAX_ANCESTORS", 1000)
+    for number in range(5000):
+        store.tasks[f"{number:04}"] = Stored(task(f"{number:04}"), State(Status.CANCELLED), 1, 0)
+    store.add(task("x", *store.tasks))
+    assert len(told(store, "x")["x"]) == cycles.MAX_BLOCKERS
+    assert store.reads == 1000

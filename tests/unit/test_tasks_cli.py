@@ -20,6 +20,7 @@ from rebalanser.cli.tasks_running import SELDOM, collect_seldom
 from rebalanser.tasks import Queue, rules
 from rebalanser.tasks.checking import Check, Fault
 from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
+from rebalanser.tasks.http import operations
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.rules import Held
@@ -360,6 +361,35 @@ def test_dependencies_that_can_never_be_complete_are_found(stage: Stage) -> None
     found = faults(stage)
     assert found.pop("cycle") <= {a, b}
     assert found == {"unknown_dependency": {lost}, "too_early": {early}}
+
+
+@pytest.mark.rule("SK-5")
+def test_what_waits_for_a_dead_or_cancelled_task_says_so(stage: Stage) -> None:
+    dead, cancelled, done = stage.enqueue(), stage.enqueue(), stage.enqueue()
+    stage.kill(dead)
+    stage.queue.cancel(cancelled)
+    stage.complete(done)
+    first = stage.enqueue(dead, done)
+    second = stage.enqueue(first, cancelled)
+    free = stage.enqueue(done)
+    assert faults(stage) == {"blocked": {first, second}}
+    listed = {each["id"]: each["blocked_by"] for each in stage.cli("list", "work", "--json").documents}
+    assert {task: {each["id"] for each in blockers} for task, blockers in listed.items() if blockers} == {
+        first: {dead},
+        second: {dead, cancelled},
+    }
+    assert f"waits for {dead}, which is dead" in stage.cli("list", "work").out
+    shown = stage.cli("show", "work", second).out
+    assert f"waits for {dead} send, which is dead: requeue that one, or cancel this one" in shown
+    assert f"waits for {cancelled} send, which is cancelled" in shown
+    assert stage.cli("show", "work", free, "--json").documents[0]["blocked_by"] == []
+    assert [each.id for each in operations.full(stage.queue, first).blocked_by] == [dead]
+    over_http = {
+        each.id: len(each.blocked_by) for each in operations.listed(stage.queue, None, after=None, limit=5)
+    }
+    assert over_http == {dead: 0, cancelled: 0, done: 0, first: 1, second: 2}
+    stage.queue.requeue(dead)
+    assert [each.id for each in operations.full(stage.queue, second).blocked_by] == [cancelled]
 
 
 @pytest.mark.rule("SK-1", "SK-2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from pydantic import BaseModel
 
@@ -39,8 +40,8 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
 
 def full(queue: Queue, task: TaskId, at_least: int = 0) -> FullTaskDocument:
     """A task with its payload, not older than revision ``at_least`` (SK-11)."""
-    stored = queue.get(task, at_least=at_least)
-    return FullTaskDocument.with_payload(stored, queue.payload(task))
+    ((stored, blockers),) = queue.with_blockers([queue.get(task, at_least=at_least)])
+    return FullTaskDocument.with_payload(stored, queue.payload(task), blockers)
 
 
 def listed(
@@ -53,11 +54,9 @@ def listed(
 ) -> Iterator[TaskDocument]:
     """Tasks in the order of their ids, read page by page, at most ``limit`` (SK-12)."""
     page = 1000 if limit is None else min(limit, 1000)
-    tasks = queue.tasks(statuses, page=page, after=after, at_least=at_least)
-    for number, stored in enumerate(tasks, start=1):
-        yield TaskDocument.of(stored)
-        if number == limit:
-            return
+    tasks = islice(queue.tasks(statuses, page=page, after=after, at_least=at_least), limit)
+    for stored, blockers in queue.with_blockers(tasks):
+        yield TaskDocument.of(stored, blockers)
 
 
 def logged(queue: Queue, task: TaskId) -> Iterator[UpdateDocument]:
