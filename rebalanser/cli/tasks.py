@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from pydantic import ValidationError
@@ -24,11 +24,15 @@ from rebalanser.cli.tasks_options import (
     opened,
 )
 from rebalanser.errors import InvalidTask, UnknownTask
+from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.model import Status
-from rebalanser.tasks.options import EnqueueOptions, TaskOptions
-from rebalanser.tasks.queue import RETRIES, Queue
+from rebalanser.tasks.options import EnqueueOptions, TaskOptions, problems_of
+from rebalanser.tasks.queue import MAX_SHOWN, RETRIES, Queue
+
+LOOKED_AT: Final = 1000
+"""Maximum number of tasks whose functions are compared with that of a new one."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -93,9 +97,11 @@ def enqueue(
         options = EnqueueOptions(delay_s=delay, after=tuple(after or ()), priority=priority, task_id=task_id)
         tried = TaskOptions(retries=retries, timeout_s=timeout)
     except ValidationError as error:
-        raise InvalidTask(_told(error)) from error
+        raise InvalidTask(problems_of(error)) from error
     face = Face.of(registry, json)
     with opened(face, queue, create=create, outbox=outbox) as tasks:
+        if outbox is None:
+            _warn_of_name(tasks, name)
         made = tasks.made_raw(name, payload, options, retries=tried.retries, timeout_s=tried.timeout_s)
         (enqueued,) = tasks.commit([made])
     lines = (enqueued,) if outbox is None else (enqueued, enqueued.answer)
@@ -235,6 +241,19 @@ def check(queue: QueueArgument, registry: RegistryOption = None, json: JsonOptio
         raise typer.Exit(1)
 
 
+def _warn_of_name(queue: Queue, name: str) -> None:
+    """Warn of a name that no other task has: the task would wait for ever if that is misspelt."""
+    known = {each.head.name for each in islice(queue.tasks(page=LOOKED_AT), LOOKED_AT)}
+    if known and name not in known:
+        get_logger().warning(
+            "no other task is of this function, for which it waits until a worker has it; is it misspelt?",
+            action="task_name_unknown",
+            queue=queue.name,
+            name=name,
+            known=", ".join(sorted(known)[:MAX_SHOWN]),
+        )
+
+
 def _payload(text: str) -> bytes:
     try:
         json_text.loads(text, parse_constant=_refuse_word)
@@ -245,12 +264,6 @@ def _payload(text: str) -> bytes:
 
 def _refuse_word(word: str) -> None:
     raise ValueError(f"{word} is no number in it")
-
-
-def _told(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)
-    )
 
 
 def _refuse_missing(queue: Queue, ids: list[str]) -> None:

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from rebalanser.cli.face import Face
+from rebalanser.errors import UnknownQueue
+from rebalanser.registry.urls import REGISTRY_VARIABLE
 from rebalanser.settings import Settings
 from rebalanser.tasks.model import Status
 from rebalanser.tasks.queue import Queue
@@ -51,15 +53,20 @@ def opened(
 ) -> Iterator[Queue]:
     """A queue that exists, unless it is to be made. The engine is waited for ``connect_timeout_s``."""
     settings = Settings()
-    with face.patience(settings):
-        queue = Queue(
-            name,
-            face.url,
-            claim_ttl_s=claim_ttl_s,
-            settings=settings,
-            timeout_s=settings.connect_timeout_s,
-            create=create,
-            outbox=outbox,
-        )
+    try:
+        with face.patience(settings):
+            queue = Queue(
+                name,
+                face.url,
+                claim_ttl_s=claim_ttl_s,
+                settings=settings,
+                timeout_s=settings.connect_timeout_s,
+                create=create,
+                outbox=outbox,
+            )
+    except UnknownQueue as error:
+        raise UnknownQueue(
+            f"{error}; say with --registry or {REGISTRY_VARIABLE} where the queue is"
+        ) from error
     with queue:
         yield queue

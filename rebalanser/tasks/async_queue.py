@@ -30,7 +30,7 @@ from rebalanser.tasks.loop_caller import LoopCaller
 from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
-from rebalanser.tasks.options import TaskOptions
+from rebalanser.tasks.options import TaskOptions, problems_of
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import PARTITIONS, Queue
 
@@ -168,7 +168,7 @@ class AsyncQueue:
         try:
             chosen = TaskOptions(**options)
         except ValidationError as error:
-            raise InvalidTask(str(error)) from error
+            raise InvalidTask(problems_of(error)) from error
 
         def register(function: Callable[..., Any]) -> AsyncTaskFunction[Any]:
             claim = AsyncClaim if is_coroutine_function(function) else Claim

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import to_json
 
 from rebalanser.errors import InvalidHandlers, InvalidTask
 from rebalanser.registry.keys import check_name
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.options import EnqueueOptions, TaskOptions
+from rebalanser.tasks.options import EnqueueOptions, TaskOptions, problems_of
 
+_FIELD: Final = "argument_{}"
+"""Field of a parameter, by its position: pydantic takes no field of the name ``_x``, or ``json``."""
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -21,7 +24,8 @@ class TaskBody:
     """A function registered under a name, and how its arguments become a payload and back.
 
     Its first parameter is the claim, a :class:`~rebalanser.tasks.claim.Claim` unless ``claim`` says another
-    type; the others, which need type hints that pydantic knows, are the task's arguments.
+    type; the others, which need type hints that pydantic knows, are the task's arguments. Their types are
+    strict: ``"5"`` is no int, but what JSON has no type for, such as a time, is read from text.
 
     Raises:
         InvalidHandlers: the function can't be called so, or a parameter has the name of an option of enqueue.
@@ -40,6 +44,7 @@ class TaskBody:
         self.options = options
         self.is_coroutine = is_coroutine_function(function)
         self._signature = _without_claim(function, self.name)
+        self._fields = {_FIELD.format(number): each for number, each in enumerate(self._signature.parameters)}
         self._arguments = _model_of(function, self._signature, self.name, claim)
 
     def payload(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
@@ -53,15 +58,24 @@ class TaskBody:
         except TypeError as error:
             raise InvalidTask(f"{self.name}: {error}") from error
         try:
-            values = self._arguments.model_validate(bound.arguments)
-            payload = values.model_dump_json(include=set(bound.arguments)).encode()
+            payload = self._dumped(bound.arguments)
         except ValidationError as error:
-            raise InvalidTask(f"{self.name}: {_places(error)}") from error
+            raise InvalidTask(f"{self.name}: {problems_of(error)}") from error
         except ValueError as error:
             raise InvalidTask(f"{self.name}: the arguments are no JSON: {error}") from error
         # What JSON has no word for, such as a number that is none, would be found out by the worker only.
         self.arguments(payload)
         return payload
+
+    def _dumped(self, given: Mapping[str, Any]) -> bytes:
+        try:
+            values = self._arguments.model_validate_json(to_json(given))
+        except ValidationError:
+            raise
+        except ValueError:  # of a type that only its parameter knows how to write
+            values = self._arguments.model_validate(given, strict=False)
+        fields = {field for field, name in self._fields.items() if name in given}
+        return values.model_dump_json(include=fields, by_alias=True).encode()
 
     def call(self, claim: Claim, arguments: Mapping[str, Any]) -> Any:
         """Call the function and wait for what it returns; a coroutine runs in a loop of this thread's own."""
@@ -78,8 +92,8 @@ class TaskBody:
         try:
             values = self._arguments.model_validate_json(payload)
         except ValidationError as error:
-            raise InvalidTask(f"{self.name}: {_places(error)}") from error
-        return {name: getattr(values, name) for name in type(values).model_fields}
+            raise InvalidTask(f"{self.name}: {problems_of(error)}") from error
+        return {name: getattr(values, field) for field, name in self._fields.items()}
 
 
 def is_coroutine_function(function: object) -> bool:
@@ -118,18 +132,14 @@ def _model_of(
             f"task {name!r}: the first parameter is the claim, of type {claim.__name__}, not {hints[first]!r}"
         )
     fields: dict[str, Any] = {
-        each.name: (hints.get(each.name, Any), ... if each.default is each.empty else each.default)
-        for each in signature.parameters.values()
+        _FIELD.format(number): (
+            Annotated[hints.get(each.name, Any), Field(alias=each.name)],
+            ... if each.default is each.empty else each.default,
+        )
+        for number, each in enumerate(signature.parameters.values())
     }
     return create_model(
         f"{name} arguments",
-        __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False, protected_namespaces=()),
+        __config__=ConfigDict(extra="forbid", strict=True),
         **fields,
-    )
-
-
-def _places(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        for problem in error.errors(include_url=False)
     )

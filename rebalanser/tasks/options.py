@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, TaskId
 
@@ -15,6 +15,18 @@ def _check_id(text: str) -> str:
     if len(text) != ID_DIGITS or not _HEX.issuperset(text):
         raise ValueError(f"a task id is {ID_DIGITS} hexadecimal digits in lower case")
     return text
+
+
+def _ids(given: Any) -> Any:
+    """A single id is a list of one."""
+    return (given,) if isinstance(given, str) else given
+
+
+def problems_of(error: ValidationError) -> str:
+    """What pydantic refuses, in one line: each problem with its place."""
+    return "; ".join(
+        f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)
+    )
 
 
 Id = Annotated[TaskId, AfterValidator(_check_id)]
@@ -46,8 +58,8 @@ class EnqueueOptions(BaseModel):
 
     delay_s: Seconds = 0.0
     """How many seconds from now it waits at least."""
-    after: tuple[Id, ...] = ()
-    """Tasks of the same queue that must be complete first."""
+    after: Annotated[tuple[Id, ...], BeforeValidator(_ids)] = ()
+    """Tasks of the same queue that must be complete first, or the only one."""
     priority: Priority | None = None
     """Instead of the function's."""
     task_id: Id | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from pydantic_core import from_json, to_json
@@ -15,6 +17,10 @@ from rebalanser.errors import InvalidArgument
 MAX_ERROR: Final = 4000
 """The most characters of an error that are kept with a task."""
 MAX_SUMMARY: Final = 500
+_NOT_THE_USERS: Final = tuple(
+    f"{folder}/" for folder in (Path(__file__).resolve().parents[1], Path(asyncio.__file__).resolve().parent)
+)
+"""Folders of the frames that say how a body is called, and nothing of what it did."""
 
 
 class Retry(Exception):
@@ -79,10 +85,22 @@ Outcome: TypeAlias = Returned | Raised | Cut
 def raised(error: BaseException) -> Raised:
     """The outcome of a body that raised this."""
     try:
-        told = "".join(traceback.format_exception(error)).strip()
+        told = "".join(_without_callers(traceback.TracebackException.from_exception(error)).format()).strip()
     except Exception:  # whatever a class does when it is shown
         told = summary_of(error)
     return Raised(error, _storable(told[-MAX_ERROR:]))
+
+
+def _without_callers(shown: traceback.TracebackException) -> traceback.TracebackException:
+    """Leave the user's frames alone, of an error and of those that it comes from."""
+    left: list[traceback.TracebackException | None] = [shown]
+    while left:
+        each = left.pop()
+        if each is not None:
+            frames = [frame for frame in each.stack if not frame.filename.startswith(_NOT_THE_USERS)]
+            each.stack = traceback.StackSummary.from_list(frames)
+            left += (each.__cause__, each.__context__, *(each.exceptions or ()))
+    return shown
 
 
 def returned(value: object) -> Returned | Raised:

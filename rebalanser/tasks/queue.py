@@ -26,6 +26,7 @@ from rebalanser.group import Group, default_label
 from rebalanser.history.journal import boot
 from rebalanser.protocol import Fact, FactKind
 from rebalanser.registry.keys import check_name
+from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import run_until_stopped
@@ -49,8 +50,8 @@ from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
 from rebalanser.tasks.opening import Opened, Opening
-from rebalanser.tasks.options import EnqueueOptions, TaskOptions
-from rebalanser.tasks.outbox import Outbox
+from rebalanser.tasks.options import EnqueueOptions, TaskOptions, problems_of
+from rebalanser.tasks.outbox import Outbox, engine_name
 from rebalanser.tasks.outbox_spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Schedule, Ticker
@@ -61,6 +62,9 @@ from rebalanser.tasks.worker import Worker
 PARTITIONS: Final = 16
 BUFFER_RATIO: Final = 0.1
 GRACE_S: Final = 30.0
+MAX_WARNED: Final = 100
+"""Maximum number of names without a function that are warned about."""
+MAX_SHOWN: Final = 20
 EXIT_CODE: Final = 70
 """Of a process that ends as a loop of its queue fails for a reason that nobody foresaw: EX_SOFTWARE."""
 EXIT_LIMIT_S: Final = 2 * GRACE_S
@@ -172,6 +176,7 @@ class Queue:
         self._clock = SystemClock()
         self._engine_url, opener = load_engine(url)
         self._outbox_folder = outbox
+        self._warned: set[str] = set()
         self._is_closed = False
         self._has_left_worker = False
         """True in a child whose parent has a worker, until that is logged."""
@@ -187,7 +192,7 @@ class Queue:
             engine = opener(self._engine_url, timeout_s)
             try:
                 if not create:
-                    _refuse_unknown(name, engine.queues(timeout_s))
+                    _refuse_unknown(name, engine.queues(timeout_s), self._engine_url)
                 number = engine.define(name, partitions, timeout_s)
                 for reason in engine.capabilities.unsafe_reasons if create else ():
                     _log.warning(reason, action="unsafe_engine", queue=name)
@@ -309,7 +314,7 @@ class Queue:
         try:
             chosen = TaskOptions(**options)
         except ValidationError as error:
-            raise InvalidTask(str(error)) from error
+            raise InvalidTask(problems_of(error)) from error
 
         def register(function: Callable[..., Any]) -> TaskFunction[Any]:
             body = TaskBody(function, name or function.__name__, chosen)
@@ -352,7 +357,7 @@ class Queue:
         try:
             chosen = EnqueueOptions(**options)
         except ValidationError as error:
-            raise InvalidTask(f"{body.name}: {error}") from error
+            raise InvalidTask(f"{body.name}: {problems_of(error)}") from error
         rest = {key: value for key, value in named.items() if key not in options}
         payload = body.payload(arguments, rest)
         task_id = chosen.task_id or self._flakes.next()
@@ -381,17 +386,34 @@ class Queue:
         Raises:
             InvalidName: the function's name can't be stored.
         """
+        check_name(name, "task")
+        self._warn_of_unknown(name)
         task_id = options.task_id or self._flakes.next()
         head = Head(
             id=task_id,
             queue=self.name,
-            name=check_name(name, "task"),
+            name=name,
             priority=options.priority or 0,
             after=options.after,
             retries=retries,
             timeout_s=timeout_s,
         )
         return self._placed(head, payload, options)
+
+    def _warn_of_unknown(self, name: str) -> None:
+        """Warn once of a name that no function has, where there are functions."""
+        if not self.functions or name in self.functions or name in self._warned:
+            return
+        if len(self._warned) < MAX_WARNED:
+            self._warned.add(name)
+            _log.warning(
+                "no function of this name is registered here: its tasks wait for a worker that has one; "
+                "is it misspelt?",
+                action="task_name_unknown",
+                queue=self.name,
+                name=name,
+                known=", ".join(sorted(self.functions)[:MAX_SHOWN]),
+            )
 
     def _placed(self, head: Head, payload: bytes, options: EnqueueOptions) -> Enqueue:
         due = self._clock.wall() + options.delay_s if options.delay_s else 0.0
@@ -746,12 +768,12 @@ def _caller(place: BodyPlace, functions: Mapping[str, TaskBody]) -> Caller:
     return ProcessCaller(functions)
 
 
-def _refuse_unknown(name: str, queues: Iterable[str]) -> None:
+def _refuse_unknown(name: str, queues: Iterable[str], url: RegistryUrl) -> None:
     """See that a queue exists, so that a mistyped name makes none."""
     known = sorted(queues)
     if name not in known:
         raise UnknownQueue(
-            f"there is no queue {name!r} here; "
+            f"there is no queue {name!r} in {engine_name(url)}; "
             + (f"there are: {', '.join(known)}" if known else "there is none at all")
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import re
 import threading
@@ -132,6 +133,21 @@ def test_what_is_returned_is_json_or_nothing() -> None:
     outcome = returned(object())
     assert isinstance(outcome, Raised)
     assert isinstance(outcome.error, GiveUp)
+
+
+def test_of_an_error_the_frames_of_the_user_are_kept() -> None:
+    async def deep(claim: Claim) -> None:
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), 0.0)
+        except TimeoutError as error:
+            raise ExceptionGroup("all of it", [ValueError("broken")]) from error
+
+    outcome = ThreadCaller().call(job_of(deep))
+    assert isinstance(outcome, Raised)
+    assert outcome.told.count('File "') == 2, outcome.told
+    assert outcome.told.count(__file__) == 2
+    assert "TimeoutError" in outcome.told
+    assert "ValueError: broken" in outcome.told
 
 
 def test_the_end_of_a_long_error_is_kept() -> None:

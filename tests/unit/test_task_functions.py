@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import enum
 import math
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
 from rebalanser.errors import InvalidHandlers, InvalidName, InvalidTask
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue
 from rebalanser.tasks.functions import TaskBody
-from rebalanser.tasks.options import TaskOptions
+from rebalanser.tasks.options import EnqueueOptions, TaskOptions
 
 
 class Address(BaseModel):
@@ -72,6 +74,8 @@ def test_a_time_is_stored_with_its_zone() -> None:
         (("a",), {"bcc": "b"}, "bcc"),
         ((5,), {}, "to: Input should be a valid string"),
         (("a", "many"), {}, "copies: Input should be a valid integer"),
+        (("a", "5"), {}, "copies: Input should be a valid integer"),
+        (("a", True), {}, "copies: Input should be a valid integer"),
         (("a",), {"at": {"street": "High", "number": 0}}, "at.number: Input should be greater than 0"),
     ],
 )
@@ -80,6 +84,65 @@ def test_arguments_that_do_not_fit_are_refused_where_they_are_given(
 ) -> None:
     with pytest.raises(InvalidTask, match=f"send: .*{told}"):
         body().payload(arguments, named)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Own:
+    """What only its parameter's type knows how to write."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and other.text == self.text
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+OwnText = Annotated[
+    Own,
+    PlainValidator(lambda given: given if isinstance(given, Own) else Own(given)),
+    PlainSerializer(lambda own: own.text),
+]
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (float, 3.0),
+        (dict[int, str], {1: "a"}),
+        (set[str], {"a"}),
+        (tuple[int, str], (1, "a")),
+        (Colour, Colour.RED),
+        (datetime.timedelta, datetime.timedelta(seconds=1.5)),
+        (Decimal, Decimal("1.50")),
+        (bytes, b"x"),
+        (Path, Path("/a")),
+        (OwnText, Own("a")),
+        (Annotated[int, Field(gt=0)], 1),
+    ],
+    ids=range(11),
+)
+def test_what_json_has_no_type_for_comes_back_in_spite_of_strictness(type_: Any, value: Any) -> None:
+    def take(claim: Claim, it): ...  # type: ignore[no-untyped-def]
+
+    take.__annotations__["it"] = type_
+    registered = body(take, "take")
+    assert registered.arguments(registered.payload((value,), {})) == {"it": value}
+
+
+def test_a_parameter_may_have_any_name() -> None:
+    def odd(claim: Claim, _x: int, json: str = "", model_config: int = 0, *, copy: bool = False) -> None: ...
+
+    registered = body(odd, "odd")
+    payload = registered.payload((1,), {"json": "a", "copy": True})
+    assert payload == b'{"_x":1,"json":"a","copy":true}'
+    assert registered.arguments(payload) == {"_x": 1, "json": "a", "model_config": 0, "copy": True}
+    with pytest.raises(InvalidTask, match="odd: _x: Field required"):
+        registered.arguments(b"{}")
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf])
@@ -188,3 +251,28 @@ def test_the_asyncio_twin_registers_functions_in_the_same_ways() -> None:
     assert asyncio.run(coroutine(claim, "a")) == plain(claim, "a") == "to a"
     with pytest.raises(TypeError):
         plain(claim)  # type: ignore[call-arg] # its parameters are known to type checkers too
+
+
+@pytest.mark.rule("SK-5")
+def test_a_single_task_may_be_waited_for(tmp_path: Path) -> None:
+    with Queue("mail", "memory://single", state_folder=tmp_path) as queue:
+        registered = queue.task(send)
+        first = registered.enqueue("a")
+        assert queue.get(registered.enqueue("b", after=first)).head.after == (first,)
+        with pytest.raises(InvalidTask, match=r"^send: after\.0: Value error, a task id is 40 hexa.* case$"):
+            registered.enqueue("b", after="first")
+
+
+@pytest.mark.rule("SK-21")
+def test_a_name_that_no_function_here_has_is_warned_about_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Queue("mail", "memory://misspelt", state_folder=tmp_path) as queue:
+        queue.made_raw("sned", b"{}", EnqueueOptions())
+        assert not caplog.records, "a queue without functions only enqueues"
+        queue.task(send)
+        for name in ("send", "sned", "sned"):
+            queue.made_raw(name, b"{}", EnqueueOptions())
+    (told,) = [each.getMessage() for each in caplog.records]
+    assert "sned" in told
+    assert "send" in told

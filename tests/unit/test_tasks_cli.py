@@ -171,13 +171,22 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_a_mistyped_queue_is_not_made(stage: Stage, command: tuple[str, ...]) -> None:
     name, *rest = command
     answer = stage.cli(name, "wrok", *rest)
-    refused(answer, 3, "there is no queue 'wrok'", "there are: work")
+    refused(answer, 3, "there is no queue 'wrok'", "there are: work", stage.queue._url, "--registry")
     assert set(stage.queue.context.engine.queues(1.0)) == {"work"}
 
 
 def test_a_queue_is_made_where_that_is_asked_for(stage: Stage) -> None:
     assert stage.cli("enqueue", "more", "send", "--create").code == 0
     assert set(stage.queue.context.engine.queues(1.0)) == {"more", "work"}
+
+
+def test_a_function_that_no_other_task_has_is_warned_of(stage: Stage) -> None:
+    assert stage.cli("enqueue", "work", "send").err == ""
+    assert stage.cli("enqueue", "work", "send").err == ""
+    answer = stage.cli("enqueue", "work", "sned")
+    assert answer.code == 0
+    assert "is it misspelt?" in answer.err
+    assert "known=send" in answer.err
 
 
 @pytest.mark.rule("SK-12")
