@@ -18,7 +18,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from types import MethodType
+from typing import Any, Final
 
 from rebalanser.errors import Forked
 
@@ -74,26 +75,27 @@ class _Hooks:
     """Methods to call, each as long as its object lives."""
 
     def __init__(self) -> None:
-        self._methods: dict[weakref.WeakMethod[Callable[[], None]], None] = {}
+        self._methods: dict[weakref.ref[object], Callable[[Any], None]] = {}
 
     def add(self, method: Callable[[], None]) -> None:
-        """Add a bound method."""
-        self._methods[weakref.WeakMethod(method, self._forget)] = None
+        """Add a bound method, one for each object."""
+        assert isinstance(method, MethodType)
+        self._methods[weakref.ref(method.__self__, self._forget)] = method.__func__
 
     def call(self) -> None:
         """Call all; one that raises keeps no other from being called."""
         failed: Exception | None = None
-        for reference in list(self._methods):
-            method = reference()
+        for reference, method in list(self._methods.items()):
+            owner = reference()
             try:
-                if method is not None:
-                    method()
+                if owner is not None:
+                    method(owner)
             except Exception as error:  # the first is reported by the interpreter
                 failed = failed or error
         if failed is not None:
             raise failed
 
-    def _forget(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
+    def _forget(self, reference: weakref.ref[object]) -> None:
         self._methods.pop(reference, None)
 
 
@@ -128,8 +130,8 @@ def refuse_inherited(path: Path) -> None:
     """
     if path.resolve() in _inherited:
         raise Forked(
-            f"the parent of this process was busy with {path} for {WAIT_S:g} s when it was forked, so that "
-            "the file can't be opened here; fork again, or open it after the fork"
+            f"the parent of this process had {path} open when it was forked, as a thread was busy with it "
+            f"for {WAIT_S:g} s, or as the fork was not made by Python: open the file after the fork only"
         )
 
 

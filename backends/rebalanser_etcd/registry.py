@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -15,7 +17,9 @@ from typing import Any, Final
 import tenacity
 from etcd3 import etcdrpc
 
+from rebalanser import forks
 from rebalanser.errors import (
+    Forked,
     InvalidUrl,
     LeaseNotFound,
     OutcomeUnknown,
@@ -62,6 +66,8 @@ TLS_OPTIONS: Final = OPTIONS | {"ca", "cert", "key", "key_password_file", "serve
 USER_VARIABLE: Final = "REBALANSER_ETCD_USER"
 PASSWORD_VARIABLE: Final = "REBALANSER_ETCD_PASSWORD"  # noqa: S105 (a name, not a password)
 REVISION_TIMEOUT_S: Final = 5.0
+TRIAL_S: Final = 2.0
+"""Seconds beyond its timeout that the first call in a forked child may take."""
 PLAIN_PASSWORD: Final = "the password is sent in clear text: use etcd+tls://"  # noqa: S105 (no password)
 
 CAPABILITIES: Final = Capabilities(
@@ -75,6 +81,60 @@ CAPABILITIES: Final = Capabilities(
 )
 
 
+class _Grpc:
+    """Opens connections, in a forked child on trial.
+
+    Where gRPC has not survived the fork, as without its support of forks, a call never ends, whatever its
+    timeout.
+    """
+
+    def __init__(self) -> None:
+        self._is_used = False
+        self._is_inherited = False
+        self._is_lost = False
+        forks.in_child(self._forked)
+
+    def open(self, opened: Callable[[], EtcdRegistry], timeout_s: float) -> EtcdRegistry:
+        """Open a connection by a call that takes ``timeout_s`` at most, if gRPC works.
+
+        Raises:
+            Forked: it does not.
+        """
+        self._is_used = True
+        if not self._is_inherited:
+            return opened()
+        registry = None if self._is_lost else self._tried(opened, timeout_s + TRIAL_S)
+        if registry is None:
+            self._is_lost = True
+            raise Forked(
+                "gRPC does not work in this child of fork: set GRPC_ENABLE_FORK_SUPPORT=1 in the parent, or "
+                "open etcd:// after the fork only"
+            )
+        self._is_inherited = False
+        return registry
+
+    def _forked(self) -> None:
+        self._is_inherited = self._is_used
+
+    @staticmethod
+    def _tried(opened: Callable[[], EtcdRegistry], timeout_s: float) -> EtcdRegistry | None:
+        """The connection, None if there is no answer in time; the thread is left behind then."""
+        answer: Future[EtcdRegistry] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(opened())
+            except BaseException as error:  # the caller's
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name="rebalanser-etcd-trial", daemon=True).start()
+        wait([answer], timeout_s)
+        return answer.result() if answer.done() else None
+
+
+_GRPC: Final = _Grpc()
+
+
 def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
     """Open the etcd at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
 
@@ -86,7 +146,12 @@ def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
         RegistryUnavailable: no endpoint answered; the message says what was tried and for how long.
         RegistryRefused: endpoints belong to different clusters, or take too short transactions.
         AccessDenied: wrong credentials or a wrong certificate.
+        Forked: gRPC was in use when this process was forked, and does not work here.
     """
+    return _GRPC.open(partial(_opened, url, timeout_s), timeout_s)
+
+
+def _opened(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
     deadline = time.monotonic() + timeout_s
     registry = connect_etcd(url, timeout_s)
     try:

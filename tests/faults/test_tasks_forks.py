@@ -91,6 +91,13 @@ elif kind == "async":
     def other(claim: Claim) -> None: ...
     asyncio.run(other.enqueue())
     in_child(lambda: asyncio.run(other.enqueue()))
+elif kind == "no gRPC":
+    def child():
+        os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "1"  # too late
+        return str(Queue("q", url, state_folder=folder / "state", timeout_s=0.5))
+    for _ in range(2):
+        in_child(child)
+    made.append(nothing.enqueue(3))
 elif kind == "stuck":
     inside, free = threading.Event(), threading.Event()
     def stay():
@@ -158,6 +165,17 @@ def test_children_enqueue_whatever_other_threads_of_the_parent_do(tmp_path: Path
 def test_children_enqueue_on_etcd(tmp_path: Path, etcd: EtcdCluster) -> None:
     told, errors = told_by(tmp_path, "busy", etcd.url("forks"))
     assert len({each["child"] for each in told if "child" in each}) == CHILDREN, errors
+
+
+def test_where_grpc_does_not_survive_a_fork_the_child_is_told_so(
+    tmp_path: Path, etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls would never end, whatever their timeout."""
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+    told, _ = told_by(tmp_path, "no gRPC", etcd.url("no-forks"))
+    assert [each.get("child") for each in told[:2]] == ["Forked", "Forked"]
+    assert "GRPC_ENABLE_FORK_SUPPORT=1" in told[0]["error"]
+    assert told[-1] == {"made": 2}
 
 
 @pytest.mark.rule("SK-4")

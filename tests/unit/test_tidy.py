@@ -90,7 +90,7 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.__main__": {"rebalanser.cli"},
     "rebalanser.cli": LIBRARY | FACADE | {"rebalanser.audit"},
     "rebalanser.testing": LIBRARY | FACADE | {"rebalanser.audit"},
-    "rebalanser_etcd": CORE,
+    "rebalanser_etcd": CORE | {"rebalanser.forks"},
     "rebalanser_kafka": CORE
     | {
         "rebalanser.applications",
