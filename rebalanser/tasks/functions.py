@@ -58,24 +58,27 @@ class TaskBody:
         except TypeError as error:
             raise InvalidTask(f"{self.name}: {error}") from error
         try:
-            payload = self._dumped(bound.arguments)
+            return self._dumped(bound.arguments)
         except ValidationError as error:
             raise InvalidTask(f"{self.name}: {problems_of(error)}") from error
         except ValueError as error:
             raise InvalidTask(f"{self.name}: the arguments are no JSON: {error}") from error
-        # What JSON has no word for, such as a number that is none, would be found out by the worker only.
-        self.arguments(payload)
-        return payload
 
     def _dumped(self, given: Mapping[str, Any]) -> bytes:
         try:
-            values = self._arguments.model_validate_json(to_json(given))
-        except ValidationError:
-            raise
+            written = to_json(given, inf_nan_mode="null")
         except ValueError:  # of a type that only its parameter knows how to write
+            written = None
+        if written is None:
             values = self._arguments.model_validate(given, strict=False)
+        else:
+            values = self._arguments.model_validate_json(written)
         fields = {field for field, name in self._fields.items() if name in given}
-        return values.model_dump_json(include=fields, by_alias=True).encode()
+        payload = values.model_dump_json(include=fields, by_alias=True).encode()
+        if payload != written:
+            # What can't be read again would be found out by the worker only.
+            self._arguments.model_validate_json(payload)
+        return payload
 
     def call(self, claim: Claim, arguments: Mapping[str, Any]) -> Any:
         """Call the function and wait for what it returns; a coroutine runs in a loop of this thread's own."""
