@@ -14,7 +14,7 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
 from rebalanser.tasks.calling import Caller, Job
-from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.functions import OtherArguments, TaskBody
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, kind_of
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, Status, Stored
@@ -64,8 +64,11 @@ class Bodies:
         body = self._functions[claim.name]
         try:
             arguments = body.arguments(payload)
-        except InvalidTask as error:
+        except OtherArguments as error:
             self._give_back_unread(claim, error)
+            return
+        except InvalidTask as error:
+            self._fail(claim, head, raised(error), due=None)
             return
         except BaseException as error:  # whatever a validator does
             self.fail(claim, head, error)
@@ -96,7 +99,7 @@ class Bodies:
         """The worker stops: the task goes back as if it had not been tried."""
         self._end(claim, lambda stored: rules.release(stored.state, claim.held))
 
-    def _give_back_unread(self, claim: WorkerClaim, error: InvalidTask) -> None:
+    def _give_back_unread(self, claim: WorkerClaim, error: OtherArguments) -> None:
         """Let a task wait for a worker that can read it, ever longer: no failure is counted (SK-21)."""
         self._errors.unreadable(claim.name, error)
         reason = raised(error).told

@@ -20,6 +20,10 @@ _FIELD: Final = "argument_{}"
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+class OtherArguments(InvalidTask):
+    """A task has arguments that this version of its function does not take; another one may (SK-21)."""
+
+
 class TaskBody:
     """A function registered under a name, and how its arguments become a payload and back.
 
@@ -90,12 +94,15 @@ class TaskBody:
         """The arguments that a payload holds, by name.
 
         Raises:
-            InvalidTask: it holds none that fit the function.
+            OtherArguments: it holds none that fit the function.
+            InvalidTask: it is no JSON object, which no function can read.
         """
         try:
             values = self._arguments.model_validate_json(payload)
         except ValidationError as error:
-            raise InvalidTask(f"{self.name}: {problems_of(error)}") from error
+            is_object = all(problem["loc"] for problem in error.errors(include_url=False))
+            kind = OtherArguments if is_object else InvalidTask
+            raise kind(f"{self.name}: {problems_of(error)}") from error
         return {name: getattr(values, field) for field, name in self._fields.items()}
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
 from rebalanser.errors import InvalidHandlers, InvalidName, InvalidTask
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue
-from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.functions import OtherArguments, TaskBody
 from rebalanser.tasks.options import EnqueueOptions, TaskOptions
 
 
@@ -153,10 +153,19 @@ def test_what_would_not_come_back_from_json_is_refused_at_once(weight: float) ->
         body(weigh, "weigh").payload((weight,), {})
 
 
-@pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b'{"to": "a", "more": 1}', b"\xff"])
-def test_a_payload_of_another_shape_is_told(payload: bytes) -> None:
-    with pytest.raises(InvalidTask, match="send: "):
+@pytest.mark.rule("SK-21")
+@pytest.mark.parametrize("payload", [b"{}", b'{"to": "a", "more": 1}', b'{"to": 5}'])
+def test_arguments_of_another_version_are_told(payload: bytes) -> None:
+    with pytest.raises(OtherArguments, match="send: "):
         body().arguments(payload)
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("payload", [b"", b"[]", b"null", b"\xff"])
+def test_a_payload_that_no_version_can_read_is_told(payload: bytes) -> None:
+    with pytest.raises(InvalidTask, match="send: ") as raised:
+        body().arguments(payload)
+    assert not isinstance(raised.value, OtherArguments)
 
 
 def nothing() -> None: ...
