@@ -11,7 +11,7 @@ from rebalanser.errors import Forked, InternalError, InvalidArgument, InvalidSta
 from rebalanser.runtime.clock import Clock
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import Ask
-from rebalanser.tasks.engine import Conflict, Engine, Move, MovesInTransactions
+from rebalanser.tasks.engine import Conflict, Engine, Move, MovesInTransactions, Sink, Wants, Watch
 from rebalanser.tasks.history import TaskHistory
 from rebalanser.tasks.ledger import Ledger
 from rebalanser.tasks.loops import ErrorPolicy
@@ -107,6 +107,15 @@ class Context:
         """A part of a task's log (SK-9)."""
         self.refuse_fork()
         return self.engine.updates(self.queue, task, self.timeout_s, claim=claim, first=first, limit=limit)
+
+    def watch(self, sink: Sink, wants: Wants | None = None) -> Watch:
+        """Watch the queue from now on; see :meth:`~rebalanser.tasks.engine.Engine.watch`.
+
+        Raises:
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        revision = self.engine.page(self.queue, self.timeout_s, limit=1).revision
+        return self.engine.watch(self.queue, revision, sink, wants)
 
     def complete_in(
         self, connection: sqlite3.Connection, stored: Stored, held: Held, result: bytes | None

@@ -1,7 +1,9 @@
 """Works on tasks: claims as many as it can run, runs them in threads, and renews what runs (SK-7, SK-8).
 
 Three kinds of threads: one claims, one renews and times out, the others run bodies, or wait for one that runs
-elsewhere and that they can end (:mod:`~rebalanser.tasks.calling`). A body that is quick
+elsewhere and that they can end (:mod:`~rebalanser.tasks.calling`). The one that renews never waits for the
+store: it submits all renewals that are due together, and asks bodies to stop in time whatever becomes of
+them. A watch tells at once which claims are over, as their tasks were cancelled. A body that is quick
 leaves its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many
 as are run in :data:`AHEAD_S` seconds, so that none of them waits for long. None of them ends by an error, see
 :mod:`~rebalanser.tasks.loops`.
@@ -13,18 +15,21 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from rebalanser.errors import InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.context import Context
+from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.loops import Loop
-from rebalanser.tasks.model import Head
+from rebalanser.tasks.model import Head, Stored, TaskId
 from rebalanser.tasks.partitions import MAX_CLAIMS, Claimed, Partitions
-from rebalanser.tasks.worker_claim import WorkerClaim
+from rebalanser.tasks.worker_claim import Renewal, WorkerClaim
 
 AHEAD_S: Final = 0.05
 RENEWALS: Final = 3
@@ -32,7 +37,9 @@ RENEWALS: Final = 3
 CUT_OFF_S: Final = 10.0
 """How long bodies that can be ended may take to end, after the grace."""
 PAUSE_S: Final = 0.5
-"""How long after a renewal that failed the next one is tried."""
+"""Seconds between a renewal that failed and the next one."""
+TOGETHER: Final = 0.05
+"""Part of a claim's time by which it is renewed early, together with others that are due."""
 _SMOOTHING: Final = 0.05
 
 
@@ -43,6 +50,7 @@ class _Try:
     claim: WorkerClaim
     head: Head
     renew_at: float
+    """When it is renewed next, in seconds of ``time.monotonic()``; infinity while a renewal is under way."""
     ends_at: float | None = None
     """When the claim fails, in seconds of ``time.monotonic()``.
 
@@ -70,6 +78,11 @@ class Worker:
         self._concurrency = concurrency
         self._ready: queue.SimpleQueue[tuple[_Try, bytes] | None] = queue.SimpleQueue()
         self._tries: dict[str, _Try] = {}
+        self._claim_of: dict[TaskId, WorkerClaim] = {}
+        """The last claim of each task whose body runs, for news of it."""
+        self._unrenewed: set[str] = set()
+        """The holders of claims whose last renewal has failed."""
+        self._watch: Watch | None = None
         self._lock = threading.Lock()
         self._woken = woken
         self._fewer = threading.Condition(self._lock)
@@ -85,7 +98,12 @@ class Worker:
         self._loops += [Loop(f"runs-{number}", self._run, context.errors) for number in range(concurrency)]
 
     def start(self) -> None:
-        """Begin to claim and run."""
+        """Begin to claim and run.
+
+        Raises:
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        self._watch = self._context.watch(self._lost, self._hear)
         for loop in self._loops:
             loop.start()
 
@@ -111,6 +129,8 @@ class Worker:
             self._tries.clear()
             self._ended = True
             self._sooner.notify()
+        if self._watch is not None:
+            self._watch.close()
         for each in remaining:
             self._bodies.give_back(each.claim)
         for loop in self._loops if ended else ():
@@ -173,6 +193,7 @@ class Worker:
             is_too_late = self._ended
             if not is_too_late:
                 self._tries.update((each.claim.held.holder, each) for each in tries)
+                self._claim_of.update((each.head.id, each.claim) for each in tries)
                 self._look_at(min(each.renew_at for each in tries))
         if is_too_late:
             self._give_back(tries)
@@ -206,6 +227,9 @@ class Worker:
             held.claim.tell(SkuldKind.CLAIM_ENDED)
             with self._lock:
                 self._tries.pop(held.claim.held.holder, None)
+                self._unrenewed.discard(held.claim.held.holder)
+                if self._claim_of.get(held.head.id) is held.claim:
+                    del self._claim_of[held.head.id]
                 if self._stopping:
                     self._fewer.notify()
                     self._sooner.notify()
@@ -233,36 +257,79 @@ class Worker:
 
     def _renew(self) -> bool:
         due = self._next_due()
-        failed: BaseException | None = None
-        for each in due or ():
+        if due is None:
+            return False
+        renewals: list[tuple[_Try, Renewal]] = []
+        for each in due:
             try:
-                self._attend(each)
+                renewal = self._attend(each)
             except BaseException as error:  # those that follow can't wait
-                failed = error
-        # Not raised: a pause of this loop would be one of all other renewals, too.
-        if failed is not None:
-            self._context.errors.failed("renewals", failed)
-        elif due:
-            self._context.errors.worked("renewals")
-        return due is not None
+                self._context.errors.failed("renewals", error)
+            else:
+                if renewal is not None:
+                    renewals.append((each, renewal))
+        if renewals:
+            self._renew_together(renewals)
+        return True
 
-    def _attend(self, each: _Try) -> None:
-        """Renew one claim that is due, or end it as its time is up."""
+    def _attend(self, each: _Try) -> Renewal | None:
+        """End one claim whose time is up, or give its renewal if that is due."""
         now = time.monotonic()
+        if each.claim.deadline <= now:
+            each.claim.stop_requested.set()
         if each.ends_at is not None and each.ends_at <= now:
             each.ends_at = now + PAUSE_S
             self._bodies.time_out(each.claim, each.head)
-        elif each.renew_at <= now:
-            pause_s = self._context.ttl_s / RENEWALS
-            try:
-                each.claim.renew()
-            except BaseException:
-                pause_s = min(pause_s, PAUSE_S)
-                if time.monotonic() >= each.claim.deadline:
-                    each.claim.stop_requested.set()
-                raise
-            finally:
-                each.renew_at = now + pause_s
+            return None
+        return each.claim.renewal() if each.renew_at <= now + TOGETHER * self._context.ttl_s else None
+
+    def _renew_together(self, renewals: Sequence[tuple[_Try, Renewal]]) -> None:
+        """Submit renewals at once. Each is settled by the ledger, which nobody here waits for."""
+        sent_at = time.monotonic()
+        with self._lock:
+            for each, _ in renewals:
+                each.renew_at = math.inf
+        for each, renewal in renewals:
+            renewal.outcome.add_done_callback(partial(self._renewed, each, sent_at))
+        try:
+            self._context.ledger.submit_all([renewal.ask for _, renewal in renewals])
+        except BaseException as error:  # the ledger is closed
+            for _, renewal in renewals:
+                renewal.outcome.set_exception(error)
+
+    def _renewed(self, each: _Try, sent_at: float, outcome: Future[bool]) -> None:
+        """Note how a renewal has ended, and when the next one is due."""
+        error = outcome.exception()
+        interval_s = self._context.ttl_s / RENEWALS
+        holder = each.claim.held.holder
+        with self._lock:
+            if error is None:
+                each.renew_at = sent_at + interval_s
+                self._unrenewed.discard(holder)
+            else:
+                each.renew_at = time.monotonic() + min(interval_s, PAUSE_S)
+                self._unrenewed.add(holder)
+            all_renewed = not self._unrenewed
+            self._look_at(each.renew_at)
+        if error is not None:
+            self._context.errors.failed("renewals", error)
+        elif all_renewed:
+            self._context.errors.worked("renewals")
+
+    def _hear(self, change: Change) -> bool:
+        """End the claim of a task that has changed, if it is over. The task need not be read for that."""
+        claim = self._claim_of.get(change.task)
+        if claim is not None:
+            claim.heard(change.status, change.revision)
+        return False
+
+    def _lost(self, _news: Sequence[Stored] | Lost) -> None:
+        """Renew all claims now, which shows those that are over: a watch has missed changes."""
+        now = time.monotonic()
+        with self._lock:
+            for each in self._tries.values():
+                each.renew_at = min(each.renew_at, now)
+            self._look_at(now)
 
     def _look_at(self, at: float) -> None:
         """Have the thread that renews look no later than this."""
@@ -275,8 +342,9 @@ class Worker:
             while self._tries or not self._stopping:
                 now = time.monotonic()
                 due = [(at, each) for each in self._tries.values() if (at := _due_at(each)) is not None]
-                if over := [each for at, each in due if at <= now]:
-                    return over
+                if any(at <= now for at, _ in due):
+                    early = now + TOGETHER * self._context.ttl_s
+                    return [each for at, each in due if at <= early]
                 self._next_look = min((at for at, _ in due), default=math.inf)
                 self._sooner.wait(None if self._next_look == math.inf else self._next_look - now)
         return None
@@ -286,4 +354,5 @@ def _due_at(each: _Try) -> float | None:
     """When a try needs a look, None once its claim is over."""
     if each.claim.is_over:
         return None
-    return each.renew_at if each.ends_at is None else min(each.renew_at, each.ends_at)
+    at = each.renew_at if each.ends_at is None else min(each.renew_at, each.ends_at)
+    return at if each.claim.stop_requested.is_set() else min(at, each.claim.deadline)

@@ -15,7 +15,7 @@ from rebalanser.history import SkuldKind
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim import Claim, Facts
-from rebalanser.tasks.model import Stored, Update
+from rebalanser.tasks.model import Status, Stored, Update
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _GONE: dict[Reason, str] = {
     Reason.FINISHED: "the task is complete",
     Reason.GONE: "the task was collected",
 }
+_OVER = frozenset({Status.WAITING, Status.DEAD, Status.CANCELLED})
+"""Statuses that a claimed task gets only by the end of its claim, its completion aside."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,18 @@ class StopRequest(threading.Event):
         if self.is_set():
             listener()
 
+    def leave(self, listener: Callable[[], None]) -> None:
+        """Call a listener no more."""
+        self._listeners.remove(listener)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A renewal of a claim: what is to be written, and whether the claim lasts on then."""
+
+    ask: MoveAsk
+    outcome: Future[bool]
+
 
 class WorkerClaim(Claim):
     """A claim that this process made. May be used from any thread."""
@@ -75,7 +89,9 @@ class WorkerClaim(Claim):
         self._context = context
         self._life = _Life(deadline)
         self._stored = stored
+        # Guards what is known of the claim. Never held while the store is asked.
         self._lock = threading.Lock()
+        self._updating = threading.Lock()
 
     @property
     def deadline(self) -> float:
@@ -97,7 +113,7 @@ class WorkerClaim(Claim):
         """See :meth:`Claim.update`."""
         self._context.refuse_fork()
         content = self._context.check("an update", content)
-        with self._lock:
+        with self._updating:
             while True:
                 sequence = self._sequence()
                 rule = partial(self._updated, sequence=sequence, content=content)
@@ -106,7 +122,7 @@ class WorkerClaim(Claim):
                     self.tell(SkuldKind.UPDATED, settled.revision, sequence)
                     return sequence
                 # An update whose outcome was never known took the number: the next one is free.
-                self._stored = self._context.read([self.task_id])[self.task_id]
+                self._know(self._context.read([self.task_id])[self.task_id])
 
     def _sequence(self) -> int:
         claim = self._stored.state.claim
@@ -129,7 +145,6 @@ class WorkerClaim(Claim):
         self._context.refuse_fork()
         if result is not None:
             result = self.check_result(result)
-        # Without the lock: a renewal may hold it that waits for the very transaction that is to be committed.
         decision = self._context.complete_in(connection, self._stored, self._held, result)
         if isinstance(decision, Refused):
             self.end(decision.reason)
@@ -138,18 +153,60 @@ class WorkerClaim(Claim):
     def renew(self) -> bool:
         """See :meth:`Claim.renew`."""
         self._context.refuse_fork()
-        sent = self._context.clock.now()
-        term = self._context.term()
+        renewal = self.renewal()
+        if renewal is None:
+            return False
+        self._context.submit(renewal.ask)
+        return renewal.outcome.result()
+
+    def renewal(self) -> Renewal | None:
+        """A renewal to submit, together with others; None if the claim is over.
+
+        Its time counts from when it is written, not from now: it may wait for a store that is away.
+        """
+        if self._life.ended is not None:
+            return None
+        sent = 0.0
+
+        def rule(stored: Stored) -> Decision:
+            nonlocal sent
+            sent = self._context.clock.now()
+            return rules.renew(stored.state, self._held, self._context.term())
+
+        renewal = Renewal(MoveAsk(self._stored, rule), Future())
+
+        def settle(settled: Future[Stored | Refused]) -> None:
+            error = settled.exception()
+            if error is None:
+                renewal.outcome.set_result(self._renewed(settled.result(), sent))
+            else:
+                renewal.outcome.set_exception(error)
+
+        renewal.ask.future.add_done_callback(settle)
+        return renewal
+
+    def _renewed(self, settled: Stored | Refused, sent: float) -> bool:
+        if isinstance(settled, Refused):
+            self.lose(settled.reason)
+            return False
+        self._know(settled)
         with self._lock:
             if self._life.ended is not None:
                 return False
-            try:
-                self._ask(lambda stored: rules.renew(stored.state, self._held, term))
-            except Fenced:
-                return False
-        self._life.deadline = sent + term.ttl_s
-        self.tell(SkuldKind.CLAIM_RENEWED)
+            self._life.deadline = max(self._life.deadline, sent + self._context.ttl_s)
+            self.tell(SkuldKind.CLAIM_RENEWED)
         return True
+
+    def _know(self, stored: Stored) -> None:
+        """Keep the newest state of the task."""
+        with self._lock:
+            if stored.revision >= self._stored.revision:
+                self._stored = stored
+
+    def heard(self, status: Status, revision: int) -> None:
+        """Learn from a watch what the task is at a revision: the claim may be over."""
+        if status in _OVER and revision > self.token:
+            self.lose(Reason.ENDED)
 
     def check_result(self, result: bytes) -> bytes:
         """The result as it is to be stored; raises what :meth:`complete_in` does of one that can't be."""
@@ -160,15 +217,23 @@ class WorkerClaim(Claim):
 
         It is kept while the engine is away: a result is written as long as nobody else has claimed the task.
         """
-        with self._lock:
-            self.end(Reason.ENDED)
-            return self._context.submit(MoveAsk(self._stored, rule, lasting=True))
+        self.end(Reason.ENDED)
+        return self._context.submit(MoveAsk(self._stored, rule, lasting=True))
 
-    def end(self, reason: Reason) -> None:
-        """It lasts no longer, for whatever reason; the first one stays."""
-        if self._life.ended is None:
-            self._life.ended = reason
+    def end(self, reason: Reason) -> bool:
+        """End the claim, for whatever reason; the first one stays. True if it was not over before."""
+        with self._lock:
+            is_new = self._life.ended is None
+            if is_new:
+                self._life.ended = reason
         self.stop_requested.set()
+        return is_new
+
+    def lose(self, reason: Reason) -> None:
+        """End the claim as the store has it no more, which the history says unless it was over before."""
+        if self.end(reason):
+            # It is this claim that has finished it, in a transaction of the body's that nobody here saw end.
+            self.tell(SkuldKind.COMPLETED if reason is Reason.FINISHED else SkuldKind.FENCED)
 
     @property
     def is_over(self) -> bool:
@@ -186,11 +251,9 @@ class WorkerClaim(Claim):
             raise Fenced(self._message(self._life.ended))
         settled = self._context.submit(MoveAsk(self._stored, rule, update=update)).result()
         if not isinstance(settled, Refused):
-            self._stored = settled
+            self._know(settled)
         elif settled.reason is not Reason.OTHER_CONTENT:
-            self.end(settled.reason)
-            # It is this claim that has finished it, in a transaction of the body's that nobody here saw end.
-            self.tell(SkuldKind.COMPLETED if settled.reason is Reason.FINISHED else SkuldKind.FENCED)
+            self.lose(settled.reason)
             raise Fenced(self._message(settled.reason))
         return settled
 

@@ -537,3 +537,47 @@ def test_a_group_that_has_failed_ends_the_process(tmp_path: Path, monkeypatch: p
             queue._heard(Fact(FactKind.ENGINE_FAILED, "n", 1, 1, detail={"error": "KeyError: 1"}))
         queue._heard(Fact(FactKind.ISOLATED, "n", 1, 1))
         assert ended == [queue]
+
+
+@pytest.mark.rule("SK-7", "SK-10")
+def test_a_body_hears_at_once_that_its_task_was_cancelled_elsewhere(stage: Stage) -> None:
+    """Long before its next renewal: the claim lasts for an hour."""
+    with stage.another(claim_ttl_s=3600.0) as worker, stage.another() as operator:
+        began, told = threading.Event(), threading.Event()
+
+        @worker.task(retries=0)
+        def long(claim: Claim) -> None:
+            began.set()
+            if claim.stop_requested.wait(PATIENCE_S) and not claim.still_mine():
+                told.set()
+
+        worker.start()
+        task = long.enqueue()
+        assert began.wait(PATIENCE_S)
+        assert operator.cancel(task) is Status.CANCELLED
+        assert told.wait(PATIENCE_S)
+
+
+@pytest.mark.rule("SK-7", "SK-8")
+def test_a_body_is_asked_to_stop_though_calls_to_the_store_do_not_return(stage: Stage) -> None:
+    with stage.another(claim_ttl_s=2.0) as queue:
+        began, goes_on = threading.Event(), threading.Event()
+        engine = queue.context.engine
+        apply = engine.apply
+
+        @queue.task(retries=0)
+        def long(claim: Claim) -> bool:
+            began.set()
+            stopped = claim.stop_requested.wait(PATIENCE_S)
+            goes_on.set()
+            return stopped
+
+        def stuck(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+            if began.is_set():
+                goes_on.wait(PATIENCE_S)
+            return apply(writes, timeout_s)
+
+        engine.apply = stuck  # type: ignore[method-assign]
+        task = long.enqueue()
+        queue.start()
+        assert queue.wait(task, PATIENCE_S) == b"true"

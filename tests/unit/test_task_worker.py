@@ -1,63 +1,113 @@
-"""A worker's renewals: one that fails concerns its own claim alone."""
+"""A worker's renewals: all that are due go together, and none waits for another, nor for the store."""
 
 from __future__ import annotations
 
-import threading
+import math
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from rebalanser.errors import QuotaExceeded, RegistryUnavailable, RequestTooLarge
+from rebalanser.errors import Fenced, InvalidState, QuotaExceeded, RegistryUnavailable, RequestTooLarge
+from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import SystemClock
+from rebalanser.tasks import rules
+from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.calling import ThreadCaller
 from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.engine import Applied, Change, Lost
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.options import TaskOptions
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.worker import PAUSE_S, RENEWALS, Worker, _Try
+from rebalanser.tasks.worker import PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
+from rebalanser.tasks.worker_claim import WorkerClaim
 
 TTL_S = 3600.0
 FOREVER_S = 1e9
+REVISION = 7
 
 
-class FakeClaim:
-    """A claim whose renewals raise what a test wants."""
+class Wall:
+    """A clock of its own, which a test sets; its zero is now."""
 
-    is_over = False
+    def __init__(self) -> None:
+        self.at = 0.0
 
-    def __init__(self, error: BaseException | None = None, deadline: float = FOREVER_S) -> None:
-        self.error = error
-        self.deadline = time.monotonic() + deadline
-        self.stop_requested = threading.Event()
-        self.renewals = 0
+    def now(self) -> float:
+        return self.at
 
-    def renew(self) -> bool:
-        if self.error is not None:
-            raise self.error
-        self.renewals += 1
-        return True
+    def wall(self) -> float:
+        return self.at
+
+
+class Store:
+    """Takes asks, and settles them when a test says so."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[MoveAsk]] = []
+        self.clock = Wall()
+        self.errors = ErrorPolicy("work", SystemClock(), lambda: None)
+        self.told: list[SkuldKind] = []
+        self.ttl_s = TTL_S
+        self.ledger = self
+        self.history = SimpleNamespace(write=lambda kind, *_, **__: self.told.append(kind))
+        self.is_closed = False
+
+    def submit_all(self, asks: Sequence[MoveAsk]) -> None:
+        if self.is_closed:
+            raise InvalidState("closed")
+        self.batches.append(list(asks))
+
+    def submit(self, ask: MoveAsk) -> Future[Any]:
+        self.submit_all([ask])
+        return ask.future
+
+    def term(self) -> Term:
+        return Term(TTL_S, "boot", self.clock.now() + TTL_S)
+
+    def settle(self, ask: MoveAsk, revision: int = REVISION + 1) -> State | None:
+        """Write what was asked for; the state written, None where the rule refused it."""
+        write = ask.write()
+        if write is None:
+            return None
+        ask.answered(Applied(revision))
+        return write.state
 
 
 class Stand:
-    """A worker that was not started, and claims that are due to be renewed."""
+    """A worker that was not started, and claims of it that are due to be renewed."""
 
-    def __init__(self, *claims: FakeClaim) -> None:
-        self.errors = ErrorPolicy("work", SystemClock(), lambda: None)
-        context: Any = SimpleNamespace(errors=self.errors, ttl_s=TTL_S)
-        nobody: Any = None
-        self.worker = Worker(context, nobody, nobody, 1, threading.Event())
-        self.tries = [_Try(self._as_claim(each), Head("0" * 40, "work", "it"), 0.0) for each in claims]
-        self.worker._tries = {str(number): each for number, each in enumerate(self.tries)}
+    def __init__(self, claims: int = 1, deadline: float = FOREVER_S) -> None:
+        self.store = Store()
+        self.bodies = SimpleNamespace(timed_out=[])
+        self.bodies.time_out = lambda claim, _head: self.bodies.timed_out.append(claim)
+        context: Any = self.store
+        self.worker = Worker(context, cast("Any", None), cast("Any", self.bodies), 1, cast("Any", None))
+        self.claims: list[WorkerClaim] = []
+        for number in range(claims):
+            holder = f"holder-{number}"
+            state = State(Status.CLAIMED, ClaimState(0, holder, "worker", Term(TTL_S, "boot", TTL_S)))
+            stored = Stored(Head(f"{number:040}", "work", "it"), state, REVISION, 0)
+            claim = WorkerClaim(stored, Held(0, holder), deadline, context)
+            self.claims.append(claim)
+            self.worker._tries[holder] = _Try(claim, stored.head, 0.0)
+            self.worker._claim_of[stored.head.id] = claim
 
-    @staticmethod
-    def _as_claim(claim: FakeClaim) -> Any:
-        return claim
+    @property
+    def tries(self) -> list[_Try]:
+        return list(self.worker._tries.values())
+
+    def renew(self) -> list[MoveAsk]:
+        """Let the worker look once; what it has submitted."""
+        before = len(self.store.batches)
+        assert self.worker._renew()
+        return [ask for batch in self.store.batches[before:] for ask in batch]
 
 
 ERRORS = [
@@ -69,36 +119,153 @@ ERRORS = [
 
 
 @pytest.mark.rule("SK-7")
+def test_all_renewals_that_are_due_soon_are_submitted_at_once() -> None:
+    """One by one, 1,500 bodies would lose their claims to the time that so many commits take."""
+    stand = Stand(claims=1500)
+    now = time.monotonic()
+    for number, each in enumerate(stand.tries):
+        each.renew_at = now + (number % 2) * TOGETHER * TTL_S * 0.9
+    stand.tries[-1].renew_at = now + TTL_S / RENEWALS
+    asked = stand.renew()
+    assert len(stand.store.batches) == 1
+    assert len(asked) == 1499
+
+
+@pytest.mark.rule("SK-7")
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_renewal_that_fails_keeps_no_other_from_being_made(error: Exception) -> None:
-    bad, good = FakeClaim(error), FakeClaim()
-    stand = Stand(bad, good)
+    stand = Stand(claims=2)
+    bad, good = stand.renew()
     began = time.monotonic()
-    assert stand.worker._renew()
+    bad.future.set_exception(error)
     ended = time.monotonic()
-    assert good.renewals == 1
+    stand.store.settle(good)
     again, later = (each.renew_at for each in stand.tries)
     assert began + PAUSE_S <= again <= ended + PAUSE_S
-    assert began + TTL_S / RENEWALS <= later <= ended + TTL_S / RENEWALS
+    assert began - TTL_S < later - TTL_S / RENEWALS <= began
+    assert SkuldKind.CLAIM_RENEWED in stand.store.told
+
+
+@pytest.mark.rule("SK-7")
+def test_a_claim_whose_renewal_is_under_way_is_not_renewed_again() -> None:
+    stand = Stand()
+    (asked,) = stand.renew()
+    assert stand.tries[0].renew_at == math.inf
+    stand.store.settle(asked)
+    assert stand.tries[0].renew_at < math.inf
+
+
+@pytest.mark.rule("SK-7")
+def test_while_the_ledger_takes_nothing_renewals_fail_and_are_tried_again() -> None:
+    stand = Stand(claims=2)
+    stand.store.is_closed = True
+    assert stand.renew() == []
+    assert [each.loop for each in stand.store.errors.troubles] == ["renewals"]
+    assert all(0.0 < each.renew_at < math.inf for each in stand.tries)
 
 
 @pytest.mark.rule("SK-7", "SK-8")
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_body_is_asked_to_stop_once_its_claim_is_over_and_not_before(error: Exception) -> None:
-    early, late = FakeClaim(error), FakeClaim(error, deadline=-1.0)
-    Stand(early, late).worker._renew()
-    assert (early.stop_requested.is_set(), late.stop_requested.is_set()) == (False, True)
+def test_a_body_is_asked_to_stop_in_time_while_the_store_answers_nothing() -> None:
+    """Its renewal is under way, and nobody knows for how long."""
+    stand = Stand(deadline=50.0)
+    (asked,) = stand.renew()
+    (claim,) = stand.claims
+    assert not claim.stop_requested.is_set()
+    stand.store.clock.at = 49.0
+    assert not claim.stop_requested.is_set()
+    stand.store.clock.at = 50.1
+    assert stand.renew() == []
+    assert claim.stop_requested.is_set()
+    assert not asked.future.done()
+
+
+@pytest.mark.rule("SK-8")
+def test_a_renewal_counts_from_when_it_was_written() -> None:
+    stand = Stand(deadline=TTL_S)
+    (asked,) = stand.renew()
+    stand.store.clock.at = 100.0
+    written = stand.store.settle(asked)
+    assert written is not None
+    assert written.claim is not None
+    assert written.claim.term.ends_at_s == 100.0 + TTL_S
+    stand.store.clock.at = 99.0 + TTL_S
+    assert stand.claims[0].still_mine()
+    stand.store.clock.at = 100.0 + TTL_S
+    assert not stand.claims[0].still_mine()
+
+
+@pytest.mark.rule("SK-10")
+def test_what_ends_a_claim_waits_for_nothing_that_its_body_writes() -> None:
+    """A body that is out of time, or has ended, may have a thread that waits for a store that is away."""
+    stand = Stand()
+    (claim,) = stand.claims
+    stand.renew()
+    claim._updating.acquire()
+    claim.settle(lambda stored: rules.complete(stored.state, claim.held, b"1"))
+    assert claim.is_over
+    assert [ask.lasting for ask in stand.store.batches[-1]] == [True]
+
+
+@pytest.mark.rule("SK-10")
+def test_a_renewal_that_is_settled_after_the_end_of_its_claim_says_nothing_of_it() -> None:
+    stand = Stand(claims=2)
+    first, second = stand.renew()
+    for claim in stand.claims:
+        claim.end(rules.Reason.ENDED)
+    stand.store.settle(first)
+    second.found(None)
+    assert stand.store.told == []
+    assert [claim.renew() for claim in stand.claims] == [False, False]
+
+
+@pytest.mark.rule("SK-7", "SK-10")
+@pytest.mark.parametrize("status", [Status.CANCELLED, Status.WAITING, Status.DEAD])
+def test_a_body_hears_at_once_that_its_claim_is_over(status: Status) -> None:
+    stand = Stand(claims=2)
+    claim, other = stand.claims
+    assert not stand.worker._hear(Change(claim.task_id, 0, status, REVISION + 1)), "it need not be read"
+    assert claim.stop_requested.is_set()
+    assert not claim.still_mine()
+    assert not other.stop_requested.is_set()
+    assert stand.store.told == [SkuldKind.FENCED]
+    with pytest.raises(Fenced):
+        claim._ask(lambda stored: stored.state)
+
+
+@pytest.mark.rule("SK-7")
+@pytest.mark.parametrize(
+    ("status", "revision"),
+    [(Status.WAITING, REVISION - 1), (Status.CLAIMED, REVISION + 1), (Status.COMPLETED, REVISION + 1)],
+)
+def test_news_of_before_a_claim_or_of_what_it_does_do_not_end_it(status: Status, revision: int) -> None:
+    """A watch is late at times, and tells of the claim itself, its renewals and its completion."""
+    stand = Stand()
+    (claim,) = stand.claims
+    stand.worker._hear(Change(claim.task_id, 0, status, revision))
+    stand.worker._hear(Change("f" * 40, 0, Status.CANCELLED, revision + 1))
+    assert claim.still_mine()
+    assert not claim.stop_requested.is_set()
+
+
+@pytest.mark.rule("SK-7")
+def test_after_changes_were_missed_all_claims_are_renewed_at_once() -> None:
+    stand = Stand(claims=2)
+    for each in stand.tries:
+        each.renew_at = time.monotonic() + TTL_S
+    stand.worker._lost(Lost(REVISION + 9))
+    assert len(stand.renew()) == 2
 
 
 def test_renewals_that_fail_are_seen_until_they_succeed() -> None:
-    claim = FakeClaim(QuotaExceeded("full"))
-    stand = Stand(claim)
-    stand.worker._renew()
-    assert [each.loop for each in stand.errors.troubles] == ["renewals"]
-    claim.error = None
+    stand = Stand(claims=2)
+    bad, good = stand.renew()
+    bad.future.set_exception(QuotaExceeded("full"))
+    stand.store.settle(good)
+    assert [each.loop for each in stand.store.errors.troubles] == ["renewals"]
     stand.tries[0].renew_at = 0.0
-    stand.worker._renew()
-    assert stand.errors.troubles == ()
+    (again,) = stand.renew()
+    stand.store.settle(again)
+    assert stand.store.errors.troubles == ()
 
 
 class StillClock:
