@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from rebalanser.tasks.async_threads import Threads
+from rebalanser.tasks.claim import LOG_PAGE
 from rebalanser.tasks.model import Update
 from rebalanser.tasks.worker_claim import WorkerClaim
 
@@ -59,7 +61,10 @@ class AsyncClaim:
                 loop.call_soon_threadsafe(stopping.set)
 
         self._claim.stop_requested.listen(tell)
-        await stopping.wait()
+        try:
+            await stopping.wait()
+        finally:
+            self._claim.stop_requested.leave(tell)
 
     async def update(self, content: bytes) -> int:
         """Add to the claim's log, durably; raises what :meth:`Claim.update` does (SK-9).
@@ -68,9 +73,12 @@ class AsyncClaim:
         """
         return await self._threads.run(self._claim.update, content)
 
-    async def log(self, claim: int | None = None) -> Sequence[Update]:
-        """What was written so far; see :meth:`Claim.log`."""
-        return await self._threads.run(self._claim.log, claim)
+    async def log(self, claim: int | None = None) -> AsyncIterator[Update]:
+        """All updates so far, the earliest first, read page by page; see :meth:`Claim.log`."""
+        found = self._claim.log(claim)
+        while page := await self._threads.run(lambda: list(islice(found, LOG_PAGE))):
+            for each in page:
+                yield each
 
     async def complete_in(self, connection: sqlite3.Connection, result: bytes | None = None) -> None:
         """Complete the task in a transaction; raises what :meth:`Claim.complete_in` does.

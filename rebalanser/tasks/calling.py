@@ -89,6 +89,7 @@ class Watch:
         try:
             return self._until(job, ended, None if limit_s is None else time.monotonic() + limit_s, woken)
         finally:
+            job.claim.stop_requested.leave(woken.set)
             with self._lock:
                 self._waiting.discard(woken)
 

@@ -21,11 +21,12 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from rebalanser.errors import InvalidState
+from rebalanser.errors import InvalidState, RequestTooLarge
 from rebalanser.tasks.child_claim import ChildClaim
 from rebalanser.tasks.child_messages import Answered, Begin, ChildAsk, Done, Failed, Question, Ready, Work
+from rebalanser.tasks.claim import check_content
 from rebalanser.tasks.functions import TaskBody
-from rebalanser.tasks.outcomes import Raised, Returned, raised, returned, summary_of
+from rebalanser.tasks.outcomes import GiveUp, Raised, Returned, raised, returned, summary_of
 from rebalanser.tasks.references import body_at
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -96,7 +97,7 @@ class _Child:
             self._send(done)
 
     def _called(self, work: Work) -> Returned | Failed:
-        claim = ChildClaim(work.facts, work.deadline, self._ask)
+        claim = ChildClaim(work.facts, work.deadline, self._ask, work.max_bytes)
         body = self._bodies[claim.name]
         self._claim = claim
         try:
@@ -105,7 +106,7 @@ class _Child:
             outcome = raised(error)
         finally:
             self._claim = None
-        return _failed(outcome) if isinstance(outcome, Raised) else outcome
+        return _sendable(outcome, work.max_bytes)
 
     def _terminate(self, _number: int, _frame: FrameType | None) -> NoReturn:
         self._terminated = True
@@ -150,10 +151,23 @@ class _Child:
             question.set_exception(answered.error)
 
 
-def _failed(outcome: Raised) -> Failed:
-    """What can be sent of an error: it itself where it can be pickled, and always its text."""
+def _sendable(outcome: Returned | Raised, max_bytes: int) -> Returned | Failed:
+    """What is sent of an outcome; a result over the limit has failed here, before it is in the pipe."""
+    if isinstance(outcome, Raised):
+        return _failed(outcome, max_bytes)
+    try:
+        if outcome.result is not None:
+            check_content("a result", outcome.result, max_bytes)
+    except RequestTooLarge as error:
+        return _failed(raised(GiveUp(str(error))), max_bytes)
+    return outcome
+
+
+def _failed(outcome: Raised, max_bytes: int) -> Failed:
+    """What can be sent of an error: it itself where it can be pickled and is small, and always its text."""
     try:
         pickled = pickle.dumps(outcome.error)
     except Exception:  # whatever its class does when it is pickled
         return Failed(outcome.told, summary_of(outcome.error), None)
-    return Failed(outcome.told, summary_of(outcome.error), pickled)
+    is_small = len(pickled) <= max_bytes
+    return Failed(outcome.told, summary_of(outcome.error), pickled if is_small else None)

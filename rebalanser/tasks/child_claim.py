@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rebalanser.errors import InvalidState
 from rebalanser.tasks.child_messages import AskDeadline, AskLog, AskRenewal, AskUpdate, ChildAsk
-from rebalanser.tasks.claim import Claim, Facts
+from rebalanser.tasks.claim import Claim, Facts, check_content
 from rebalanser.tasks.model import Update
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ class Ask(Protocol):
 class ChildClaim(Claim):
     """A claim that another process holds."""
 
-    def __init__(self, facts: Facts, deadline: float, ask: Ask) -> None:
+    def __init__(self, facts: Facts, deadline: float, ask: Ask, max_bytes: int) -> None:
         super().__init__(facts, threading.Event())
+        self._max_bytes = max_bytes
         self._deadline = deadline
         self._ask = ask
 
@@ -50,12 +51,12 @@ class ChildClaim(Claim):
         return time.monotonic() < self._deadline or time.monotonic() < self.deadline
 
     def update(self, content: bytes) -> int:
-        """See :meth:`Claim.update`."""
-        return int(self._ask(AskUpdate(content)))
+        """See :meth:`Claim.update`. What is over the limit does not get as far as the worker."""
+        return int(self._ask(AskUpdate(check_content("an update", content, self._max_bytes))))
 
-    def log(self, claim: int | None = None) -> Sequence[Update]:
-        """See :meth:`Claim.log`."""
-        return list(self._ask(AskLog(claim)))
+    def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
+        """See :meth:`Claim.log_page`."""
+        return list(self._ask(AskLog(claim, first)))
 
     def complete_in(self, _connection: sqlite3.Connection, _result: bytes | None = None) -> None:
         """Refused: the worker renews the claim meanwhile, in transactions of its own.

@@ -28,16 +28,20 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """To the child, which is idle: a body to call. ``deadline`` is that of the claim."""
+    """To the child, which is idle: a body to call. ``deadline`` is that of the claim.
+
+    ``max_bytes`` is the limit of an update, of a result, and of an error that is sent back.
+    """
 
     facts: Facts
     deadline: float
     payload: bytes
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From the child: the body has raised; the error is pickled, None where it can't be."""
+    """From the child: the body has raised; the error is pickled, None where it can't be or is too large."""
 
     told: str
     summary: str
@@ -60,9 +64,10 @@ class AskUpdate:
 
 @dataclass(frozen=True, slots=True)
 class AskLog:
-    """The log, of one claim or of all."""
+    """A page of the log, of one claim from a number on or of all."""
 
     claim: int | None
+    first: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class ChildProcess:
             self._claim, self._outcome = claim, outcome
         if self._gone.is_set():
             self._tell_lost()
-        self._send(Work(claim.facts, claim.deadline, payload))
+        self._send(Work(claim.facts, claim.deadline, payload, claim.max_bytes))
         return outcome
 
     def kill(self, grace_s: float = KILL_GRACE_S) -> None:
@@ -224,8 +224,8 @@ def _asked(claim: WorkerClaim, ask: ChildAsk) -> object:
     match ask:
         case AskUpdate(content=content):
             return claim.update(content)
-        case AskLog(claim=number):
-            return claim.log(number)
+        case AskLog(claim=number, first=first):
+            return claim.log_page(number, first)
         case AskRenewal():
             return claim.renew()
         case AskDeadline():

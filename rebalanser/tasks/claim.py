@@ -4,14 +4,52 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from rebalanser.errors import InvalidArgument, RequestTooLarge
 from rebalanser.tasks.model import TaskId, Update
 
 if TYPE_CHECKING:
     import sqlite3
+
+
+LOG_PAGE: Final = 100
+"""Maximum number of updates of a log that are in memory at once."""
+
+
+def read_log(
+    page: Callable[[int | None, int], Sequence[Update]], claims: int, claim: int | None = None
+) -> Iterator[Update]:
+    """The updates of one claim, or of the first ``claims``, the earliest first (SK-9).
+
+    ``page`` reads some, of one claim from a number on or of all from the first; none where there are no more.
+    """
+    found = page(claim, 0)
+    while found:
+        yield from found
+        last = found[-1]
+        found = page(last.claim, last.sequence + 1)
+        number = last.claim + 1
+        while not found and claim is None and number < claims:
+            found = page(number, 0)
+            number += 1
+
+
+def check_content(what: str, content: object, max_bytes: int) -> bytes:
+    """The content of an update or a result, as it is to be stored: checked before anything is queued.
+
+    Raises:
+        InvalidArgument: it is no bytes.
+        RequestTooLarge: it is over the engine's limit.
+    """
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise InvalidArgument(f"{what} is of type {type(content).__name__}; it must be bytes")
+    stored = bytes(content)
+    if len(stored) > max_bytes:
+        raise RequestTooLarge(f"{what} has {len(stored)} bytes; the limit is {max_bytes}")
+    return stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +116,19 @@ class Claim(ABC):
             RegistryUnavailable: the engine is away; nothing was written.
         """
 
+    def log(self, claim: int | None = None) -> Iterator[Update]:
+        """All updates so far, of one claim or of all of them: earlier tries leave their updates behind.
+
+        The earliest come first. They are read page by page, while they are taken from the iterator.
+
+        Raises:
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        return read_log(self.log_page, self.number + 1, claim)
+
     @abstractmethod
-    def log(self, claim: int | None = None) -> Sequence[Update]:
-        """What was written so far, by one claim or by all of them: earlier tries leave their updates behind.
+    def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
+        """At most :data:`LOG_PAGE` updates, of a claim from number ``first`` on; None for all claims.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.

@@ -49,6 +49,8 @@ def collect(
 ) -> Collected:
     """Collect what was enqueued longer ago than ``older_than_s`` seconds and may go; what was done.
 
+    Where that is 0 all that is complete may go, also with an id whose time is yet to come.
+
     ``tasks`` reads all tasks of the queue, each time anew. With an ``archive`` each is written there first.
 
     Raises:
@@ -63,7 +65,7 @@ def collect(
     done = Collected()
     alone: list[Stored] = []
     for stored in tasks():
-        is_young = born_at(stored.head.id) > before
+        is_young = older_than_s > 0 and born_at(stored.head.id) > before
         if stored.head.id in connected:
             components.add(stored, keep=is_young)
         elif stored.state.status is Status.COMPLETED and not is_young:
@@ -110,16 +112,9 @@ class Archive:
 
 def _document(context: Context, stored: Stored, payload: bytes) -> Mapping[str, Any]:
     claims = 0 if stored.state.claim is None else stored.state.claim.number + 1
-    log = [update for number in range(claims) for update in _log_of(context, stored.head.id, number)]
-    document = asdict(stored) | {"payload": payload, "log": [asdict(update) for update in log]}
+    log = [asdict(update) for update in context.log(stored.head.id, claims)]
+    document = asdict(stored) | {"payload": payload, "log": log}
     return json.loads(json.dumps(document, default=_as_text))  # type: ignore[no-any-return]
-
-
-def _log_of(context: Context, task: TaskId, claim: int) -> Iterator[Any]:
-    first = 0
-    while page := context.updates(task, claim, first):
-        yield from page
-        first = page[-1].sequence + 1
 
 
 def _as_text(value: object) -> str:

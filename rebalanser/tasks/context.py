@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rebalanser import forks
-from rebalanser.errors import Forked, InternalError, InvalidArgument, InvalidState, RequestTooLarge
+from rebalanser.errors import Forked, InternalError, InvalidState
 from rebalanser.runtime.clock import Clock
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import Ask
+from rebalanser.tasks.claim import LOG_PAGE, check_content, read_log
 from rebalanser.tasks.engine import Conflict, Engine, Move, MovesInTransactions, Sink, Wants, Watch
 from rebalanser.tasks.history import TaskHistory
 from rebalanser.tasks.ledger import Ledger
@@ -53,7 +55,8 @@ class Context:
         self.history = history
         self.errors = errors
         self.ledger = Ledger(engine, queue, timeout_s, errors)
-        self._max_bytes = engine.capabilities.max_update_bytes
+        self.max_bytes = engine.capabilities.max_update_bytes
+        """The engine's limit of an update, and of a result."""
         self.is_inherited = False
         """True in a forked child: the claims that hold it are the parent's."""
         forks.in_child(self._forked)
@@ -83,26 +86,20 @@ class Context:
         return self.ledger.submit(ask)
 
     def check(self, what: str, content: object) -> bytes:
-        """The content of an update or a result, as it is to be stored: checked before anything is queued.
-
-        Raises:
-            InvalidArgument: it is no bytes.
-            RequestTooLarge: it is over the engine's limit.
-        """
-        if not isinstance(content, bytes | bytearray | memoryview):
-            raise InvalidArgument(f"{what} is of type {type(content).__name__}; it must be bytes")
-        stored = bytes(content)
-        if len(stored) > self._max_bytes:
-            raise RequestTooLarge(f"{what} has {len(stored)} bytes; the limit is {self._max_bytes}")
-        return stored
+        """The content of an update or a result; see :func:`~rebalanser.tasks.claim.check_content`."""
+        return check_content(what, content, self.max_bytes)
 
     def read(self, ids: Sequence[TaskId]) -> Mapping[TaskId, Stored]:
         """Those of the tasks that exist, as they are now."""
         self.refuse_fork()
         return self.engine.read(self.queue, ids, self.timeout_s)
 
+    def log(self, task: TaskId, claims: int) -> Iterator[Update]:
+        """All updates of the first ``claims`` claims of a task, read page by page (SK-9)."""
+        return read_log(partial(self.updates, task), claims)
+
     def updates(
-        self, task: TaskId, claim: int | None = None, first: int = 0, limit: int = 1000
+        self, task: TaskId, claim: int | None = None, first: int = 0, limit: int = LOG_PAGE
     ) -> Sequence[Update]:
         """A part of a task's log (SK-9)."""
         self.refuse_fork()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rebalanser.errors import InvalidState
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.cycles import Ancestry
 
@@ -27,19 +28,27 @@ class Opening:
         self._open_queue = open_queue
         self._lock = threading.Lock()
         self._opened: Opened | None = None
+        self._closed = False
 
     def opened(self) -> Opened:
-        """What was opened; raises what opening raises, and is then tried again by the next who asks."""
+        """What was opened; raises what opening raises, and is then tried again by the next who asks.
+
+        Raises:
+            InvalidState: it is closed.
+        """
         opened = self._opened
         if opened is not None:
             return opened
         with self._lock:
+            if self._closed:
+                raise InvalidState("the queue is closed; make another one")
             if self._opened is None:
                 self._opened = self._open_queue()
             return self._opened
 
     def close(self) -> None:
-        """Write what waits and let go of the engine, if it was opened."""
+        """Write what waits and let go of the engine, if it was opened. Closing twice does nothing."""
         with self._lock:
-            if self._opened is not None:
-                self._opened.context.close()
+            opened, self._opened, self._closed = self._opened, None, True
+        if opened is not None:
+            opened.context.close()

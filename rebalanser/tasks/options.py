@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+)
 
 from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, TaskId
 
+MAX_SECONDS: Final = 315_576_000.0
+"""Maximum of a delay, a pause and a time limit: ten years. No thread can wait for much longer."""
+MAX_AFTER: Final = 1000
+"""Maximum number of tasks that one task waits for. For more, let tasks between collect them."""
+FAR_FUTURE_S: Final = 31_557_600.0
+"""Seconds that the time in a given id may be ahead of the clock: a year.
+
+A task with such an id would never be old enough to be collected, and would wait behind all others.
+"""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -31,8 +48,9 @@ def problems_of(error: ValidationError) -> str:
 
 Id = Annotated[TaskId, AfterValidator(_check_id)]
 Priority = Annotated[int, Field(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeValidator(_ids)]
 
 
 class TaskOptions(BaseModel):
@@ -57,12 +75,12 @@ class EnqueueOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     delay_s: Seconds = 0.0
-    """How many seconds from now it waits at least."""
-    after: Annotated[tuple[Id, ...], BeforeValidator(_ids)] = ()
-    """Tasks of the same queue that must be complete first, or the only one."""
+    """How many seconds from now it waits at least, up to :data:`MAX_SECONDS`."""
+    after: Ids = ()
+    """Tasks of the same queue that must be complete first, at most :data:`MAX_AFTER`, or the only one."""
     priority: Priority | None = None
     """Instead of the function's."""
     task_id: Id | None = None
-    """The task's id, for enqueueing it again to be harmless (SK-3); made anew where it is None."""
+    """An id from ``new_id``, for enqueueing it again to be harmless (SK-3); a new one where it is None."""
     waits_for_unknown: bool = False
     """Whether ``after`` may name tasks that don't exist yet."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from pydantic_core import from_json, to_json
 
 from rebalanser.errors import InvalidArgument
+from rebalanser.tasks.options import MAX_SECONDS
 
 MAX_ERROR: Final = 4000
 """The most characters of an error that are kept with a task."""
@@ -27,14 +27,16 @@ class Retry(Exception):
     """Raised by a body: this try failed, and the next one is not to come before ``delay_s`` seconds.
 
     Raises:
-        InvalidArgument: ``delay_s`` is no finite number.
+        InvalidArgument: ``delay_s`` is no number of seconds from 0 to ten years.
     """
 
     def __init__(self, message: str = "the task asks to be tried again", *, delay_s: float) -> None:
         super().__init__(message)
         given: object = delay_s
-        if not isinstance(given, int | float) or not math.isfinite(given):
-            raise InvalidArgument(f"delay_s is {delay_s!r}; it must be a finite number of seconds")
+        if not isinstance(given, int | float) or not 0 <= given <= MAX_SECONDS:
+            raise InvalidArgument(
+                f"delay_s is {delay_s!r}; it must be a number of seconds from 0 to {MAX_SECONDS:.0f}"
+            )
         self.delay_s = delay_s
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,10 +111,13 @@ def returned(value: object) -> Returned | Raised:
         return Returned(None)
     try:
         result = to_json(value)
-        if b"NaN" in result or b"Infinity" in result:
-            from_json(result, allow_inf_nan=False)
     except Exception as error:  # whatever a class does when it is serialized
         return raised(GiveUp(f"the result is no JSON: {summary_of(error)}"))
+    if b"NaN" in result or b"Infinity" in result:
+        try:
+            from_json(result, allow_inf_nan=False)
+        except ValueError:
+            return raised(GiveUp("the result is no JSON, which has no word for NaN and infinities"))
     return Returned(result)
 
 

@@ -43,14 +43,14 @@ from rebalanser.tasks.cycles import Ancestry, with_blockers
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.engines import load_engine
 from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
-from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.flakes import born_at, partition_of
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.history import TaskHistory
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
 from rebalanser.tasks.opening import Opened, Opening
-from rebalanser.tasks.options import EnqueueOptions, TaskOptions, problems_of
+from rebalanser.tasks.options import FAR_FUTURE_S, EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.outbox import Outbox, engine_name
 from rebalanser.tasks.outbox_spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
@@ -416,9 +416,20 @@ class Queue:
             )
 
     def _placed(self, head: Head, payload: bytes, options: EnqueueOptions) -> Enqueue:
+        if options.task_id is not None:
+            self._refuse_far_future(options.task_id)
         due = self._clock.wall() + options.delay_s if options.delay_s else 0.0
         partition = UNPLACED if self._outbox_folder else partition_of(head.id, self._partition_count)
         return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
+
+    def _refuse_far_future(self, task: TaskId) -> None:
+        """See that the time in a given id is not far ahead of the clock, and of the ids made here."""
+        ahead_s = born_at(task) - self._clock.wall()
+        if ahead_s > FAR_FUTURE_S and born_at(task) - born_at(self._flakes.next()) > FAR_FUTURE_S:
+            raise InvalidTask(
+                f"the id {task} has a time {ahead_s / FAR_FUTURE_S:.0f} years ahead, so that its task "
+                "would never be collected; ids come from new_id(), not from elsewhere such as a hash"
+            )
 
     def new_id(self) -> TaskId:
         """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
@@ -504,11 +515,8 @@ class Queue:
     def log(self, task: TaskId) -> Iterator[Update]:
         """What the claims of a task wrote, the earliest first, read page by page (SK-9)."""
         claim = self.get(task).state.claim
-        for number in range(0 if claim is None else claim.number + 1):
-            first = 0
-            while page := self._context.updates(task, number, first):
-                yield from page
-                first = page[-1].sequence + 1
+        if claim is not None:
+            yield from self._context.log(task, claim.number + 1)
 
     def tasks(
         self,
@@ -559,6 +567,7 @@ class Queue:
 
         A task goes only together with all those that depend on it and that it depends on, once all of them
         are complete. With ``archive`` each is first appended to that file, with its payload and its log.
+        Where ``older_than_s`` is 0 all that is complete may go, also with an id whose time is yet to come.
 
         Raises:
             RetryLater: the engine was away; collecting again goes on.
@@ -605,7 +614,7 @@ class Queue:
         for 60 s; then the queue is stopped and the process exits with code 70, so that a supervisor can act.
 
         Raises:
-            InvalidState: it runs already.
+            InvalidState: it runs already, or is closed.
             InvalidHandlers: a function can't be imported by a child process; the message names it.
             RegistryUnavailable: the engine did not answer in time.
         """
@@ -649,7 +658,7 @@ class Queue:
         ``wake`` is called whenever there may be something to claim. :meth:`stop` ends it.
 
         Raises:
-            InvalidState: it is started already.
+            InvalidState: it is started already, or is closed.
             RegistryUnavailable: the engine did not answer in time.
         """
         self._refuse_second_start()
@@ -659,6 +668,7 @@ class Queue:
         return partitions
 
     def _refuse_second_start(self) -> None:
+        self._opening.opened()
         if self._group is not None:
             raise InvalidState(f"the queue {self.name!r} is worked on already by this process")
 

@@ -38,6 +38,8 @@ CUT_OFF_S: Final = 10.0
 """How long bodies that can be ended may take to end, after the grace."""
 PAUSE_S: Final = 0.5
 """Seconds between a renewal that failed and the next one."""
+LONGEST_PAUSE_S: Final = 3600.0
+"""Maximum pause until a task is due: a thread can't wait for any number of seconds."""
 TOGETHER: Final = 0.05
 """Part of a claim's time by which it is renewed early, together with others that are due."""
 _SMOOTHING: Final = 0.05
@@ -171,7 +173,7 @@ class Worker:
         if room <= 0:
             return None
         at = self._partitions.next_wakeup(self._bodies.names())
-        return None if at is None else max(0.001, at - self._context.clock.now())
+        return None if at is None else min(max(0.001, at - self._context.clock.now()), LONGEST_PAUSE_S)
 
     def _hand_out(self, claimed: list[Claimed]) -> None:
         """Let the threads have what was claimed; it is given back where its payload can't be read now."""

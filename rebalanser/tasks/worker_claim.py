@@ -136,9 +136,14 @@ class WorkerClaim(Claim):
         written = self._context.updated_as(self.task_id, self._held, sequence) if is_written else None
         return rules.update(stored.state, self._held, sequence, content, written)
 
-    def log(self, claim: int | None = None) -> Sequence[Update]:
-        """See :meth:`Claim.log`."""
-        return self._context.updates(self.task_id, claim)
+    def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
+        """See :meth:`Claim.log_page`."""
+        return self._context.updates(self.task_id, claim, first)
+
+    @property
+    def max_bytes(self) -> int:
+        """The engine's limit of an update, and of a result."""
+        return self._context.max_bytes
 
     def complete_in(self, connection: sqlite3.Connection, result: bytes | None = None) -> None:
         """See :meth:`Claim.complete_in`."""

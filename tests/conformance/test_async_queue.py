@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 import threading
@@ -96,6 +97,27 @@ def test_tasks_are_enqueued_looked_at_and_changed(stage: Stage) -> None:
     within_patience(main)
 
 
+@pytest.mark.rule("SK-8")
+def test_who_waits_again_and_again_for_a_request_to_stop_leaves_nothing_behind(stage: Stage) -> None:
+    async def main() -> None:
+        queue = stage.queue()
+
+        @queue.task()
+        async def patient(claim: AsyncClaim) -> int:
+            before = len(claim.stop_requested._listeners)
+            for _ in range(3):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0):
+                        await claim.until_stop_requested()
+            return len(claim.stop_requested._listeners) - before
+
+        async with queue:
+            await queue.start()
+            assert await queue.wait(await patient.enqueue(), PATIENCE_S) == b"0"
+
+    within_patience(main)
+
+
 @pytest.mark.rule("SK-6", "SK-9")
 def test_coroutines_run_in_the_loop_and_plain_functions_in_threads(stage: Stage) -> None:
     async def main() -> None:
@@ -107,7 +129,7 @@ def test_coroutines_run_in_the_loop_and_plain_functions_in_threads(stage: Stage)
         async def inside(claim: AsyncClaim, factor: int) -> int:
             places["inside"] = asyncio.get_running_loop()
             assert (await claim.update(b"one"), await claim.update(b"two")) == (0, 1)
-            assert [each.content for each in await claim.log()] == [b"one", b"two"]
+            assert [each.content async for each in claim.log()] == [b"one", b"two"]
             assert claim.still_mine()
             assert claim.deadline > 0
             assert await claim.renew()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sqlite3
@@ -9,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +30,10 @@ from rebalanser.errors import (
 from rebalanser.protocol import Fact, FactKind
 from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status
 from rebalanser.tasks.bodies import Bodies
+from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Answer, Enqueue, Move, Write
-from rebalanser.tasks.model import OPEN, Head, TaskId
+from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.model import OPEN, Head, State, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing.waiting import PATIENCE_S
@@ -145,8 +149,8 @@ BAD: dict[Callable[..., Any], str] = {
     too_deep: "the result is no JSON",
     half_a_pair: "the result is no JSON",
     half_a_pair_in_an_error: r"no such file: \udcff",
-    no_delay: "delay_s is nan; it must be a finite number",
-    delay_of_a_wrong_type: "delay_s is '5'; it must be a finite number",
+    no_delay: "delay_s is nan; it must be a number of seconds",
+    delay_of_a_wrong_type: "delay_s is '5'; it must be a number of seconds",
     silent: "Silent",
     rude: "Rude",
     exiting: "SystemExit: 3",
@@ -581,3 +585,55 @@ def test_a_body_is_asked_to_stop_though_calls_to_the_store_do_not_return(stage: 
         task = long.enqueue()
         queue.start()
         assert queue.wait(task, PATIENCE_S) == b"true"
+
+
+@pytest.mark.rule("SK-9", "SK-12")
+def test_a_body_reads_all_that_was_written_before_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the oldest part, from which it would take a checkpoint for the last one."""
+    monkeypatch.setattr(Context.updates, "__defaults__", (None, 0, 2))
+
+    @stage.queue.task(retries=1, backoff_s=0.001)
+    def steps(claim: Claim) -> list[str]:
+        for number in range(5):
+            claim.update(b"%d" % number)
+        if claim.number == 0:
+            raise Retry(delay_s=0.0)
+        return [f"{each.claim}.{each.content.decode()}" for each in claim.log()]
+
+    task = steps.enqueue()
+    stage.queue.start()
+    expected = [f"{claim}.{number}" for claim in range(2) for number in range(5)]
+    assert json.loads(stage.queue.wait(task, PATIENCE_S) or b"") == expected
+    assert [f"{each.claim}.{each.content.decode()}" for each in stage.queue.log(task)] == expected
+
+
+@pytest.mark.rule("SK-15")
+def test_a_task_that_is_due_in_the_far_future_stops_no_worker(stage: Stage) -> None:
+    """As an earlier version took it: no thread can wait for so long."""
+    made = stage.queue.made_raw("good", b'{"number": 1}', EnqueueOptions())
+    (late,) = stage.queue.commit([replace(made, state=State(due=1e300))])
+    tasks = stage.enqueue()
+    stage.queue.start(concurrency=2)
+    stage.see_done(tasks)
+    stage.see_done(stage.enqueue())
+    assert stage.queue.get(late).state.status is Status.WAITING
+    assert stage.queue.troubles == ()
+
+
+@pytest.mark.rule("SK-14")
+def test_all_that_is_complete_can_be_collected_whatever_its_id(stage: Stage) -> None:
+    """Also what an earlier version took with an id of the far future."""
+    made = stage.queue.made_raw("good", b'{"number": 0}', EnqueueOptions(), retries=0)
+    (late,) = stage.queue.commit(
+        [
+            replace(
+                made,
+                task=replace(made.task, head=replace(made.task.head, id="f" * 40)),
+                partition=partition_of("f" * 40, 2),
+            )
+        ]
+    )
+    stage.queue.start()
+    stage.see_done([late])
+    assert stage.queue.collect(1.0).tasks == 0
+    assert stage.queue.collect(0.0).tasks == 1

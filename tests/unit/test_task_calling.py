@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from rebalanser.errors import Fenced, InvalidHandlers, InvalidState
+from rebalanser.errors import Fenced, InvalidArgument, InvalidHandlers, InvalidState, RequestTooLarge
 from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry, child
 from rebalanser.tasks.calling import Job, ThreadCaller, Watch
 from rebalanser.tasks.child_claim import ChildClaim
-from rebalanser.tasks.child_messages import AskDeadline, AskLog, AskRenewal, AskUpdate, ChildAsk
+from rebalanser.tasks.child_messages import AskDeadline, AskLog, AskRenewal, AskUpdate, ChildAsk, Failed
 from rebalanser.tasks.child_process import ChildProcess
-from rebalanser.tasks.claim import Facts
+from rebalanser.tasks.claim import Facts, read_log
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.model import Head, Update
 from rebalanser.tasks.options import TaskOptions
@@ -150,6 +150,23 @@ def test_of_an_error_the_frames_of_the_user_are_kept() -> None:
     assert "ValueError: broken" in outcome.told
 
 
+@pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], {"NaN": float("-inf")}])
+def test_a_number_that_json_has_no_word_for_is_refused_by_its_name(value: object) -> None:
+    outcome = returned(value)
+    assert isinstance(outcome, Raised)
+    assert isinstance(outcome.error, GiveUp)
+    assert str(outcome.error) == "the result is no JSON, which has no word for NaN and infinities"
+    assert returned("NaN, Infinity") == Returned(b'"NaN, Infinity"')
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("delay_s", [-1.0, float("inf"), float("nan"), 1e300, "5", None])
+def test_a_pause_that_no_clock_can_wait_for_is_refused(delay_s: Any) -> None:
+    with pytest.raises(InvalidArgument, match="it must be a number of seconds from 0 to 315576000"):
+        Retry("later", delay_s=delay_s)
+    assert Retry("later", delay_s=0).delay_s == 0
+
+
 def test_the_end_of_a_long_error_is_kept() -> None:
     outcome = raised(ValueError("x" * MAX_ERROR + "end"))
     assert len(outcome.told) == MAX_ERROR
@@ -205,21 +222,76 @@ def test_the_claim_of_a_child_asks_its_worker() -> None:
 
     def ask(ask: ChildAsk, timeout_s: float | None = None) -> Any:
         asked.append(ask)
-        return answers[type(ask)]
+        return () if ask == AskLog(3, 1) else answers[type(ask)]
 
-    claim = ChildClaim(FACTS, 0.0, ask)
+    claim = ChildClaim(FACTS, 0.0, ask, 1)
     assert (claim.task_id, claim.queue, claim.name) == ("0" * 40, "mail", "send")
     assert (claim.number, claim.failures, claim.token) == (3, 2, 77)
     assert claim.update(b"a") == 4
-    assert claim.log(1) == [Update(3, 0, b"a")]
+    assert list(claim.log(3)) == [Update(3, 0, b"a")]
     assert claim.renew() is False
     assert claim.still_mine(), "the worker knows of a later deadline"
     assert claim.still_mine(), "and is not asked again before that"
-    assert asked == [AskUpdate(b"a"), AskLog(1), AskRenewal(), AskDeadline()]
+    assert asked == [AskUpdate(b"a"), AskLog(3, 0), AskLog(3, 1), AskRenewal(), AskDeadline()]
     with pytest.raises(InvalidState, match="complete_in needs a body that runs in a thread"):
         claim.complete_in(cast("Any", None))
     claim.stop_requested.set()
     assert not claim.still_mine()
+
+
+@pytest.mark.rule("SK-9")
+def test_a_child_sends_nothing_that_is_over_the_limit() -> None:
+    """The worker would have to read it whole before it could refuse it."""
+
+    def ask(ask: ChildAsk, timeout_s: float | None = None) -> Any:
+        raise AssertionError(ask)
+
+    claim = ChildClaim(FACTS, 0.0, ask, 8)
+    with pytest.raises(RequestTooLarge, match="an update has 9 bytes; the limit is 8"):
+        claim.update(b"x" * 9)
+    with pytest.raises(InvalidArgument, match="must be bytes"):
+        claim.update("text")  # type: ignore[arg-type]
+    assert child._sendable(Returned(b"x" * 8), 8) == Returned(b"x" * 8)
+    assert child._sendable(Returned(None), 8) == Returned(None)
+    failed = child._sendable(Returned(b"x" * 9000), 8000)
+    assert isinstance(failed, Failed)
+    assert isinstance(pickle.loads(failed.error or b""), GiveUp)
+    assert "a result has 9000 bytes; the limit is 8000" in failed.told
+    long = child._sendable(raised(ValueError("x" * 9000)), 8000)
+    assert isinstance(long, Failed)
+    assert long.error is None
+    assert len(long.told) == MAX_ERROR
+
+
+LOG = [Update(claim, number, b"") for claim, size in enumerate([0, 7, 2, 0, 3, 0]) for number in range(size)]
+
+
+@pytest.mark.rule("SK-9", "SK-12")
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_all_of_a_log_is_read_in_pages(size: int) -> None:
+    asked: list[tuple[int | None, int]] = []
+
+    def page(claim: int | None, first: int) -> list[Update]:
+        asked.append((claim, first))
+        found = [each for each in LOG if claim in (None, each.claim) and each.sequence >= first]
+        return found[:size]
+
+    assert list(read_log(page, 6)) == LOG
+    assert [each.sequence for each in read_log(page, 6, 4)] == [0, 1, 2]
+    assert list(read_log(page, 6, 5)) == []
+    asked.clear()
+    next(read_log(page, 6))
+    assert asked == [(None, 0)], "no more than is taken"
+
+
+@pytest.mark.rule("SK-8", "SK-15")
+def test_who_has_waited_for_a_body_listens_no_more() -> None:
+    ended: Future[None] = Future()
+    ended.set_result(None)
+    claim, watch = FakeClaim(), Watch()
+    for _ in range(3):
+        assert watch.until(job_of(claim=claim), ended) is None
+    assert claim.stop_requested._listeners == []
 
 
 @pytest.mark.rule("SK-8")
@@ -233,9 +305,9 @@ def test_the_claim_of_a_child_is_over_where_its_worker_says_nothing_or_that() ->
             return 0.0
         raise Fenced("another worker has claimed it since")
 
-    assert not ChildClaim(FACTS, 0.0, silent).still_mine()
-    assert ChildClaim(FACTS, 5.0, silent).deadline == 5.0
-    fenced = ChildClaim(FACTS, 0.0, fencing)
+    assert not ChildClaim(FACTS, 0.0, silent, 1).still_mine()
+    assert ChildClaim(FACTS, 5.0, silent, 1).deadline == 5.0
+    fenced = ChildClaim(FACTS, 0.0, fencing, 9)
     assert not fenced.still_mine()
     with pytest.raises(Fenced, match="another worker"):
         fenced.update(b"late")
@@ -261,7 +333,7 @@ def test_where_the_host_reaps_all_children_the_end_of_one_is_noticed_too(
     process.ready.result(PATIENCE_S)
     # Only from here on: to a process that takes long to begin, it would say that it has ended.
     monkeypatch.setattr("os.waitid", reaped)
-    outcome = process.call(cast("Any", SimpleNamespace(facts=FACTS, deadline=0.0)), b"{}")
+    outcome = process.call(cast("Any", SimpleNamespace(facts=FACTS, deadline=0.0, max_bytes=9)), b"{}")
     process.kill(0.0)
     ended = outcome.result(PATIENCE_S)
     assert isinstance(ended, Raised)

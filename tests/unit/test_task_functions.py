@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
-from rebalanser.errors import InvalidHandlers, InvalidName, InvalidTask
+from rebalanser.errors import InvalidHandlers, InvalidName, InvalidState, InvalidTask
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue
 from rebalanser.tasks.functions import OtherArguments, TaskBody
-from rebalanser.tasks.options import EnqueueOptions, TaskOptions
+from rebalanser.tasks.http.messages import Failure, NewTask
+from rebalanser.tasks.options import FAR_FUTURE_S, MAX_AFTER, MAX_SECONDS, EnqueueOptions, TaskOptions
 
 
 class Address(BaseModel):
@@ -203,6 +204,8 @@ def test_a_name_that_can_not_be_stored_is_refused() -> None:
         {"retries": -1},
         {"timeout_s": 0},
         {"timeout_s": math.inf},
+        {"timeout_s": 1e300},
+        {"max_backoff_s": 1e300},
         {"priority": 2**31},
         {"backoff_s": -1.0},
         {"colour": "red"},
@@ -211,6 +214,72 @@ def test_a_name_that_can_not_be_stored_is_refused() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         TaskOptions(**options)
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("delay_s", [-1.0, math.inf, -math.inf, math.nan, 1e300, MAX_SECONDS + 1])
+def test_a_delay_that_no_clock_can_wait_for_is_refused(tmp_path: Path, delay_s: float) -> None:
+    with Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
+        send_later = queue.task(send)
+        send_later.enqueue("a", delay_s=MAX_SECONDS)
+        with pytest.raises(InvalidTask, match=r"^send: delay_s: Input should be [^\n]*$"):
+            send_later.enqueue("a", delay_s=delay_s)
+        assert sum(queue.count().values()) == 1
+    with pytest.raises(ValueError, match="delay_s"):
+        NewTask.model_validate({"name": "send", "payload": {"value": {}}, "delay_s": delay_s})
+    with pytest.raises(ValueError, match="delay_s"):
+        Failure.model_validate({"holder": "it", "error": "it", "delay_s": delay_s})
+
+
+@pytest.mark.rule("SK-5")
+def test_a_task_waits_for_a_stated_number_of_others_at_most(tmp_path: Path) -> None:
+    ids = [f"{number:040x}" for number in range(MAX_AFTER + 1)]
+    with Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
+        send_later = queue.task(send)
+        send_later.enqueue("a", after=ids[1:], waits_for_unknown=True)
+        with pytest.raises(InvalidTask, match=f"^send: after: Tuple should have at most {MAX_AFTER} items"):
+            send_later.enqueue("a", after=ids, waits_for_unknown=True)
+    asked = {"name": "send", "payload": {"value": {}}, "after": ids}
+    with pytest.raises(ValueError, match=f"at most {MAX_AFTER} items"):
+        NewTask.model_validate(asked)
+
+
+@pytest.mark.rule("SK-1", "SK-14")
+def test_an_id_of_the_far_future_is_refused(tmp_path: Path) -> None:
+    """As of a hash: its task would never be old enough to be collected."""
+
+    class Wall:
+        at = 1e9
+
+        def now(self) -> float:
+            return self.at
+
+        wall = now
+
+    with Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
+        send_later = queue.task(send)
+        queue._clock = clock = Wall()  # type: ignore[assignment]
+        clock.at = int(queue.new_id()[:16], 16) / 1000
+        late = f"{round((clock.at + FAR_FUTURE_S - 60) * 1000):016x}{0:024x}"
+        assert send_later.enqueue("a", task_id=late) == late
+        for made in (f"{round((clock.at + FAR_FUTURE_S + 3600) * 1000):016x}{0:024x}", "ab" * 20):
+            with pytest.raises(InvalidTask, match=r"years ahead.*ids come from new_id\(\)"):
+                send_later.enqueue("a", task_id=made)
+        clock.at = 0.0  # as on a host that has just booted
+        ours = queue.new_id()
+        assert send_later.enqueue("a", task_id=ours) == ours
+
+
+@pytest.mark.rule("SK-15")
+def test_a_closed_queue_says_so(tmp_path: Path) -> None:
+    queue = Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path)
+    queue.task(send)
+    queue.close()
+    queue.close()
+    for call in (queue.start, queue.count, lambda: queue.lend(lambda: None), lambda: queue.wait("0" * 40)):
+        with pytest.raises(InvalidState, match="the queue is closed"):
+            call()
+    queue.stop()
 
 
 def test_a_function_is_registered_with_parentheses_and_without(tmp_path: Path) -> None:

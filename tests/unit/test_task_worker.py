@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -326,3 +327,15 @@ def test_a_task_that_can_not_be_read_waits_ever_longer_and_has_not_failed(
     assert (trouble.loop, trouble.kind, trouble.attempts) == ("task send", ErrorKind.POISON, 10)
     clock.at = UNREADABLE_S
     assert errors.troubles == ()
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("at", [1e300, math.inf])
+def test_a_worker_waits_no_longer_than_a_thread_can(at: float) -> None:
+    """An earlier version took tasks that are due in the far future."""
+    stand = Stand()
+    stand.worker._partitions = cast("Any", SimpleNamespace(next_wakeup=lambda _: at))
+    stand.bodies.names = tuple
+    pause_s = stand.worker._pause_s(1)
+    assert pause_s is not None
+    assert 0 < pause_s <= threading.TIMEOUT_MAX

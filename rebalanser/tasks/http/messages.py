@@ -10,7 +10,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    FailFast,
     Field,
     PrivateAttr,
     WithJsonSchema,
@@ -21,7 +20,7 @@ from pydantic_core import from_json
 from rebalanser.tasks.documents import Content
 from rebalanser.tasks.enqueued import EnqueueAnswer
 from rebalanser.tasks.model import Status
-from rebalanser.tasks.options import Id, PositiveSeconds, Priority, Seconds
+from rebalanser.tasks.options import Id, Ids, PositiveSeconds, Priority, Seconds
 
 MAX_BATCH: Final = 1000
 MAX_WAIT_S: Final = 60.0
@@ -108,9 +107,7 @@ class NewTask(Asked):
         description="An id got before: enqueueing it more than once is harmless (SK-3). Else it gets one.",
     )
     priority: Priority = Field(default=0, description="Higher first.")
-    after: Annotated[tuple[Id, ...], FailFast()] = Field(
-        default=(), description="Tasks of the queue that must be complete first."
-    )
+    after: Ids = Field(default=(), description="Tasks of the queue that must be complete first.")
     waits_for_unknown: bool = Field(
         default=False, description="Whether `after` may name tasks that don't exist yet."
     )
