@@ -15,8 +15,10 @@ from rebalanser.tasks.model import Head, Status, Stored, TaskId
 
 MAX_ANCESTORS: Final = 10_000
 """How many tasks are looked at to see that a new one does not wait for itself."""
-MAX_SETTLED: Final = 100_000
-"""How many tasks it is remembered of that all they wait for exists."""
+MAX_READS: Final = 100
+"""Maximum number of reads of the store for one new task: each of them goes one step further back."""
+MAX_REMEMBERED: Final = 100_000
+"""Maximum number of tasks of which it is remembered what they wait for, or that all of that exists."""
 
 MAX_BLOCKERS: Final = 10
 """Maximum number of dead or cancelled tasks that are named for one that waits for them."""
@@ -31,7 +33,7 @@ Read: TypeAlias = Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]
 class Ancestry:
     """Looks at what new tasks wait for. May be used from any thread.
 
-    A task never changes what it waits for. So where all that it waits for exists, and all that that waits
+    A task never changes what it waits for, so it is read once. And where all that it waits for exists, and all that that waits
     for, no task to come can ever be among it: that need not be looked at again.
     """
 
@@ -39,11 +41,13 @@ class Ancestry:
         self._read = read
         self._lock = threading.Lock()
         self._settled: set[TaskId] = set()
+        self._known: dict[TaskId, tuple[TaskId, ...]] = {}
 
     def refuse_cycle(self, head: Head, coming: Mapping[TaskId, Head] | None = None) -> None:
         """See that none of the tasks that a new one waits for waits for it.
 
-        ``coming`` are tasks that are enqueued together with it, before it.
+        ``coming`` are tasks that are enqueued together with it, before it. What is further back than
+        :data:`MAX_READS` reads is not looked at; the next task that waits for the same goes on from there.
 
         Raises:
             DependencyCycle: one of them does.
@@ -52,16 +56,21 @@ class Ancestry:
         seen: set[TaskId] = set()
         all_exist = True
         ahead = self._unsettled(head.after)
-        while ahead and len(seen) < MAX_ANCESTORS:
+        reads = 0
+        while ahead and len(seen) < MAX_ANCESTORS and reads < MAX_READS:
             if head.id in ahead:
                 raise DependencyCycle(f"task {head.id} would wait for itself")
             seen |= ahead
-            there = sorted(ahead - coming.keys())
-            stored = self._read(there) if there else {}
-            all_exist = all_exist and len(stored) == len(ahead)
-            heads = [each.head for each in stored.values()]
-            heads += [coming[task] for task in ahead & coming.keys()]
-            ahead = self._unsettled(task for each in heads for task in each.after) - seen
+            after = {task: coming[task].after for task in ahead & coming.keys()}
+            all_exist = all_exist and not after
+            after.update(self._remembered(ahead - after.keys()))
+            if unread := sorted(ahead - after.keys()):
+                reads += 1
+                found = {task: each.head.after for task, each in self._read(unread).items()}
+                all_exist = all_exist and len(found) == len(unread)
+                self._remember(found)
+                after.update(found)
+            ahead = self._unsettled(task for tasks in after.values() for task in tasks) - seen
         if all_exist and not ahead:
             self._settle(seen)
 
@@ -71,9 +80,21 @@ class Ancestry:
 
     def _settle(self, tasks: set[TaskId]) -> None:
         with self._lock:
-            if len(self._settled) > MAX_SETTLED:
+            if len(self._settled) > MAX_REMEMBERED:
                 self._settled.clear()
             self._settled |= tasks
+            for task in tasks:
+                self._known.pop(task, None)
+
+    def _remembered(self, tasks: Iterable[TaskId]) -> dict[TaskId, tuple[TaskId, ...]]:
+        with self._lock:
+            return {task: self._known[task] for task in tasks if task in self._known}
+
+    def _remember(self, after: Mapping[TaskId, tuple[TaskId, ...]]) -> None:
+        with self._lock:
+            if len(self._known) > MAX_REMEMBERED:
+                self._known.clear()
+            self._known.update(after)
 
 
 def with_blockers(tasks: Iterable[Stored], read: Read) -> Iterator[tuple[Stored, tuple[Stored, ...]]]:

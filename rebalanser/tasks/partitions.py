@@ -245,7 +245,10 @@ class Partitions:
             each.owner.learn(stored, now)
 
     def _read(self, partition: int) -> None:
-        """Read the open tasks of a partition, page by page; what changes meanwhile is told by the watch."""
+        """Read the open tasks of a partition, page by page; what changes meanwhile is told by the watch.
+
+        What is read can be claimed at once, while the rest of a deep queue is read.
+        """
         after: TaskId | None = None
         while True:
             page = self._context.engine.page(
@@ -262,6 +265,8 @@ class Partitions:
                     self._learn(stored, now)
                 far = self._look_at_clocks(page.items, are_new=False)
             self._warn(far)
+            if page.items:
+                self._wake()
             after = page.next
             if after is None:
                 return

@@ -14,7 +14,7 @@ import pytest
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.tasks import Queue
 from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.engine import Change
+from rebalanser.tasks.engine import Change, Page
 from rebalanser.tasks.model import State, Status, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.partitions import Claimed, Partitions
@@ -177,3 +177,32 @@ def test_news_that_could_not_be_learnt_are_read(
     task = stage.enqueue()
     assert [each.stored.head.id for each in stage.claims()] == [task]
     assert not faults
+
+
+@pytest.mark.rule("SK-5", "SK-13")
+def test_what_is_read_of_a_deep_queue_is_claimed_while_the_rest_is_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rebalanser.tasks.partitions.PAGE", 2)
+    for _ in range(6):
+        stage.enqueue()
+    engine = stage.queue.context.engine
+    read: Callable[..., Page] = engine.page
+    claimed: list[TaskId] = []
+    pages = 0
+
+    def page(queue: str, timeout_s: float, **options: Any) -> Page:
+        nonlocal pages
+        if options.get("partition") is not None:
+            pages += 1
+            if stage.woken.is_set():
+                stage.woken.clear()
+                claimed.extend(each.stored.head.id for each in stage.partitions.claim(1, None))
+        return read(queue, timeout_s, **options)
+
+    monkeypatch.setattr(engine, "page", page)
+    stage.take(0, 1)
+    assert pages >= 3
+    assert claimed, "before the last page was read"
+    rest = [each.stored.head.id for each in stage.claims(6 - len(claimed))]
+    assert len({*claimed, *rest}) == 6
