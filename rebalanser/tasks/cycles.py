@@ -33,8 +33,8 @@ Read: TypeAlias = Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]
 class Ancestry:
     """Looks at what new tasks wait for. May be used from any thread.
 
-    A task never changes what it waits for, so it is read once. And where all that it waits for exists, and all that that waits
-    for, no task to come can ever be among it: that need not be looked at again.
+    A task never changes what it waits for, so it is read once. Where all that it waits for exists, and all
+    that that waits for, no task to come can ever be among it: that need not be looked at again.
     """
 
     def __init__(self, read: Read) -> None:

@@ -3,15 +3,17 @@
 The id of a tick's task follows from the queue, the function and the tick alone, and enqueueing an id twice
 makes one task (SK-3). So the owner of the partition in which it lies enqueues it, and where that owner
 changes, the next one enqueues the ticks of the last minute once more, in case they are not there.
+
+A schedule is new if none of its ticks of late is in the store. It has nothing to make up for: its first tick
+is the next one that is due.
 """
 
 from __future__ import annotations
 
 import datetime
 import hashlib
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +28,8 @@ LOOK_S: Final = 1.0
 """The longest time between two looks at the clock, which may jump."""
 CATCH_UP_S: Final = 60.0
 """How late a tick may still be enqueued; one that is missed by more is left out."""
+KEPT_S: Final = 86_400.0
+"""Age up to which the task of a tick counts as not collected yet: that of a collection unless it is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,16 @@ class Schedule:
 
     def ticks(self, wall: float) -> list[int]:
         """The ticks that are due at ``wall`` and not left out by then, the earliest first."""
-        due = itertools.takewhile(lambda tick: wall - tick <= CATCH_UP_S, self._ticks_before(wall))
-        return list(due)[::-1]
+        return self.recent(wall)[1:]
+
+    def recent(self, wall: float) -> list[int]:
+        """The ticks that are due at ``wall``, and the one before them, the earliest first."""
+        ticks: list[int] = []
+        for tick in self._ticks_before(wall):
+            ticks.insert(0, tick)
+            if wall - tick > CATCH_UP_S:
+                break
+        return ticks
 
     def _ticks_before(self, wall: float) -> Iterator[int]:
         """Back from ``wall`` on."""
@@ -73,8 +85,9 @@ class Schedule:
 class Ticker:
     """Enqueues the ticks of the schedules that this process is responsible for.
 
-    ``is_mine(task_id)`` says whether it is, ``enqueue(name, task_id)`` does it, ``errors`` what follows from
-    those. A tick that can't be enqueued, ever, is left out and keeps no other from coming.
+    ``is_mine(task_id)`` says whether it is, ``exists(task_ids)`` which of those are stored,
+    ``enqueue(name, task_id)`` enqueues one, ``errors`` says what follows from errors. A tick that can't be
+    enqueued, ever, is left out and keeps no other from coming.
     """
 
     def __init__(
@@ -82,14 +95,19 @@ class Ticker:
         schedules: Sequence[Schedule],
         clock: Clock,
         is_mine: Callable[[TaskId], bool],
+        exists: Callable[[Sequence[TaskId]], Collection[TaskId]],
         enqueue: Callable[[str, TaskId], object],
         errors: ErrorPolicy,
     ) -> None:
         self._schedules = tuple(schedules)
         self._clock = clock
         self._is_mine = is_mine
+        self._exists = exists
         self._enqueue = enqueue
         self._errors = errors
+        self._began = clock.wall()
+        self._since: dict[Schedule, float] = {}
+        """When the ticks of each schedule begin to count, as far as it is known."""
         self._done: set[TaskId] = set()
         self._ending = threading.Event()
         self._loop = Loop("ticks", self._look, errors)
@@ -111,12 +129,34 @@ class Ticker:
             RebalanserError: the engine is away or takes nothing; the next look tries again.
         """
         wall = self._clock.wall()
-        due = {each.task_id(tick): each.name for each in self._schedules for tick in each.ticks(wall)}
+        due: dict[TaskId, str] = {}
+        for each in self._schedules:
+            since = self._counts_since(each, wall)
+            due.update((each.task_id(tick), each.name) for tick in each.ticks(wall) if tick > since)
         self._done &= due.keys()
         for task_id, name in due.items():
             if task_id not in self._done and self._is_mine(task_id):
                 self._enqueue_once(name, task_id)
                 self._done.add(task_id)
+
+    def _counts_since(self, schedule: Schedule, wall: float) -> float:
+        """When the ticks of a schedule begin to count; also a clock that was set back has ticks."""
+        if schedule not in self._since:
+            self._since[schedule] = self._learn_since(schedule)
+        if wall < self._since[schedule]:
+            self._since[schedule] = wall - LOOK_S
+        return self._since[schedule]
+
+    def _learn_since(self, schedule: Schedule) -> float:
+        """The first tick of late that is in the store; the start of this ticker if the schedule is new."""
+        ticks = {schedule.task_id(tick): tick for tick in schedule.recent(self._began)}
+        first = min(ticks.values())
+        if len(ticks) == 1:
+            return self._began
+        if found := [ticks[task] for task in self._exists(list(ticks))]:
+            return min(found)
+        # What is collected can't be told from what never was: it is better to run once too often.
+        return float(first) if self._began - first >= KEPT_S else self._began
 
     def _enqueue_once(self, name: str, task_id: TaskId) -> None:
         try:

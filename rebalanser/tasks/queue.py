@@ -331,7 +331,8 @@ class Queue:
         """Register a function whose tasks come by a cron expression, in UTC, while a worker runs (SK-15).
 
         It takes no arguments but the claim that have no default. Each tick makes one task, whatever number of
-        workers there are; one that no worker saw within a minute is left out.
+        workers there are; one that no worker saw within a minute is left out. The first tick of a new
+        schedule is the next one that is due.
 
         Raises:
             InvalidTask: the expression is none, or an option is out of range.
@@ -647,6 +648,7 @@ class Queue:
             self._schedules,
             self._context.clock,
             lambda task: partitions.owns(partition_of(task, self._partition_count)),
+            self._context.read,
             self._enqueue_tick,
             self._errors,
         )

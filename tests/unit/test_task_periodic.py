@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -30,12 +31,16 @@ class Wall:
 class Stand:
     """A ticker, and what it has enqueued."""
 
-    def __init__(self, expression: str = "*/5 * * * *", at: float = NOON) -> None:
+    def __init__(self, expression: str = "*/5 * * * *", at: float = NOON, *, is_new: bool = False) -> None:
         self.clock = Wall(at)
         self.mine = True
+        self.is_new = is_new
+        """Whether none of the ticks before is stored."""
         self.enqueued: list[tuple[str, str]] = []
         self.refusals: list[Exception] = []
         """Raised by the next who enqueue."""
+        self.away: list[Exception] = []
+        """Raised by the next who read."""
         self.errors = ErrorPolicy("mail", self.clock, lambda: None)
         self.schedule = Schedule("mail", "sweep", expression)
         self.ticker = self.another()
@@ -45,9 +50,16 @@ class Stand:
             [self.schedule],
             self.clock,
             lambda _task: self.mine,
+            self._exist,
             self._enqueue,
             self.errors,
         )
+
+    def _exist(self, tasks: Sequence[str]) -> Collection[str]:
+        if self.away:
+            raise self.away.pop(0)
+        stored = {task for _, task in self.enqueued}
+        return [task for task in tasks if task in stored or not self.is_new]
 
     def _enqueue(self, name: str, task: str) -> None:
         if self.refusals:
@@ -155,3 +167,49 @@ def test_a_tick_waits_for_an_engine_that_takes_nothing(error: Exception) -> None
         with pytest.raises(type(error)):
             stand.look(NOON)
     assert stand.look(NOON + 1) == 6
+
+
+@pytest.mark.rule("SK-15")
+def test_the_first_tick_of_a_new_schedule_is_the_next_one() -> None:
+    """And not those of the minute before, all at once."""
+    stand = Stand("* * * * * *", NOON + 0.5, is_new=True)
+    assert [stand.look(NOON + second) for second in (0.6, 1, 2, 5)] == [0, 1, 2, 5]
+    later = Stand(at=NOON + 20, is_new=True)
+    assert [later.look(NOON + second) for second in (21, 299, 300)] == [0, 0, 1]
+
+
+@pytest.mark.rule("SK-15")
+def test_a_worker_that_comes_to_a_schedule_makes_up_for_what_is_missing_of_it() -> None:
+    stand = Stand("* * * * * *", NOON, is_new=True)
+    stand.look(NOON + 2)
+    del stand.enqueued[-1]
+    stand.clock.at = NOON + 5
+    stand.ticker = stand.another()
+    stand.look(NOON + 5)
+    ticks = [stand.schedule.task_id(int(NOON) + second) for second in (1, 2, 3, 4, 5)]
+    assert [task for _, task in stand.enqueued] == ticks
+
+
+@pytest.mark.rule("SK-15")
+def test_a_tick_during_a_restart_comes_also_where_those_before_are_collected() -> None:
+    """As of a task a day: whether it is new can't be told then."""
+    daily, hourly = Stand("0 12 * * *", NOON + 30, is_new=True), Stand("0 * * * *", NOON + 30, is_new=True)
+    assert daily.look(NOON + 31) == 1
+    assert hourly.look(NOON + 31) == 0
+
+
+@pytest.mark.rule("SK-15")
+def test_a_clock_that_was_set_back_holds_no_schedule_up() -> None:
+    stand = Stand("* * * * * *", NOON, is_new=True)
+    stand.look(NOON + 0.5)
+    assert [stand.look(NOON - 3600 + second) for second in (0, 1, 2)] == [1, 2, 3]
+
+
+@pytest.mark.rule("SK-15")
+def test_whether_a_schedule_is_new_is_asked_until_the_store_answers() -> None:
+    stand = Stand("* * * * * */10", NOON - 1, is_new=True)
+    stand.away = [RegistryUnavailable("away")] * 2
+    for second in (0, 10):
+        with pytest.raises(RegistryUnavailable):
+            stand.look(NOON + second)
+    assert stand.look(NOON + 11) == 2, "what was due since the start"
