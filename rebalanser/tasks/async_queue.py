@@ -286,13 +286,15 @@ class AsyncQueue:
                 loop.call_soon_threadsafe(changed.set)
 
         async with self._watching(task, tell):
-            while (stored := await self.get(task)).state.status not in waiting.CLOSED:
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await changed.wait()
-                except TimeoutError:
-                    raise waiting.not_settled(stored, timeout_s) from None
-                changed.clear()
+            with waiting.waiting_for(self.name) as hint:
+                while (stored := await self.get(task)).state.status not in waiting.CLOSED:
+                    told = hint(stored)
+                    try:
+                        async with asyncio.timeout_at(deadline):
+                            await changed.wait()
+                    except TimeoutError:
+                        raise waiting.not_settled(stored, timeout_s, told) from None
+                    changed.clear()
         return waiting.result_of(stored)
 
     async def run(self, concurrency: int = 1) -> None:

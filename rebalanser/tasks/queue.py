@@ -579,6 +579,9 @@ class Queue:
     def wait(self, task: TaskId, timeout_s: float = 60.0) -> bytes | None:
         """Wait until a task is complete; its result as JSON, None where it has none.
 
+        A body that waits for a task of its own queue takes part of the worker's concurrency meanwhile. Once
+        all bodies of a worker do that, it logs a warning.
+
         Raises:
             TaskFailed: it is dead or cancelled; the message says how its last try ended.
             NotSettled: it is neither within ``timeout_s`` seconds.
@@ -588,10 +591,12 @@ class Queue:
         deadline = self._context.clock.now() + timeout_s
         self.bell.listen(task, changed.set)
         try:
-            while (stored := self.get(task)).state.status not in waiting.CLOSED:
-                if not changed.wait(max(0.0, deadline - self._context.clock.now())):
-                    raise waiting.not_settled(stored, timeout_s)
-                changed.clear()
+            with waiting.waiting_for(self.name) as hint:
+                while (stored := self.get(task)).state.status not in waiting.CLOSED:
+                    told = hint(stored)
+                    if not changed.wait(max(0.0, deadline - self._context.clock.now())):
+                        raise waiting.not_settled(stored, timeout_s, told)
+                    changed.clear()
         finally:
             self.bell.leave(task, changed.set)
         return waiting.result_of(stored)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 from rebalanser.errors import NotSettled, TaskFailed
+from rebalanser.runtime.clock import Clock
+from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Lost, Watch
 from rebalanser.tasks.model import Status, Stored, TaskId
 
 CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
 """What a task is that nothing more happens to by itself."""
+REPORT_S: Final = 30.0
+"""Seconds between two log lines about the bodies of a worker that all wait."""
+_log = get_logger()
 
 
 class Bell:
@@ -70,9 +78,70 @@ class Bell:
             listener()
 
 
-def not_settled(stored: Stored, timeout_s: float) -> NotSettled:
+class WaitingBodies:
+    """Counts the bodies of a worker that wait for tasks of its queue: if all do, none is left to run those.
+
+    ``bodies`` run at a time. May be used from any thread.
+    """
+
+    def __init__(self, queue: str, bodies: int, clock: Clock) -> None:
+        self.queue = queue
+        self._bodies = bodies
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._reported = -math.inf
+
+    def enter(self) -> None:
+        """Count what this thread waits for from now on, and what a coroutine does that it begins."""
+        _WAITING_BODIES.set(self)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count one that waits."""
+        with self._lock:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def hint(self, stored: Stored) -> str:
+        """What to say of a task that no body is left to run in this process; empty if one is. Logs it too."""
+        now = self._clock.now()
+        with self._lock:
+            if stored.state.status is not Status.WAITING or self._waiting < self._bodies:
+                return ""
+            is_due = now - self._reported >= REPORT_S
+            if is_due:
+                self._reported = now
+        told = (
+            f"all bodies of this worker ({self._bodies}) wait for tasks of their own queue; unless "
+            "another worker runs those, they wait for ever: raise the concurrency, or enqueue with after="
+        )
+        if is_due:
+            _log.warning(told, action="task_bodies_wait", queue=self.queue, task=stored.head.id)
+        return f"; {told}"
+
+
+_WAITING_BODIES: ContextVar[WaitingBodies | None] = ContextVar("waiting_bodies", default=None)
+
+
+@contextmanager
+def waiting_for(queue: str) -> Iterator[Callable[[Stored], str]]:
+    """Count a wait for a task of a queue; gives the hint for whoever waits, see :class:`WaitingBodies`."""
+    bodies = _WAITING_BODIES.get()
+    if bodies is None or bodies.queue != queue:
+        yield lambda _: ""
+    else:
+        with bodies.counted():
+            yield bodies.hint
+
+
+def not_settled(stored: Stored, timeout_s: float, hint: str = "") -> NotSettled:
     """What to raise of a task that is not closed after ``timeout_s`` seconds."""
-    return NotSettled(f"task {stored.head.id} is {stored.state.status} after {timeout_s:g} s")
+    return NotSettled(f"task {stored.head.id} is {stored.state.status} after {timeout_s:g} s{hint}")
 
 
 def result_of(stored: Stored) -> bytes | None:

@@ -29,6 +29,7 @@ from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Head, Stored, TaskId
 from rebalanser.tasks.partitions import MAX_CLAIMS, Claimed, Partitions
+from rebalanser.tasks.waiting import WaitingBodies
 from rebalanser.tasks.worker_claim import Renewal, WorkerClaim
 
 AHEAD_S: Final = 0.05
@@ -85,6 +86,7 @@ class Worker:
         self._unrenewed: set[str] = set()
         """The holders of claims whose last renewal has failed."""
         self._watch: Watch | None = None
+        self._waiting = WaitingBodies(context.queue, concurrency, context.clock)
         self._lock = threading.Lock()
         self._woken = woken
         self._fewer = threading.Condition(self._lock)
@@ -242,6 +244,7 @@ class Worker:
         if self._stopping or not held.claim.still_mine():
             self._bodies.give_back(held.claim)
             return
+        self._waiting.enter()
         began = time.monotonic()
         if held.head.timeout_s is not None and not self._can_end(held):
             with self._lock:

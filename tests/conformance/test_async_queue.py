@@ -118,6 +118,28 @@ def test_who_waits_again_and_again_for_a_request_to_stop_leaves_nothing_behind(s
     within_patience(main)
 
 
+def test_a_coroutine_that_waits_for_a_task_that_nobody_can_run_is_told(stage: Stage) -> None:
+    async def main() -> None:
+        queue = stage.queue()
+
+        @queue.task(retries=0)
+        async def child(claim: AsyncClaim) -> None: ...
+
+        @queue.task(retries=0)
+        async def parent(claim: AsyncClaim) -> str:
+            task = await child.enqueue()
+            with pytest.raises(NotSettled) as raised:
+                await queue.wait(task, 0.0)
+            return str(raised.value)
+
+        async with queue:
+            await queue.start(concurrency=1)
+            told = await queue.wait(await parent.enqueue(), PATIENCE_S)
+            assert b"all bodies of this worker (1) wait" in (told or b"")
+
+    within_patience(main)
+
+
 @pytest.mark.rule("SK-6", "SK-9")
 def test_coroutines_run_in_the_loop_and_plain_functions_in_threads(stage: Stage) -> None:
     async def main() -> None:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from rebalanser import Settings
 from rebalanser.errors import (
     InternalError,
     InvalidArgument,
+    NotSettled,
     OutcomeUnknown,
     QuotaExceeded,
     RegistryUnavailable,
@@ -28,7 +30,8 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.protocol import Fact, FactKind
-from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status
+from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status, rules
+from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Answer, Enqueue, Move, Write
@@ -637,3 +640,91 @@ def test_all_that_is_complete_can_be_collected_whatever_its_id(stage: Stage) -> 
     stage.see_done([late])
     assert stage.queue.collect(1.0).tasks == 0
     assert stage.queue.collect(0.0).tasks == 1
+
+
+def test_a_body_that_waits_for_a_task_that_nobody_can_run_is_told(stage: Stage) -> None:
+    @stage.queue.task(retries=0)
+    def parent(claim: Claim) -> str:
+        (child,) = stage.enqueue(1)
+        with pytest.raises(NotSettled) as raised:
+            stage.queue.wait(child, 0.0)
+        return str(raised.value)
+
+    task = parent.enqueue()
+    stage.queue.start(concurrency=1)
+    assert b"all bodies of this worker (1) wait" in (stage.queue.wait(task, PATIENCE_S) or b"")
+
+
+def completions_of(writes: Sequence[Write]) -> list[TaskId]:
+    return [each.id for each in writes if isinstance(each, Move) and is_completion(each)]
+
+
+@pytest.mark.rule("SK-10", "SK-15", "SK-17")
+def test_a_result_is_kept_for_longer_than_its_claim(stage: Stage) -> None:
+    """As long as nobody else has claimed the task: its body is not run again."""
+    ran: list[int] = []
+    lost = threading.Event()
+    with stage.another(claim_ttl_s=0.5, buffer_s=0.1) as queue:
+        engine, clock = queue.context.engine, queue.context.clock
+        apply = engine.apply
+        back_at: list[float] = []
+
+        @queue.task(retries=5)
+        def charge(claim: Claim) -> str:
+            ran.append(claim.number)
+            return "charged"
+
+        def away(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+            if completions_of(writes) and not back_at:
+                back_at.append(clock.now() + 1.0)
+            if back_at and clock.now() < back_at[0]:
+                lost.set()
+                raise RegistryUnavailable("away")
+            return apply(writes, timeout_s)
+
+        engine.apply = away  # type: ignore[method-assign]
+        task = charge.enqueue()
+        queue.start()
+        assert queue.wait(task, PATIENCE_S) == b'"charged"'
+        assert lost.is_set()
+        assert ran == [0]
+        assert queue.get(task).state.failures == 0
+
+
+@pytest.mark.rule("SK-6", "SK-10")
+def test_a_result_that_comes_after_another_claim_is_reported(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thing may be done twice then, which somebody has to know."""
+    engine = stage.queue.context.engine
+    apply = engine.apply
+    is_away, is_known = threading.Event(), threading.Event()
+
+    @stage.queue.task(retries=5)
+    def charge(claim: Claim) -> str:
+        is_away.set()
+        return "charged"
+
+    def away(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        if is_away.is_set():
+            if not is_known.is_set():
+                claim_elsewhere(task)
+            is_known.set()
+        return apply(writes, timeout_s)
+
+    def claim_elsewhere(task: TaskId) -> None:
+        other = elsewhere.get(task)
+        term = elsewhere.context.term()
+        rule = partial(rules.claim, other.head, holder="other", worker="other", term=term, over=True)
+        elsewhere.context.submit(MoveAsk(other, lambda stored: rule(state=stored.state))).result(PATIENCE_S)
+
+    engine.apply = away  # type: ignore[method-assign]
+    with stage.another() as elsewhere:
+        task = charge.enqueue()
+        stage.queue.start()
+        assert is_known.wait(PATIENCE_S)
+        stage.queue.stop()
+        state = elsewhere.get(task).state
+        assert (state.status, state.claim and state.claim.holder) == (Status.CLAIMED, "other")
+    (told,) = [each.getMessage() for each in caplog.records if "was refused" in each.getMessage()]
+    assert "superseded" in told

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,8 @@ import pytest
 
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.tasks.engine import Lost
-from rebalanser.tasks.model import Head, State, Stored
-from rebalanser.tasks.waiting import Bell
+from rebalanser.tasks.model import Head, State, Status, Stored
+from rebalanser.tasks.waiting import REPORT_S, Bell, WaitingBodies, waiting_for
 
 
 class FakeEngine:
@@ -77,3 +79,44 @@ def test_who_could_not_be_heard_is_forgotten() -> None:
     bell.listen("a", lambda: heard.append("2"))
     engine.tell(news_of("a"))
     assert heard == ["2"]
+
+
+class Wall:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    wall = now
+
+
+WAITING = Stored(Head("a", "mail", "send"), State(), 6, 0)
+CLAIMED = Stored(Head("a", "mail", "send"), State(Status.CLAIMED), 6, 0)
+
+
+def test_where_all_bodies_of_a_worker_wait_they_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Wall()
+    bodies = WaitingBodies("mail", 2, clock)
+
+    def waits() -> None:
+        bodies.enter()
+        with waiting_for("other") as elsewhere, waiting_for("mail") as first:
+            assert (elsewhere(WAITING), first(WAITING)) == ("", "")
+            with waiting_for("mail") as second:
+                assert elsewhere(WAITING) == first(CLAIMED) == ""
+                assert "all bodies of this worker (2) wait" in first(WAITING)
+                clock.at = REPORT_S - 1
+                assert "raise the concurrency" in second(WAITING)
+                assert len(caplog.records) == 1
+                clock.at = REPORT_S
+                assert second(WAITING)
+                assert len(caplog.records) == 2
+            assert first(WAITING) == ""
+
+    contextvars.copy_context().run(waits)
+    with ExitStack() as stack:
+        hints = [stack.enter_context(waiting_for("mail")) for _ in range(3)]
+        assert {hint(WAITING) for hint in hints} == {""}, "nobody here is a body"

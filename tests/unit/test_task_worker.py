@@ -59,6 +59,7 @@ class Store:
         self.ledger = self
         self.history = SimpleNamespace(write=lambda kind, *_, **__: self.told.append(kind))
         self.is_closed = False
+        self.queue = "work"
 
     def submit_all(self, asks: Sequence[MoveAsk]) -> None:
         if self.is_closed:
