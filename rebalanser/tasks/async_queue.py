@@ -314,7 +314,7 @@ class AsyncQueue:
         Coroutine functions run in the loop that awaits this, others in threads.
         """
         queue = await self._opened()
-        caller = LoopCaller(asyncio.get_running_loop(), self._threads)
+        caller = LoopCaller(asyncio.get_running_loop(), self._threads, queue.errors)
         starting = self._threads.submit(queue.start_with, caller, concurrency)
         try:
             await asyncio.shield(starting)

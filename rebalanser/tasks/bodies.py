@@ -19,7 +19,7 @@ from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, kind_of
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, Status, Stored
 from rebalanser.tasks.options import TaskOptions
-from rebalanser.tasks.outcomes import Cut, GiveUp, Raised, Retry, Returned, raised, summary_of
+from rebalanser.tasks.outcomes import Cut, GiveUp, Outcome, Raised, Retry, Returned, raised, summary_of
 from rebalanser.tasks.rules import Decision, Reason, Refused
 from rebalanser.tasks.worker_claim import WorkerClaim
 
@@ -59,8 +59,15 @@ class Bodies:
         """End all bodies that can be ended; what they worked on goes back. Returns at once."""
         self._caller.cut_off()
 
-    def work(self, claim: WorkerClaim, head: Head, payload: bytes) -> None:
-        """One try, from its arguments to the end of its claim; raises nothing of a body or a hook."""
+    def takes_thread(self, name: str) -> bool:
+        """True if :meth:`work` takes its thread for as long as the body of a function runs."""
+        return self._caller.takes_thread(self._functions[name])
+
+    def work(self, claim: WorkerClaim, head: Head, payload: bytes) -> Future[None] | None:
+        """One try, from its arguments to the end of its claim; raises nothing of a body or a hook.
+
+        None if it has ended; else a future that is done once it has, in another thread.
+        """
         body = self._functions[claim.name]
         try:
             arguments = body.arguments(payload)
@@ -69,16 +76,36 @@ class Bodies:
             return
         except InvalidTask as error:
             self._fail(claim, head, raised(error), due=None)
-            return
+            return None
         except BaseException as error:  # whatever a validator does
             self.fail(claim, head, error)
-            return
+            return None
         for each in self._middleware:
             self._told(each.before, claim)
-        match self._caller.call(Job(body, claim, head, payload, arguments)):
+        job = Job(body, claim, head, payload, arguments)
+        begun = self._caller.begin(job)
+        if begun is None:
+            self._called(claim, head, self._caller.call(job))
+            return None
+        ended: Future[None] = Future()
+
+        def end(outcome: Future[Outcome]) -> None:
+            try:
+                self._called(claim, head, outcome.result())
+            except BaseException as error:  # whoever waits must be told, whatever it is
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
+
+        begun.add_done_callback(end)
+        return ended
+
+    def _called(self, claim: WorkerClaim, head: Head, outcome: Outcome) -> None:
+        """End the claim by how its body has ended."""
+        match outcome:
             case Returned(result=result):
                 self._returned(claim, head, result)
-            case Raised() as outcome:
+            case Raised():
                 self._raised(claim, head, outcome)
             case Cut.TIMED_OUT:
                 self._told_of_end(claim, _out_of_time(head))

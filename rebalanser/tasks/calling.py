@@ -34,6 +34,12 @@ class Caller(Protocol):
     def call(self, job: Job) -> Outcome:
         """Call a body and wait for how it ends. Raises nothing."""
 
+    def begin(self, _job: Job, /) -> Future[Outcome] | None:
+        """Begin a body that takes no thread, and give how it will end; None where it is to be called."""
+
+    def takes_thread(self, _body: TaskBody, /) -> bool:
+        """True if this body has to be called, so that a thread is taken until it ends."""
+
     def can_end(self, _body: TaskBody, /) -> bool:
         """Whether :meth:`call` itself ends this body at its ``timeout_s`` and once its claim is lost."""
 
@@ -57,6 +63,13 @@ class ThreadCaller:
         except BaseException as error:  # what ended this thread would leave the claim renewed for ever
             return raised(error)
 
+    def begin(self, _job: Job) -> None:
+        """All are to be called."""
+
+    def takes_thread(self, _body: TaskBody) -> bool:
+        """All do."""
+        return True
+
     def can_end(self, _body: TaskBody) -> bool:
         """It can end none."""
         return False
@@ -66,6 +79,13 @@ class ThreadCaller:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+def cut_of(job: Job, ends_at: float | None, now: float) -> Cut | None:
+    """Why a body must be ended now; None if it may go on. Out of time is one that runs at ``ends_at``."""
+    if job.claim.stop_requested.is_set() or job.claim.deadline <= now:
+        return Cut.LOST
+    return Cut.TIMED_OUT if ends_at is not None and ends_at <= now else None
 
 
 @dataclass(slots=True)
@@ -103,11 +123,10 @@ class Watch:
             if self._stopped:
                 return Cut.STOPPED
             now = time.monotonic()
+            cut = cut_of(job, ends_at, now)
+            if cut is not None:
+                return cut
             deadline = job.claim.deadline
-            if job.claim.stop_requested.is_set() or deadline <= now:
-                return Cut.LOST
-            if ends_at is not None and ends_at <= now:
-                return Cut.TIMED_OUT
             woken.wait((deadline if ends_at is None else min(deadline, ends_at)) - now)
 
     def stop(self) -> None:

@@ -1,70 +1,82 @@
-"""Calls coroutine functions in an event loop, where they can be cancelled; others in the thread that asks."""
+"""Calls coroutine functions in an event loop, where they can be cancelled; others in the thread that asks.
+
+A coroutine takes no thread: one supervises all of them, as a loop that a body blocks can't end any, and a few
+call what follows its end.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
-from concurrent.futures import Future
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.async_claim import AsyncClaim
 from rebalanser.tasks.async_threads import Threads
-from rebalanser.tasks.calling import Job, ThreadCaller, Watch
+from rebalanser.tasks.calling import Job, ThreadCaller, cut_of
 from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.outcomes import Cut, Outcome, raised, returned
+from rebalanser.tasks.timers import Timers
 
 CANCEL_S: Final = 2.0
 """How long a body may take to end after it was cancelled, before its claim is ended in spite of it."""
+ENDS: Final = 4
+"""Threads that write how coroutines have ended, and call the middleware's hooks."""
 _log = get_logger()
 
 
 class LoopCaller:
     """Calls bodies that are coroutine functions as tasks of ``loop``, which is cancelled to end one."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads: Threads) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: Threads, errors: ErrorPolicy) -> None:
         self._loop = loop
         self._threads = threads
         self._plain = ThreadCaller()
-        self._watch = Watch()
+        self._supervisor = Supervisor(errors)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def open(self) -> None:
-        """Nothing to do."""
+        """Start the thread that ends bodies."""
+        self._supervisor.start()
 
     def call(self, job: Job) -> Outcome:
-        """Call a body in the loop and wait in this thread; one of a loop that is closed is given back."""
+        """Call a body that is no coroutine function."""
+        return self._plain.call(job)
+
+    def begin(self, job: Job) -> Future[Outcome] | None:
+        """Begin a coroutine in the loop; one of a loop that is closed is given back."""
         if not job.body.is_coroutine:
-            return self._plain.call(job)
+            return None
         call = _Call(job, self._threads, self._tasks)
         if not self._soon(call.begin):
-            return Cut.STOPPED
-        cut = self._watch.until(job, call.ended, job.head.timeout_s)
-        if cut is None:
-            return call.ended.result()
-        self._soon(call.cancel)
-        concurrent.futures.wait([call.ended], CANCEL_S)
-        if not call.ended.done():
-            _log.warning(
-                "the body of a task does not end though it was cancelled; what it writes is refused",
-                action="task_not_cancelled",
-                queue=job.claim.queue,
-                task=job.claim.task_id,
-                name=job.claim.name,
-            )
-        return cut
+            stopped: Future[Outcome] = Future()
+            stopped.set_result(Cut.STOPPED)
+            return stopped
+        return self._supervisor.follow(job, call.ended, lambda: self._soon(call.cancel))
+
+    def takes_thread(self, body: TaskBody, /) -> bool:
+        """Coroutines take none."""
+        return not body.is_coroutine
 
     def can_end(self, body: TaskBody, /) -> bool:
         """It can end coroutines, unless they suppress that they are cancelled."""
         return body.is_coroutine
 
     def cut_off(self) -> None:
-        """Cancel all coroutines, each by the thread that waits for it."""
-        self._watch.stop()
+        """Cancel all coroutines."""
+        self._supervisor.cut_off()
 
     def close(self) -> None:
-        """Nothing to do: the loop is not its own."""
+        """End the threads; the loop is not its own."""
+        self._supervisor.close()
 
     def includes(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a task of the loop is a body."""
@@ -76,6 +88,130 @@ class LoopCaller:
             self._loop.call_soon_threadsafe(callback)
             return True
         return False
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A body that runs, and how it is ended."""
+
+    job: Job
+    cancel: Callable[[], object]
+    ends_at: float | None
+    wake: Callable[[], None] = lambda: None
+    outcome: Future[Outcome] = field(default_factory=Future)
+    cut: Cut | None = None
+    """Why it was cancelled; None if it was not."""
+    given_up_at: float = math.inf
+    """When its claim ends in spite of it."""
+
+
+class Supervisor:
+    """One thread that ends bodies which are out of time or whose claims are over, wherever they run.
+
+    May be used from any thread.
+    """
+
+    def __init__(self, errors: ErrorPolicy) -> None:
+        self._changed = threading.Condition()
+        self._followed: dict[str, _Followed] = {}
+        self._looks = Timers()
+        self._stopped = False
+        self._closed = False
+        self._loop = Loop("bodies", self._step, errors)
+        self._ends = ThreadPoolExecutor(ENDS, thread_name_prefix="rebalanser-tasks-ends")
+
+    def start(self) -> None:
+        """Begin."""
+        self._loop.start()
+
+    def close(self) -> None:
+        """End the threads. Closing twice does nothing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._loop.hurry()
+        self._loop.join()
+        self._ends.shutdown(wait=False)
+
+    def cut_off(self) -> None:
+        """End all bodies, now and from now on."""
+        with self._changed:
+            self._stopped = True
+            for holder in self._followed:
+                self._looks.set(holder, 0.0)
+            self._changed.notify()
+
+    def follow(self, job: Job, ended: Future[Outcome], cancel: Callable[[], object]) -> Future[Outcome]:
+        """Call ``cancel`` once a body must be ended; how it ends: as ``ended`` says, or why it was cancelled.
+
+        One that does not end within :data:`CANCEL_S` seconds then counts as ended.
+        """
+        holder = job.claim.held.holder
+        limit_s = job.head.timeout_s
+        each = _Followed(job, cancel, None if limit_s is None else time.monotonic() + limit_s)
+        each.wake = partial(self._wake, holder)
+        with self._changed:
+            self._followed[holder] = each
+        self._wake(holder)
+        job.claim.stop_requested.listen(each.wake)
+        ended.add_done_callback(lambda done: self._end(holder, done.result()))
+        return each.outcome
+
+    def _wake(self, holder: str) -> None:
+        with self._changed:
+            if holder in self._followed:
+                self._looks.set(holder, 0.0)
+                self._changed.notify()
+
+    def _step(self) -> bool:
+        with self._changed:
+            while not (due := self._looks.pop_due(time.monotonic())) and not self._closed:
+                at = self._looks.next()
+                self._changed.wait(None if at is None else max(0.0, at - time.monotonic()))
+            followed = [(holder, self._followed[holder]) for holder in due if holder in self._followed]
+        for holder, each in followed:
+            self._look(holder, each)
+        return not self._closed
+
+    def _look(self, holder: str, each: _Followed) -> None:
+        """Cancel a body that must be ended, or see when to look at it again."""
+        now = time.monotonic()
+        if each.cut is None:
+            each.cut = Cut.STOPPED if self._stopped else cut_of(each.job, each.ends_at, now)
+            if each.cut is not None:
+                each.given_up_at = now + CANCEL_S
+                each.cancel()
+        elif each.given_up_at <= now:
+            _log.warning(
+                "the body of a task does not end though it was cancelled; what it writes is refused",
+                action="task_not_cancelled",
+                queue=each.job.claim.queue,
+                task=each.job.claim.task_id,
+                name=each.job.claim.name,
+            )
+            self._end(holder, each.cut)
+            return
+        at = each.given_up_at
+        if each.cut is None:
+            deadline = each.job.claim.deadline
+            at = deadline if each.ends_at is None else min(deadline, each.ends_at)
+        with self._changed:
+            # Something that wants a look now has come meanwhile where there is a time already.
+            if holder in self._followed and holder not in self._looks:
+                self._looks.set(holder, at)
+
+    def _end(self, holder: str, outcome: Outcome) -> None:
+        with self._changed:
+            each = self._followed.pop(holder, None)
+            self._looks.drop(holder)
+        if each is None:
+            return
+        each.job.claim.stop_requested.leave(each.wake)
+        told = outcome if each.cut is None else each.cut
+        try:
+            self._ends.submit(each.outcome.set_result, told)
+        except RuntimeError:  # closed
+            each.outcome.set_result(told)
 
 
 class _Call:

@@ -75,6 +75,13 @@ class ProcessCaller:
                 self._idle.append(child)
         return outcome.result()
 
+    def begin(self, _job: Job) -> None:
+        """All are to be called: a thread waits for each process."""
+
+    def takes_thread(self, _body: TaskBody) -> bool:
+        """All do."""
+        return True
+
     def can_end(self, _body: TaskBody) -> bool:
         """It can end all."""
         return True

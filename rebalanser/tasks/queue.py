@@ -204,7 +204,7 @@ class Queue:
                     ttl_s=claim_ttl_s,
                     timeout_s=timeout_s,
                     history=TaskHistory.opened(name, self._label, self._settings, self._clock),
-                    errors=self._errors,
+                    errors=self.errors,
                 )
             except BaseException:
                 engine.close()
@@ -226,7 +226,8 @@ class Queue:
         self._caller: Caller | None = None
         self._partitions: Partitions | None = None
         self._stopped = threading.Event()
-        self._errors = ErrorPolicy(self.name, self._clock, self._end_process)
+        self.errors = ErrorPolicy(self.name, self._clock, self._end_process)
+        """What follows from the errors of this process's loops."""
         self.bell = waiting.Bell(lambda: self._context)
         """Tells who waits for a task."""
         self._opening = Opening(self._open_engine)
@@ -254,7 +255,7 @@ class Queue:
                         self._engine_url,
                         self._opening,
                         self._timeout_s,
-                        self._errors,
+                        self.errors,
                     )
                 except BaseException:
                     self._opening.close()
@@ -449,7 +450,7 @@ class Queue:
         try:
             hook.enqueued(head)
         except Exception as error:  # whatever a hook does, the task is enqueued
-            self._errors.ignored(f"middleware {type(hook).__qualname__}.enqueued", error)
+            self.errors.ignored(f"middleware {type(hook).__qualname__}.enqueued", error)
 
     def _answers(self, tasks: Sequence[Enqueue]) -> Iterator[EnqueueAnswer]:
         """Where each task is, once all are enqueued; raises at the first that is not."""
@@ -482,7 +483,7 @@ class Queue:
 
         Empty if all is well. What nobody foresaw and goes on for 60 s ends the process, see :meth:`start`.
         """
-        return self._errors.troubles
+        return self.errors.troubles
 
     @property
     def partition_count(self) -> int:
@@ -639,7 +640,7 @@ class Queue:
 
     def _start(self, caller: Caller, concurrency: int) -> None:
         woken = threading.Event()
-        bodies = Bodies(self.functions, self._middleware, self._context.clock, caller, self._errors)
+        bodies = Bodies(self.functions, self._middleware, self._context.clock, caller, self.errors)
         partitions, group = self._joined(woken.set)
         worker = Worker(self._context, partitions, bodies, concurrency, woken)
         worker.start()
@@ -655,7 +656,7 @@ class Queue:
             lambda task: partitions.owns(partition_of(task, self._partition_count)),
             self._context.read,
             self._enqueue_tick,
-            self._errors,
+            self.errors,
         )
         self._ticker.start()
 
@@ -729,7 +730,7 @@ class Queue:
 
     def _heard(self, fact: Fact) -> None:
         if fact.kind is FactKind.ENGINE_FAILED:
-            self._errors.give_up(f"the group of the queue has failed: {fact.detail}")
+            self.errors.give_up(f"the group of the queue has failed: {fact.detail}")
 
     def _end_process(self) -> None:
         """End a process that only looks alive: its claims are given back first, if that can be."""

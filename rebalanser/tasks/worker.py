@@ -1,7 +1,8 @@
 """Works on tasks: claims as many as it can run, runs them in threads, and renews what runs (SK-7, SK-8).
 
 Three kinds of threads: one claims, one renews and times out, the others run bodies, or wait for one that runs
-elsewhere and that they can end (:mod:`~rebalanser.tasks.calling`). The one that renews never waits for the
+elsewhere and that they can end (:mod:`~rebalanser.tasks.calling`); of these there are as many as are needed.
+A coroutine takes none of them (:mod:`~rebalanser.tasks.loop_caller`). The one that renews never waits for the
 store: it submits all renewals that are due together, and asks bodies to stop in time whatever becomes of
 them. A watch tells at once which claims are over, as their tasks were cancelled. A body that is quick
 leaves its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many
@@ -41,6 +42,8 @@ PAUSE_S: Final = 0.5
 """Seconds between a renewal that failed and the next one."""
 LONGEST_PAUSE_S: Final = 3600.0
 """Maximum pause until a task is due: a thread can't wait for any number of seconds."""
+FEW: Final = 4
+"""Threads to begin with: a body that takes the last one starts another, up to the concurrency."""
 TOGETHER: Final = 0.05
 """Part of a claim's time by which it is renewed early, together with others that are due."""
 _SMOOTHING: Final = 0.05
@@ -54,6 +57,8 @@ class _Try:
     head: Head
     renew_at: float
     """When it is renewed next, in seconds of ``time.monotonic()``; infinity while a renewal is under way."""
+    began: float | None = None
+    """When its body began."""
     ends_at: float | None = None
     """When the claim fails, in seconds of ``time.monotonic()``.
 
@@ -99,7 +104,12 @@ class Worker:
         """How long there is nothing to claim, if nobody wakes; None for ever."""
         self._claims = Loop("claims", self._claim, context.errors)
         self._loops = [self._claims, Loop("renews", self._renew, context.errors)]
-        self._loops += [Loop(f"runs-{number}", self._run, context.errors) for number in range(concurrency)]
+        self._runs = [self._another(number) for number in range(min(concurrency, FEW))]
+        self._loops += self._runs
+        # A body takes a place, a coroutine no thread.
+        self._places = threading.Semaphore(concurrency)
+        self._taken = 0
+        """Threads that are taken by a body each."""
 
     def start(self) -> None:
         """Begin to claim and run.
@@ -108,8 +118,22 @@ class Worker:
             RegistryUnavailable: the engine did not answer in time.
         """
         self._watch = self._context.watch(self._lost, self._hear)
-        for loop in self._loops:
+        for loop in [*self._loops]:
             loop.start()
+
+    def _another(self, number: int) -> Loop:
+        return Loop(f"runs-{number}", self._run, self._context.errors)
+
+    def _take_thread(self) -> None:
+        """Start one more thread where a body takes the last one."""
+        with self._lock:
+            self._taken += 1
+            if self._stopping or not self._taken == len(self._runs) < self._concurrency:
+                return
+            loop = self._another(len(self._runs))
+            self._runs.append(loop)
+            self._loops.append(loop)
+        loop.start()
 
     def stop(self, grace_s: float) -> bool:
         """Claim no more, wait ``grace_s`` seconds for the bodies that run, and give back what remains.
@@ -118,7 +142,7 @@ class Worker:
         """
         deadline = time.monotonic() + grace_s
         self._stopping = True
-        for loop in self._loops:
+        for loop in [*self._loops]:
             loop.hurry()
         self._woken.set()
         self._claims.join(grace_s)  # what it is claiming now is handed out before the threads are told to end
@@ -217,41 +241,69 @@ class Worker:
         return _Try(claim, stored.head, time.monotonic() + self._context.ttl_s / RENEWALS)
 
     def _run(self) -> bool:
+        self._places.acquire()
         job = self._ready.get()
         if job is None:
+            self._places.release()
             return False
         held, payload = job
         try:
-            self._work(held, payload)
+            ended = self._work(held, payload)
         except BaseException as error:
             self._bodies.fail(held.claim, held.head, error)
+            self._end(held)
             raise
-        finally:
-            # A claim that stayed here would be renewed for ever.
-            held.claim.tell(SkuldKind.CLAIM_ENDED)
-            with self._lock:
-                self._tries.pop(held.claim.held.holder, None)
-                self._unrenewed.discard(held.claim.held.holder)
-                if self._claim_of.get(held.head.id) is held.claim:
-                    del self._claim_of[held.head.id]
-                if self._stopping:
-                    self._fewer.notify()
-                    self._sooner.notify()
-            self._woken.set()
+        if ended is None:
+            self._end(held)
+        else:
+            ended.add_done_callback(partial(self._ended_elsewhere, held))
         return True
 
-    def _work(self, held: _Try, payload: bytes) -> None:
+    def _ended_elsewhere(self, held: _Try, ended: Future[None]) -> None:
+        """End a try that has taken no thread."""
+        error = ended.exception()
+        try:
+            if error is not None:
+                self._context.errors.failed("runs", error)
+                self._bodies.fail(held.claim, held.head, error)
+        finally:
+            self._end(held)
+
+    def _end(self, held: _Try) -> None:
+        """Forget a try that has ended: a claim that stayed here would be renewed for ever."""
+        held.claim.tell(SkuldKind.CLAIM_ENDED)
+        if held.began is not None:
+            self._measure(time.monotonic() - held.began)
+        with self._lock:
+            self._tries.pop(held.claim.held.holder, None)
+            self._unrenewed.discard(held.claim.held.holder)
+            if self._claim_of.get(held.head.id) is held.claim:
+                del self._claim_of[held.head.id]
+            if self._stopping:
+                self._fewer.notify()
+                self._sooner.notify()
+        self._places.release()
+        self._woken.set()
+
+    def _work(self, held: _Try, payload: bytes) -> Future[None] | None:
+        """Begin a try; None if it has ended, else a future that is done once it has."""
         if self._stopping or not held.claim.still_mine():
             self._bodies.give_back(held.claim)
-            return
+            return None
         self._waiting.enter()
-        began = time.monotonic()
+        held.began = time.monotonic()
         if held.head.timeout_s is not None and not self._can_end(held):
             with self._lock:
-                held.ends_at = began + held.head.timeout_s
+                held.ends_at = held.began + held.head.timeout_s
                 self._look_at(held.ends_at)
-        self._bodies.work(held.claim, held.head, payload)
-        self._measure(time.monotonic() - began)
+        if not self._bodies.takes_thread(held.head.name):
+            return self._bodies.work(held.claim, held.head, payload)
+        self._take_thread()
+        try:
+            return self._bodies.work(held.claim, held.head, payload)
+        finally:
+            with self._lock:
+                self._taken -= 1
 
     def _measure(self, body_s: float) -> None:
         """A moving average of how long bodies take, which follows a slow one at once."""

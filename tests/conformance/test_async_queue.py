@@ -140,6 +140,35 @@ def test_a_coroutine_that_waits_for_a_task_that_nobody_can_run_is_told(stage: St
     within_patience(main)
 
 
+@pytest.mark.rule("SK-15")
+def test_coroutines_take_no_thread_each(stage: Stage) -> None:
+    count = 100
+
+    async def main() -> None:
+        queue = stage.queue()
+        running, most, all_run = 0, 0, asyncio.Event()
+
+        @queue.task(retries=0)
+        async def together(claim: AsyncClaim) -> int:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            if running == count:
+                all_run.set()
+            await all_run.wait()
+            running -= 1
+            return threading.active_count()
+
+        async with queue:
+            await queue.start(concurrency=count)
+            tasks = await together.enqueue_many([((), {})] * 2 * count)
+            threads = [int(await queue.wait(task, PATIENCE_S) or b"") for task in tasks]
+            assert most == count
+            assert max(threads) < count
+
+    within_patience(main)
+
+
 @pytest.mark.rule("SK-6", "SK-9")
 def test_coroutines_run_in_the_loop_and_plain_functions_in_threads(stage: Stage) -> None:
     async def main() -> None:

@@ -38,6 +38,7 @@ from rebalanser.tasks.engine import Answer, Enqueue, Move, Write
 from rebalanser.tasks.flakes import partition_of
 from rebalanser.tasks.model import OPEN, Head, State, TaskId
 from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.worker import FEW
 from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -477,10 +478,10 @@ def test_a_fault_of_the_worker_itself_ends_one_try(stage: Stage, monkeypatch: py
     (bad,) = stage.enqueue(1)
     work = Bodies.work
 
-    def broken(self: Bodies, claim: WorkerClaim, head: Head, payload: bytes) -> None:
+    def broken(self: Bodies, claim: WorkerClaim, head: Head, payload: bytes) -> Any:
         if claim.task_id == bad:
             raise Rude
-        work(self, claim, head, payload)
+        return work(self, claim, head, payload)
 
     monkeypatch.setattr(Bodies, "work", broken)
     tasks = stage.enqueue()
@@ -730,3 +731,17 @@ def test_a_result_that_comes_after_another_claim_is_reported(
         assert (state.status, state.claim and state.claim.holder) == (Status.CLAIMED, "other")
     (told,) = [each.getMessage() for each in caplog.records if "was refused" in each.getMessage()]
     assert "superseded" in told
+
+
+@pytest.mark.rule("SK-15")
+def test_as_many_bodies_run_at_once_as_may(stage: Stage) -> None:
+    count = 3 * FEW
+    together = threading.Barrier(count)
+
+    @stage.queue.task(retries=0)
+    def meet(claim: Claim) -> None:
+        together.wait(PATIENCE_S)
+
+    stage.queue.start(concurrency=count)
+    for task in meet.enqueue_many([((), {})] * 2 * count):
+        assert stage.queue.wait(task, PATIENCE_S) is None

@@ -7,13 +7,16 @@ import pickle
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from rebalanser.errors import Fenced, InvalidArgument, InvalidHandlers, InvalidState, RequestTooLarge
+from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry, child
 from rebalanser.tasks.calling import Job, ThreadCaller, Watch
 from rebalanser.tasks.child_claim import ChildClaim
@@ -21,9 +24,11 @@ from rebalanser.tasks.child_messages import AskDeadline, AskLog, AskRenewal, Ask
 from rebalanser.tasks.child_process import ChildProcess
 from rebalanser.tasks.claim import Facts, read_log
 from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.loop_caller import Supervisor
+from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.model import Head, Update
 from rebalanser.tasks.options import TaskOptions
-from rebalanser.tasks.outcomes import MAX_ERROR, Cut, Raised, Returned, raised, returned
+from rebalanser.tasks.outcomes import MAX_ERROR, Cut, Outcome, Raised, Returned, raised, returned
 from rebalanser.tasks.processes import ProcessCaller
 from rebalanser.tasks.references import body_at, reference_of
 from rebalanser.tasks.worker_claim import StopRequest
@@ -62,6 +67,8 @@ class FakeClaim:
     def __init__(self, lasts_s: float = FOREVER_S) -> None:
         self.stop_requested = StopRequest()
         self.deadline = time.monotonic() + lasts_s
+        self.held = SimpleNamespace(holder="holder")
+        self.task_id, self.queue, self.name = FACTS.task_id, FACTS.queue, FACTS.name
 
 
 def job_of(function: Any = send, claim: FakeClaim | None = None) -> Job:
@@ -292,6 +299,135 @@ def test_who_has_waited_for_a_body_listens_no_more() -> None:
     for _ in range(3):
         assert watch.until(job_of(claim=claim), ended) is None
     assert claim.stop_requested._listeners == []
+
+
+class Supervised:
+    """A supervisor and one body that it follows; what was cancelled."""
+
+    def __init__(self, timeout_s: float | None = None, lasts_s: float = FOREVER_S) -> None:
+        self.supervisor = Supervisor(ErrorPolicy("mail", SystemClock(), lambda: None))
+        self.supervisor.start()
+        self.claim = FakeClaim(lasts_s)
+        job = replace(job_of(claim=self.claim), head=Head("0" * 40, "mail", "send", timeout_s=timeout_s))
+        self.ended: Future[Outcome] = Future()
+        self.cancelled = threading.Event()
+        self.outcome = self.supervisor.follow(job, self.ended, self.cancelled.set)
+
+
+@pytest.fixture
+def supervised() -> Iterator[Callable[..., Supervised]]:
+    made: list[Supervised] = []
+
+    def make(**options: Any) -> Supervised:
+        made.append(Supervised(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.supervisor.close()
+        each.supervisor.close()
+        assert each.claim.stop_requested._listeners == []
+        assert not each.supervisor._followed
+
+
+@pytest.mark.rule("SK-15")
+def test_a_supervised_body_ends_as_it_says(supervised: Callable[..., Supervised]) -> None:
+    body = supervised(timeout_s=FOREVER_S)
+    body.ended.set_result(Returned(b"1"))
+    assert body.outcome.result(PATIENCE_S) == Returned(b"1")
+    assert not body.cancelled.is_set()
+
+
+@pytest.mark.rule("SK-8", "SK-15")
+@pytest.mark.parametrize("reason", [Cut.TIMED_OUT, Cut.LOST, Cut.STOPPED, "over"])
+def test_a_supervised_body_is_cancelled_for_a_reason(
+    supervised: Callable[..., Supervised], reason: Cut | str
+) -> None:
+    match reason:
+        case Cut.TIMED_OUT:
+            body = supervised(timeout_s=1e-6)
+        case Cut.LOST:
+            body = supervised()
+            body.claim.stop_requested.set()
+        case Cut.STOPPED:
+            body = supervised()
+            body.supervisor.cut_off()
+        case _:
+            body, reason = supervised(lasts_s=-1.0), Cut.LOST
+    assert body.cancelled.wait(PATIENCE_S)
+    assert not body.outcome.done(), "it has time to end"
+    body.ended.set_result(raised(ValueError("cancelled")))
+    assert body.outcome.result(PATIENCE_S) is reason
+
+
+@pytest.mark.rule("SK-15")
+def test_a_supervised_body_that_does_not_end_is_given_up(
+    supervised: Callable[..., Supervised], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rebalanser.tasks.loop_caller.CANCEL_S", 0.0)
+    body = supervised(timeout_s=1e-6)
+    assert body.outcome.result(PATIENCE_S) is Cut.TIMED_OUT
+    body.ended.set_result(Returned(b"late"))
+    assert "does not end though it was cancelled" in caplog.text
+
+
+@pytest.mark.rule("SK-8", "SK-15")
+@pytest.mark.parametrize("reason", [Cut.LOST, Cut.STOPPED])
+def test_a_reason_that_comes_during_a_look_is_not_missed(
+    supervised: Callable[..., Supervised], reason: Cut
+) -> None:
+    body = supervised()
+    supervisor = body.supervisor
+
+    class Late(FakeClaim):
+        looks = 0
+
+        @property
+        def deadline(self) -> float:
+            self.looks += 1
+            if self.looks > 1:
+                self.stop_requested.set() if reason is Cut.LOST else supervisor.cut_off()
+            return time.monotonic() + FOREVER_S
+
+        @deadline.setter
+        def deadline(self, _at: float) -> None: ...
+
+    claim, cancelled, ended = Late(), threading.Event(), Future[Outcome]()
+    claim.held = SimpleNamespace(holder="late")
+    outcome = supervisor.follow(job_of(claim=claim), ended, cancelled.set)
+    assert cancelled.wait(PATIENCE_S)
+    ended.set_result(Returned(None))
+    assert outcome.result(PATIENCE_S) is reason
+    body.ended.set_result(Returned(None))
+
+
+@pytest.mark.rule("SK-8")
+def test_a_supervised_body_goes_on_while_its_claim_is_renewed(supervised: Callable[..., Supervised]) -> None:
+    body = supervised()
+    looked = threading.Event()
+
+    class Renewed(FakeClaim):
+        @property
+        def deadline(self) -> float:
+            looked.set()
+            return time.monotonic() + (-1.0 if is_over.is_set() else 0.001)
+
+        @deadline.setter
+        def deadline(self, _at: float) -> None: ...
+
+    is_over = threading.Event()
+    claim, cancelled, ended = Renewed(), threading.Event(), Future[Outcome]()
+    claim.held = SimpleNamespace(holder="renewed")
+    outcome = body.supervisor.follow(job_of(claim=claim), ended, cancelled.set)
+    for _ in range(3):
+        looked.clear()
+        assert looked.wait(PATIENCE_S)
+    assert not cancelled.is_set()
+    is_over.set()
+    assert cancelled.wait(PATIENCE_S)
+    ended.set_result(Returned(None))
+    assert outcome.result(PATIENCE_S) is Cut.LOST
+    body.ended.set_result(Returned(None))
 
 
 @pytest.mark.rule("SK-8")
