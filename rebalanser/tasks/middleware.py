@@ -10,7 +10,7 @@ class Middleware:
     """Derive from it and overwrite what is needed; what a hook raises is ignored (SK-15).
 
     Hooks are called in the thread of the enqueuer or of the body: in the order given before, in the reverse
-    order after.
+    order after. Those of a coroutine are called in two threads, of which none is that of its loop.
     """
 
     def enqueued(self, head: Head) -> None:
