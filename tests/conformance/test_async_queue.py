@@ -27,6 +27,10 @@ from rebalanser.errors import (
     UnknownTask,
 )
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Queue, Retry, Status
+from rebalanser.tasks.bodies import Bodies
+from rebalanser.tasks.model import Head
+from rebalanser.tasks.outcomes import Outcome
+from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing.waiting import PATIENCE_S
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
@@ -165,6 +169,35 @@ def test_coroutines_take_no_thread_each(stage: Stage) -> None:
             threads = [int(await queue.wait(task, PATIENCE_S) or b"") for task in tasks]
             assert most == count
             assert max(threads) < count
+
+    within_patience(main)
+
+
+@pytest.mark.rule("SK-15")
+def test_a_fault_of_the_worker_at_the_end_of_a_coroutine_ends_one_try(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called, faults = Bodies._called, [KeyError("a bug")]
+
+    def broken(self: Bodies, claim: WorkerClaim, head: Head, outcome: Outcome) -> None:
+        if faults:
+            raise faults.pop()
+        called(self, claim, head, outcome)
+
+    monkeypatch.setattr(Bodies, "_called", broken)
+
+    async def main() -> None:
+        queue = stage.queue()
+
+        @queue.task(retries=0)
+        async def number(claim: AsyncClaim) -> int:
+            return 1
+
+        async with queue:
+            await queue.start(concurrency=1)
+            with pytest.raises(TaskFailed, match="a bug"):
+                await queue.wait(await number.enqueue(), PATIENCE_S)
+            assert await queue.wait(await number.enqueue(), PATIENCE_S) == b"1"
 
     within_patience(main)
 
