@@ -73,7 +73,7 @@ class Bodies:
             arguments = body.arguments(payload)
         except OtherArguments as error:
             self._give_back_unread(claim, error)
-            return
+            return None
         except InvalidTask as error:
             self._fail(claim, head, raised(error), due=None)
             return None

@@ -6,8 +6,9 @@ A coroutine takes none of them (:mod:`~rebalanser.tasks.loop_caller`). The one t
 store: it submits all renewals that are due together, and asks bodies to stop in time whatever becomes of
 them. A watch tells at once which claims are over, as their tasks were cancelled. A body that is quick
 leaves its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many
-as are run in :data:`AHEAD_S` seconds, so that none of them waits for long. None of them ends by an error, see
-:mod:`~rebalanser.tasks.loops`.
+as are run in :data:`AHEAD_S` seconds. One that has not begun after :data:`BEGINS_S` seconds is given back,
+its try not counted, as a body is slower than those before it: another worker may take it at once (SK-20).
+No thread ends by an error, see :mod:`~rebalanser.tasks.loops`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from rebalanser.tasks.waiting import WaitingBodies
 from rebalanser.tasks.worker_claim import Renewal, WorkerClaim
 
 AHEAD_S: Final = 0.05
+BEGINS_S: Final = 0.075
+"""Maximum seconds that a claim ahead waits for a thread."""
 RENEWALS: Final = 3
 """A claim is renewed so often in its time."""
 CUT_OFF_S: Final = 10.0
@@ -56,11 +59,12 @@ class _Try:
     claim: WorkerClaim
     head: Head
     renew_at: float
-    """When it is renewed next, in seconds of ``time.monotonic()``; infinity while a renewal is under way."""
-    began: float | None = None
+    """In seconds of ``time.monotonic()``, as all times here; infinity while a renewal is under way."""
+    handed_out_at: float = 0.0
+    began_at: float | None = None
     """When its body began."""
     ends_at: float | None = None
-    """When the claim fails, in seconds of ``time.monotonic()``.
+    """When the claim fails.
 
     None before the body began, or for ever, or where the body is ended instead.
     """
@@ -92,6 +96,8 @@ class Worker:
         """The holders of claims whose last renewal has failed."""
         self._watch: Watch | None = None
         self._waiting = WaitingBodies(context.queue, concurrency, context.clock)
+        self._ahead: dict[str, _Try] = {}
+        """Those of the tries that no thread has begun, the one that waits longest first."""
         self._lock = threading.Lock()
         self._woken = woken
         self._fewer = threading.Condition(self._lock)
@@ -99,7 +105,6 @@ class Worker:
         self._next_look = math.inf
         self._body_s: float | None = None
         self._stopping = False
-        self._ended = False
         self._idle_s: float | None = 0.0
         """How long there is nothing to claim, if nobody wakes; None for ever."""
         self._claims = Loop("claims", self._claim, context.errors)
@@ -136,7 +141,7 @@ class Worker:
         loop.start()
 
     def stop(self, grace_s: float) -> bool:
-        """Claim no more, wait ``grace_s`` seconds for the bodies that run, and give back what remains.
+        """Claim no more, give back what has not begun, and ``grace_s`` seconds later what still runs.
 
         Whether all bodies have ended; those that have not are told to, and what they write is refused.
         """
@@ -145,7 +150,8 @@ class Worker:
         for loop in [*self._loops]:
             loop.hurry()
         self._woken.set()
-        self._claims.join(grace_s)  # what it is claiming now is handed out before the threads are told to end
+        self._return_ahead(math.inf)
+        self._claims.join(grace_s)  # what it is claiming now it gives back itself
         for _ in range(self._concurrency):
             self._ready.put(None)
         self._wait_until(lambda: not self._tries, deadline - time.monotonic())
@@ -155,7 +161,7 @@ class Worker:
             remaining = list(self._tries.values())
             ended = not remaining
             self._tries.clear()
-            self._ended = True
+            self._ahead.clear()
             self._sooner.notify()
         if self._watch is not None:
             self._watch.close()
@@ -180,6 +186,8 @@ class Worker:
         if self._stopping:
             return False
         self._idle_s = 0.0
+        if self._return_ahead(time.monotonic() - BEGINS_S):
+            self._body_s = max(self._body_s or 0.0, BEGINS_S)
         room = self._room()
         claimed = self._partitions.claim(room, self._bodies.names()) if room > 0 else []
         self._hand_out(claimed)
@@ -190,16 +198,42 @@ class Worker:
 
     def _room(self) -> int:
         """How many tasks to claim: for the threads that are free, and some ahead where bodies are quick."""
-        ahead = 0 if self._body_s is None else int(self._concurrency * AHEAD_S / max(self._body_s, 1e-6))
+        slow_since = time.monotonic() - AHEAD_S
         with self._lock:
+            ahead = 0
+            if self._body_s is not None:
+                running = (each.began_at for each in self._tries.values() if each.began_at is not None)
+                quick = self._concurrency - sum(began_at < slow_since for began_at in running)
+                ahead = int(quick * AHEAD_S / max(self._body_s, 1e-6))
             return min(self._concurrency + ahead - len(self._tries), MAX_CLAIMS)
 
     def _pause_s(self, room: int) -> float | None:
-        """How long there is nothing to claim, if nobody wakes; None for ever."""
-        if room <= 0:
-            return None
-        at = self._partitions.next_wakeup(self._bodies.names())
-        return None if at is None else min(max(0.001, at - self._context.clock.now()), LONGEST_PAUSE_S)
+        """How long there is nothing to claim or give back, if nobody wakes; None for ever."""
+        times = []
+        with self._lock:
+            waits_longest = next(iter(self._ahead.values()), None)
+        if waits_longest is not None:
+            times.append(waits_longest.handed_out_at + BEGINS_S - time.monotonic())
+        if room > 0:
+            at = self._partitions.next_wakeup(self._bodies.names())
+            times += [] if at is None else [at - self._context.clock.now()]
+        return min(max(0.001, min(times)), LONGEST_PAUSE_S) if times else None
+
+    def _return_ahead(self, handed_out_before: float) -> bool:
+        """Give back what was handed out before this and has not begun; True if there was any."""
+        returned: list[_Try] = []
+        with self._lock:
+            while self._ahead:
+                holder, first = next(iter(self._ahead.items()))
+                if first.handed_out_at > handed_out_before:
+                    break
+                del self._ahead[holder]
+                self._forget(first)
+                returned.append(first)
+            if self._stopping:
+                self._fewer.notify()
+        self._give_back(returned)
+        return bool(returned)
 
     def _hand_out(self, claimed: list[Claimed]) -> None:
         """Let the threads have what was claimed; it is given back where its payload can't be read now."""
@@ -218,10 +252,11 @@ class Worker:
         if not tries:
             return
         with self._lock:
-            is_too_late = self._ended
+            is_too_late = self._stopping
             if not is_too_late:
                 self._tries.update((each.claim.held.holder, each) for each in tries)
                 self._claim_of.update((each.head.id, each.claim) for each in tries)
+                self._ahead.update((each.claim.held.holder, each) for each in tries)
                 self._look_at(min(each.renew_at for each in tries))
         if is_too_late:
             self._give_back(tries)
@@ -238,7 +273,8 @@ class Worker:
         stored = claimed.stored
         claim = WorkerClaim(stored, claimed.held, claimed.sent_at + self._context.ttl_s, self._context)
         claim.tell(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
-        return _Try(claim, stored.head, time.monotonic() + self._context.ttl_s / RENEWALS)
+        now = time.monotonic()
+        return _Try(claim, stored.head, now + self._context.ttl_s / RENEWALS, now)
 
     def _run(self) -> bool:
         self._places.acquire()
@@ -247,6 +283,13 @@ class Worker:
             self._places.release()
             return False
         held, payload = job
+        with self._lock:
+            is_held = self._ahead.pop(held.claim.held.holder, None) is not None
+            if is_held:
+                held.began_at = time.monotonic()
+        if not is_held:  # it was given back, as it waited for too long or the worker stops
+            self._places.release()
+            return True
         try:
             ended = self._work(held, payload)
         except BaseException as error:
@@ -272,29 +315,33 @@ class Worker:
     def _end(self, held: _Try) -> None:
         """Forget a try that has ended: a claim that stayed here would be renewed for ever."""
         held.claim.tell(SkuldKind.CLAIM_ENDED)
-        if held.began is not None:
-            self._measure(time.monotonic() - held.began)
+        if held.began_at is not None:
+            self._measure(time.monotonic() - held.began_at)
         with self._lock:
-            self._tries.pop(held.claim.held.holder, None)
-            self._unrenewed.discard(held.claim.held.holder)
-            if self._claim_of.get(held.head.id) is held.claim:
-                del self._claim_of[held.head.id]
+            self._forget(held)
             if self._stopping:
                 self._fewer.notify()
                 self._sooner.notify()
         self._places.release()
         self._woken.set()
 
+    def _forget(self, held: _Try) -> None:
+        """Renew it no more, and await no news of it. With the lock."""
+        self._tries.pop(held.claim.held.holder, None)
+        self._unrenewed.discard(held.claim.held.holder)
+        if self._claim_of.get(held.head.id) is held.claim:
+            del self._claim_of[held.head.id]
+
     def _work(self, held: _Try, payload: bytes) -> Future[None] | None:
         """Begin a try; None if it has ended, else a future that is done once it has."""
         if self._stopping or not held.claim.still_mine():
+            held.began_at = None
             self._bodies.give_back(held.claim)
             return None
         self._waiting.enter()
-        held.began = time.monotonic()
         if held.head.timeout_s is not None and not self._can_end(held):
             with self._lock:
-                held.ends_at = held.began + held.head.timeout_s
+                held.ends_at = time.monotonic() + held.head.timeout_s
                 self._look_at(held.ends_at)
         if not self._bodies.takes_thread(held.head.name):
             return self._bodies.work(held.claim, held.head, payload)
@@ -365,7 +412,8 @@ class Worker:
                 self._unrenewed.discard(holder)
             else:
                 each.renew_at = time.monotonic() + min(interval_s, PAUSE_S)
-                self._unrenewed.add(holder)
+                if holder in self._tries:
+                    self._unrenewed.add(holder)
             all_renewed = not self._unrenewed
             self._look_at(each.renew_at)
         if error is not None:

@@ -15,7 +15,7 @@ import pytest
 from rebalanser.errors import Fenced, InvalidState, QuotaExceeded, RegistryUnavailable, RequestTooLarge
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks import rules
+from rebalanser.tasks import rules, worker
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.calling import ThreadCaller
@@ -25,9 +25,11 @@ from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.options import TaskOptions
+from rebalanser.tasks.partitions import Claimed
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.worker import PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
+from rebalanser.tasks.worker import AHEAD_S, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
 from rebalanser.tasks.worker_claim import WorkerClaim
+from rebalanser.testing.waiting import PATIENCE_S
 
 TTL_S = 3600.0
 FOREVER_S = 1e9
@@ -59,7 +61,11 @@ class Store:
         self.ledger = self
         self.history = SimpleNamespace(write=lambda kind, *_, **__: self.told.append(kind))
         self.is_closed = False
+        self.is_inherited = False
         self.queue = "work"
+
+    def refuse_fork(self) -> None:
+        pass
 
     def submit_all(self, asks: Sequence[MoveAsk]) -> None:
         if self.is_closed:
@@ -340,3 +346,143 @@ def test_a_worker_waits_no_longer_than_a_thread_can(at: float) -> None:
     pause_s = stand.worker._pause_s(1)
     assert pause_s is not None
     assert 0 < pause_s <= threading.TIMEOUT_MAX
+
+
+class FakeSource:
+    """Hands out the tasks that a test gives it, and again those that are given back."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.rooms: list[int] = []
+        self._made = 0
+        self._more = threading.Condition()
+
+    def add(self, count: int = 1) -> None:
+        with self._more:
+            self.waiting += count
+            self._more.notify_all()
+
+    def wait_for(self, waiting: int) -> None:
+        with self._more:
+            assert self._more.wait_for(lambda: self.waiting == waiting, PATIENCE_S)
+
+    def claim(self, limit: int, _names: object) -> list[Claimed]:
+        self.rooms.append(limit)
+        with self._more:
+            count = min(limit, self.waiting)
+            self.waiting -= count
+        return [self._claimed() for _ in range(count)]
+
+    def _claimed(self) -> Claimed:
+        self._made += 1
+        claim = ClaimState(0, f"holder-{self._made}", "w", Term(TTL_S, "", 0.0))
+        stored = Stored(Head(f"{self._made:040x}", "work", "it"), State(Status.CLAIMED, claim), 1, 0)
+        return Claimed(stored, Held(0, claim.holder), SystemClock().now(), b"{}")
+
+    def payloads(self, claimed: Sequence[Claimed]) -> dict[str, bytes]:
+        return {each.stored.head.id: b"{}" for each in claimed}
+
+    def next_wakeup(self, _names: object) -> None:
+        return None
+
+    def report_strange(self, names: object) -> None:
+        pass
+
+
+class FakeBodies:
+    """Bodies that last until a test ends them."""
+
+    def __init__(self, source: FakeSource) -> None:
+        self._source = source
+        self.begun = threading.Semaphore(0)
+        self.ends = threading.Semaphore(0)
+
+    def names(self) -> list[str]:
+        return ["it"]
+
+    def can_end(self, _name: str) -> bool:
+        return False
+
+    def takes_thread(self, _name: str) -> bool:
+        return True
+
+    def cut_off(self) -> None:
+        pass
+
+    def work(self, _claim: WorkerClaim, _head: Head, _payload: bytes) -> None:
+        self.begun.release()
+        assert self.ends.acquire(timeout=PATIENCE_S)
+
+    def give_back(self, _claim: WorkerClaim) -> None:
+        self._source.add()
+
+
+class Running:
+    """A worker that runs, as after many quick bodies: it claims ahead."""
+
+    def __init__(self, tasks: int, concurrency: int = 1) -> None:
+        self.source, self.woken = FakeSource(), threading.Event()
+        self.bodies = FakeBodies(self.source)
+        self.source.add(tasks)
+        history: Any = SimpleNamespace(write=lambda *_, **__: None)
+        clock = SystemClock()
+        errors = ErrorPolicy("work", clock, lambda: None)
+        context: Any = SimpleNamespace(
+            errors=errors,
+            ttl_s=TTL_S,
+            clock=clock,
+            history=history,
+            queue="work",
+            is_inherited=False,
+            watch=lambda *_: SimpleNamespace(close=lambda: None),
+        )
+        given: Any = (context, self.source, self.bodies, concurrency, self.woken)
+        self.worker = Worker(*given)
+        self.worker._body_s = 1e-4
+        self.worker.start()
+        assert self.bodies.begun.acquire(timeout=PATIENCE_S)
+
+    def end(self) -> None:
+        self.bodies.ends.release(1000)
+        assert self.worker.stop(PATIENCE_S)
+
+
+@pytest.mark.rule("SK-5")
+def test_claims_ahead_are_given_back_when_a_body_is_slow() -> None:
+    """And no more are claimed ahead while all threads are busy: another worker may take them at once."""
+    running = Running(tasks=30)
+    running.source.wait_for(29)
+    assert running.worker._room() == 0
+    running.source.rooms.clear()
+    running.bodies.ends.release()
+    assert running.bodies.begun.acquire(timeout=PATIENCE_S), "the next one is worked on"
+    running.source.wait_for(28)
+    assert set(running.source.rooms) == {1}, "none is claimed ahead of a slow body"
+    running.end()
+
+
+@pytest.mark.rule("SK-5")
+def test_a_leaving_worker_gives_back_first_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "BEGINS_S", FOREVER_S)
+    running = Running(tasks=20)
+    running.source.wait_for(0)
+    stopping = threading.Thread(target=running.worker.stop, args=(PATIENCE_S,))
+    stopping.start()
+    running.source.wait_for(19)
+    assert stopping.is_alive(), "its body still runs"
+    running.woken.set()
+    running.bodies.ends.release()
+    stopping.join(PATIENCE_S)
+    assert not stopping.is_alive()
+    assert running.source.waiting == 19, "it claims no more"
+
+
+@pytest.mark.rule("SK-5")
+def test_a_slow_body_keeps_no_quick_ones_from_being_claimed_ahead() -> None:
+    running = Running(tasks=1, concurrency=2)
+    (slow,) = running.worker._tries.values()
+    assert slow.began_at is not None
+    running.worker._body_s = AHEAD_S / 10
+    slow.began_at -= 2 * AHEAD_S
+    assert running.worker._room() == 1 + 10, "one thread is free, and ten such bodies are ahead of it"
+    running.end()
