@@ -57,6 +57,7 @@ CREATE TABLE changes (
 ) WITHOUT ROWID;
 """
 SETTINGS = (
+    "PRAGMA page_size = 2048",
     "PRAGMA synchronous = FULL",
     "PRAGMA wal_autocheckpoint = 0",
     "PRAGMA journal_size_limit = 16777216",
@@ -318,8 +319,11 @@ class Store:
         return self.revision()
 
     @contextmanager
-    def writing(self, deadline: Deadline) -> Iterator[None]:
+    def writing(self, deadline: Deadline, ends_within_s: float | None = None) -> Iterator[None]:
         """The one write transaction of the host: commits at the end, or rolls back on an error.
+
+        It begins before the deadline, and commits before that too, or ``ends_within_s`` seconds after it has
+        begun.
 
         Raises:
             RegistryUnavailable: the deadline passed before the commit; no effect.
@@ -331,8 +335,9 @@ class Store:
                 with self._failures():
                     patiently(lambda: self.connection.execute("BEGIN IMMEDIATE"), deadline)
                     self._check_identity()
+                    ends = deadline if ends_within_s is None else Deadline.after(ends_within_s)
                     yield
-                if not deadline.left_s:
+                if not ends.left_s:
                     raise RegistryUnavailable(
                         f"the time was up before {self.path} could commit; no effect, try again"
                     )

@@ -31,11 +31,11 @@ its place is told. A watch is a wake-up, never a proof. The conformance suite fo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
+from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Term, Update
 
 if TYPE_CHECKING:
     import sqlite3
@@ -344,4 +344,69 @@ class MovesInTransactions(ABC):
         """Carry out a move within the transaction that ``connection``, to the engine's own file, has begun.
 
         It takes effect if and when that transaction commits. Answered :class:`Applied` or :class:`Conflict`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """A request for claims of the best tasks of a queue, one for each of ``holders``, which are new names.
+
+    ``names`` are the functions whose tasks are wanted, None for any. ``term`` was made before the request is
+    sent; ``clock`` gives the seconds of the clock that it names, and ``wall`` is seconds since 1970. A claim
+    is over ``buffer_s`` seconds after its time (SK-8).
+    """
+
+    queue: str
+    holders: Sequence[str]
+    worker: str
+    term: Term
+    names: Collection[str] | None
+    clock: Callable[[], float]
+    wall: float
+    buffer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswer:
+    """The claims that were made, each with the payload, or None where that must be read.
+
+    ``next_due`` is the first time (seconds since 1970) at which another task is due, ``next_over`` the first
+    one (seconds of the request's ``clock``) at which a claim may be over; None where only a commit can bring
+    something to claim. Both may be too early.
+    """
+
+    claimed: Sequence[tuple[Stored, bytes | None]]
+    next_due: float | None = None
+    next_over: float | None = None
+
+
+class ClaimsFromIndex(ABC):
+    """An engine that hands out claims itself, so that its tasks need no owners of partitions.
+
+    One claim is one write, as a :class:`Move` is, decided by :func:`rebalanser.tasks.rules.claim`. A task can
+    be claimed from the commit on that makes it ready: by which it is enqueued, or the last task that it
+    depends on becomes complete. Time makes ready what is due, and what is claimed and over: where the claim's
+    time was counted on the clock of the request, at its end; else ``ttl_s`` after this engine object first
+    saw the term. In both cases ``buffer_s`` comes on top. Nothing is held in memory of a task that waits.
+    """
+
+    @abstractmethod
+    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+        """Claim the best tasks that are ready: the highest priority first, then the lowest id (SK-5).
+
+        A task whose last try was cut off becomes dead on the way, and serves no holder (SK-15).
+
+        Raises:
+            OutcomeUnknown: all of the claims were made, or none.
+        """
+
+    @abstractmethod
+    def ready_names(self, queue: str, timeout_s: float) -> Collection[str]:
+        """The functions of which there are ready tasks."""
+
+    @abstractmethod
+    def watch_commits(self, wake: Callable[[], None]) -> Watch:
+        """Call ``wake``, from a thread of the engine's, soon after each commit, whoever makes it.
+
+        Commits that follow each other quickly may share a call. It must return soon and not raise.
         """

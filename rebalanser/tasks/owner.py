@@ -31,6 +31,7 @@ from typing import Final
 from rebalanser.tasks.dependencies import Dependencies
 from rebalanser.tasks.model import OPEN, ClaimState, Status, Stored, TaskId
 from rebalanser.tasks.shelves import Rank, Shelves
+from rebalanser.tasks.terms import is_same_term, over_at
 from rebalanser.tasks.timers import Timers
 
 REMEMBERED: Final = 65_536
@@ -204,15 +205,8 @@ class Owner:
         claim = _running_claim(stored)
         if claim is None:
             self._over_at.pop(task, None)
-        elif before is None or not _is_same_term(claim, _running_claim(before)):
-            self._over_at[task] = self._over(claim, now)
-
-    def _over(self, claim: ClaimState, now: float) -> float:
-        """When a claim is over whose term is learnt now."""
-        latest = now + claim.term.ttl_s
-        if self._clock and claim.term.clock == self._clock:
-            latest = min(latest, claim.term.ends_at_s)
-        return latest + self._buffer_s
+        elif before is None or not is_same_term(claim, _running_claim(before)):
+            self._over_at[task] = over_at(claim, now, self._clock, self._buffer_s)
 
     def _place(self, task: TaskId, now: float) -> None:
         """Put a task where it belongs by what is known of it."""
@@ -267,12 +261,3 @@ class Owner:
 
 def _running_claim(stored: Stored) -> ClaimState | None:
     return stored.state.claim if stored.state.status is Status.CLAIMED else None
-
-
-def _is_same_term(claim: ClaimState, other: ClaimState | None) -> bool:
-    """Whether a claim has not been renewed: each renewal ends at another time, an update leaves the term."""
-    return other is not None and (claim.number, claim.holder, claim.term) == (
-        other.number,
-        other.holder,
-        other.term,
-    )

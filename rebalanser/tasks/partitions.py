@@ -7,44 +7,29 @@ import heapq
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.asks import TakeOverAsk
+from rebalanser.tasks.claim_source import MAX_CLAIMS, Claimed, ClaimSource, warn_of_clock
 from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Epoch, Lost, TakeOver, Watch
-from rebalanser.tasks.far_clocks import LIMIT_S, FarClock, FarClocks
+from rebalanser.tasks.far_clocks import FarClock, FarClocks
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Held
 
 PAGE: Final = 1000
-MAX_CLAIMS: Final = 256
-"""At most so many tasks are claimed at once."""
 ASIDE_S: Final = 60.0
 """Seconds before a task is offered again whose claim alone can't be written."""
 _log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A task that this process has just claimed: its number and holder, and when the claim was asked for.
-
-    ``sent_at`` is in seconds of the clock that leases are counted on (SK-8). ``payload`` is None where it
-    could not be read while the claim was written.
-    """
-
-    stored: Stored
-    held: Held
-    sent_at: float
-    payload: bytes | None = None
-
-
-class Partitions:
+class Partitions(ClaimSource):
     """The indexes of all partitions that this process owns.
 
     ``worker`` is a label for people, ``buffer_s`` is waited beyond a claim's time (SK-8), ``wake`` is called
@@ -53,13 +38,12 @@ class Partitions:
     """
 
     def __init__(self, context: Context, worker: str, buffer_s: float, wake: Callable[[], None]) -> None:
-        self._context = context
+        super().__init__(context)
         self._worker = worker
         self._buffer_s = buffer_s
         self._wake = wake
         self._lock = threading.Lock()
         self._owners: dict[int, Claiming] = {}
-        self._strange: set[str] = set()
         self._far_clocks = FarClocks()
         self._aside: dict[TaskId, float] = {}
         """When each of these tasks, whose claims can't be written, is offered again."""
@@ -134,32 +118,11 @@ class Partitions:
             raise failed[0]
         return claimed
 
-    def payloads(self, claimed: Sequence[Claimed]) -> Mapping[TaskId, bytes]:
-        """The payloads of claimed tasks: those that came with the claims, and the others, read now.
-
-        Raises:
-            RebalanserError: the engine was away, or can't be read.
-        """
-        known = {each.stored.head.id: each.payload for each in claimed if each.payload is not None}
-        missing = [task for each in claimed if (task := each.stored.head.id) not in known]
-        if not missing:
-            return known
-        engine, context = self._context.engine, self._context
-        return {**known, **engine.payloads(context.queue, missing, context.timeout_s)}
-
     def report_strange(self, names: Collection[str]) -> None:
         """Log once, for each function that is not one of these, that its tasks wait for another worker."""
         with self._lock:
             waiting = {name for each in self._owners.values() for name in each.owner.names()}
-            strange = waiting.difference(names, self._strange)
-            self._strange |= strange
-        for name in sorted(strange):
-            _log.error(
-                "no function of this name is registered here: its tasks are kept, for a worker that has it",
-                action="task_unknown",
-                queue=self._context.queue,
-                name=name,
-            )
+        self._report_strange(waiting.difference(names))
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
         """When there may be something of these functions to claim, None being all, in seconds of the clock.
@@ -356,18 +319,7 @@ class Partitions:
 
     def _warn(self, far: Sequence[FarClock]) -> None:
         for each in far:
-            _log.warning(
-                "the clock of a host that makes tasks is far from this one's, and one of them is wrong: "
-                "delays and periodic tasks come early or late by the difference; claims are as safe as ever",
-                action="clock_far_off",
-                queue=self._context.queue,
-                task=each.task,
-                host=each.host,
-                process=each.process,
-                ahead_s=round(each.ahead_s, 3),
-                limit_s=LIMIT_S,
-                seen_by=self._worker,
-            )
+            warn_of_clock(each, self._context.queue, self._worker)
 
     def _settled(self, claiming: Claiming, ask: ClaimAsk, sent_at: float) -> Claimed | None:
         """What became of a claim, once that is known; the index is told."""

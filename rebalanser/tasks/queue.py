@@ -37,10 +37,11 @@ from rebalanser.tasks.asks import EnqueueAsk, MoveAsk
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.calling import Caller, ThreadCaller
 from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.collection import Archive, Collected, collect
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.cycles import Ancestry, with_blockers
-from rebalanser.tasks.engine import Enqueue
+from rebalanser.tasks.engine import ClaimsFromIndex, Enqueue
 from rebalanser.tasks.engines import load_engine
 from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
 from rebalanser.tasks.flakes import born_at, partition_of
@@ -224,7 +225,7 @@ class Queue:
         self._worker: Worker | None = None
         self._ticker: Ticker | None = None
         self._caller: Caller | None = None
-        self._partitions: Partitions | None = None
+        self._source: ClaimSource | None = None
         self._stopped = threading.Event()
         self.errors = ErrorPolicy(self.name, self._clock, self._end_process)
         """What follows from the errors of this process's loops."""
@@ -238,7 +239,7 @@ class Queue:
         """Forget, in a forked child, what is the parent's; a closed queue stays closed."""
         if self._is_closed:
             return
-        self._has_left_worker |= self._group is not None
+        self._has_left_worker |= self._source is not None
         self._begin()
 
     def _opened_outbox(self) -> Outbox | None:
@@ -641,27 +642,27 @@ class Queue:
     def _start(self, caller: Caller, concurrency: int) -> None:
         woken = threading.Event()
         bodies = Bodies(self.functions, self._middleware, self._context.clock, caller, self.errors)
-        partitions, group = self._joined(woken.set)
-        worker = Worker(self._context, partitions, bodies, concurrency, woken)
+        source, group = self._joined(woken.set)
+        worker = Worker(self._context, source, bodies, concurrency, woken)
         worker.start()
         try:
-            group.start()
+            _open(source, group)
         except BaseException:
             worker.stop(0.0)
             raise
-        self._group, self._worker, self._partitions = group, worker, partitions
+        self._group, self._worker, self._source = group, worker, source
         self._ticker = Ticker(
             self._schedules,
             self._context.clock,
-            lambda task: partitions.owns(partition_of(task, self._partition_count)),
+            lambda task: source.owns(partition_of(task, self._partition_count)),
             self._context.read,
             self._enqueue_tick,
             self.errors,
         )
         self._ticker.start()
 
-    def lend(self, wake: Callable[[], None]) -> Partitions:
-        """Join the queue's workers without running bodies: who asks is given claims of the partitions owned.
+    def lend(self, wake: Callable[[], None]) -> ClaimSource:
+        """Join the queue's workers without running bodies: claims are handed out to others.
 
         ``wake`` is called whenever there may be something to claim. :meth:`stop` ends it.
 
@@ -670,19 +671,22 @@ class Queue:
             RegistryUnavailable: the engine did not answer in time.
         """
         self._refuse_second_start()
-        partitions, group = self._joined(wake)
-        group.start()
-        self._group, self._partitions = group, partitions
-        return partitions
+        source, group = self._joined(wake)
+        _open(source, group)
+        self._group, self._source = group, source
+        return source
 
     def _refuse_second_start(self) -> None:
         self._opening.opened()
-        if self._group is not None:
+        if self._source is not None:
             raise InvalidState(f"the queue {self.name!r} is worked on already by this process")
 
-    def _joined(self, wake: Callable[[], None]) -> tuple[Partitions, Group]:
-        """The partitions that this process is to own, and the group that is to assign them."""
+    def _joined(self, wake: Callable[[], None]) -> tuple[ClaimSource, Group | None]:
+        """Where this process gets claims from; with the group that assigns it partitions, if it owns any."""
         self._stopped.clear()
+        engine = self._context.engine
+        if isinstance(engine, ClaimsFromIndex):
+            return IndexClaims(self._context, engine, self._label, self._buffer_s, wake), None
         self._add_partitions()
         partitions = Partitions(self._context, self._label, self._buffer_s, wake)
         group = Group(group_name(self.name), self._url, node=self._label, settings=self._settings)
@@ -706,8 +710,9 @@ class Queue:
         written once this returns, unless the engine is away. Twice is fine.
         """
         group, self._group = self._group, None
+        source, self._source = self._source, None
         self._stopped.set()
-        if group is None or self._partitions is None:
+        if source is None:
             return
         if self._ticker is not None:
             self._ticker.stop()
@@ -716,8 +721,9 @@ class Queue:
             self._context.ledger.flush()
         if self._caller is not None:
             self._caller.close()
-        group.stop()
-        self._partitions.close()
+        if group is not None:
+            group.stop()
+        source.close()
 
     def close(self) -> None:
         """Stop, write what waits, and let go of the engine. Closing twice does nothing."""
@@ -747,6 +753,8 @@ class Queue:
         threading.Thread(target=end, name="rebalanser-tasks-end", daemon=True).start()
 
     def _enqueue_tick(self, name: str, task: TaskId) -> None:
+        if self._context.read([task]):  # by another process: where no partition is owned, all of them do it
+            return
         self.commit([self.made(self.functions[name], (), {"task_id": task})])
 
     def _add_partitions(self) -> None:
@@ -776,6 +784,14 @@ class _Running:
 
     def stop(self, timeout_s: float | None = None) -> None:
         self._queue.stop(timeout_s)
+
+
+def _open(source: ClaimSource, group: Group | None) -> None:
+    """Begin to hear of what there is to claim."""
+    if isinstance(source, IndexClaims):
+        source.open()
+    if group is not None:
+        group.start()
 
 
 def _caller(place: BodyPlace, functions: Mapping[str, TaskBody]) -> Caller:

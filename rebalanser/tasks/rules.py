@@ -90,7 +90,9 @@ def claim(head: Head, state: State, holder: str, worker: str, term: Term, *, ove
         if state.status is Status.DEAD:
             return state
     number = 0 if before is None else before.number + 1
-    return replace(state, status=Status.CLAIMED, claim=ClaimState(number, holder, worker, term), due=0.0)
+    # Not by replace(), which takes four times as long: this is done for each task.
+    claim_state = ClaimState(number, holder, worker, term)
+    return State(Status.CLAIMED, claim_state, 0.0, state.failures, state.error, state.result)
 
 
 def renew(state: State, held: Held, term: Term) -> Decision:
@@ -128,7 +130,7 @@ def complete(state: State, held: Held, result: bytes | None) -> Decision:
     current = _current(state, held)
     if isinstance(current, Refused):
         return current
-    return replace(state, status=Status.COMPLETED, result=result, error="")
+    return State(Status.COMPLETED, state.claim, state.due, state.failures, "", result)
 
 
 def fail(head: Head, state: State, held: Held, error: str, due: float | None) -> Decision:

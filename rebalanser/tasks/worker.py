@@ -26,11 +26,11 @@ from typing import Final
 from rebalanser.errors import InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.bodies import Bodies
+from rebalanser.tasks.claim_source import MAX_CLAIMS, Claimed, ClaimSource
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Head, Stored, TaskId
-from rebalanser.tasks.partitions import MAX_CLAIMS, Claimed, Partitions
 from rebalanser.tasks.waiting import WaitingBodies
 from rebalanser.tasks.worker_claim import Renewal, WorkerClaim
 
@@ -79,13 +79,13 @@ class Worker:
     def __init__(
         self,
         context: Context,
-        partitions: Partitions,
+        source: ClaimSource,
         bodies: Bodies,
         concurrency: int,
         woken: threading.Event,
     ) -> None:
         self._context = context
-        self._partitions = partitions
+        self._source = source
         self._bodies = bodies
         self._concurrency = concurrency
         self._ready: queue.SimpleQueue[tuple[_Try, bytes] | None] = queue.SimpleQueue()
@@ -189,10 +189,11 @@ class Worker:
         if self._return_ahead(time.monotonic() - BEGINS_S):
             self._body_s = max(self._body_s or 0.0, BEGINS_S)
         room = self._room()
-        claimed = self._partitions.claim(room, self._bodies.names()) if room > 0 else []
+        claimed = self._source.claim(room, self._bodies.names()) if room > 0 else []
         self._hand_out(claimed)
         if not claimed:
-            self._partitions.report_strange(self._bodies.names())
+            if room > 0:
+                self._source.report_strange(self._bodies.names())
             self._idle_s = self._pause_s(room)
         return True
 
@@ -215,7 +216,7 @@ class Worker:
         if waits_longest is not None:
             times.append(waits_longest.handed_out_at + BEGINS_S - time.monotonic())
         if room > 0:
-            at = self._partitions.next_wakeup(self._bodies.names())
+            at = self._source.next_wakeup(self._bodies.names())
             times += [] if at is None else [at - self._context.clock.now()]
         return min(max(0.001, min(times)), LONGEST_PAUSE_S) if times else None
 
@@ -241,7 +242,7 @@ class Worker:
             return
         tries = [self._try(each) for each in claimed]
         try:
-            payloads = self._partitions.payloads(claimed)
+            payloads = self._source.payloads(claimed)
         except BaseException:
             self._give_back(tries)
             raise

@@ -31,6 +31,8 @@ from rebalanser.tasks.engine import (
     Answer,
     Applied,
     Change,
+    ClaimRequest,
+    ClaimsFromIndex,
     Collect,
     Conflict,
     Engine,
@@ -92,6 +94,10 @@ UNSTORABLE_NAMES = ("", "line\nfeed", "null\0", "x" * 513, "\ud800")
 
 BIT_FOR_BIT = bytes(range(256))
 TERM = Term(30.5, "a boot of a host", 12345.0625)
+TTL_S = 30.0
+BUFFER_S = 3.0
+OWN_TERM = Term(TTL_S, "this boot", 100.0)
+"""Of those who ask for claims, which are counted on one clock."""
 EVERY_STATE = (
     State(),
     State(due=1.7e9 + 0.125),
@@ -302,6 +308,24 @@ def everything(engine: Engine, queue: str = QUEUE) -> list[Stored]:
 def counts(engine: Engine, queue: str = QUEUE) -> dict[Status, int]:
     """How many tasks there are in each status that there is one in."""
     return {status: number for status, number in engine.count(queue, TIMEOUT_S).items() if number}
+
+
+def index_of(engine: Engine) -> ClaimsFromIndex:
+    """The engine as one that hands out claims itself."""
+    if not isinstance(engine, ClaimsFromIndex):
+        pytest.skip("this engine hands out no claims itself: its tasks have owners of partitions")
+    return engine
+
+
+def request(
+    *holders: str,
+    names: Sequence[str] | None = ("send",),
+    term: Term = OWN_TERM,
+    now: float = 0.0,
+    wall: float = 0.0,
+) -> ClaimRequest:
+    """A request for a claim for each of the holders, ``now`` being the time of their clock."""
+    return ClaimRequest(QUEUE, holders, "worker", term, names, lambda: now, wall, BUFFER_S)
 
 
 def log(engine: Engine, task: TaskId, claim: int | None = None) -> list[Update]:
@@ -1269,6 +1293,213 @@ class EngineSuite:
             recorder.wait_until(
                 lambda told: any(item.revision >= later for item in told), f"the change at {later}"
             )
+
+    # -- claims from an index
+
+    @pytest.mark.rule("SK-2", "SK-5", "SK-6")
+    def test_an_index_hands_out_the_best_first(self, engine: Engine) -> None:
+        """Holds: "Claim the best tasks that are ready: the highest priority first, then the lowest id"."""
+        index = index_of(engine)
+        priorities = (0, HIGHEST_PRIORITY, 1, LOWEST_PRIORITY, 1, -1)
+        applied(engine, *(make(number, priority=each) for number, each in enumerate(priorities, 1)))
+        applied(engine, make(9, queue=OTHER_QUEUE, priority=HIGHEST_PRIORITY))
+        first = index.claim(request("a", "b", "c"), TIMEOUT_S).claimed
+        assert [task.head.id for task, _ in first] == [task_id(number) for number in (2, 3, 5)]
+        assert [payload for _, payload in first if payload is not None] == [b"payload"] * 3
+        for holder, (task, _) in zip("abc", first, strict=True):
+            assert task.state == State(Status.CLAIMED, ClaimState(0, holder, "worker", OWN_TERM))
+            assert task == read(engine, task.head.id)
+        rest = index.claim(request(*"defghi"), TIMEOUT_S).claimed
+        assert [task.head.id for task, _ in rest] == [task_id(number) for number in (1, 6, 4)]
+        assert not index.claim(request("j"), TIMEOUT_S).claimed
+        assert counts(engine) == {Status.CLAIMED: 6}
+
+    @pytest.mark.rule("SK-5")
+    def test_an_index_hands_out_tasks_of_functions_that_are_asked_for(self, engine: Engine) -> None:
+        """Holds: "names are the functions whose tasks are wanted, None for any"."""
+        index = index_of(engine)
+        applied(engine, *(make(number, name=name) for number, name in enumerate("abcab")))
+        assert set(index.ready_names(QUEUE, TIMEOUT_S)) == {"a", "b", "c"}
+        assert not index.claim(request("x", names=()), TIMEOUT_S).claimed
+        assert not index.claim(request("x", names=("d", "")), TIMEOUT_S).claimed
+        some = index.claim(request(*"uvwxyz", names=("c", "a", "c")), TIMEOUT_S).claimed
+        assert [task.head.id for task, _ in some] == [task_id(number) for number in (0, 2, 3)]
+        assert set(index.ready_names(QUEUE, TIMEOUT_S)) == {"b"}
+        rest = index.claim(request(*"uvwxyz", names=None), TIMEOUT_S).claimed
+        assert [task.head.id for task, _ in rest] == [task_id(number) for number in (1, 4)]
+
+    @pytest.mark.rule("SK-5", "SK-15")
+    def test_an_index_hands_out_what_is_due(self, engine: Engine) -> None:
+        """Holds: "next_due is the first time (seconds since 1970) at which another task is due"."""
+        index = index_of(engine)
+        applied(engine, make(1, state=State(due=20.0)), make(2, state=State(due=10.0)))
+        early = index.claim(request("a", wall=9.5), TIMEOUT_S)
+        assert (early.claimed, early.next_due) == ((), 10.0)
+        (claimed,) = index.claim(request("a", "b", wall=10.0), TIMEOUT_S).claimed
+        assert claimed[0].head.id == task_id(2)
+        released = replace(claimed[0].state, status=Status.WAITING, due=15.0)
+        applied(engine, move(claimed[0], released), make(3), make(4, state=State(due=12.0), after=[3]))
+        late = index.claim(request(*"abcd", wall=30.0), TIMEOUT_S).claimed
+        assert [task.head.id for task, _ in late] == [task_id(number) for number in (1, 2, 3)]
+        assert [each.state.claim.number for each, _ in late if each.state.claim] == [0, 1, 0]
+        assert index.claim(request("e", wall=1e9), TIMEOUT_S).next_due is None
+
+    @pytest.mark.rule("SK-5")
+    def test_an_index_hands_out_what_depends_on_nothing_more(self, engine: Engine) -> None:
+        """Holds: "A task can be claimed from the commit on that makes it ready: by which it is enqueued, or
+        the last task that it depends on becomes complete".
+        """
+        index = index_of(engine)
+        done = State(Status.COMPLETED)
+        applied(engine, make(1), make(2), make(3, state=done), make(4, after=[3]))
+        applied(engine, make(5, after=[1, 2, 1, 3]), make(6, after=[9], waits_for_unknown=True))
+        first = [task for task, _ in index.claim(request(*"abcdef"), TIMEOUT_S).claimed]
+        assert [task.head.id for task in first] == [task_id(number) for number in (1, 2, 4)]
+        one, two, _ = first
+        applied(engine, move(one, replace(one.state, status=Status.COMPLETED)))
+        applied(engine, move(two, replace(two.state, status=Status.DEAD)))
+        assert not index.claim(request("g"), TIMEOUT_S).claimed
+        applied(engine, move(read(engine, task_id(2)), replace(two.state, status=Status.COMPLETED)))
+        (five,) = index.claim(request("g"), TIMEOUT_S).claimed
+        assert five[0].head.id == task_id(5)
+        applied(engine, make(9, state=done))
+        (six,) = index.claim(request("h"), TIMEOUT_S).claimed
+        assert six[0].head.id == task_id(6)
+
+    @pytest.mark.rule("SK-6", "SK-8", "SK-10")
+    def test_an_index_hands_out_a_claim_that_is_over_once(self, engine: Engine) -> None:
+        """Holds: "where the claim's time was counted on the clock of the request, at its end"."""
+        index = index_of(engine)
+        applied(engine, make(1, retries=5), make(2, retries=5))
+        (one, _), (two, _) = index.claim(request("a", "b"), TIMEOUT_S).claimed
+        assert one.state.claim is not None
+        longer = replace(one.state.claim, term=replace(OWN_TERM, ends_at_s=OWN_TERM.ends_at_s + 50.0))
+        applied(engine, move(one, replace(one.state, claim=longer)))
+        over_at = OWN_TERM.ends_at_s + BUFFER_S
+        early = index.claim(request("c", "d", now=over_at - 0.5), TIMEOUT_S)
+        assert (early.claimed, early.next_over) == ((), over_at)
+        (again,) = index.claim(request("c", "d", now=over_at), TIMEOUT_S).claimed
+        assert again[0].head.id == two.head.id
+        assert again[0].state.claim == ClaimState(1, "c", "worker", OWN_TERM)
+        assert again[0].state.failures == 1
+        completed = replace(two.state, status=Status.COMPLETED)
+        assert apply(engine, move(two, completed)) == [Conflict()]
+        assert read(engine, two.head.id) == again[0]
+
+    @pytest.mark.rule("SK-6", "SK-7", "SK-8")
+    def test_an_index_hands_out_no_claim_that_was_renewed_late(self, engine: Engine) -> None:
+        """Holds: "claimed and over"."""
+        index = index_of(engine)
+        applied(engine, make(1, retries=5))
+        ((task, _),) = index.claim(request("a"), TIMEOUT_S).claimed
+        over_at = OWN_TERM.ends_at_s + BUFFER_S
+        # Another process finds it over, and has no function for it.
+        assert not index.claim(request("b", now=over_at, names=("other",)), TIMEOUT_S).claimed
+        assert task.state.claim is not None
+        renewed = replace(task.state.claim, term=replace(OWN_TERM, ends_at_s=over_at + 100.0))
+        applied(engine, move(task, replace(task.state, claim=renewed)))
+        assert not index.claim(request("b", now=over_at + 1.0), TIMEOUT_S).claimed
+        assert read(engine, task.head.id).state.claim == renewed
+
+    @pytest.mark.rule("SK-6", "SK-8", "SK-18")
+    @pytest.mark.parametrize("clock", ["another boot", ""])
+    def test_an_index_counts_the_time_of_other_clocks_itself(self, connect: Connect, clock: str) -> None:
+        """Holds: "else ttl_s after this engine object first saw the term"."""
+        engine = connect()
+        index = index_of(engine)
+        applied(engine, make(1, retries=5))
+        theirs = request("a", term=Term(TTL_S, clock, -5.0))
+        ((task, _),) = index.claim(theirs, TIMEOUT_S).claimed
+        lasts_s = TTL_S + BUFFER_S
+        assert not index.claim(request("b", now=1000.0), TIMEOUT_S).claimed
+        assert not index.claim(request("b", now=1000.0 + lasts_s - 0.5), TIMEOUT_S).claimed
+        late = index_of(connect())
+        assert not late.claim(request("c", now=1000.0 + lasts_s), TIMEOUT_S).claimed, "it sees it only now"
+        assert task.state.claim is not None
+        renewed = replace(task.state.claim, term=Term(TTL_S, clock, 20.0))
+        applied(engine, move(task, replace(task.state, claim=renewed)))
+        waits = index.claim(request("b", now=2000.0), TIMEOUT_S)
+        assert waits.claimed == ()
+        assert waits.next_over is not None
+        assert waits.next_over <= 2000.0 + lasts_s
+        ((again, _),) = index.claim(request("b", now=2000.0 + lasts_s), TIMEOUT_S).claimed
+        assert again.state.claim == ClaimState(1, "b", "worker", OWN_TERM)
+
+    @pytest.mark.rule("SK-5", "SK-15")
+    def test_an_index_buries_what_was_cut_off_too_often(self, engine: Engine) -> None:
+        """Holds: "A task whose last try was cut off becomes dead on the way, and serves no holder"."""
+        index = index_of(engine)
+        applied(engine, *(make(number, retries=number % 2) for number in range(1, 5)))
+        assert len(index.claim(request(*"abcd"), TIMEOUT_S).claimed) == 4
+        over_at = OWN_TERM.ends_at_s + BUFFER_S
+        later = Term(TTL_S, OWN_TERM.clock, over_at + TTL_S)
+        ((task, _),) = index.claim(request("e", now=over_at, term=later), TIMEOUT_S).claimed
+        assert task.head.id == task_id(1)
+        assert [
+            each for each, _ in index.claim(request(*"fgh", now=over_at, term=later), TIMEOUT_S).claimed
+        ] == [read(engine, task_id(3))]
+        for number in (2, 4):
+            state = read(engine, task_id(number)).state
+            assert (state.status, state.failures) == (Status.DEAD, 1)
+            assert "ended without a word" in state.error
+        assert counts(engine) == {Status.CLAIMED: 2, Status.DEAD: 2}
+
+    @pytest.mark.rule("SK-5", "SK-15")
+    def test_an_index_hands_out_what_waits_again(self, engine: Engine) -> None:
+        """Holds: "the best tasks that are ready"."""
+        index = index_of(engine)
+        applied(engine, make(1))
+        for number, status in enumerate((Status.DEAD, Status.CANCELLED, Status.WAITING)):
+            ((task, _),) = index.claim(request(f"h{number}"), TIMEOUT_S).claimed
+            assert task.state.claim is not None
+            assert task.state.claim.number == number
+            applied(engine, move(task, replace(task.state, status=status)))
+            if status is not Status.WAITING:
+                assert not index.claim(request("x"), TIMEOUT_S).claimed
+                closed = read(engine, task.head.id)
+                applied(engine, move(closed, replace(closed.state, status=Status.WAITING)))
+        ((task, _),) = index.claim(request("last"), TIMEOUT_S).claimed
+        applied(engine, move(task, replace(task.state, status=Status.COMPLETED)))
+        assert not index.claim(request("x", now=1e9, wall=1e9), TIMEOUT_S).claimed
+
+    @pytest.mark.rule("SK-6", "SK-20")
+    def test_of_many_only_one_is_handed_a_task(self, connect: Connect) -> None:
+        """Holds: "One claim is one write, as a Move is"."""
+        engines = [connect() for _ in range(THREADS)]
+        applied(engines[0], *(make(number) for number in range(200)))
+        start = threading.Barrier(THREADS)
+
+        def take(place: int) -> list[Stored]:
+            index, taken = index_of(engines[place]), list[Stored]()
+            start.wait()
+            while True:
+                holders = [f"{place}-{len(taken)}-{number}" for number in range(3)]
+                claimed = index.claim(request(*holders), TIMEOUT_S).claimed
+                if not claimed:
+                    return taken
+                taken += [task for task, _ in claimed]
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            taken = [task for each in pool.map(take, range(THREADS)) for task in each]
+        assert sorted(task.head.id for task in taken) == [task_id(number) for number in range(200)]
+        assert sorted(taken, key=lambda task: task.head.id) == everything(engines[0])
+
+    @pytest.mark.rule("SK-20")
+    def test_a_watch_of_commits_hears_of_other_connections(
+        self, connect: Connect, harness: EngineHarness
+    ) -> None:
+        """Holds: "Call wake, from a thread of the engine's, soon after each commit, whoever makes it"."""
+        woken = threading.Event()
+        closed = index_of(connect()).watch_commits(lambda: pytest.fail("it was closed"))
+        closed.close()
+        watch = index_of(connect()).watch_commits(woken.set)
+        other = connect()
+        for number in range(3):
+            woken.clear()
+            applied(other, make(number))
+            assert woken.wait(harness.patience_s)
+        watch.close()
+        watch.close()
 
     # -- limits
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,13 +20,16 @@ if TYPE_CHECKING:
 class SqliteHarness(EngineHarness):
     """Connections to one file."""
 
-    can_lose_history = False  # the present states are all there is, and they are all kept
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def open(self) -> Engine:
         return SqliteEngine(self.path)
+
+    def lose_history(self, revision: int) -> None:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.execute("DELETE FROM skuld_changes WHERE revision < ?", (revision,))
+            connection.execute("UPDATE skuld_meta SET forgotten = ?", (revision - 1,))
 
 
 class TestSqliteEngine(EngineSuite):

@@ -17,6 +17,8 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import AfterValidator
+from rebalanser_sqlite.tasks import claims
+from rebalanser_sqlite.tasks.rows import Row, stored_of
 
 from rebalanser import Settings
 from rebalanser.errors import (
@@ -34,9 +36,18 @@ from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status, rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Answer, Enqueue, Move, Write
+from rebalanser.tasks.engine import (
+    Answer,
+    ClaimAnswer,
+    ClaimRequest,
+    ClaimsFromIndex,
+    Enqueue,
+    Epoch,
+    Move,
+    Write,
+)
 from rebalanser.tasks.flakes import partition_of
-from rebalanser.tasks.model import OPEN, Head, State, TaskId
+from rebalanser.tasks.model import OPEN, Head, State, Stored, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.worker import FEW
 from rebalanser.tasks.worker_claim import WorkerClaim
@@ -142,6 +153,8 @@ def strange_argument(claim: Claim, currency: Annotated[str, AfterValidator(rate)
     raise AssertionError("its argument is refused")
 
 
+A_CLAIM = Move("", "work", 0, 0, State(Status.CLAIMED), Epoch(0, 0))
+"""Stands for the claims that an engine makes itself."""
 BAD: dict[Callable[..., Any], str] = {
     too_large_a_result: "a result has 5242882 bytes; the limit is",
     too_large_an_update: "an update has 5242880 bytes; the limit is",
@@ -175,6 +188,12 @@ class Stage:
         engine = self.queue.context.engine
         self._apply = engine.apply
         engine.apply = self._applied  # type: ignore[method-assign]
+        self.claims_from_index = isinstance(engine, ClaimsFromIndex)
+        if isinstance(engine, ClaimsFromIndex):
+            self._claim = engine.claim
+            engine.claim = self._claimed  # type: ignore[method-assign]
+        self.without_payloads: Callable[[TaskId], bool] = lambda _: False
+        """Whether the payload of a task does not come with its claim."""
         self.refuses: Callable[[Sequence[Write]], Exception | None] = lambda _: None
         """The error that is raised instead of writing these."""
         self.loses: Callable[[Sequence[Write]], Exception | None] = lambda _: None
@@ -198,6 +217,16 @@ class Stage:
         if (error := self.loses(writes)) is not None:
             raise error
         return answers
+
+    def _claimed(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+        if (error := self.refuses([A_CLAIM])) is not None:
+            raise error
+        answer = self._claim(request, timeout_s)
+        claimed = [
+            (stored, None if self.without_payloads(stored.head.id) else payload)
+            for stored, payload in answer.claimed
+        ]
+        return replace(answer, claimed=claimed)
 
     def enqueue(self, count: int = GOOD) -> list[TaskId]:
         return list(self.good.enqueue_many([((number,), {}) for number in range(count)]))
@@ -361,7 +390,9 @@ def test_after_an_engine_has_refused_claims_for_a_while_all_tasks_are_claimed(
 
 @pytest.mark.rule("SK-5", "SK-15")
 @pytest.mark.parametrize("error", [RequestTooLarge("too large"), KeyError("a bug")], ids=["poison", "bug"])
-def test_a_task_that_can_not_be_claimed_keeps_no_other_from_being(stage: Stage, error: Exception) -> None:
+def test_a_task_that_can_not_be_claimed_keeps_no_other_from_being(
+    stage: Stage, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (poison,) = stage.enqueue(1)
     tried: list[TaskId] = []
 
@@ -372,7 +403,15 @@ def test_a_task_that_can_not_be_claimed_keeps_no_other_from_being(stage: Stage, 
             tried.append(poison)
         return error
 
+    def unreadable(queue: str, row: Row) -> Stored:
+        if row[0].hex() == poison:
+            tried.append(poison)
+            raise error
+        return stored_of(queue, row)
+
     stage.refuses = refuses
+    if stage.claims_from_index:
+        monkeypatch.setattr(claims, "stored_of", unreadable)
     tasks = stage.enqueue()
     stage.queue.start(concurrency=4)
     stage.see_done(tasks)
@@ -501,6 +540,7 @@ def test_a_task_without_a_payload_fails_alone(stage: Stage, monkeypatch: pytest.
         return payloads(queue, [task for task in ids if task != bad], timeout_s)
 
     monkeypatch.setattr(engine, "payloads", without)
+    stage.without_payloads = lambda task: task == bad
     tasks = stage.enqueue()
     stage.queue.start(concurrency=4)
     stage.see_done(tasks)
@@ -528,6 +568,7 @@ def test_while_payloads_can_not_be_read_claims_are_given_back(
         return payloads(queue, ids, timeout_s)
 
     monkeypatch.setattr(engine, "payloads", failing)
+    stage.without_payloads = lambda _: True
     tasks = stage.enqueue()
     stage.queue.start(concurrency=4)
     stage.see_done(tasks)
@@ -681,11 +722,21 @@ def test_a_result_is_kept_for_longer_than_its_claim(stage: Stage) -> None:
             is_kept = any(each.loop == "ledger" for each in queue.troubles)
             if back_at and not is_back.is_set() and not (is_kept and clock.now() >= back_at[0]):
                 raise RegistryUnavailable("away")
+            answers = apply(writes, timeout_s)
             if back_at:
                 is_back.set()
-            return apply(writes, timeout_s)
+            return answers
 
         engine.apply = away  # type: ignore[method-assign]
+        if isinstance(engine, ClaimsFromIndex):
+            claim_from_index = engine.claim
+
+            def claimed(request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+                if back_at and not is_back.is_set():
+                    raise RegistryUnavailable("away")
+                return claim_from_index(request, timeout_s)
+
+            engine.claim = claimed  # type: ignore[method-assign]
         task = charge.enqueue()
         queue.start()
         assert queue.wait(task, PATIENCE_S) == b'"charged"'

@@ -1,10 +1,11 @@
-"""The partitions that a process owns: what comes with their claims, and which news they need."""
+"""Where claims come from: the partitions that a process owns, or the index of a file, which nobody owns."""
 
 from __future__ import annotations
 
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
-from rebalanser.tasks import Queue
+from rebalanser.tasks import Claim, Queue
 from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.claim_source import Claimed
 from rebalanser.tasks.engine import Change, Page
 from rebalanser.tasks.model import State, Status, TaskId
 from rebalanser.tasks.options import EnqueueOptions
-from rebalanser.tasks.partitions import Claimed, Partitions
+from rebalanser.tasks.partitions import Partitions
+from rebalanser.tasks.periodic import Ticker
+from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S
 
 PARTITIONS = 2
@@ -206,3 +210,93 @@ def test_what_is_read_of_a_deep_queue_is_claimed_while_the_rest_is_read(
     assert claimed, "before the last page was read"
     rest = [each.stored.head.id for each in stage.claims(6 - len(claimed))]
     assert len({*claimed, *rest}) == 6
+
+
+# -- claims from the index of a file
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[list[Queue]]:
+    """Four workers of a queue of one partition, each of one thread."""
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        yield [stack.enter_context(Queue("work", url, partitions=1, state_folder=tmp_path)) for _ in range(4)]
+
+
+@pytest.mark.rule("SK-13", "SK-20")
+def test_as_many_workers_as_one_likes_have_work(workers: list[Queue]) -> None:
+    """Each body ends only once all of the workers run one."""
+    together = threading.Barrier(len(workers))
+
+    def meet(claim: Claim) -> int:
+        return together.wait(PATIENCE_S) * 0
+
+    for queue in workers:
+        task = queue.task(meet)
+        queue.start(concurrency=1)
+    for waits in [workers[0].wait(each, PATIENCE_S) for each in task.enqueue_many([((), {})] * 8)]:
+        assert waits == b"0"
+
+
+@pytest.mark.rule("SK-20")
+def test_a_slow_body_keeps_no_task_from_another_worker(workers: list[Queue]) -> None:
+    slow_runs, may_end = threading.Event(), threading.Event()
+
+    def slow(claim: Claim) -> None:
+        slow_runs.set()
+        assert may_end.wait(PATIENCE_S)
+
+    def quick(claim: Claim, number: int) -> int:
+        return number
+
+    for queue in workers[:2]:
+        slow_task, quick_task = queue.task(slow), queue.task(quick)
+        queue.start(concurrency=1)
+    last = slow_task.enqueue()
+    assert slow_runs.wait(PATIENCE_S)
+    tasks = quick_task.enqueue_many([((number,), {}) for number in range(40)])
+    assert [workers[0].wait(each, PATIENCE_S) for each in tasks] == [b"%d" % number for number in range(40)]
+    assert workers[0].get(last).state.status is Status.CLAIMED
+    may_end.set()
+    workers[0].wait(last, PATIENCE_S)
+
+
+@pytest.mark.rule("SK-20")
+def test_a_worker_that_leaves_keeps_no_task_from_another(workers: list[Queue]) -> None:
+    slow_runs, may_end = threading.Event(), threading.Event()
+
+    def slow(claim: Claim) -> None:
+        slow_runs.set()
+        assert may_end.wait(PATIENCE_S)
+
+    first, second = workers[:2]
+    last = first.task(slow).enqueue()
+    first.start(concurrency=2)
+    assert slow_runs.wait(PATIENCE_S)
+    leaving = threading.Thread(target=first.stop, args=(PATIENCE_S,))
+    leaving.start()
+    assert first.wait_stopped(PATIENCE_S)
+    quick = second.task(name="quick")(lambda claim: 1)
+    second.start(concurrency=1)
+    assert [second.wait(each, PATIENCE_S) for each in quick.enqueue_many([((), {})] * 20)] == [b"1"] * 20
+    assert leaving.is_alive()
+    may_end.set()
+    leaving.join(PATIENCE_S)
+    assert second.wait(last, PATIENCE_S) is None
+
+
+@pytest.mark.rule("SK-3", "SK-15")
+def test_a_tick_makes_one_task_although_all_workers_look_for_it(workers: list[Queue]) -> None:
+    clock = FakeClock()
+    ticks: list[Ticker] = []
+    for queue in workers:
+        queue.periodic("* * * * *", "sweep")(lambda claim: None)
+        exists = queue.context.read
+        ticks.append(
+            Ticker(queue._schedules, clock, lambda _: True, exists, queue._enqueue_tick, queue.errors)
+        )
+    clock.advance(60.0)
+    for ticker in ticks * 2:
+        ticker.tick()
+    made = list(workers[0].tasks())
+    assert len(made) == 1

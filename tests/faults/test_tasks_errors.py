@@ -24,7 +24,7 @@ import sys, threading
 from pathlib import Path
 from rebalanser import Settings
 from rebalanser.tasks import Claim, Queue, loops
-from rebalanser.tasks.partitions import Partitions
+from rebalanser.tasks.claim_source import IndexClaims
 
 loops.PERSISTS_S, loops.PERSISTS_ATTEMPTS = 0.2, 3
 queue = Queue("work", sys.argv[1], settings=Settings(lease_ttl_s=2.0), state_folder=Path(sys.argv[2]))
@@ -37,7 +37,7 @@ def broken(*_):
 
 @queue.task(retries=0)
 def work(claim: Claim) -> str:
-    Partitions.claim = broken
+    IndexClaims.claim = broken
     began.set()
     while not queue.wait_stopped(0.1):
         pass

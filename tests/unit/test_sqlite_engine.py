@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from rebalanser_sqlite import SqliteRegistry, history, place, store
-from rebalanser_sqlite.tasks import SqliteEngine, open_engine, reading, rows, writing
+from rebalanser_sqlite.tasks import SqliteEngine, claims, open_engine, reading, rows, writing
 from rebalanser_sqlite.tasks.following import Follower
 
 from rebalanser.errors import (
@@ -25,12 +25,12 @@ from rebalanser.errors import (
 from rebalanser.registry.contract import Put, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import Queue
-from rebalanser.tasks.engine import Applied, Conflict, Enqueue, Forwarded, Lost, Move, Taken
+from rebalanser.tasks.engine import Applied, ClaimRequest, Conflict, Enqueue, Forwarded, Lost, Move, Taken
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rebalanser.tasks.engine import Answer, Write
@@ -38,6 +38,78 @@ if TYPE_CHECKING:
 QUEUE = "mail"
 CLAIM = ClaimState(0, "holder", "worker", Term(30.0, "boot", 1.0), 1)
 COMPLETED = State(Status.COMPLETED, CLAIM, result=b"done")
+
+
+FIRST_SCHEMA = """
+CREATE TABLE skuld_meta (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    version INTEGER NOT NULL,
+    revision INTEGER NOT NULL
+);
+CREATE TABLE skuld_queues (
+    number INTEGER PRIMARY KEY,
+    name TEXT NOT NULL COLLATE BINARY UNIQUE,
+    partitions INTEGER NOT NULL
+);
+CREATE TABLE skuld_owners (
+    queue INTEGER NOT NULL,
+    partition INTEGER NOT NULL,
+    token INTEGER NOT NULL,
+    PRIMARY KEY (queue, partition)
+) WITHOUT ROWID;
+CREATE TABLE skuld_tasks (
+    number INTEGER PRIMARY KEY,
+    queue INTEGER NOT NULL,
+    id BLOB NOT NULL,
+    partition INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    dependencies INTEGER NOT NULL,
+    retries INTEGER NOT NULL,
+    timeout_s REAL,
+    revision INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    claim INTEGER,
+    holder TEXT,
+    worker TEXT,
+    ttl_s REAL,
+    clock TEXT,
+    ends_at_s REAL,
+    updates INTEGER,
+    due REAL NOT NULL,
+    failures INTEGER NOT NULL,
+    error TEXT NOT NULL,
+    result BLOB
+);
+CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
+CREATE INDEX skuld_tasks_by_status ON skuld_tasks (queue, partition, status, id);
+CREATE INDEX skuld_tasks_by_revision ON skuld_tasks (queue, revision);
+CREATE TABLE skuld_contents (
+    task INTEGER PRIMARY KEY,
+    after BLOB NOT NULL,
+    payload BLOB NOT NULL
+);
+CREATE TABLE skuld_dependents (
+    queue INTEGER NOT NULL,
+    id BLOB NOT NULL,
+    task INTEGER NOT NULL,
+    PRIMARY KEY (queue, id, task)
+) WITHOUT ROWID;
+CREATE TABLE skuld_updates (
+    task INTEGER NOT NULL,
+    claim INTEGER NOT NULL,
+    sequence INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    PRIMARY KEY (task, claim, sequence)
+);
+CREATE TABLE skuld_counts (
+    queue INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    tasks INTEGER NOT NULL,
+    PRIMARY KEY (queue, status)
+) WITHOUT ROWID;
+"""
+"""The tables of version 1; outboxes came later, and were added where they were missing."""
 
 
 def task_id(number: int) -> str:
@@ -401,26 +473,112 @@ def test_a_file_of_a_registry_gets_the_tables(path: Path) -> None:
         assert engine.queues(PATIENCE_S) == {}
 
 
-@pytest.mark.rule("SK-4")
-def test_a_file_from_before_there_were_outboxes_gets_their_table(
-    engine: SqliteEngine, own: sqlite3.Connection, path: Path
-) -> None:
-    engine.apply([enqueue(1)], PATIENCE_S)
-    own.execute("DROP TABLE skuld_outboxes")
+def first_version(path: Path, *, outbox: bool) -> dict[int, tuple[Stored, bytes]]:
+    """Make a file as version 1 of the schema had it; its tasks with their payloads, by number."""
+    SqliteRegistry(path).close()
+    term, waits_for = Term(30.0, "boot", 99.0), (task_id(1), task_id(2))
+    states: dict[int, tuple[State, tuple[str, ...], bytes]] = {
+        1: (State(Status.COMPLETED, ClaimState(1, "h", "w", term, 2), result=b"42"), (), b"small"),
+        2: (State(), (), bytes(5000)),
+        3: (State(), waits_for, b"blocked"),
+        4: (State(), (task_id(1),), b"free, as what it waits for is complete"),
+        5: (State(due=5.0), (), b"timed"),
+        6: (State(Status.CLAIMED, ClaimState(0, "h", "w", term)), (), b"running"),
+        7: (State(Status.DEAD, ClaimState(3, "h", "w", term), 0.0, 4, "it failed"), (), b""),
+        8: (State(Status.CANCELLED), (), b"cancelled"),
+    }
+    tasks: dict[int, tuple[Stored, bytes]] = {}
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        for statement in FIRST_SCHEMA.split(";"):
+            old.execute(statement)
+        old.execute("INSERT INTO skuld_meta VALUES (1, 1, 108)")
+        old.execute("INSERT INTO skuld_queues VALUES (1, 'mail', 4)")
+        old.execute("INSERT INTO skuld_owners VALUES (1, 2, 77)")
+        for number, (state, after, payload) in states.items():
+            head = Head(task_id(number), QUEUE, "send", number % 3, after, 4, 1.5)
+            tasks[number] = Stored(head, state, 100 + number, number % 4), payload
+            key, made = bytes.fromhex(head.id), state.claim
+            claim: tuple[object, ...] = (None,) * 7
+            if made is not None:
+                claim = (made.number, made.holder, made.worker, 30.0, "boot", 99.0, made.updates)
+            fixed = (number, 1, key, number % 4, head.name, head.priority, len(after), 4, 1.5, 100 + number)
+            row = (*fixed, state.status.value, *claim, state.due, state.failures, state.error, state.result)
+            old.execute(f"INSERT INTO skuld_tasks VALUES ({', '.join('?' * len(row))})", row)
+            content = (number, bytes.fromhex("".join(after)), payload)
+            old.execute("INSERT INTO skuld_contents VALUES (?, ?, ?)", content)
+            for needed in after:
+                old.execute("INSERT INTO skuld_dependents VALUES (1, ?, ?)", (bytes.fromhex(needed), number))
+        old.execute("INSERT INTO skuld_updates VALUES (1, 0, 0, x'aa'), (1, 1, 0, x'bb'), (1, 1, 1, x'cc')")
+        old.execute("INSERT INTO skuld_counts SELECT 1, status, count(*) FROM skuld_tasks GROUP BY status")
+        if outbox:
+            old.execute(
+                "CREATE TABLE skuld_outboxes (queue INTEGER NOT NULL, outbox TEXT NOT NULL, "
+                "number INTEGER NOT NULL, skipped INTEGER NOT NULL, PRIMARY KEY (queue, outbox)) "
+                "WITHOUT ROWID"
+            )
+            old.execute("INSERT INTO skuld_outboxes VALUES (1, 'outbox', 1, 0)")
+    return tasks
+
+
+@pytest.mark.rule("SK-2", "SK-4", "SK-5", "SK-9", "SK-11", "SK-12")
+@pytest.mark.parametrize("outbox", [True, False])
+def test_a_file_of_the_first_version_is_turned_into_one_of_this(path: Path, *, outbox: bool) -> None:
+    tasks = first_version(path, outbox=outbox)
+    ids = [task_id(number) for number in tasks]
+    with closing(SqliteEngine(path)) as engine:
+        assert engine.queues(PATIENCE_S) == {QUEUE: 4}
+        assert engine.page(QUEUE, PATIENCE_S).items == tuple(stored for stored, _ in tasks.values())
+        assert engine.payloads(QUEUE, ids, PATIENCE_S) == {
+            stored.head.id: payload for stored, payload in tasks.values()
+        }
+        assert engine.count(QUEUE, PATIENCE_S) == {
+            Status.COMPLETED: 1,
+            Status.WAITING: 4,
+            Status.CLAIMED: 1,
+            Status.DEAD: 1,
+            Status.CANCELLED: 1,
+        }
+        for status in Status:
+            found = engine.page(QUEUE, PATIENCE_S, statuses=frozenset({status})).items
+            assert found == tuple(stored for stored, _ in tasks.values() if stored.state.status is status)
+        assert list(engine.updates(QUEUE, task_id(1), PATIENCE_S)) == [
+            Update(0, 0, b"\xaa"),
+            Update(1, 0, b"\xbb"),
+            Update(1, 1, b"\xcc"),
+        ]
+        (answer,) = engine.apply([replace(enqueue(9), forwarded=Forwarded("outbox", 1))], PATIENCE_S)
+        assert answer == (Taken() if outbox else Applied(109))
+
+        term = Term(300.0, "boot", 300.0)
+        request = ClaimRequest(QUEUE, ["a", "b"], "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
+        first = engine.claim(request, PATIENCE_S)
+        assert [stored.head.id for stored, _ in first.claimed] == [task_id(2), task_id(4)]
+        assert (first.next_due, first.next_over) == (5.0, 100.0)
+        engine.apply([completion(first.claimed[0][0])], PATIENCE_S)
+        later = replace(request, holders=list("cdef"), clock=lambda: 100.0, wall=5.0)
+        second = [stored.head.id for stored, _ in engine.claim(later, PATIENCE_S).claimed]
+        assert second == [task_id(number) for number in ([5, 3, 6] if outbox else [5, 3, 6, 9])]
     with closing(SqliteEngine(path)) as again:
-        entry = replace(enqueue(2), forwarded=Forwarded("outbox", 1))
-        (answer,) = again.apply([entry], PATIENCE_S)
-        assert isinstance(answer, Applied)
-        assert again.apply([entry], PATIENCE_S) == [Taken()]
-        assert len(again.page(QUEUE, PATIENCE_S).items) == 2
-    assert own.execute("SELECT version FROM skuld_meta").fetchone() == (1,)
+        assert len(again.page(QUEUE, PATIENCE_S).items) == 8 + (not outbox)
+
+
+@pytest.mark.rule("SK-6")
+def test_a_process_of_the_first_version_can_write_no_more(path: Path) -> None:
+    """It would not know where a task is, and could claim one that is claimed."""
+    first_version(path, outbox=True)
+    begin = "SELECT revision FROM skuld_meta"
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        assert old.execute(begin).fetchone() == (108,)
+        SqliteEngine(path).close()
+        with pytest.raises(sqlite3.OperationalError, match="no such column"):
+            old.execute(begin)
 
 
 def test_tasks_of_a_newer_version_are_refused(
     engine: SqliteEngine, own: sqlite3.Connection, path: Path
 ) -> None:
-    own.execute("UPDATE skuld_meta SET version = 2")
-    with pytest.raises(UnusableStore, match=r"schema 2 .* upgrade rebalanser"):
+    own.execute("UPDATE skuld_meta SET version = 3")
+    with pytest.raises(UnusableStore, match=r"schema 3 .* upgrade rebalanser"):
         SqliteEngine(path)
 
 
@@ -456,6 +614,35 @@ def test_a_watch_of_a_store_that_was_put_back_is_told_of_a_loss(engine: SqliteEn
     engine.apply([enqueue(2)], PATIENCE_S)
     assert more.wait(PATIENCE_S)
     assert told == [Lost(answer.revision), [present(engine, 2)]]
+
+
+@pytest.mark.rule("SK-11")
+def test_changes_are_kept_for_watches_that_are_not_too_far_behind(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "KEPT_CHANGES", 200)
+    monkeypatch.setattr(writing, "FORGET_STEP", 100)
+    engine.apply([enqueue(number) for number in range(300)], PATIENCE_S)
+    for _ in range(3):
+        tasks = engine.page(QUEUE, PATIENCE_S).items
+        moves = [Move(each.head.id, QUEUE, 0, each.revision, State(Status.CLAIMED, CLAIM)) for each in tasks]
+        engine.apply(moves, PATIENCE_S)
+    revision = engine.page(QUEUE, PATIENCE_S, limit=1).revision
+    kept = engine._committer._store.connection.execute("SELECT count(*) FROM skuld_changes").fetchone()[0]
+    assert 200 <= kept < 900
+    told: list[Sequence[Stored] | Lost] = []
+    more = threading.Event()
+
+    def sink(items: Sequence[Stored] | Lost) -> None:
+        told.append(items)
+        more.set()
+
+    for behind, news in ((900, Lost(revision)), (150, list(engine.page(QUEUE, PATIENCE_S).items[150:]))):
+        more.clear()
+        with closing(engine.watch(QUEUE, revision - behind, sink)):
+            assert more.wait(PATIENCE_S)
+        assert told.pop() == news
+    assert engine.count(QUEUE, PATIENCE_S) == {Status.CLAIMED: 300}
 
 
 @pytest.mark.rule("SK-11")
@@ -500,18 +687,20 @@ def test_watches_go_on_after_an_error_that_nobody_foresaw(
 
 
 @pytest.mark.rule("SK-12")
-@pytest.mark.parametrize("module", [reading, writing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [claims, reading, rows, writing], ids=lambda module: module.__name__)
 def test_no_statement_looks_at_all_tasks(
     engine: SqliteEngine, own: sqlite3.Connection, module: object
 ) -> None:
     found = [
         statement
         for value in vars(module).values()
-        for statement in (value if isinstance(value, tuple) else (value,))
+        for statement in (
+            value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+        )
         if isinstance(statement, str) and statement.startswith(("SELECT", "UPDATE", "DELETE", "INSERT"))
     ]
-    assert len(found) > 5
-    small = {"skuld_meta", "skuld_queues"}
+    assert len(found) >= 3
+    small = {"skuld_meta", "skuld_queues", "json_each"}
     for statement in found:
         plan = own.execute(f"EXPLAIN QUERY PLAN {statement}", (None,) * statement.count("?")).fetchall()
         for *_, detail in plan:
@@ -519,22 +708,80 @@ def test_no_statement_looks_at_all_tasks(
             assert "TEMP B-TREE" not in detail, (statement, detail)
 
 
+def _each(value: object) -> Iterable[object]:
+    """The constants of a module that may be several statements, one by one."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, tuple) else (value,)
+
+
+def steps(connection: sqlite3.Connection, action: Callable[[], object]) -> int:
+    """How many instructions of SQLite's machine an action takes on a connection."""
+    taken = [0]
+
+    def count() -> int:
+        taken[0] += 1
+        return 0
+
+    connection.set_progress_handler(count, 1)
+    action()
+    connection.set_progress_handler(None, 1)
+    return taken[0]
+
+
+@pytest.mark.rule("SK-12", "SK-24")
+def test_the_cost_of_a_task_is_the_same_whatever_was_done_and_whatever_waits(engine: SqliteEngine) -> None:
+    """Counted in instructions: enqueueing, claiming and completing one task, and looking for one in vain."""
+    writer, reader = engine._committer._store.connection, engine._reader._store.connection
+    request = ClaimRequest(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"send"}, lambda: 0.0, 1.0, 3.0)
+
+    def claim() -> Stored:
+        ((task, _),) = engine.claim(request, PATIENCE_S).claimed
+        return task
+
+    def cost(number: int) -> tuple[int, ...]:
+        """The least of three, as now and then the changes so far are counted."""
+        found = []
+        for more in range(3):
+            enqueued = steps(writer, lambda: engine.apply([enqueue(number + more)], PATIENCE_S))  # noqa: B023
+            looked = steps(reader, lambda: engine.claim(replace(request, names={"other"}), PATIENCE_S))
+            claimed = steps(writer, lambda: done.append(claim()))
+            completed = steps(writer, lambda: engine.apply([completion(done[-1])], PATIENCE_S))
+            found.append((enqueued, looked, claimed, completed))
+        return tuple(map(min, zip(*found, strict=True)))
+
+    done: list[Stored] = []
+    engine.apply([enqueue(number) for number in range(10)], PATIENCE_S)
+    few = cost(10)
+    engine.apply([enqueue(number) for number in range(100, 4100)], PATIENCE_S)
+    tasks = engine.claim(replace(request, holders=[f"h{n}" for n in range(2000)]), PATIENCE_S).claimed
+    engine.apply([completion(task) for task, _ in tasks], PATIENCE_S)
+    assert engine.count(QUEUE, PATIENCE_S)[Status.COMPLETED] == 2003
+    many = cost(5000)
+    assert all(abs(each - before) < 10 for each, before in zip(many, few, strict=True)), (many, few)
+    assert all(500 > each > 100 for each in few), f"they are not counted: {few}"
+
+
+@pytest.mark.rule("SK-5", "SK-24")
+def test_tasks_that_time_makes_ready_are_made_so_a_part_at_a_time(engine: SqliteEngine) -> None:
+    later = [replace(enqueue(number), state=State(due=5.0)) for number in range(1200)]
+    engine.apply(later, PATIENCE_S)
+    connection = engine._committer._store.connection
+    request = ClaimRequest(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"other"}, lambda: 0.0, 5.0, 3.0)
+    for ready in (500, 1000, 1200, 1200):
+        answer = engine.claim(request, PATIENCE_S)
+        (counted,) = connection.execute("SELECT count(*) FROM skuld_tasks WHERE ready = 1").fetchone()
+        assert counted == ready
+    assert answer.next_due is None
+
+
 @pytest.mark.rule("SK-12")
 def test_pages_of_some_statuses_step_over_no_other_tasks(engine: SqliteEngine) -> None:
     engine.apply([enqueue(number) for number in range(3000)], PATIENCE_S)
     connection = engine._reader._store.connection
-    steps = [0]
-
-    def count() -> int:
-        steps[0] += 1
-        return 0
 
     def cost(action: Callable[[], object]) -> int:
-        steps[0] = 0
-        connection.set_progress_handler(count, 1)
-        action()
-        connection.set_progress_handler(None, 1)
-        return steps[0]
+        return steps(connection, action)
 
     dead = frozenset({Status.DEAD})
     assert cost(lambda: engine.page(QUEUE, PATIENCE_S, statuses=dead)) < 200

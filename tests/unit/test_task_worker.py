@@ -20,12 +20,12 @@ from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.calling import ThreadCaller
 from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.claim_source import Claimed
 from rebalanser.tasks.engine import Applied, Change, Lost
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.options import TaskOptions
-from rebalanser.tasks.partitions import Claimed
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.worker import AHEAD_S, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
 from rebalanser.tasks.worker_claim import WorkerClaim
@@ -341,7 +341,7 @@ def test_a_task_that_can_not_be_read_waits_ever_longer_and_has_not_failed(
 def test_a_worker_waits_no_longer_than_a_thread_can(at: float) -> None:
     """An earlier version took tasks that are due in the far future."""
     stand = Stand()
-    stand.worker._partitions = cast("Any", SimpleNamespace(next_wakeup=lambda _: at))
+    stand.worker._source = cast("Any", SimpleNamespace(next_wakeup=lambda _: at))
     stand.bodies.names = tuple
     pause_s = stand.worker._pause_s(1)
     assert pause_s is not None
@@ -447,7 +447,7 @@ class Running:
         assert self.worker.stop(PATIENCE_S)
 
 
-@pytest.mark.rule("SK-5")
+@pytest.mark.rule("SK-20")
 def test_claims_ahead_are_given_back_when_a_body_is_slow() -> None:
     """And no more are claimed ahead while all threads are busy: another worker may take them at once."""
     running = Running(tasks=30)
@@ -461,7 +461,7 @@ def test_claims_ahead_are_given_back_when_a_body_is_slow() -> None:
     running.end()
 
 
-@pytest.mark.rule("SK-5")
+@pytest.mark.rule("SK-20")
 def test_a_leaving_worker_gives_back_first_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "BEGINS_S", FOREVER_S)
     running = Running(tasks=20)
@@ -477,7 +477,7 @@ def test_a_leaving_worker_gives_back_first_what_has_not_begun(monkeypatch: pytes
     assert running.source.waiting == 19, "it claims no more"
 
 
-@pytest.mark.rule("SK-5")
+@pytest.mark.rule("SK-20")
 def test_a_slow_body_keeps_no_quick_ones_from_being_claimed_ahead() -> None:
     running = Running(tasks=1, concurrency=2)
     (slow,) = running.worker._tries.values()

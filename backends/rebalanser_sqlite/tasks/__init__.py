@@ -10,19 +10,26 @@
 
 **Tables.** ``skuld_tasks`` has a small row for each task, which its states are written to; what never changes
 and may be large, payloads and lists of dependencies, lies beside it in ``skuld_contents``, updates in
-``skuld_updates``. All names begin with ``skuld_``, and ``skuld_meta`` has their version: a group's registry
-and an application's own tables may be in the same file.
+``skuld_updates``. All names begin with ``skuld_``, and ``skuld_meta`` has their version
+(:mod:`rebalanser_sqlite.tasks.schema`): a group's registry and an application's own tables may be in the same
+file.
 
 **Conditions** are looked at inside the one write transaction of the host, so whatever owners believe, a state
 is put in the place of the very one that was read. Each write that changes something takes the next revision.
 
-**Pages** of some statuses, or of one partition, are merged from one range of an index for each partition and
-status, so that no task that is not on the page is looked at. Counts are kept, not counted.
+**Claims** are taken from a partial index of the ready tasks of each function, in the order of SK-5, so that
+neither complete tasks nor waiting ones cost anything. Whoever claims looks first without a lock, then makes
+ready what a time has come for, and claims, all in one write transaction. The write lock of the file is what
+gives a task to one of many: no process owns anything (SK-13).
 
-**Watches** read the index of revisions from where they were. A task that changes twice before a watch looks
-is told once, as it is then. The bell is that of the registry, with its slow look every 250 ms for a writer
-that was killed before it rang, or that committed on a connection of its own and does not ring
-(:meth:`SqliteEngine.move_in`).
+**Pages** of claimed, dead or cancelled tasks are merged from one range of an index for each status, so that
+no task that is not on the page is looked at; of other statuses a page looks at a bounded number of tasks, and
+may be empty. Counts are kept, and the last changes added to them.
+
+**Watches** read the tasks enqueued and the changes written since they were told last; one that is very far
+behind is told of a loss. A task that changes twice before a watch looks is told once, as it is then. The bell
+is that of the registry, with its slow look every 250 ms for a writer that was killed before it rang, or that
+committed on a connection of its own and does not ring (:meth:`SqliteEngine.move_in`).
 """
 
 from rebalanser_sqlite.tasks.engine import SqliteEngine, open_engine

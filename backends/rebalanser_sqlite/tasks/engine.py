@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +13,8 @@ from rebalanser.errors import OutcomeUnknown
 from rebalanser.registry.keys import check_name
 from rebalanser.tasks.engine import (
     Answer,
+    ClaimAnswer,
+    ClaimsFromIndex,
     Engine,
     EngineCapabilities,
     Move,
@@ -21,22 +25,25 @@ from rebalanser.tasks.engine import (
     Watch,
     Write,
 )
+from rebalanser.tasks.terms import ForeignTerms
 from rebalanser_sqlite.clock import HostClock, host_boot_id
 from rebalanser_sqlite.failures import failure
 from rebalanser_sqlite.place import file_mode_from, file_of
 from rebalanser_sqlite.store import Deadline, Store, ring
 from rebalanser_sqlite.tasks import borrowed, schema
 from rebalanser_sqlite.tasks.chunks import chunks
+from rebalanser_sqlite.tasks.claims import Claims
 from rebalanser_sqlite.tasks.committing import Action, Committer
 from rebalanser_sqlite.tasks.following import Follower
-from rebalanser_sqlite.tasks.reading import Reader
+from rebalanser_sqlite.tasks.reading import Reader, Running
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from rebalanser.registry.urls import RegistryUrl
-    from rebalanser.tasks.model import Status, Stored, TaskId, Update
+    from rebalanser.tasks.engine import ClaimRequest
+    from rebalanser.tasks.model import ClaimState, Status, Stored, TaskId, Update
 
 CAPABILITIES = EngineCapabilities(
     max_payload_bytes=16 << 20,
@@ -59,7 +66,7 @@ def open_engine(url: RegistryUrl, timeout_s: float) -> Engine:
     return SqliteEngine(file_of(url), timeout_s, file_mode=file_mode_from(url))
 
 
-class SqliteEngine(Engine, MovesInTransactions):
+class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
     """Tasks in one file, shared by the processes of one host; a group's registry may be in the same file.
 
     Args:
@@ -84,6 +91,9 @@ class SqliteEngine(Engine, MovesInTransactions):
             stack.callback(self._committer.close)
             self._reader = Reader(self._open(deadline))
             stack.pop_all()
+        self._foreign: defaultdict[tuple[str, str], ForeignTerms[int]] = defaultdict(ForeignTerms)
+        """By queue and clock: the claims that are counted on other clocks than that, by task."""
+        self._foreign_lock = threading.Lock()
         self._follower = Follower(self._path, lambda: self._open(Deadline.after(OPEN_TIMEOUT_S)))
 
     def _open(self, deadline: Deadline) -> Store:
@@ -219,6 +229,58 @@ class SqliteEngine(Engine, MovesInTransactions):
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         """Tell ``sink`` every state that changes after ``from_revision``, from the engine's thread."""
         return self._follower.add(queue, from_revision, sink, wants)
+
+    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+        """Claim the best ready tasks; see :meth:`rebalanser.tasks.engine.ClaimsFromIndex.claim`.
+
+        Looks first, without a lock, so that who finds nothing keeps nobody from writing.
+
+        Raises:
+            OutcomeUnknown: the disk failed during the commit.
+            RegistryUnavailable: others kept the file locked until the time was up, or the engine is closed;
+                no effect.
+            QuotaExceeded: the disk is full; no effect.
+            UnusableStore: the file was removed, replaced or damaged while in use; no effect.
+            InvalidState: the queue was never defined; no effect.
+        """
+        deadline = Deadline.after(timeout_s)
+        clock = request.term.clock
+        with self._foreign_lock:
+            foreign = self._foreign[request.queue, clock]
+            with self._reader.snapshot(deadline) as snapshot:
+                is_ready = snapshot.is_ready(request.queue, request.names)
+                next_due = snapshot.next_due(request.queue)
+                next_end = snapshot.next_end(request.queue, clock) if clock else None
+                found: Mapping[int, tuple[Running, ClaimState]] = {}
+                reads_foreign = not foreign.skips(request.clock())
+                if reads_foreign:
+                    found = {
+                        each.task: (each, claim)
+                        for each, claim in snapshot.foreign_claims(request.queue, clock)
+                    }
+            now = request.clock()
+            over: list[Running] = []
+            if reads_foreign:
+                claims = {task: claim for task, (_, claim) in found.items()}
+                over = [found[task][0] for task in foreign.learn(claims, now, request.buffer_s)]
+            next_foreign = foreign.next_over()
+        ends = [] if next_end is None else [next_end + request.buffer_s]
+        next_over = min([*ends, *([] if next_foreign is None else [next_foreign])], default=None)
+        is_due = next_due is not None and next_due <= request.wall
+        claimed: Sequence[tuple[Stored, bytes | None]] = ()
+        if is_ready or is_due or over or (ends and ends[0] <= now):
+            action = Action(Claims(request, now, over).carry_out, weight=len(request.holders))
+            claimed = self._committer.submit(action, deadline)
+        return ClaimAnswer(claimed, next_due, next_over)
+
+    def ready_names(self, queue: str, timeout_s: float) -> Collection[str]:
+        """The functions of which there are ready tasks."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.ready_names(queue)
+
+    def watch_commits(self, wake: Callable[[], None]) -> Watch:
+        """Call ``wake``, from the engine's thread, soon after each commit to the file."""
+        return self._follower.add_commits(wake)
 
     def close(self) -> None:
         """Close the file and all watches. Closing twice does nothing."""

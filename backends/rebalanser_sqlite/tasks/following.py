@@ -11,7 +11,7 @@ from rebalanser.tasks.engine import Lost
 from rebalanser_sqlite.listening import LOOK_S, PATIENCE_S, Listener
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.reading import Snapshot
-from rebalanser_sqlite.tasks.rows import change_of, revision_of, stored_of
+from rebalanser_sqlite.tasks.rows import change_of, stored_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +59,31 @@ class TaskWatch:
         return [stored_of(self.queue, row) for row in rows if wants is None or wants(change_of(row))]
 
 
-class Follower(Listener[TaskWatch]):
+@dataclass(eq=False, slots=True)
+class CommitWatch:
+    """A running watch that is told only that something was committed after the revision ``seen``."""
+
+    wake: Callable[[], None]
+    forget: Callable[[CommitWatch], None] = field(repr=False)
+    seen: int = -1
+    open: bool = True
+
+    def close(self) -> None:
+        """Stop telling. Closing twice does nothing."""
+        self.open = False
+        self.forget(self)
+
+    def tell(self) -> None:
+        """Tell it, whose errors must not end the thread that all watches share."""
+        if not self.open:
+            return
+        try:
+            self.wake()
+        except Exception:
+            _log.exception("a watch of commits raised", extra={"action": "sink_failed"})
+
+
+class Follower(Listener["TaskWatch | CommitWatch"]):
     """Runs while its engine is open, once it has had a watch."""
 
     def __init__(self, path: Path, open_store: Callable[[], Store]) -> None:
@@ -67,7 +91,15 @@ class Follower(Listener[TaskWatch]):
 
     def add(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None) -> TaskWatch:
         """Begin a watch; the first one starts the thread."""
-        return self._begin(TaskWatch(queue, from_revision, sink, wants, self._forget))
+        watch = TaskWatch(queue, from_revision, sink, wants, self._forget)
+        self._begin(watch)
+        return watch
+
+    def add_commits(self, wake: Callable[[], None]) -> CommitWatch:
+        """Begin a watch of commits, which is told once to begin with."""
+        watch = CommitWatch(wake, self._forget)
+        self._begin(watch)
+        return watch
 
     def _look(self, store: Store) -> float | None:
         """Tell what is new; how many seconds there is nothing to do, None for any time."""
@@ -79,7 +111,11 @@ class Follower(Listener[TaskWatch]):
             with store.reading(Deadline.after(PATIENCE_S)):
                 snapshot = Snapshot(store)
                 behind = [watch for watch in watches if watch.seen != snapshot.revision]
-                news = self._news(snapshot, behind)
+                news = self._news(snapshot, [each for each in behind if isinstance(each, TaskWatch)])
+            for each in behind:
+                if isinstance(each, CommitWatch):
+                    each.seen = snapshot.revision
+                    each.tell()
             for watches_there, told, seen in news:
                 for watch in watches_there:
                     if told:
@@ -99,10 +135,9 @@ class Follower(Listener[TaskWatch]):
             places[watch.queue, watch.seen].append(watch)
         news: list[tuple[list[TaskWatch], Sequence[Row] | Lost, int]] = []
         for (queue, seen), watches in places.items():
-            if seen > snapshot.revision:
+            if seen > snapshot.revision or seen < snapshot.forgotten:
                 news.append((watches, Lost(snapshot.revision), snapshot.revision))
                 continue
-            changed = snapshot.changed(queue, seen, CHANGES_PER_READ)
-            whole = len(changed) < CHANGES_PER_READ
-            news.append((watches, changed, snapshot.revision if whole else revision_of(changed[-1])))
+            up_to = min(seen + CHANGES_PER_READ, snapshot.revision)
+            news.append((watches, snapshot.changed(queue, seen, up_to), up_to))
         return news

@@ -3,32 +3,56 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.tasks.engine import Page
-from rebalanser.tasks.model import Status, Stored, TaskId, Update
+from rebalanser.tasks.model import ID_DIGITS, ClaimState, Status, Stored, TaskId, Term, Update
 from rebalanser_sqlite.store import Deadline, Store
-from rebalanser_sqlite.tasks.rows import COLUMNS, Row, id_bytes, stored_of
+from rebalanser_sqlite.tasks.rows import (
+    COLUMNS,
+    READY,
+    RUNNING,
+    Row,
+    code_of,
+    counts_since,
+    id_bytes,
+    latest,
+    revision_of,
+    stored_of,
+)
+from rebalanser_sqlite.tasks.schema import FEW, STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-_REVISION = "SELECT revision FROM skuld_meta"
 _QUEUE = "SELECT number, partitions FROM skuld_queues WHERE name = ?"
 _QUEUES = "SELECT name, partitions FROM skuld_queues ORDER BY name"
 _TASK = f"SELECT {COLUMNS} FROM skuld_tasks WHERE queue = ? AND id = ?"  # noqa: S608
 _NUMBER = "(SELECT number FROM skuld_tasks WHERE queue = ? AND id = ?)"
-_PAYLOAD = f"SELECT payload FROM skuld_contents WHERE task = {_NUMBER}"  # noqa: S608
-_ALL = f"SELECT {COLUMNS} FROM skuld_tasks WHERE queue = ? AND id > ? ORDER BY id LIMIT ?"  # noqa: S608
-_SOME = (
-    f"SELECT {COLUMNS} FROM skuld_tasks INDEXED BY skuld_tasks_by_status "  # noqa: S608
-    "WHERE queue = ? AND partition = ? AND status = ? AND id > ? ORDER BY id LIMIT ?"
+_PAYLOAD = (
+    "SELECT coalesce(payload, (SELECT payload FROM skuld_contents WHERE task = number)) "
+    "FROM skuld_tasks WHERE queue = ? AND id = ?"
 )
+_ALL = f"SELECT {COLUMNS} FROM skuld_tasks WHERE queue = ? AND id > ? ORDER BY id LIMIT ?"  # noqa: S608
+_OF_STATUS = {
+    status: f"SELECT {COLUMNS} FROM skuld_tasks INDEXED BY skuld_tasks_by_status "  # noqa: S608
+    f"WHERE status IN (1, 3, 4) AND queue = ? AND status = {code_of(status)} AND id > ? "
+    "AND (? IS NULL OR partition = ?) ORDER BY id LIMIT ?"
+    for status in FEW
+}
+_END_OF_SCAN = "SELECT id FROM skuld_tasks WHERE queue = ? AND id > ? ORDER BY id LIMIT 1 OFFSET ?"
+_SCANNED = (
+    f"SELECT {COLUMNS} FROM skuld_tasks INDEXED BY skuld_tasks_by_id "  # noqa: S608
+    "WHERE queue = ? AND id > ? AND id <= ? AND (? >> status) & 1 AND (? IS NULL OR partition = ?) "
+    "ORDER BY id LIMIT ?"
+)
+_AFTER_ALL = b"\xff" * (ID_DIGITS // 2)
 _LOG = (
     "SELECT claim, sequence, content FROM skuld_updates "  # noqa: S608
     f"WHERE task = {_NUMBER} ORDER BY claim, sequence LIMIT ?"
@@ -37,11 +61,31 @@ _LOG_OF_CLAIM = (
     "SELECT claim, sequence, content FROM skuld_updates "  # noqa: S608
     f"WHERE task = {_NUMBER} AND claim = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
 )
-_COUNTS = "SELECT status, tasks FROM skuld_counts WHERE queue = ? AND tasks > 0"
-_CHANGED = (
-    f"SELECT {COLUMNS} FROM skuld_tasks INDEXED BY skuld_tasks_by_revision "  # noqa: S608
-    "WHERE queue = ? AND revision > ? ORDER BY revision LIMIT ?"
+_COUNTS = "SELECT status, tasks FROM skuld_counts WHERE queue = ?"
+_ENQUEUED = (
+    f"SELECT {COLUMNS} FROM skuld_tasks "  # noqa: S608
+    "WHERE number > ? AND number <= ? AND queue = ? AND revision = number"
 )
+_CHANGED = (
+    f"SELECT {COLUMNS.replace('revision, status', 'skuld_tasks.revision, skuld_tasks.status')} "  # noqa: S608
+    "FROM skuld_changes CROSS JOIN skuld_tasks ON number = task "
+    "WHERE skuld_changes.revision > ? AND skuld_changes.revision <= ? AND skuld_tasks.queue = ? "
+    "AND skuld_tasks.revision = skuld_changes.revision"
+)
+_READY = f"SELECT 1 FROM skuld_tasks {READY} AND name = ? LIMIT 1"  # noqa: S608
+_NEXT_NAME = f"SELECT name FROM skuld_tasks {READY} AND name > ? ORDER BY name LIMIT 1"  # noqa: S608
+_NEXT_DUE = (
+    "SELECT timer FROM skuld_tasks INDEXED BY skuld_tasks_timed "
+    "WHERE queue = ? AND timer IS NOT NULL ORDER BY timer LIMIT 1"
+)
+_NEXT_END = f"SELECT ends_at_s FROM skuld_tasks {RUNNING} AND clock = ? ORDER BY ends_at_s LIMIT 1"  # noqa: S608
+_FOREIGN = tuple(
+    f"SELECT number, revision, claim, holder, ttl_s, clock, ends_at_s FROM skuld_tasks {RUNNING} "  # noqa: S608
+    f"AND clock {side} ?"
+    for side in "<>="
+)
+SCAN = 5000
+"""Maximum number of tasks that are looked at for a page of statuses that most tasks are in."""
 
 
 class Reader:
@@ -86,12 +130,19 @@ class Reader:
             self._lock.release()
 
 
+class Running(NamedTuple):
+    """A claimed task by its number, at a revision."""
+
+    task: int
+    revision: int
+
+
 class Snapshot:
     """What was committed up to ``revision``; lives as long as the transaction it was made in."""
 
     def __init__(self, store: Store) -> None:
         self._connection = store.connection
-        (self.revision,) = self._connection.execute(_REVISION).fetchone()
+        self.revision, self._counted, self.forgotten = latest(self._connection)
 
     def _queue(self, name: str) -> tuple[int, int]:
         """The queue's number, 0 for none, and its partitions."""
@@ -113,7 +164,7 @@ class Snapshot:
         rows = (
             (task, self._connection.execute(_PAYLOAD, (number, id_bytes(task))).fetchone()) for task in ids
         )
-        return {task: row[0] for task, row in rows if row is not None}
+        return {task: row[0] for task, row in rows if row is not None and row[0] is not None}
 
     def page(
         self,
@@ -124,22 +175,29 @@ class Snapshot:
         limit: int,
     ) -> Page:
         """Tasks by their ids."""
-        number, partitions = self._queue(queue)
+        number, _ = self._queue(queue)
         start = b"" if after is None else id_bytes(after)
+        where = (partition, partition, limit + 1)
+        end: bytes | None = None
         rows: Iterable[Row]
         if partition is None and statuses is None:
             rows = self._connection.execute(_ALL, (number, start, limit + 1))
+        elif statuses is not None and statuses <= FEW:
+            ranges = (
+                self._connection.execute(_OF_STATUS[each], (number, start, *where)) for each in statuses
+            )
+            rows = islice(merge(*ranges, key=itemgetter(0)), limit + 1)
         else:
-            places = range(partitions) if partition is None else (partition,)
-            ranges = [
-                self._connection.execute(_SOME, (number, place, status.value, start, limit + 1))
-                for place in places
-                for status in sorted(Status if statuses is None else statuses)
-            ]
-            rows = merge(*ranges, key=itemgetter(0))
-        found = [stored_of(queue, row) for row in islice(rows, limit + 1)]
+            row = self._connection.execute(_END_OF_SCAN, (number, start, SCAN - 1)).fetchone()
+            end = None if row is None else row[0]
+            mask = sum(1 << code_of(each) for each in (Status if statuses is None else statuses))
+            bounds = (number, start, _AFTER_ALL if end is None else end)
+            rows = self._connection.execute(_SCANNED, (*bounds, mask, *where))
+        found = [stored_of(queue, row) for row in rows]
         items = tuple(found[:limit])
-        return Page(items, items[-1].head.id if len(found) > limit else None, self.revision)
+        if len(found) > limit:
+            return Page(items, items[-1].head.id, self.revision)
+        return Page(items, None if end is None else end.hex(), self.revision)
 
     def updates(
         self, queue: str, task: TaskId, claim: int | None, first: int, limit: int
@@ -155,10 +213,51 @@ class Snapshot:
 
     def counts(self, queue: str) -> Mapping[Status, int]:
         """How many tasks are in each status."""
-        rows = self._connection.execute(_COUNTS, (self._queue(queue)[0],))
-        return {Status(status): tasks for status, tasks in rows}
-
-    def changed(self, queue: str, after_revision: int, limit: int) -> list[Row]:
-        """The rows of the tasks whose states changed after a revision, the earliest change first."""
         number, _ = self._queue(queue)
-        return self._connection.execute(_CHANGED, (number, after_revision, limit)).fetchall()
+        counts = Counter(dict(self._connection.execute(_COUNTS, (number,))))
+        for (of_queue, status), more in counts_since(self._connection, self._counted).items():
+            if of_queue == number:
+                counts[status] += more
+        return {STATUSES[status]: tasks for status, tasks in counts.items() if tasks > 0}
+
+    def changed(self, queue: str, after_revision: int, up_to: int) -> list[Row]:
+        """The rows of the tasks whose last change has one of these revisions, the earliest first."""
+        number, _ = self._queue(queue)
+        bounds = (after_revision, up_to, number)
+        found = [row for sql in (_ENQUEUED, _CHANGED) for row in self._connection.execute(sql, bounds)]
+        return sorted(found, key=revision_of)
+
+    def ready_names(self, queue: str) -> list[str]:
+        """The functions of which there are ready tasks, one look at the index for each."""
+        number, _ = self._queue(queue)
+        names: list[str] = []
+        while row := self._connection.execute(_NEXT_NAME, (number, names[-1] if names else "")).fetchone():
+            names.append(row[0])
+        return names
+
+    def is_ready(self, queue: str, names: Collection[str] | None) -> bool:
+        """True if there are ready tasks of these functions, None being any."""
+        number, _ = self._queue(queue)
+        if names is None:
+            return self._connection.execute(_NEXT_NAME, (number, "")).fetchone() is not None
+        return any(self._connection.execute(_READY, (number, name)).fetchone() for name in names)
+
+    def next_due(self, queue: str) -> float | None:
+        """The first time, by the wall clock, at which a task is due that is not ready yet."""
+        row = self._connection.execute(_NEXT_DUE, (self._queue(queue)[0],)).fetchone()
+        return None if row is None else row[0]
+
+    def next_end(self, queue: str, clock: str) -> float | None:
+        """The first end of a claim whose time is counted on this clock."""
+        row = self._connection.execute(_NEXT_END, (self._queue(queue)[0], clock)).fetchone()
+        return None if row is None else row[0]
+
+    def foreign_claims(self, queue: str, clock: str) -> list[tuple[Running, ClaimState]]:
+        """The running claims whose time is counted on other clocks; a clock without a name is one."""
+        number, _ = self._queue(queue)
+        statements = _FOREIGN[:2] if clock else _FOREIGN
+        rows = (row for sql in statements for row in self._connection.execute(sql, (number, clock)))
+        return [
+            (Running(task, revision), ClaimState(claim, holder, "", Term(*term)))
+            for task, revision, claim, holder, *term in rows
+        ]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rebalanser.tasks.engine import Change
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser_sqlite.tasks.schema import CLAIMED, STATUSES, WAITING
+
+if TYPE_CHECKING:
+    import sqlite3
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -17,10 +22,18 @@ COLUMNS: Final = (
 )
 """What :func:`stored_of` makes a task of; the first one is its id."""
 
+READY: Final = "INDEXED BY skuld_tasks_ready WHERE ready = 1 AND queue = ?"
+RUNNING: Final = f"INDEXED BY skuld_tasks_running WHERE status = {CLAIMED} AND ready IS NULL AND queue = ?"
 _REVISION: Final = 7
 _STATUS: Final = 8
 _NO_CLAIM: Final = (None,) * 7
-_STATUSES: Final = {status.value: status for status in Status}
+_CODES: Final = {status: code for code, status in enumerate(STATUSES)}
+_LATEST = (
+    "SELECT max(counted, coalesce((SELECT max(number) FROM skuld_tasks), 0), "
+    "coalesce((SELECT max(revision) FROM skuld_changes), 0)), counted, forgotten FROM skuld_meta"
+)
+_NEW = "SELECT queue, status FROM skuld_tasks WHERE number > ?"
+_CHANGES = "SELECT queue, before, status FROM skuld_changes WHERE revision > ? AND task BETWEEN 1 AND ?"
 
 
 def id_bytes(task: TaskId) -> bytes:
@@ -41,6 +54,34 @@ def ids_of(stored: bytes) -> tuple[TaskId, ...]:
     return tuple(text[start : start + ID_DIGITS] for start in range(0, len(text), ID_DIGITS))
 
 
+def code_of(status: Status) -> int:
+    """A status as it is stored."""
+    return _CODES[status]
+
+
+def latest(connection: sqlite3.Connection | sqlite3.Cursor) -> tuple[int, int, int]:
+    """The latest revision, the one that the counts are as of, and the last whose changes are deleted."""
+    revision, counted, forgotten = connection.execute(_LATEST).fetchone()
+    return revision, counted, forgotten
+
+
+def counts_since(connection: sqlite3.Connection | sqlite3.Cursor, counted: int) -> Counter[tuple[int, int]]:
+    """How many tasks more or fewer than at revision ``counted`` each queue has in each status."""
+    counts: Counter[tuple[int, int]] = Counter(connection.execute(_NEW, (counted,)).fetchall())
+    for queue, before, status in connection.execute(_CHANGES, (counted, counted)):
+        counts[queue, before] -= 1
+        if status is not None:
+            counts[queue, status] += 1
+    return counts
+
+
+def place(status: int, due: float, *, blocked: bool) -> tuple[int | None, float | None]:
+    """The columns ``ready`` and ``timer`` of a task; see :mod:`rebalanser_sqlite.tasks.schema`."""
+    if status != WAITING:
+        return None, None
+    return (None, due) if due > 0 else (None if blocked else 1, None)
+
+
 def state_row(state: State) -> Row:
     """The columns from ``status`` to ``result``."""
     claim = state.claim
@@ -52,7 +93,7 @@ def state_row(state: State) -> Row:
             *(claim.number, claim.holder, claim.worker),
             *(term.ttl_s, term.clock, term.ends_at_s, claim.updates),
         )
-    return (state.status.value, *claimed, state.due, state.failures, _storable(state.error), state.result)
+    return (_CODES[state.status], *claimed, state.due, state.failures, _storable(state.error), state.result)
 
 
 def _storable(text: str) -> str:
@@ -69,7 +110,7 @@ def revision_of(row: Row) -> int:
 
 def change_of(row: Row) -> Change:
     """What a row of ``COLUMNS`` tells of the task's last change."""
-    return Change(row[0].hex(), row[1], _STATUSES[row[_STATUS]], row[_REVISION])
+    return Change(row[0].hex(), row[1], STATUSES[row[_STATUS]], row[_REVISION])
 
 
 def stored_of(queue: str, row: Row) -> Stored:
@@ -80,4 +121,4 @@ def stored_of(queue: str, row: Row) -> Stored:
     if number is not None:
         claim = ClaimState(number, holder, worker, Term(ttl_s, clock, ends_at_s), updates)
     head = Head(task.hex(), queue, name, priority, ids_of(after), retries, timeout_s)
-    return Stored(head, State(_STATUSES[status], claim, due, failures, error, result), revision, partition)
+    return Stored(head, State(STATUSES[status], claim, due, failures, error, result), revision, partition)

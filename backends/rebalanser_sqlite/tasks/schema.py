@@ -1,22 +1,52 @@
-"""The tables of tasks, and their version."""
+"""The tables of tasks, their version, and how the tables of an earlier version are turned into them.
+
+**Numbers.** The ``number`` of a task is the revision at which it was enqueued, so the newest revision is the
+greatest number in ``skuld_tasks`` or the greatest revision in ``skuld_changes``: no row is written just to
+count it. Enqueueing a task changes three pages: its row, its id and its place among the ready ones.
+
+**Where a task is.** Every waiting task, and every claimed one whose time is over, is in at most one place,
+which its row's columns tell and a partial index holds; a task that is complete is in none:
+
+==========  ============================  ==================================================================
+place       column                        what it is there for
+==========  ============================  ==================================================================
+ready       ``ready`` is 1                waiting and due, or claimed and over: in the order of SK-5
+timed       ``timer`` is no NULL          waiting until the wall clock shows this time
+blocked     ``blocked`` is more than 0    waiting for as many tasks that are not complete
+running     ``status`` is 1, not ready    claimed; by clock and end
+==========  ============================  ==================================================================
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rebalanser.errors import UnusableStore
+from rebalanser.tasks.model import Status
 
 if TYPE_CHECKING:
     import sqlite3
 
     from rebalanser_sqlite.store import Deadline, Store
 
-VERSION = 1
-SCHEMA = """
+VERSION: Final = 2
+MIGRATION_S: Final = 3600.0
+"""Maximum seconds that turning the tables of an earlier version into these may take."""
+INLINE_BYTES: Final = 256
+"""A larger payload lies apart, so that a new state of its task does not write it again."""
+STATUSES: Final = (Status.WAITING, Status.CLAIMED, Status.COMPLETED, Status.DEAD, Status.CANCELLED)
+"""A status is stored as its position here."""
+WAITING: Final = STATUSES.index(Status.WAITING)
+CLAIMED: Final = STATUSES.index(Status.CLAIMED)
+COMPLETED: Final = STATUSES.index(Status.COMPLETED)
+FEW: Final = frozenset({Status.CLAIMED, Status.DEAD, Status.CANCELLED})
+"""Statuses with an index by id: the others are those of most tasks."""
+SCHEMA: Final = """
 CREATE TABLE skuld_meta (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     version INTEGER NOT NULL,
-    revision INTEGER NOT NULL
+    counted INTEGER NOT NULL,
+    forgotten INTEGER NOT NULL
 );
 CREATE TABLE skuld_queues (
     number INTEGER PRIMARY KEY,
@@ -39,8 +69,9 @@ CREATE TABLE skuld_tasks (
     dependencies INTEGER NOT NULL,
     retries INTEGER NOT NULL,
     timeout_s REAL,
+    payload BLOB,
     revision INTEGER NOT NULL,
-    status TEXT NOT NULL,
+    status INTEGER NOT NULL,
     claim INTEGER,
     holder TEXT,
     worker TEXT,
@@ -51,15 +82,15 @@ CREATE TABLE skuld_tasks (
     due REAL NOT NULL,
     failures INTEGER NOT NULL,
     error TEXT NOT NULL,
-    result BLOB
+    result BLOB,
+    blocked INTEGER NOT NULL,
+    ready INTEGER,
+    timer REAL
 );
-CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
-CREATE INDEX skuld_tasks_by_status ON skuld_tasks (queue, partition, status, id);
-CREATE INDEX skuld_tasks_by_revision ON skuld_tasks (queue, revision);
 CREATE TABLE skuld_contents (
     task INTEGER PRIMARY KEY,
     after BLOB NOT NULL,
-    payload BLOB NOT NULL
+    payload BLOB
 );
 CREATE TABLE skuld_dependents (
     queue INTEGER NOT NULL,
@@ -74,71 +105,136 @@ CREATE TABLE skuld_updates (
     content BLOB NOT NULL,
     PRIMARY KEY (task, claim, sequence)
 );
+CREATE TABLE skuld_changes (
+    revision INTEGER PRIMARY KEY,
+    queue INTEGER NOT NULL,
+    task INTEGER NOT NULL,
+    before INTEGER,
+    status INTEGER
+);
 CREATE TABLE skuld_counts (
     queue INTEGER NOT NULL,
-    status TEXT NOT NULL,
+    status INTEGER NOT NULL,
     tasks INTEGER NOT NULL,
     PRIMARY KEY (queue, status)
 ) WITHOUT ROWID;
-"""
-"""``dependencies`` is how many ids ``skuld_contents.after`` has, of 20 bytes each, so that most need not be
-read; ``skuld_dependents`` has the same the other way round."""
-OUTBOXES = """
 CREATE TABLE skuld_outboxes (
     queue INTEGER NOT NULL,
     outbox TEXT NOT NULL,
     number INTEGER NOT NULL,
     skipped INTEGER NOT NULL,
     PRIMARY KEY (queue, outbox)
-) WITHOUT ROWID
+) WITHOUT ROWID;
 """
-"""The tallies of outboxes. It came later than the other tables, and is added where it is missing: nothing
-that was there before is changed, and a Rebalanser that does not know of it never writes it."""
+"""``dependencies`` is how many ids ``skuld_contents.after`` has, of 20 bytes each, so that most need not be
+read; ``skuld_dependents`` has the same the other way round. ``skuld_changes`` has what became of tasks after
+they were enqueued, the latest of it; a deleted one has no status. ``skuld_counts`` is as of the revision
+``counted``: what came after that is added when it is read. The changes up to ``forgotten`` are deleted."""
+INDEXES: Final = f"""
+CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
+CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;
+CREATE INDEX skuld_tasks_timed ON skuld_tasks (queue, timer) WHERE timer IS NOT NULL;
+CREATE INDEX skuld_tasks_running ON skuld_tasks (queue, clock, ends_at_s) WHERE status = {CLAIMED} AND ready IS NULL;
+CREATE INDEX skuld_tasks_by_status ON skuld_tasks (queue, status, id) WHERE status IN (1, 3, 4);
+"""  # noqa: E501 - one statement a line
+_FIRST_TABLES: Final = ("meta", "tasks", "contents", "dependents", "updates", "counts", "queues", "owners")
+_STATUS_OF_TEXT: Final = "CASE status {} END".format(
+    " ".join(f"WHEN '{status.value}' THEN {code}" for code, status in enumerate(STATUSES))
+)
+_FROM_FIRST: Final = f"""
+INSERT INTO skuld_meta SELECT one, {VERSION}, revision, revision FROM first_meta;
+INSERT INTO skuld_queues SELECT number, name, partitions FROM first_queues;
+INSERT INTO skuld_owners SELECT queue, partition, token FROM first_owners;
+INSERT INTO skuld_contents SELECT task, after, CASE WHEN length(payload) > {INLINE_BYTES} THEN payload END
+    FROM first_contents WHERE length(after) > 0 OR length(payload) > {INLINE_BYTES};
+INSERT INTO skuld_dependents SELECT queue, id, task FROM first_dependents;
+INSERT INTO skuld_updates SELECT task, claim, sequence, content FROM first_updates;
+INSERT INTO skuld_counts SELECT queue, {_STATUS_OF_TEXT}, tasks FROM first_counts;
+INSERT INTO skuld_outboxes SELECT queue, outbox, number, skipped FROM first_outboxes;
+INSERT INTO skuld_tasks SELECT number, queue, id, partition, name, priority, dependencies, retries, timeout_s,
+    (SELECT payload FROM first_contents WHERE task = number AND length(payload) <= {INLINE_BYTES}),
+    revision, {_STATUS_OF_TEXT}, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures,
+    error, result, 0, NULL, NULL FROM first_tasks ORDER BY number;
+"""  # noqa: S608 - of constants
+_INCOMPLETE: Final = f"""
+UPDATE skuld_tasks SET blocked = (
+    SELECT count(*) FROM first_dependents AS edge WHERE edge.task = skuld_tasks.number AND NOT EXISTS (
+        SELECT 1 FROM skuld_tasks AS other
+        WHERE other.queue = edge.queue AND other.id = edge.id AND other.status = {COMPLETED}
+    )
+) WHERE dependencies > 0
+"""  # noqa: S608 - of constants
+_PLACE: Final = f"""
+UPDATE skuld_tasks SET timer = CASE WHEN due > 0 THEN due END,
+    ready = CASE WHEN due = 0 AND (blocked = 0 OR claim IS NOT NULL) THEN 1 END WHERE status = {WAITING}
+"""  # noqa: S608 - of constants
 
 _CACHE = "PRAGMA cache_size = -16384"
 """16 MiB: the upper pages of the indexes of millions of tasks."""
 _IS_THERE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_meta'"
 _HAS_OUTBOXES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_outboxes'"
+_OUTBOXES = SCHEMA[SCHEMA.index("CREATE TABLE skuld_outboxes") :].strip().rstrip(";")
 _VERSION = "SELECT version FROM skuld_meta"
-_BEGIN = "INSERT INTO skuld_meta (one, version, revision) VALUES (1, ?, 0)"
+_BEGIN = "INSERT INTO skuld_meta (one, version, counted, forgotten) VALUES (1, ?, 0, 0)"
 
 
 def prepare(store: Store, deadline: Deadline) -> None:
-    """Have the tables in the store, made if they are not there.
+    """Have the tables in the store: made if they are not there, or turned into those of this version.
 
     Raises:
-        UnusableStore: they are of another version.
+        UnusableStore: they are of a newer version.
         QuotaExceeded: the disk is full.
         RegistryUnavailable: others kept the file locked.
     """
     store.set(_CACHE)
     with store.reading(deadline):
-        there = _are_there(store) and _has_outboxes(store.connection)
-    if not there:
-        with store.writing(deadline):
-            if not _are_there(store):
-                _create(store.connection)
-            if not _has_outboxes(store.connection):
-                store.connection.execute(OUTBOXES)
-
-
-def _are_there(store: Store) -> bool:
-    if store.connection.execute(_IS_THERE).fetchone() is None:
-        return False
-    (version,) = store.connection.execute(_VERSION).fetchone()
+        version = _version(store)
     if version != VERSION:
+        with store.writing(deadline, ends_within_s=MIGRATION_S):
+            version = _version(store)
+            if version is None:
+                _run(store.connection, SCHEMA + INDEXES)
+                store.connection.execute(_BEGIN, (VERSION,))
+            elif version != VERSION:
+                _turn_first_into_present(store.connection)
+        store.checkpoint()
+
+
+def _version(store: Store) -> int | None:
+    """The version of the tables, None where there are none."""
+    if store.connection.execute(_IS_THERE).fetchone() is None:
+        return None
+    version = int(store.connection.execute(_VERSION).fetchone()[0])
+    if version > VERSION:
         raise UnusableStore(
             f"the tasks in {store.path} have schema {version} and this version of rebalanser knows "
             f"{VERSION}; upgrade rebalanser on this host"
         )
-    return True
+    return version
 
 
-def _has_outboxes(connection: sqlite3.Connection) -> bool:
-    return connection.execute(_HAS_OUTBOXES).fetchone() is not None
+def _turn_first_into_present(connection: sqlite3.Connection) -> None:
+    """Turn the tables of version 1 into these; a process of that version that still runs fails from then on.
+
+    Whatever it does begins with reading ``skuld_meta.revision``, which is gone: else it would write states
+    without their places, and a task that is claimed could be claimed again.
+    """
+    if connection.execute(_HAS_OUTBOXES).fetchone() is None:
+        connection.execute(_OUTBOXES)
+    tables = (*_FIRST_TABLES, "outboxes")
+    for table in tables:
+        connection.execute(f"ALTER TABLE skuld_{table} RENAME TO first_{table}")
+    _run(connection, SCHEMA + _FROM_FIRST)
+    connection.execute("CREATE INDEX first_by_task ON first_dependents (task)")
+    for index in ("by_id", "by_status", "by_revision"):
+        connection.execute(f"DROP INDEX skuld_tasks_{index}")
+    _run(connection, INDEXES)
+    connection.execute(_INCOMPLETE)
+    connection.execute(_PLACE)
+    for table in tables:
+        connection.execute(f"DROP TABLE first_{table}")
 
 
-def _create(connection: sqlite3.Connection) -> None:
-    for statement in SCHEMA.split(";"):
+def _run(connection: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";"):
         connection.execute(statement)
-    connection.execute(_BEGIN, (VERSION,))

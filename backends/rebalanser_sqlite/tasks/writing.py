@@ -5,7 +5,7 @@ Every statement is a constant, so that SQLite's prepared form is used again.
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from typing import TYPE_CHECKING
 
 from rebalanser.errors import InvalidState
@@ -24,43 +24,70 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
-from rebalanser_sqlite.tasks.rows import COLUMNS, id_bytes, ids_bytes, ids_of, state_row, stored_of
+from rebalanser_sqlite.tasks.rows import (
+    COLUMNS,
+    counts_since,
+    id_bytes,
+    ids_bytes,
+    ids_of,
+    latest,
+    place,
+    state_row,
+    stored_of,
+)
+from rebalanser_sqlite.tasks.schema import COMPLETED, INLINE_BYTES, WAITING
 
 if TYPE_CHECKING:
     import sqlite3
 
     from rebalanser.tasks.model import TaskId
 
-_REVISION = "SELECT revision FROM skuld_meta"
-_ADVANCE = "UPDATE skuld_meta SET revision = ?"
 _COUNT = (
     "INSERT INTO skuld_counts (queue, status, tasks) VALUES (?, ?, ?) "
     "ON CONFLICT (queue, status) DO UPDATE SET tasks = tasks + excluded.tasks"
 )
+_COUNTED = "UPDATE skuld_meta SET counted = ?, forgotten = ?"
+_FORGET_CHANGES = "DELETE FROM skuld_changes WHERE revision > ? AND revision <= ?"
+_CHANGES = (
+    "INSERT INTO skuld_changes (revision, queue, task, before, status) "
+    "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), "
+    "json_extract(value, '$[3]'), json_extract(value, '$[4]') FROM json_each(?)"
+)
+"""One statement for all: between two of them another thread may keep the interpreter."""
 _QUEUE = "SELECT number FROM skuld_queues WHERE name = ?"
 _PARTITIONS = "SELECT partitions FROM skuld_queues WHERE name = ?"
 _DEFINE = "INSERT INTO skuld_queues (name, partitions) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
-_IS_THERE = "SELECT 1 FROM skuld_tasks WHERE queue = ? AND id = ?"
+_STATUS = "SELECT status FROM skuld_tasks WHERE queue = ? AND id = ?"
 _STORED = f"SELECT {COLUMNS} FROM skuld_tasks WHERE queue = ? AND id = ?"  # noqa: S608
 _PAYLOAD = (
-    "SELECT payload FROM skuld_contents "
-    "WHERE task = (SELECT number FROM skuld_tasks WHERE queue = ? AND id = ?)"
+    "SELECT coalesce(payload, (SELECT payload FROM skuld_contents WHERE task = number)) "
+    "FROM skuld_tasks WHERE queue = ? AND id = ?"
 )
 _ADD = (
-    "INSERT INTO skuld_tasks (queue, id, partition, name, priority, dependencies, retries, timeout_s, "
-    "revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, "
-    "result) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "INSERT INTO skuld_tasks (number, queue, id, partition, name, priority, dependencies, retries, "
+    "timeout_s, payload, revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, "
+    "failures, error, result, blocked, ready, timer) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (queue, id) DO NOTHING"
 )
 _ADD_CONTENT = "INSERT INTO skuld_contents (task, after, payload) VALUES (?, ?, ?)"
 _ADD_DEPENDENT = "INSERT OR IGNORE INTO skuld_dependents (queue, id, task) VALUES (?, ?, ?)"
-_FIND = "SELECT number, status FROM skuld_tasks WHERE queue = ? AND id = ? AND partition = ? AND revision = ?"
-_MOVE = (
+_FIND = (
+    "SELECT number, status, blocked FROM skuld_tasks "
+    "WHERE queue = ? AND id = ? AND partition = ? AND revision = ?"
+)
+MOVE = (
     "UPDATE skuld_tasks SET status = ?, claim = ?, holder = ?, worker = ?, ttl_s = ?, clock = ?, "
-    "ends_at_s = ?, updates = ?, due = ?, failures = ?, error = ?, result = ?, revision = ? WHERE number = ?"
+    "ends_at_s = ?, updates = ?, due = ?, failures = ?, error = ?, result = ?, ready = ?, timer = ?, "
+    "revision = ? WHERE number = ?"
 )
 _ADD_UPDATE = "INSERT OR REPLACE INTO skuld_updates (task, claim, sequence, content) VALUES (?, ?, ?, ?)"
+_HAS_DEPENDENTS = "SELECT 1 FROM skuld_dependents WHERE queue = ? LIMIT 1"
+_FREE = (
+    "UPDATE skuld_tasks SET blocked = blocked - 1, "  # noqa: S608
+    f"ready = CASE WHEN blocked = 1 AND status = {WAITING} AND timer IS NULL THEN 1 ELSE ready END "
+    "WHERE blocked > 0 AND number IN (SELECT task FROM skuld_dependents WHERE queue = ? AND id = ?)"
+)
 _OWNER = "SELECT token FROM skuld_owners WHERE queue = ? AND partition = ?"
 _OWN = (
     "INSERT INTO skuld_owners (queue, partition, token) VALUES (?, ?, ?) "
@@ -81,6 +108,14 @@ _FORGET = (
 )
 
 
+COUNT_EVERY = 128
+"""Maximum number of changes that are counted anew for each who asks for the counts."""
+KEPT_CHANGES = 20_000
+"""A watch that is farther behind than so many changes is told of a loss."""
+FORGET_STEP = 1_000
+"""Number of changes that are deleted at once, so that most transactions need not delete any."""
+
+
 class Writing:
     """What one transaction writes: each write in turn, then :meth:`finish`.
 
@@ -88,22 +123,23 @@ class Writing:
     """
 
     def __init__(self, cursor: sqlite3.Cursor) -> None:
-        self._cursor = cursor
-        self._before = int(cursor.execute(_REVISION).fetchone()[0])
+        self.cursor = cursor
+        self._before, self._counted, self._forgotten = latest(cursor)
         self._revision = self._before
         self._queues: dict[str, int] = {}
         self._tokens: dict[tuple[int, int], int | None] = {}
-        self._counts: Counter[tuple[int, str]] = Counter()
+        self._with_dependents: dict[int, bool] = {}
+        self._changes: list[tuple[int, int, int, int | None, int | None]] = []
 
     @property
     def changed(self) -> bool:
-        """Whether any write took effect."""
+        """True if any write took effect."""
         return self._revision > self._before
 
     def define(self, queue: str, partitions: int) -> int:
         """How many partitions the queue has, which these are if it is new."""
-        self._cursor.execute(_DEFINE, (queue, partitions))
-        (defined,) = self._cursor.execute(_PARTITIONS, (queue,)).fetchone()
+        self.cursor.execute(_DEFINE, (queue, partitions))
+        (defined,) = self.cursor.execute(_PARTITIONS, (queue,)).fetchone()
         return int(defined)
 
     def carry_out(self, write: Write) -> Answer:
@@ -118,7 +154,7 @@ class Writing:
             case Enqueue():
                 return self._enqueue(write)
             case Skip():
-                return self._skip(self._queue(write.queue), write.entry)
+                return self._skip(self.queue(write.queue), write.entry)
             case TakeOver():
                 return self._take_over(write)
             case Collect():
@@ -126,28 +162,41 @@ class Writing:
 
     def finish(self) -> None:
         """Write what belongs to all writes together; to be committed next."""
-        if not self.changed:
+        if self._changes:
+            self.cursor.execute(_CHANGES, (json.dumps(self._changes),))
+        if self._revision - self._counted < COUNT_EVERY:
             return
-        self._cursor.execute(_ADVANCE, (self._revision,))
-        for (queue, status), difference in self._counts.items():
+        for (queue, status), difference in counts_since(self.cursor, self._counted).items():
             if difference:
-                self._cursor.execute(_COUNT, (queue, status, difference))
+                self.cursor.execute(_COUNT, (queue, status, difference))
+        forgotten = self._forgotten
+        if self._revision - forgotten >= KEPT_CHANGES + FORGET_STEP:
+            forgotten = self._revision - KEPT_CHANGES
+            self.cursor.execute(_FORGET_CHANGES, (self._forgotten, forgotten))
+        self.cursor.execute(_COUNTED, (self._revision, forgotten))
 
-    def _next_revision(self) -> int:
+    def changes(self, queue: int, task: int = 0, before: int | None = None, status: int | None = None) -> int:
+        """Take the next revision and note what changes by it, for watches and counts."""
         self._revision += 1
+        self._changes.append((self._revision, queue, task, before, status))
         return self._revision
 
-    def _queue(self, name: str) -> int:
+    def queue(self, name: str) -> int:
+        """The number of a queue.
+
+        Raises:
+            InvalidState: it was never defined.
+        """
         number = self._queues.get(name)
         if number is None:
-            row = self._cursor.execute(_QUEUE, (name,)).fetchone()
+            row = self.cursor.execute(_QUEUE, (name,)).fetchone()
             if row is None:
                 raise InvalidState(f"there is no queue {name!r} yet: define it first")
             number = self._queues[name] = row[0]
         return number
 
     def _enqueue(self, write: Enqueue) -> Answer:
-        queue, entry = self._queue(write.task.head.queue), write.forwarded
+        queue, entry = self.queue(write.task.head.queue), write.forwarded
         if entry is None:
             return self._add(queue, write)
         answer = self._tally(queue, entry).refusal(entry) or self._add(queue, write)
@@ -162,109 +211,127 @@ class Writing:
             if refusal is not None:
                 return refusal
             self._count_entry(queue, entry, skipped=True)
-        return Applied(self._next_revision())
+        return Applied(self.changes(queue))
 
     def _tally(self, queue: int, entry: Forwarded) -> Tally:
-        row = self._cursor.execute(_TALLY, (queue, entry.outbox)).fetchone()
+        row = self.cursor.execute(_TALLY, (queue, entry.outbox)).fetchone()
         return Tally() if row is None else Tally(row[0], bool(row[1]))
 
     def _count_entry(self, queue: int, entry: Forwarded, *, skipped: bool) -> None:
-        self._cursor.execute(_COUNT_ENTRY, (queue, entry.outbox, entry.number, skipped))
+        self.cursor.execute(_COUNT_ENTRY, (queue, entry.outbox, entry.number, skipped))
 
     def _add(self, queue: int, write: Enqueue) -> Answer:
-        head, state = write.task.head, write.state
-        task = id_bytes(head.id)
+        head, state, payload = write.task.head, write.state, write.task.payload
+        found = [(task, self._status(queue, task)) for task in dict.fromkeys(head.after)]
         if head.after and not write.waits_for_unknown:
-            refusal = self._refusal(queue, head.after, write)
-            if refusal is not None:
-                return refusal
-        fixed = (queue, task, write.partition, head.name, head.priority, len(head.after))
-        row = (*fixed, head.retries, head.timeout_s, self._revision + 1, *state_row(state))
-        self._cursor.execute(_ADD, row)
-        if not self._cursor.rowcount:
+            if self._status(queue, head.id) is not None:
+                return self._exists(queue, write)
+            unknown = tuple(task for task, status in found if status is None)
+            if unknown:
+                return Unknown(unknown)
+        number, is_large = self._revision + 1, len(payload) > INLINE_BYTES
+        blocked = sum(status != COMPLETED for _, status in found)
+        row = state_row(state)
+        self.cursor.execute(
+            _ADD,
+            (
+                *(number, queue, id_bytes(head.id), write.partition, head.name, head.priority),
+                *(len(head.after), head.retries, head.timeout_s, None if is_large else payload, number),
+                *(*row, blocked, *place(row[0], state.due, blocked=blocked > 0 and state.claim is None)),
+            ),
+        )
+        if not self.cursor.rowcount:
             return self._exists(queue, write)
-        number = self._cursor.lastrowid
-        self._cursor.execute(_ADD_CONTENT, (number, ids_bytes(head.after), write.task.payload))
-        for dependency in head.after:
-            self._cursor.execute(_ADD_DEPENDENT, (queue, id_bytes(dependency), number))
-        self._counts[queue, state.status.value] += 1
-        return Applied(self._next_revision())
+        self._revision = number
+        if head.after or is_large:
+            self.cursor.execute(_ADD_CONTENT, (number, ids_bytes(head.after), payload if is_large else None))
+        if head.after:
+            self._with_dependents[queue] = True
+            dependents = ((queue, id_bytes(task), number) for task, _ in found)
+            self.cursor.executemany(_ADD_DEPENDENT, dependents)
+        if row[0] == COMPLETED:
+            self._free(queue, head.id)
+        return Applied(number)
 
-    def _refusal(self, queue: int, after: tuple[TaskId, ...], write: Enqueue) -> Exists | Unknown | None:
-        if self._is_there(queue, write.task.head.id):
-            return self._exists(queue, write)
-        unknown = tuple(task for task in after if not self._is_there(queue, task))
-        return Unknown(unknown) if unknown else None
+    def _status(self, queue: int, task: TaskId) -> int | None:
+        row = self.cursor.execute(_STATUS, (queue, id_bytes(task))).fetchone()
+        return None if row is None else row[0]
 
-    def _is_there(self, queue: int, task: TaskId) -> bool:
-        return self._cursor.execute(_IS_THERE, (queue, id_bytes(task))).fetchone() is not None
+    def _free(self, queue: int, completed: TaskId) -> None:
+        """Count a task down that others wait for."""
+        has_dependents = self._with_dependents.get(queue)
+        if has_dependents is None:
+            has_dependents = self.cursor.execute(_HAS_DEPENDENTS, (queue,)).fetchone() is not None
+            self._with_dependents[queue] = has_dependents
+        if has_dependents:
+            self.cursor.execute(_FREE, (queue, id_bytes(completed)))
 
     def _exists(self, queue: int, write: Enqueue) -> Exists:
         head = write.task.head
         key = (queue, id_bytes(head.id))
-        stored = stored_of(head.queue, self._cursor.execute(_STORED, key).fetchone())
-        (payload,) = self._cursor.execute(_PAYLOAD, key).fetchone()
+        stored = stored_of(head.queue, self.cursor.execute(_STORED, key).fetchone())
+        (payload,) = self.cursor.execute(_PAYLOAD, key).fetchone()
         return Exists(stored, payload)
 
     def _move(self, write: Move) -> Answer:
-        queue = self._queue(write.queue)
+        queue = self.queue(write.queue)
         epoch = write.epoch
         if epoch is not None and self._token(queue, epoch.partition) != epoch.token:
             return Conflict()
         key = (queue, id_bytes(write.id), write.partition, write.revision)
-        found = self._cursor.execute(_FIND, key).fetchone()
+        found = self.cursor.execute(_FIND, key).fetchone()
         if found is None:
             return Conflict()
-        number, before = found
-        revision = self._next_revision()
+        number, before, blocked = found
         row = state_row(write.state)
-        self._cursor.execute(_MOVE, (*row, revision, number))
+        where = place(row[0], write.state.due, blocked=blocked > 0 and write.state.claim is None)
+        revision = self.changes(queue, number, before, row[0])
+        self.cursor.execute(MOVE, (*row, *where, revision, number))
         if write.update is not None:
             update = write.update
-            self._cursor.execute(_ADD_UPDATE, (number, update.claim, update.sequence, update.content))
-        if row[0] != before:
-            self._counts[queue, before] -= 1
-            self._counts[queue, row[0]] += 1
+            self.cursor.execute(_ADD_UPDATE, (number, update.claim, update.sequence, update.content))
+        if row[0] == COMPLETED and before != COMPLETED:
+            self._free(queue, write.id)
         return Applied(revision)
 
     def _token(self, queue: int, partition: int) -> int | None:
         """The token of a partition's owner, None if it has had none yet."""
         key = (queue, partition)
         if key not in self._tokens:
-            row = self._cursor.execute(_OWNER, key).fetchone()
+            row = self.cursor.execute(_OWNER, key).fetchone()
             self._tokens[key] = None if row is None else row[0]
         return self._tokens[key]
 
     def _take_over(self, write: TakeOver) -> Answer:
-        queue, epoch = self._queue(write.queue), write.epoch
+        queue, epoch = self.queue(write.queue), write.epoch
         present = self._token(queue, epoch.partition)
         if present is not None and present > epoch.token:
             return Conflict()
         if present != epoch.token:
-            self._cursor.execute(_OWN, (queue, epoch.partition, epoch.token))
+            self.cursor.execute(_OWN, (queue, epoch.partition, epoch.token))
             self._tokens[queue, epoch.partition] = epoch.token
-        return Applied(self._next_revision())
+        return Applied(self.changes(queue))
 
     def _collect(self, write: Collect) -> Answer:
-        queue = self._queue(write.queue)
-        found: dict[int, tuple[TaskId, str]] = {}
+        queue = self.queue(write.queue)
+        found: dict[int, tuple[TaskId, int]] = {}
         for task, (partition, revision) in write.tasks.items():
-            row = self._cursor.execute(_FIND, (queue, id_bytes(task), partition, revision)).fetchone()
+            row = self.cursor.execute(_FIND, (queue, id_bytes(task), partition, revision)).fetchone()
             if row is None:
                 return Conflict()
             found[row[0]] = (task, row[1])
         for task, _ in found.values():
-            dependents = self._cursor.execute(_DEPENDENTS, (queue, id_bytes(task)))
+            dependents = self.cursor.execute(_DEPENDENTS, (queue, id_bytes(task)))
             if any(dependent not in found for (dependent,) in dependents):
                 return Conflict()
         for number, (_, status) in found.items():
             self._forget(queue, number)
-            self._counts[queue, status] -= 1
-        return Applied(self._next_revision())
+            self.changes(queue, number, status)
+        return Applied(self._revision)
 
     def _forget(self, queue: int, number: int) -> None:
-        (after,) = self._cursor.execute(_AFTER, (number,)).fetchone()
-        for dependency in ids_of(after):
-            self._cursor.execute(_FORGET_DEPENDENT, (queue, id_bytes(dependency), number))
+        row = self.cursor.execute(_AFTER, (number,)).fetchone()
+        for dependency in ids_of(b"" if row is None else row[0]):
+            self.cursor.execute(_FORGET_DEPENDENT, (queue, id_bytes(dependency), number))
         for statement in _FORGET:
-            self._cursor.execute(statement, (number,))
+            self.cursor.execute(statement, (number,))

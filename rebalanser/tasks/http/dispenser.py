@@ -14,12 +14,12 @@ from rebalanser.errors import InternalError, RetryLater
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.claim_source import Claimed, ClaimSource
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.http.problems import TOO_MANY, Refusal
 from rebalanser.tasks.http.telling import Telling
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.partitions import Claimed, Partitions
 
 SHORTEST_PAUSE_S: Final = 0.001
 _log = get_logger()
@@ -61,7 +61,7 @@ class Dispenser:
         self._woken = threading.Event()
         self.telling = Telling(context, self._woken.set)
         """What writes the history of the claims handed out."""
-        self._partitions: Partitions | None = None
+        self._source: ClaimSource | None = None
         self._lock = threading.Lock()
         self._askers: list[Asker] = []
         self._stopping = False
@@ -69,14 +69,14 @@ class Dispenser:
         """How long nobody can be served and no claim ends, if nobody wakes; None for ever."""
         self._loop = Loop("dispenser", self._step, context.errors)
 
-    def start(self, partitions: Partitions) -> None:
+    def start(self, source: ClaimSource) -> None:
         """Begin to hand out claims of these partitions.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
         self.telling.follow()
-        self._partitions = partitions
+        self._source = source
         self._loop.start()
 
     def wake(self) -> None:
@@ -85,7 +85,7 @@ class Dispenser:
 
     def owned(self, partitions: int) -> int:
         """How many of the queue's ``partitions`` partitions claims are handed out of now."""
-        held = self._partitions
+        held = self._source
         return 0 if held is None else sum(held.owns(number) for number in range(partitions))
 
     def stop(self) -> None:
@@ -182,15 +182,15 @@ class Dispenser:
             self._hand_out(each, [])
 
     def _claim(self, asker: Asker) -> list[Lent]:
-        if self._partitions is None:
+        if self._source is None:
             return []
-        claimed = self._partitions.claim(asker.limit, asker.names, asker.worker)
+        claimed = self._source.claim(asker.limit, asker.names, asker.worker)
         if not claimed:
             return []
         try:
             for each in claimed:
                 self.telling.claimed(each)
-            payloads = self._partitions.payloads(claimed)
+            payloads = self._source.payloads(claimed)
         except BaseException:
             for each in claimed:
                 self._give_back(each)
@@ -216,8 +216,8 @@ class Dispenser:
             deadlines = [each.deadline for each in self._askers]
             asked = [each.names for each in self._askers]
         times = [*deadlines, *([] if end_at is None else [end_at])]
-        if deadlines and self._partitions is not None:
-            wakeup = self._partitions.next_wakeup(_all_of(asked))
+        if deadlines and self._source is not None:
+            wakeup = self._source.next_wakeup(_all_of(asked))
             times += [] if wakeup is None else [wakeup]
         return max(SHORTEST_PAUSE_S, min(times) - self._context.clock.now()) if times else None
 

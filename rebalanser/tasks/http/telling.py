@@ -24,10 +24,10 @@ from typing import Final
 
 from rebalanser.errors import RetryLater
 from rebalanser.history import SkuldKind
+from rebalanser.tasks.claim_source import Claimed
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.model import State, Status, Stored, TaskId, Term
-from rebalanser.tasks.partitions import Claimed
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.timers import Timers
 

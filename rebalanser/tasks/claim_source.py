@@ -1,0 +1,205 @@
+"""Where a process gets its claims from: from an index in the engine, or from the partitions that it owns.
+
+=====================  ======================================================  ==============================
+source                 who hands out claims                                    engines
+=====================  ======================================================  ==============================
+:class:`IndexClaims`   the store: any process takes any ready task (SK-20)     with ``ClaimsFromIndex``
+``Partitions``         the one fenced owner of each partition (SK-13)          all others
+=====================  ======================================================  ==============================
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.engine import ClaimRequest, ClaimsFromIndex, Watch
+from rebalanser.tasks.far_clocks import LIMIT_S, FarClock, FarClocks
+from rebalanser.tasks.model import Stored, TaskId
+from rebalanser.tasks.rules import Held
+
+MAX_CLAIMS: Final = 256
+"""Maximum number of tasks that are claimed at once."""
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task that this process has just claimed: its number and holder, and when the claim was asked for.
+
+    ``sent_at`` is in seconds of the clock that leases are counted on (SK-8). ``payload`` is None where it
+    was not read while the claim was written.
+    """
+
+    stored: Stored
+    held: Held
+    sent_at: float
+    payload: bytes | None = None
+
+
+class ClaimSource(ABC):
+    """Claims tasks of a queue for one process. All methods but :meth:`close` are for one thread at a time."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._strange: set[str] = set()
+
+    @abstractmethod
+    def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
+        """Claim the best tasks of these functions, None being all, at most ``limit`` of them (SK-5).
+
+        ``worker`` is the label of the claimant where it is not this process.
+
+        Raises:
+            RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed; what
+                was is over in time.
+        """
+
+    @abstractmethod
+    def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
+        """When there may be something of these functions to claim, None being all, in seconds of the clock.
+
+        None if only news can bring it.
+        """
+
+    @abstractmethod
+    def owns(self, partition: int) -> bool:
+        """True if claims of this partition's tasks are handed out here, as far as this process knows."""
+
+    @abstractmethod
+    def report_strange(self, names: Collection[str]) -> None:
+        """Log once, for each function that is not one of these, that its tasks wait for another worker."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Hear of no changes any more. Closing twice does nothing."""
+
+    def payloads(self, claimed: Sequence[Claimed]) -> Mapping[TaskId, bytes]:
+        """The payloads of claimed tasks: those that came with the claims, and the others, read now.
+
+        Raises:
+            RebalanserError: the engine was away, or can't be read.
+        """
+        known = {each.stored.head.id: each.payload for each in claimed if each.payload is not None}
+        missing = [task for each in claimed if (task := each.stored.head.id) not in known]
+        if not missing:
+            return known
+        engine, context = self._context.engine, self._context
+        return {**known, **engine.payloads(context.queue, missing, context.timeout_s)}
+
+    def _report_strange(self, names: Iterable[str]) -> None:
+        for name in sorted(set(names).difference(self._strange)):
+            self._strange.add(name)
+            _log.error(
+                "no function of this name is registered here: its tasks are kept, for a worker that has it",
+                action="task_unknown",
+                queue=self._context.queue,
+                name=name,
+            )
+
+
+class IndexClaims(ClaimSource):
+    """Claims from the engine's index: no process owns anything, and the store decides who gets a task.
+
+    ``worker`` is a label for people, ``buffer_s`` is waited beyond a claim's time (SK-8), ``wake`` is called
+    whenever there may be something to claim. :meth:`open` begins to hear of that.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        engine: ClaimsFromIndex,
+        worker: str,
+        buffer_s: float,
+        wake: Callable[[], None],
+    ) -> None:
+        super().__init__(context)
+        self._engine = engine
+        self._worker = worker
+        self._buffer_s = buffer_s
+        self._wake = wake
+        self._far_clocks = FarClocks()
+        self._holder = secrets.token_hex(8)
+        self._claims = itertools.count()
+        self._wakeup: float | None = -math.inf
+        self._watch: Watch | None = None
+
+    def open(self) -> None:
+        """Hear of each commit from now on."""
+        self._watch = self._engine.watch_commits(self._wake)
+
+    def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
+        """See :meth:`ClaimSource.claim`; all of the claims are made, or none."""
+        context = self._context
+        sent_at = context.clock.now()
+        wall = context.clock.wall()
+        request = ClaimRequest(
+            context.queue,
+            [f"{self._holder}-{next(self._claims):x}" for _ in range(min(limit, MAX_CLAIMS))],
+            worker or self._worker,
+            context.term(),
+            names,
+            context.clock.now,
+            wall,
+            self._buffer_s,
+        )
+        answer = self._engine.claim(request, context.timeout_s)
+        claimed: list[Claimed] = []
+        for stored, payload in answer.claimed:
+            claim = stored.state.claim
+            assert claim is not None
+            claimed.append(Claimed(stored, Held(claim.number, claim.holder), sent_at, payload))
+        times = [] if answer.next_due is None else [sent_at + answer.next_due - wall]
+        times += [] if answer.next_over is None else [answer.next_over]
+        self._wakeup = -math.inf if claimed else min(times, default=None)
+        self._look_at_clocks(claimed, sent_at, wall)
+        return claimed
+
+    def next_wakeup(self, names: Collection[str] | None = None) -> float | None:  # noqa: ARG002
+        """See :meth:`ClaimSource.next_wakeup`; as of the last claim, and so of the functions of that one."""
+        return None if self._wakeup is None else max(self._wakeup, self._context.clock.now())
+
+    def owns(self, partition: int) -> bool:  # noqa: ARG002
+        """See :meth:`ClaimSource.owns`: true of all."""
+        return True
+
+    def report_strange(self, names: Collection[str]) -> None:
+        """See :meth:`ClaimSource.report_strange`."""
+        ready = self._engine.ready_names(self._context.queue, self._context.timeout_s)
+        self._report_strange(set(ready).difference(names))
+
+    def close(self) -> None:
+        """Hear of no commits any more."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def _look_at_clocks(self, claimed: Sequence[Claimed], now: float, wall: float) -> None:
+        """Warn of hosts whose ids come from the future; one that comes late may have waited here for long."""
+        for each in claimed:
+            far = self._far_clocks.saw(each.stored.head.id, now, wall, is_new=False)
+            if far is not None:
+                warn_of_clock(far, self._context.queue, self._worker)
+
+
+def warn_of_clock(far: FarClock, queue: str, seen_by: str) -> None:
+    """Log that a host's clock is far off (SK-18)."""
+    _log.warning(
+        "the clock of a host that makes tasks is far from this one's, and one of them is wrong: "
+        "delays and periodic tasks come early or late by the difference; claims are as safe as ever",
+        action="clock_far_off",
+        queue=queue,
+        task=far.task,
+        host=far.host,
+        process=far.process,
+        ahead_s=round(far.ahead_s, 3),
+        limit_s=LIMIT_S,
+        seen_by=seen_by,
+    )
