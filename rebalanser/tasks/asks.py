@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Generic, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError, RegistryUnavailable
@@ -107,7 +106,8 @@ class MoveAsk(Ask["Stored | Refused"]):
         """Settled if it was applied."""
         if isinstance(answer, Applied):
             assert self._next is not None
-            self.future.set_result(replace(self._stored, state=self._next, revision=answer.revision))
+            before = self._stored
+            self.future.set_result(Stored(before.head, self._next, answer.revision, before.partition))
         elif isinstance(answer, Conflict):
             self._refused.append(self._stored.revision)
         else:

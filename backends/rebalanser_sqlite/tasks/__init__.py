@@ -22,7 +22,7 @@ neither complete tasks nor waiting ones cost anything. Whoever claims looks firs
 ready what a time has come for, and claims, all in one write transaction. The write lock of the file is what
 gives a task to one of many: no process owns anything (SK-13).
 
-**Pages** of claimed, dead or cancelled tasks are merged from one range of an index for each status, so that
+**Pages** of dead or cancelled tasks are merged from one range of an index for each status, so that
 no task that is not on the page is looked at; of other statuses a page looks at a bounded number of tasks, and
 may be empty. Counts are kept, and the last changes added to them.
 

@@ -73,7 +73,8 @@ class Claims:
         cursor.execute(_MAKE_DUE, (queue, request.wall))
         if request.term.clock:
             cursor.execute(_MAKE_OVER, (queue, request.term.clock, self._now - request.buffer_s))
-        cursor.executemany(_MAKE_FOREIGN_OVER, self._over)
+        if self._over:
+            cursor.executemany(_MAKE_FOREIGN_OVER, self._over)
         names = self._ready_names(writing, queue) if request.names is None else set(request.names)
         claimed: list[tuple[Stored, bytes | None]] = []
         while True:
@@ -124,7 +125,8 @@ class Claims:
                 waited.append((number, state.claim.number, state.claim.holder, revision))
             if state.status is Status.CLAIMED:
                 claimed.append((Stored(stored.head, state, revision, stored.partition), payload))
-        writing.cursor.executemany(MOVE, moves)
+        if moves:
+            writing.cursor.executemany(MOVE, moves)
         if waited:
             term = request.term
             given = (request.worker, term.ttl_s, term.clock, term.ends_at_s, json.dumps(waited))

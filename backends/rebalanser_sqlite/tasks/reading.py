@@ -42,7 +42,7 @@ _PAYLOAD = (
 _ALL = f"SELECT {COLUMNS} FROM skuld_tasks WHERE queue = ? AND id > ? ORDER BY id LIMIT ?"  # noqa: S608
 _OF_STATUS = {
     status: f"SELECT {COLUMNS} FROM skuld_tasks INDEXED BY skuld_tasks_by_status "  # noqa: S608
-    f"WHERE status IN (1, 3, 4) AND queue = ? AND status = {code_of(status)} AND id > ? "
+    f"WHERE status IN (3, 4) AND queue = ? AND status = {code_of(status)} AND id > ? "
     "AND (? IS NULL OR partition = ?) ORDER BY id LIMIT ?"
     for status in FEW
 }

@@ -39,7 +39,7 @@ STATUSES: Final = (Status.WAITING, Status.CLAIMED, Status.COMPLETED, Status.DEAD
 WAITING: Final = STATUSES.index(Status.WAITING)
 CLAIMED: Final = STATUSES.index(Status.CLAIMED)
 COMPLETED: Final = STATUSES.index(Status.COMPLETED)
-FEW: Final = frozenset({Status.CLAIMED, Status.DEAD, Status.CANCELLED})
+FEW: Final = frozenset({Status.DEAD, Status.CANCELLED})
 """Statuses with an index by id: the others are those of most tasks."""
 SCHEMA: Final = """
 CREATE TABLE skuld_meta (
@@ -135,7 +135,7 @@ CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
 CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;
 CREATE INDEX skuld_tasks_timed ON skuld_tasks (queue, timer) WHERE timer IS NOT NULL;
 CREATE INDEX skuld_tasks_running ON skuld_tasks (queue, clock, ends_at_s) WHERE status = {CLAIMED} AND ready IS NULL;
-CREATE INDEX skuld_tasks_by_status ON skuld_tasks (queue, status, id) WHERE status IN (1, 3, 4);
+CREATE INDEX skuld_tasks_by_status ON skuld_tasks (queue, status, id) WHERE status IN (3, 4);
 """  # noqa: E501 - one statement a line
 _FIRST_TABLES: Final = ("meta", "tasks", "contents", "dependents", "updates", "counts", "queues", "owners")
 _STATUS_OF_TEXT: Final = "CASE status {} END".format(
