@@ -1325,8 +1325,9 @@ class EngineSuite:
         some = index.claim(request(*"uvwxyz", names=("c", "a", "c")), TIMEOUT_S).claimed
         assert [task.head.id for task, _ in some] == [task_id(number) for number in (0, 2, 3)]
         assert set(index.ready_names(QUEUE, TIMEOUT_S)) == {"b"}
-        rest = index.claim(request(*"uvwxyz", names=None), TIMEOUT_S).claimed
-        assert [task.head.id for task, _ in rest] == [task_id(number) for number in (1, 4)]
+        applied(engine, *(make(number, name=name, priority=number) for number, name in enumerate("abc", 7)))
+        rest = index.claim(request(*"vwxyz", names=None), TIMEOUT_S).claimed
+        assert [task.head.id for task, _ in rest] == [task_id(number) for number in (9, 8, 7, 1, 4)]
 
     @pytest.mark.rule("SK-5", "SK-15")
     def test_an_index_hands_out_what_is_due(self, engine: Engine) -> None:
@@ -1378,6 +1379,10 @@ class EngineSuite:
         over_at = OWN_TERM.ends_at_s + BUFFER_S
         early = index.claim(request("c", "d", now=over_at - 0.5), TIMEOUT_S)
         assert (early.claimed, early.next_over) == ((), over_at)
+        applied(engine, make(3, retries=5))
+        ((three, _),) = index.claim(request("c", "d", now=over_at - 0.5), TIMEOUT_S).claimed
+        assert three.head.id == task_id(3)
+        applied(engine, move(three, replace(three.state, status=Status.COMPLETED)))
         (again,) = index.claim(request("c", "d", now=over_at), TIMEOUT_S).claimed
         assert again[0].head.id == two.head.id
         assert again[0].state.claim == ClaimState(1, "c", "worker", OWN_TERM)
