@@ -109,7 +109,7 @@ def serve(
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Serve a queue over HTTP until Ctrl-C or SIGTERM: claims are handed out of the partitions it owns."""
+    """Serve a queue over HTTP until Ctrl-C or SIGTERM: on SQLite all of it, else the partitions it owns."""
     try:
         from rebalanser.tasks.http import serving  # noqa: PLC0415 - what it needs is an extra
     except ImportError as error:

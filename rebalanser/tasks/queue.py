@@ -131,7 +131,8 @@ class Queue:
     ``claim_ttl_s`` is how long a claim lasts unless it is renewed, which a worker does as long as the body
     runs; so it is how long a dead worker's task waits, with ``buffer_s`` on top, which has to cover how far
     two clocks can drift apart in that time (a tenth of it where None). ``partitions`` counts only for a new
-    queue. The workers of the queue form a group (``settings``), ``node`` is a label of this one.
+    queue. Where the engine does not hand out claims itself, as SQLite's does, the workers of the queue form a
+    group (``settings``) and own its partitions; ``node`` is a label of this one.
     ``state_folder`` is where the ids' marks are kept (SK-1). Without ``create`` the queue must exist.
     ``outbox`` is a folder on this host's disk by way of which everything is enqueued, so that it can be while
     the engine is away, also when the queue is made (SK-4); see :mod:`rebalanser.tasks.outbox`.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import sqlite3
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from rebalanser_sqlite.tasks import SqliteEngine
@@ -28,7 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rebalanser.tasks.engine import Answer, Engine, Page, Sink, Wants, Watch, Write
+    from rebalanser.tasks.engine import (
+        Answer,
+        ClaimAnswer,
+        ClaimRequest,
+        Engine,
+        Page,
+        Sink,
+        Wants,
+        Watch,
+        Write,
+    )
     from rebalanser.tasks.model import Status, Stored, TaskId, Update
 
 TESTS = dict(inspect.getmembers(EngineSuite, inspect.isfunction))
@@ -309,7 +320,64 @@ class TakesLaterEntriesFirst(SqliteEngine):
         return super().apply(writes, timeout_s)
 
 
+class Asks(SqliteEngine):
+    """Claims something else than it is asked to."""
+
+    changes: ClassVar[dict[str, Any]]
+
+    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+        return super().claim(replace(request, **self.changes), timeout_s)
+
+
+class ClaimsWhatNobodyKnows(Asks):
+    changes: ClassVar[dict[str, Any]] = {"names": None}
+
+
+class ClaimsBeforeItIsDue(Asks):
+    changes: ClassVar[dict[str, Any]] = {"wall": 1e12}
+
+
+class ClaimsWithoutBuffer(Asks):
+    changes: ClassVar[dict[str, Any]] = {"buffer_s": 0.0}
+
+
+class HandsOutBackwards(SqliteEngine):
+    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+        answer = super().claim(request, timeout_s)
+        return replace(answer, claimed=tuple(reversed(answer.claimed)))
+
+
+class HandsOutTwice(SqliteEngine):
+    """Two look at the index before either of them writes."""
+
+    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+        answer = super().claim(request, timeout_s)
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            connection.execute("UPDATE skuld_tasks SET ready = 1 WHERE status = 1 AND number % 7 = 0")
+        return answer
+
+
+class BlocksNothing(SqliteEngine):
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        answers = super().apply(writes, timeout_s)
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            connection.execute("UPDATE skuld_tasks SET ready = 1 WHERE status = 0")
+        return answers
+
+
+class WatchesNoCommits(SqliteEngine):
+    def watch_commits(self, wake: Callable[[], None]) -> Watch:
+        return super().watch_commits(lambda: None)
+
+
 FAULTS = [
+    (ClaimsWhatNobodyKnows, "test_an_index_hands_out_tasks_of_functions_that_are_asked_for"),
+    (ClaimsBeforeItIsDue, "test_an_index_hands_out_what_is_due"),
+    (ClaimsWithoutBuffer, "test_an_index_hands_out_a_claim_that_is_over_once"),
+    (HandsOutBackwards, "test_an_index_hands_out_the_best_first"),
+    (HandsOutTwice, "test_of_many_only_one_is_handed_a_task"),
+    (BlocksNothing, "test_an_index_hands_out_what_depends_on_nothing_more"),
+    (WatchesNoCommits, "test_a_watch_of_commits_hears_of_other_connections"),
     (KeepsNoTallies, "test_an_entry_of_an_outbox_is_taken_once"),
     (KeepsNoTallies, "test_of_many_that_send_an_entry_one_has_it_taken"),
     (ForgetsTalliesWithTasks, "test_an_entry_is_not_taken_again_once_its_task_was_collected"),
