@@ -16,11 +16,13 @@ from rebalanser.tasks.engine import (
     Epoch,
     Exists,
     Move,
+    SlotGone,
     TakeOver,
     Unknown,
     Write,
 )
-from rebalanser.tasks.model import State, Stored, TaskId, Update
+from rebalanser.tasks.free_slots import FreeSlot
+from rebalanser.tasks.model import State, Status, Stored, TaskId, Update
 from rebalanser.tasks.rules import Decision, Reason, Refused
 
 Decide: TypeAlias = Callable[[Stored], Decision]
@@ -62,7 +64,8 @@ class Ask(ABC, Generic[ResultT]):
 class MoveAsk(Ask["Stored | Refused"]):
     """The next state of a task, by a rule: the result is the task with it, or why it is refused.
 
-    With an ``epoch`` only while that is the partition's, ``update`` being written with it.
+    With an ``epoch`` only while that is the partition's, ``update`` being written with it. With a ``slot`` a
+    claim is made for it or not at all: it is refused once the slot is gone.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class MoveAsk(Ask["Stored | Refused"]):
         *,
         epoch: Epoch | None = None,
         update: Update | None = None,
+        slot: FreeSlot | None = None,
         lasting: bool = False,
     ) -> None:
         super().__init__(stored.head.id, lasting=lasting)
@@ -79,6 +83,8 @@ class MoveAsk(Ask["Stored | Refused"]):
         self._decide = decide
         self._epoch = epoch
         self._update = update
+        self._slot = slot
+        self._slot_is_gone = False
         self._next: State | None = None
         self._refused: list[int] = []
         """The revisions at which the condition did not hold."""
@@ -100,6 +106,7 @@ class MoveAsk(Ask["Stored | Refused"]):
             self._epoch,
             self._update,
             stored.head,
+            self._slot if decision.status is Status.CLAIMED else None,
         )
 
     def answered(self, answer: Answer) -> None:
@@ -110,6 +117,8 @@ class MoveAsk(Ask["Stored | Refused"]):
             self.future.set_result(Stored(before.head, self._next, answer.revision, before.partition))
         elif isinstance(answer, Conflict):
             self._refused.append(self._stored.revision)
+        elif isinstance(answer, SlotGone):
+            self._slot_is_gone = True
         else:
             raise InternalError(f"a move was answered {answer!r}")
 
@@ -120,6 +129,8 @@ class MoveAsk(Ask["Stored | Refused"]):
         """
         if stored is None:
             self.future.set_result(Refused(Reason.GONE))
+        elif self._slot_is_gone and stored.revision == self._stored.revision:
+            self.future.set_result(Refused(Reason.NO_SLOT))
         elif self._epoch is not None and self._refused.count(stored.revision) > 1:
             self.future.set_result(Refused(Reason.DEPOSED))
         else:

@@ -81,6 +81,19 @@ class ClaimSource(ABC):
     def close(self) -> None:
         """Hear of no changes any more. Closing twice does nothing."""
 
+    def offer(self, idle: int, room: int, names: Collection[str]) -> None:
+        """This process has ``idle`` threads for which :meth:`claim` finds nothing of these functions.
+
+        ``room`` says how many tasks it takes, which is more where it claims ahead. What other processes
+        claim for it is answered by :meth:`claim`. Does nothing where the store hands out all claims.
+        """
+
+    def retire(self) -> None:
+        """Offer no more room, and give back what was claimed for this process and not answered."""
+
+    def lend(self) -> None:
+        """Claim what is ready for other processes that have room; raises what :meth:`claim` does."""
+
     def payloads(self, claimed: Sequence[Claimed]) -> Mapping[TaskId, bytes]:
         """The payloads of claimed tasks: those that came with the claims, and the others, read now.
 
@@ -137,6 +150,8 @@ class IndexClaims(ClaimSource):
 
     def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
         """See :meth:`ClaimSource.claim`; all of the claims are made, or none."""
+        if limit <= 0:
+            return []
         context = self._context
         sent_at = context.clock.now()
         wall = context.clock.wall()
@@ -162,9 +177,10 @@ class IndexClaims(ClaimSource):
         self._look_at_clocks(claimed, sent_at, wall)
         return claimed
 
-    def next_wakeup(self, names: Collection[str] | None = None) -> float | None:  # noqa: ARG002
+    def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
         """See :meth:`ClaimSource.next_wakeup`; as of the last claim, and so of the functions of that one."""
-        return None if self._wakeup is None else max(self._wakeup, self._context.clock.now())
+        asks = names is None or names
+        return max(self._wakeup, self._context.clock.now()) if asks and self._wakeup is not None else None
 
     def owns(self, partition: int) -> bool:  # noqa: ARG002
         """See :meth:`ClaimSource.owns`: true of all."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.engine import Epoch
+from rebalanser.tasks.free_slots import FreeSlot
 from rebalanser.tasks.model import Status, Stored, Term
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Decision, Reason, Refused
@@ -28,12 +29,15 @@ class ClaimAsk(MoveAsk):
 
     What the owner knows, that the task is due, what it depends on complete and an earlier claim over, it
     knows of the revision that it offered. So where the store has another one, the claim is refused, not made
-    anew.
+    anew. With a ``slot`` it is made for that, by its holder (SK-20).
     """
 
-    def __init__(self, offered: Stored, asker: Asker, epoch: Epoch, *, over: bool) -> None:
-        super().__init__(offered, self._claimed, epoch=epoch)
+    def __init__(
+        self, offered: Stored, asker: Asker, epoch: Epoch, *, over: bool, slot: FreeSlot | None = None
+    ) -> None:
+        super().__init__(offered, self._claimed, epoch=epoch, slot=slot)
         self.asker = asker
+        self.slot = slot
         self._offered = offered
         self._over = over
 
@@ -57,6 +61,21 @@ class ClaimAsk(MoveAsk):
             return Refused(Reason.HELD)
         asker = self.asker
         return rules.claim(stored.head, stored.state, asker.holder, asker.worker, asker.term, over=self._over)
+
+
+def claim_for(slot: FreeSlot, clock_name: str, now: float) -> Asker:
+    """The asker of a slot, for a claim that is written from ``now`` on, in seconds of ``clock_name``'s."""
+    return Asker(slot.holder, slot.worker, Term(slot.ttl_s, clock_name, now + slot.ttl_s))
+
+
+def keeps_slot(ask: ClaimAsk) -> bool:
+    """True if it is certain that the slot of a settled ask is free still."""
+    if ask.future.exception() is not None:
+        return False
+    outcome = ask.future.result()
+    if isinstance(outcome, Refused):
+        return outcome.reason is not Reason.NO_SLOT
+    return outcome.state.claim is None or not ask.is_mine(outcome)
 
 
 class Claiming:
@@ -107,6 +126,8 @@ class Claiming:
         self.deposed |= reason is Reason.DEPOSED
         if reason is Reason.GONE:
             self.owner.forget(ask.task)
+        elif reason is Reason.NO_SLOT:
+            self.owner.put_back(ask.task, now)
         else:
             self.owner.conflicted(ask.task, now)
             self.owner.learn(ask.seen, now)

@@ -35,6 +35,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from rebalanser.tasks.free_slots import FreeSlot, SlotNews, UsedSlot
 from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Term, Update
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class Skip:
 class Move:
     """Put a task's next state in place of the one of ``revision``, with an update where there is one.
 
-    With an ``epoch`` only if that is still the partition's (SK-13). Answered :class:`Applied` or
-    :class:`Conflict`.
+    With an ``epoch`` only if that is still the partition's (SK-13), and with a ``slot`` only if that is still
+    free: it is used by the same write (SK-20). Answered :class:`Applied`, :class:`SlotGone` where the slot is
+    not free any more, whatever else holds, or :class:`Conflict`.
     """
 
     id: TaskId
@@ -121,6 +123,8 @@ class Move:
     update: Update | None = None
     head: Head | None = None
     """Of this task, from whoever has it at hand, for an engine that would have to read it."""
+    slot: FreeSlot | None = None
+    """For which the move claims; only for an engine that :class:`SharesSlots`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,12 @@ class Taken:
     """The entry of the outbox was counted before; nothing was changed (SK-4)."""
 
 
-Answer: TypeAlias = Applied | Conflict | Exists | Unknown | Taken
+@dataclass(frozen=True, slots=True)
+class SlotGone:
+    """The slot is used, withdrawn or ended; nothing was changed (SK-20)."""
+
+
+Answer: TypeAlias = Applied | Conflict | Exists | Unknown | Taken | SlotGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +343,58 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of the store. Closing twice does nothing."""
+
+
+SlotSink: TypeAlias = Callable[[Sequence[SlotNews] | Lost], None]
+"""Called from a thread of the engine's, one call at a time; it must return soon and not raise."""
+
+
+class SharesSlots(ABC):
+    """An engine in which workers publish free slots, for which the owners of partitions claim (SK-20).
+
+    A slot lives under a lease of its worker, which ends with it, soon after the worker no longer keeps it. A
+    holder is published once. Every method raises what those of :class:`Engine` do.
+    """
+
+    @abstractmethod
+    def grant_slots(self, ttl_s: float, timeout_s: float) -> int:
+        """A new lease, which ends with its slots ``ttl_s`` seconds after it was kept last."""
+
+    @abstractmethod
+    def keep_slots(self, lease: int, timeout_s: float) -> None:
+        """Keep a lease; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended."""
+
+    @abstractmethod
+    def end_slots(self, lease: int, timeout_s: float) -> None:
+        """End a lease with its slots now."""
+
+    @abstractmethod
+    def publish_slots(
+        self, queue: str, slots: Sequence[FreeSlot], used: Sequence[UsedSlot], timeout_s: float
+    ) -> None:
+        """Publish free slots, and delete used ones of which their worker has taken note.
+
+        Raises:
+            LeaseNotFound: the lease of a slot has ended; nothing was changed.
+            OutcomeUnknown: it took effect, or will a little later, or never.
+        """
+
+    @abstractmethod
+    def withdraw_slots(
+        self, queue: str, process: str, holders: Collection[str] | None, timeout_s: float
+    ) -> Sequence[UsedSlot]:
+        """Delete those of a process's slots that are free, all of them where ``holders`` is None.
+
+        From then on nothing is claimed for them. Answers those that are used.
+        """
+
+    @abstractmethod
+    def slots(self, queue: str, timeout_s: float) -> tuple[Sequence[SlotNews], int]:
+        """All free and used slots, and the revision as of which they were read."""
+
+    @abstractmethod
+    def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> Watch:
+        """Tell ``sink`` every slot that is published, used or deleted after ``from_revision``."""
 
 
 class MovesInTransactions(ABC):

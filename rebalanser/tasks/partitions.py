@@ -6,7 +6,7 @@ import concurrent.futures
 import heapq
 import secrets
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,14 +14,16 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.asks import TakeOverAsk
 from rebalanser.tasks.claim_source import MAX_CLAIMS, Claimed, ClaimSource, warn_of_clock
-from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming
+from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming, claim_for, keeps_slot
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Change, Epoch, Lost, TakeOver, Watch
+from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, Watch
 from rebalanser.tasks.far_clocks import FarClock, FarClocks
+from rebalanser.tasks.free_slots import FreeSlot
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Held
+from rebalanser.tasks.slot_offers import SlotOffers
 
 PAGE: Final = 1000
 ASIDE_S: Final = 60.0
@@ -33,15 +35,23 @@ class Partitions(ClaimSource):
     """The indexes of all partitions that this process owns.
 
     ``worker`` is a label for people, ``buffer_s`` is waited beyond a claim's time (SK-8), ``wake`` is called
-    whenever there may be something to claim. :meth:`take` and :meth:`give_up` are OnStart and OnStop of the
-    group; the others are for the one thread that claims.
+    whenever there may be something to claim. ``count`` is the number of the queue's partitions. :meth:`take`
+    and :meth:`give_up` are OnStart and OnStop of the group; the others are for the one thread that claims.
+
+    Where the engine shares slots, other processes claim for this one what it has room for, and this one for
+    them (SK-20): see :mod:`~rebalanser.tasks.free_slots`.
     """
 
-    def __init__(self, context: Context, worker: str, buffer_s: float, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, context: Context, worker: str, buffer_s: float, wake: Callable[[], None], count: int = 0
+    ) -> None:
         super().__init__(context)
         self._worker = worker
         self._buffer_s = buffer_s
         self._wake = wake
+        self._count = count
+        engine = context.engine
+        self._slots = SlotOffers(context, engine, worker, wake) if isinstance(engine, SharesSlots) else None
         self._lock = threading.Lock()
         self._owners: dict[int, Claiming] = {}
         self._far_clocks = FarClocks()
@@ -56,6 +66,8 @@ class Partitions(ClaimSource):
         Raises:
             RetryLater: the engine was away, or somebody newer owns a partition already.
         """
+        if self._slots is not None:
+            self._slots.start()
         for each in owned:
             partition = int(each.resource)
             epoch = Epoch(partition, each.token)
@@ -78,8 +90,31 @@ class Partitions(ClaimSource):
         with self._lock:
             return partition in self._owners
 
+    def offer(self, room: int, names: Collection[str]) -> None:
+        """This process has room for ``room`` more tasks of these functions than there are in its partitions.
+
+        What other owners claim for it is answered by :meth:`claim`.
+        """
+        if self._slots is None:
+            return
+        with self._lock:
+            owns_all = len(self._owners) == self._count
+        if not owns_all:
+            self._slots.start()
+        self._slots.offer(0 if owns_all else room, names)
+
+    def retire(self) -> None:
+        """Offer no more room, and give back what was claimed for this process and not answered."""
+        if self._slots is not None:
+            try:
+                self._slots.retire()
+            except Exception as error:  # the slots end by themselves, and so do the claims
+                self._context.errors.ignored("free slots", error)
+
     def close(self) -> None:
         """Follow no changes any more."""
+        if self._slots is not None:
+            self._slots.close()
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -88,7 +123,8 @@ class Partitions(ClaimSource):
         """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
 
         Of any function where ``names`` is None; the others stay for who asks for them. ``worker`` is the
-        label of who claims, where it is not this process.
+        label of who claims, where it is not this process. What others have claimed for the room that was
+        offered comes first, and by itself. What is ready beyond ``limit`` is claimed for other processes.
 
         A claim that can't be written keeps no other from being made, nor its task from being offered later.
 
@@ -96,14 +132,19 @@ class Partitions(ClaimSource):
             RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed; what
                 was is over in time.
         """
+        if arrived := self._arrived():
+            return arrived
+        if limit <= 0 and not self._groups():
+            return []
         self._catch_up()
         sent_at = self._context.clock.now()
         asks = self._asks(min(limit, MAX_CLAIMS), names, worker or self._worker)
+        asks += self._asks_for_others(MAX_CLAIMS - len(asks))
         if not asks:
             return []
         self._context.ledger.submit_all([ask for _, ask in asks])
         # A payload never changes (SK-2), so it need not be read after the claim is known.
-        payloads = self._payloads([ask.task for _, ask in asks])
+        payloads = self._payloads([ask.task for _, ask in asks if ask.slot is None])
         claimed: list[Claimed] = []
         failed: list[Exception] = []
         # All are settled, whatever became of one: a task whose claim is not would never be offered again.
@@ -114,6 +155,8 @@ class Partitions(ClaimSource):
                 failed.append(error)
             else:
                 claimed += [] if made is None else [replace(made, payload=payloads.get(ask.task))]
+            if ask.slot is not None and self._slots is not None:
+                self._slots.settled(ask.slot, is_free=keeps_slot(ask))
         if failed and not claimed:
             raise failed[0]
         return claimed
@@ -127,14 +170,21 @@ class Partitions(ClaimSource):
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
         """When there may be something of these functions to claim, None being all, in seconds of the clock.
 
-        None if only news can bring it.
+        Or something to claim for other processes that have room. None if only news can bring it.
         """
         now, wall = self._context.clock.now(), self._context.clock.wall()
+        groups = self._groups()
+        wanted: list[Collection[str] | None] = [*groups]
+        if names is None or names:
+            wanted.append(names)
+        if not wanted:
+            return None
         with self._lock:
             # Each step asks for some of the dependencies only: others may be those that are complete.
             if self._lost or any(each.owner.unknown_dependencies(1) for each in self._owners.values()):
                 return now
-            wakeups = [each.owner.next_wakeup(now, wall, names) for each in self._owners.values()]
+            owners = [each.owner for each in self._owners.values()]
+            wakeups = [owner.next_wakeup(now, wall, each) for owner in owners for each in wanted]
             wakeups += self._aside.values()
         return min((at for at in wakeups if at is not None), default=None)
 
@@ -273,27 +323,61 @@ class Partitions(ClaimSource):
                 for owner in owners:
                     owner.learn_dependency(task, complete=is_complete)
 
+    def _arrived(self) -> list[Claimed]:
+        """The claims that other owners have made for this process."""
+        arrived = [] if self._slots is None else self._slots.arrived()
+        return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
+
+    def _groups(self) -> list[frozenset[str]]:
+        """The sets of functions for which other processes have room, if there is something to claim."""
+        return [] if self._slots is None or not self._owners else self._slots.groups()
+
     def _asks(
         self, limit: int, names: Collection[str] | None, worker: str
     ) -> list[tuple[Claiming, ClaimAsk]]:
         """Claims of the best candidates of all partitions."""
-        now, wall = self._context.clock.now(), self._context.clock.wall()
+        asks: list[tuple[Claiming, ClaimAsk]] = []
         with self._lock:
-            offers = [
-                (best, number, claiming)
-                for number, claiming in self._owners.items()
-                if (best := claiming.owner.best(now, wall, names)) is not None
-            ]
-            heapq.heapify(offers)
-            asks: list[tuple[Claiming, ClaimAsk]] = []
-            while offers and len(asks) < limit:
-                (_, task), number, claiming = offers[0]
-                asks.append((claiming, self._ask(claiming.owner, task, worker)))
-                if (best := claiming.owner.best(now, wall, names)) is not None:
-                    heapq.heapreplace(offers, (best, number, claiming))
-                else:
-                    heapq.heappop(offers)
+            for claiming, task in self._best_first(names) if limit > 0 else ():
+                asker = Asker(secrets.token_hex(8), worker, self._context.term())
+                asks.append((claiming, self._ask(claiming.owner, task, asker)))
+                if len(asks) == limit:
+                    break
         return asks
+
+    def _asks_for_others(self, limit: int) -> list[tuple[Claiming, ClaimAsk]]:
+        """Claims of what is ready still, for the free slots of other processes."""
+        asks: list[tuple[Claiming, ClaimAsk]] = []
+        if self._slots is None:
+            return asks
+        for names in self._groups():
+            with self._lock:
+                for claiming, task in self._best_first(names) if len(asks) < limit else ():
+                    slot = self._slots.take(names)
+                    if slot is None:
+                        break
+                    asker = claim_for(slot, self._context.clock_name, self._context.clock.now())
+                    asks.append((claiming, self._ask(claiming.owner, task, asker, slot)))
+                    if len(asks) == limit:
+                        break
+        return asks
+
+    def _best_first(self, names: Collection[str] | None) -> Iterator[tuple[Claiming, TaskId]]:
+        """The best candidates of all partitions; each must be taken before the next one is asked for."""
+        now, wall = self._context.clock.now(), self._context.clock.wall()
+        offers = [
+            (best, number, claiming)
+            for number, claiming in self._owners.items()
+            if (best := claiming.owner.best(now, wall, names)) is not None
+        ]
+        heapq.heapify(offers)
+        while offers:
+            (_, task), number, claiming = offers[0]
+            yield claiming, task
+            if (best := claiming.owner.best(now, wall, names)) is not None:
+                heapq.heapreplace(offers, (best, number, claiming))
+            else:
+                heapq.heappop(offers)
 
     def _payloads(self, tasks: Sequence[TaskId]) -> Mapping[TaskId, bytes]:
         """The payloads of tasks whose claims are being written; none where they can't be read.
@@ -305,10 +389,10 @@ class Partitions(ClaimSource):
         except Exception:
             return {}
 
-    def _ask(self, owner: Owner, task: TaskId, worker: str) -> ClaimAsk:
+    @staticmethod
+    def _ask(owner: Owner, task: TaskId, asker: Asker, slot: FreeSlot | None = None) -> ClaimAsk:
         stored, over = owner.taken(task)
-        asker = Asker(secrets.token_hex(8), worker, self._context.term())
-        return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over)
+        return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over, slot=slot)
 
     def _look_at_clocks(self, tasks: Sequence[Stored], *, are_new: bool) -> list[FarClock]:
         """The hosts to warn of, by the ids of tasks in partitions of this process."""
@@ -332,7 +416,7 @@ class Partitions(ClaimSource):
             partition = claiming.owner.partition
             if claiming.deposed and self._owners.get(partition) is claiming:
                 del self._owners[partition]
-        if stored is None or stored.state.claim is None:
+        if stored is None or stored.state.claim is None or ask.slot is not None:
             return None
         return Claimed(stored, Held(stored.state.claim.number, ask.asker.holder), sent_at)
 

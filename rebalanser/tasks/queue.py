@@ -689,7 +689,7 @@ class Queue:
         if isinstance(engine, ClaimsFromIndex):
             return IndexClaims(self._context, engine, self._label, self._buffer_s, wake), None
         self._add_partitions()
-        partitions = Partitions(self._context, self._label, self._buffer_s, wake)
+        partitions = Partitions(self._context, self._label, self._buffer_s, wake, self._partition_count)
         group = Group(group_name(self.name), self._url, node=self._label, settings=self._settings)
         group.on_start(partitions.take)
         group.on_stop(partitions.give_up)
@@ -705,10 +705,11 @@ class Queue:
         return self._stopped.wait(timeout_s)
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Claim no more, let the bodies that run end within ``grace_s`` seconds (30 where None), and leave.
+        """Claim no more, leave, and let the bodies that run end within ``grace_s`` seconds (30 where None).
 
-        What has not ended by then is given back, and what it still writes is refused. How each try ended is
-        written once this returns, unless the engine is away. Twice is fine.
+        Other workers hand out the tasks of its partitions while its bodies end. What has not ended by then
+        is given back, and what it still writes is refused. How each try ended is written once this returns,
+        unless the engine is away. Twice is fine.
         """
         group, self._group = self._group, None
         source, self._source = self._source, None
@@ -717,8 +718,15 @@ class Queue:
             return
         if self._ticker is not None:
             self._ticker.stop()
+        grace_s = GRACE_S if grace_s is None else grace_s
+        deadline = self._clock.now() + grace_s
         if self._worker is not None:
-            self._worker.stop(GRACE_S if grace_s is None else grace_s)
+            self._worker.stop_claiming(grace_s)
+        source.retire()
+        if group is not None:
+            group.request_stop()
+        if self._worker is not None:
+            self._worker.stop(max(0.0, deadline - self._clock.now()))
             self._context.ledger.flush()
         if self._caller is not None:
             self._caller.close()

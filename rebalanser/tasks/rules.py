@@ -48,6 +48,8 @@ class Reason(StrEnum):
     """Another update stands at this number (SK-9)."""
     DEPOSED = "deposed"
     """Another owner has taken over the partition (SK-13)."""
+    NO_SLOT = "no_slot"
+    """The slot for which it was to be claimed is not free any more (SK-20)."""
     GONE = "gone"
     """There is no such task, or it was collected (SK-14)."""
 

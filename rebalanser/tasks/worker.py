@@ -140,6 +140,18 @@ class Worker:
             self._loops.append(loop)
         loop.start()
 
+    def stop_claiming(self, grace_s: float) -> None:
+        """Claim no more and give back what has not begun.
+
+        What is being claimed now is given back too, which may take ``grace_s`` seconds.
+        """
+        self._stopping = True
+        for loop in [*self._loops]:
+            loop.hurry()
+        self._woken.set()
+        self._return_ahead(math.inf)
+        self._claims.join(grace_s)
+
     def stop(self, grace_s: float) -> bool:
         """Claim no more, give back what has not begun, and ``grace_s`` seconds later what still runs.
 
@@ -189,8 +201,9 @@ class Worker:
         if self._return_ahead(time.monotonic() - BEGINS_S):
             self._body_s = max(self._body_s or 0.0, BEGINS_S)
         room = self._room()
-        claimed = self._source.claim(room, self._bodies.names()) if room > 0 else []
+        claimed = self._source.claim(max(room, 0), self._bodies.names())
         self._hand_out(claimed)
+        self._source.offer(self._idle_threads(), self._bodies.names())
         if not claimed:
             if room > 0:
                 self._source.report_strange(self._bodies.names())
@@ -208,6 +221,10 @@ class Worker:
                 ahead = int(quick * AHEAD_S / max(self._body_s, 1e-6))
             return min(self._concurrency + ahead - len(self._tries), MAX_CLAIMS)
 
+    def _idle_threads(self) -> int:
+        with self._lock:
+            return self._concurrency - len(self._tries)
+
     def _pause_s(self, room: int) -> float | None:
         """How long there is nothing to claim or give back, if nobody wakes; None for ever."""
         times = []
@@ -215,9 +232,8 @@ class Worker:
             waits_longest = next(iter(self._ahead.values()), None)
         if waits_longest is not None:
             times.append(waits_longest.handed_out_at + BEGINS_S - time.monotonic())
-        if room > 0:
-            at = self._source.next_wakeup(self._bodies.names())
-            times += [] if at is None else [at - self._context.clock.now()]
+        at = self._source.next_wakeup(self._bodies.names() if room > 0 else ())
+        times += [] if at is None else [at - self._context.clock.now()]
         return min(max(0.001, min(times)), LONGEST_PAUSE_S) if times else None
 
     def _return_ahead(self, handed_out_before: float) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from rebalanser.errors import OutcomeUnknown, RebalanserError
+from rebalanser.errors import InternalError, OutcomeUnknown, RebalanserError
 from rebalanser.registry.contract import (
     Absent,
     Capabilities,
     Get,
+    Grant,
+    Granted,
+    KeepAlive,
     KeyValue,
     Put,
     Range,
     Registry,
+    Revoke,
     Target,
     Transaction,
 )
@@ -27,13 +31,17 @@ from rebalanser.tasks.engine import (
     Enqueue,
     Move,
     Page,
+    SharesSlots,
     Sink,
     Skip,
+    SlotSink,
     TakeOver,
     Wants,
     Watch,
     Write,
 )
+from rebalanser.tasks.free_slots import FreeSlot, SlotNews, UsedSlot
+from rebalanser.tasks.key_value import free_slots as _slots
 from rebalanser.tasks.key_value import reading
 from rebalanser.tasks.key_value.collects import CollectStep
 from rebalanser.tasks.key_value.convoys import convoys
@@ -64,7 +72,7 @@ def open_engine(url: str | RegistryUrl, timeout_s: float = 10.0) -> KeyValueEngi
     return KeyValueEngine(open_registry(parsed, timeout_s), f"{parsed.root}/{TASKS}")
 
 
-class KeyValueEngine(Engine):
+class KeyValueEngine(Engine, SharesSlots):
     """Tasks in a registry, which the engine closes when it is closed.
 
     ``root`` begins all its keys. Beside what the contract says, every method raises what the registry does.
@@ -171,6 +179,45 @@ class KeyValueEngine(Engine):
         keys = self._keys_of(queue)
         return self._registry.watch(
             Target(keys.states, prefix=True), from_revision + 1, StatesTold(keys, sink, wants)
+        )
+
+    def grant_slots(self, ttl_s: float, timeout_s: float) -> int:
+        """A new lease for slots."""
+        granted = self._registry.execute(Grant(ttl_s), timeout_s)
+        if not isinstance(granted, Granted):
+            raise InternalError(f"a grant was answered {granted!r}")
+        return granted.lease
+
+    def keep_slots(self, lease: int, timeout_s: float) -> None:
+        """Keep a lease; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended."""
+        self._registry.execute(KeepAlive(lease), timeout_s)
+
+    def end_slots(self, lease: int, timeout_s: float) -> None:
+        """End a lease with its slots now."""
+        self._registry.execute(Revoke(lease), timeout_s)
+
+    def publish_slots(
+        self, queue: str, slots: Sequence[FreeSlot], used: Sequence[UsedSlot], timeout_s: float
+    ) -> None:
+        """Publish free slots, and delete used ones, in one transaction."""
+        _slots.publish(Visit(self._registry, timeout_s), self._keys_of(queue), slots, used)
+
+    def withdraw_slots(
+        self, queue: str, process: str, holders: Collection[str] | None, timeout_s: float
+    ) -> Sequence[UsedSlot]:
+        """Delete those of a process's slots that are free; answers those that are used."""
+        return _slots.withdraw(Visit(self._registry, timeout_s), self._keys_of(queue), process, holders)
+
+    def slots(self, queue: str, timeout_s: float) -> tuple[Sequence[SlotNews], int]:
+        """All free and used slots, and the revision as of which they were read."""
+        visit = Visit(self._registry, timeout_s)
+        return _slots.read(visit, self._keys_of(queue)), visit.seen
+
+    def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> Watch:
+        """Tell ``sink`` every slot that is published, used or deleted after ``from_revision``."""
+        keys = self._keys_of(queue)
+        return self._registry.watch(
+            Target(keys.slots, prefix=True), from_revision + 1, _slots.SlotsTold(keys, sink)
         )
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ Under ``ROOT/q/QUEUE/``, the queue's name percent-encoded:
 ``o/OUTBOX``           the tally of an outbox: which of its entries was taken last
 ``c/COLLECTION``       a collection under way that is too large for one transaction
 ``m/TASK``             the collection that has marked the task
+``f/PROCESS/HOLDER``   a free slot of a worker, or what was claimed for it, under the worker's lease
 ``w``                  deleted by every collection: whoever finds it as he put it knows that
                        nothing was collected in between
 =====================  ==========================================================================
@@ -53,6 +54,7 @@ class QueueKeys:
         self._logs = f"{prefix}u/"
         self._epochs = f"{prefix}e/"
         self._outboxes = f"{prefix}o/"
+        self.slots = f"{prefix}f/"
 
     def states_of(self, partition: int) -> str:
         """The prefix of a partition's states."""
@@ -120,6 +122,19 @@ class QueueKeys:
     def tally(self, outbox: str) -> str:
         """An outbox's tally."""
         return self._outboxes + quote(outbox, safe="")
+
+    def slots_of(self, process: str) -> str:
+        """The prefix of all slots of a worker's process."""
+        return f"{self.slots}{process}/"
+
+    def slot(self, process: str, holder: str) -> str:
+        """A free slot, or what was claimed for it."""
+        return self.slots_of(process) + holder
+
+    def process_and_holder(self, slot_key: str) -> tuple[str, str]:
+        """Whose slot a key is of, and the holder of the claim for it."""
+        process, _, holder = slot_key[len(self.slots) :].partition("/")
+        return process, holder
 
     def collection(self, name: str) -> str:
         """A collection under way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rebalanser.registry.contract import Absent, Get, Guard, Outcome, Put, Transaction, Unchanged
-from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, TakeOver
+from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, SlotGone, TakeOver
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.limits import Limits
 from rebalanser.tasks.key_value.steps import Epochs, Found, Planned, Read, Step, check_bytes, read_item
@@ -14,6 +14,7 @@ from rebalanser.tasks.key_value.values import (
     dump_state,
     dump_task,
     dump_token,
+    dump_used_slot,
     head_text,
     load_task,
     load_token,
@@ -29,6 +30,8 @@ class MoveStep(Step):
         self._epochs = epochs
         self._state_key = keys.state(write.partition, write.id)
         self._epoch_key = None if write.epoch is None else keys.epoch(write.epoch.partition)
+        slot = write.slot
+        self._slot_key = None if slot is None else keys.slot(slot.process, slot.holder)
         self._head = None if write.head is None else dump_head(write.head)
         self._state = dump_state(write.state)
         check_bytes("a result", len(write.state.result or b""), limits.update)
@@ -46,7 +49,7 @@ class MoveStep(Step):
         return reads
 
     def plan(self, found: Found) -> Planned:
-        """Put the state if neither the task nor the epoch has changed."""
+        """Put the state if neither the task nor the epoch nor the slot has changed."""
         if self._head is None:
             item = found.items.get(self._state_key)
             if item is None or self._meets_other(item.value, item.mod_revision):
@@ -58,12 +61,20 @@ class MoveStep(Step):
             if revision is None:
                 return Conflict()
             guards = (*guards, Unchanged(self._epoch_key, revision))
-        return Transaction(guards, self._puts(self._head), (Get(self._state_key),))
+        reads: tuple[Get, ...] = (Get(self._state_key),)
+        if self._write.slot is not None and self._slot_key is not None:
+            guards = (*guards, Unchanged(self._slot_key, self._write.slot.revision))
+            reads = (*reads, Get(self._slot_key, keys_only=True))
+        return Transaction(guards, self._puts(self._head), reads)
 
     def answer(self, outcome: Outcome) -> Answer:
-        """Applied, or a conflict; a mark that caused it is remembered."""
+        """Applied, no slot, or a conflict; a mark that caused it is remembered."""
         if outcome.succeeded:
             return Applied(outcome.revision)
+        if self._write.slot is not None:
+            slot = read_item(outcome.results[1])
+            if slot is None or slot.mod_revision != self._write.slot.revision:
+                return SlotGone()
         item = read_item(outcome.results[0])
         if item is not None:
             self._meets_other(item.value, item.mod_revision)
@@ -73,11 +84,13 @@ class MoveStep(Step):
 
     def _puts(self, head: str) -> tuple[Put, ...]:
         write = self._write
-        put = Put(self._state_key, dump_task(write.state.status, head, self._state))
-        if write.update is None:
-            return (put,)
-        update = write.update
-        return (put, Put(self.keys.update(write.id, update.claim, update.sequence), update.content))
+        puts = [Put(self._state_key, dump_task(write.state.status, head, self._state))]
+        if write.update is not None:
+            update = write.update
+            puts.append(Put(self.keys.update(write.id, update.claim, update.sequence), update.content))
+        if write.slot is not None and self._slot_key is not None:
+            puts.append(Put(self._slot_key, dump_used_slot(write.id), write.slot.lease))
+        return tuple(puts)
 
     def _epoch_revision(self, found: Found | None = None) -> int | None:
         """At which revision this move's epoch was written; None if another epoch is the partition's."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import KeyValue
 from rebalanser.tasks.engine import Tally
+from rebalanser.tasks.free_slots import FreeSlot, UsedSlot
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, TaskId, Term
 
 SCHEMA_VERSION: Final = 1
@@ -233,6 +234,28 @@ def load_mark(entry: KeyValue) -> str:
     """The collection that has marked a task."""
     with _reading(entry.key):
         return str(_load(entry.key, entry.value)["by"])
+
+
+def dump_free_slot(slot: FreeSlot) -> bytes:
+    """A free slot; the process and the holder stand in the key."""
+    value = {"worker": slot.worker, "names": sorted(slot.names), "ttl_s": slot.ttl_s, "lease": slot.lease}
+    return _dump({"v": SCHEMA_VERSION, "free": value}).encode()
+
+
+def dump_used_slot(task: TaskId) -> bytes:
+    """What was claimed for a slot."""
+    return _dump({"v": SCHEMA_VERSION, "task": task}).encode()
+
+
+def load_slot(process: str, holder: str, key: str, value: bytes, revision: int) -> FreeSlot | UsedSlot:
+    """A slot from the value of its key."""
+    with _reading(key):
+        loaded = _load(key, value)
+        free = loaded.get("free")
+        if free is None:
+            return UsedSlot(holder, process, loaded["task"])
+        names = frozenset(map(str, free["names"]))
+        return FreeSlot(holder, process, free["worker"], names, free["ttl_s"], free["lease"], revision)
 
 
 def is_short(payload: bytes) -> bool:

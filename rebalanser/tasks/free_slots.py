@@ -1,0 +1,286 @@
+"""Free slots: idle threads of workers, for which the owners of partitions claim tasks (SK-20). Pure.
+
+A worker with an idle thread publishes a *slot* in the store: the functions that it knows, the time of a
+claim, and the *holder*, a name that no other claim has. An owner that has a ready task and no room for it in
+its own process claims the task for such a slot. That is one write: it puts the claim, by the slot's holder,
+and the task's id in the slot's place, if the task, the owner's epoch and the slot are as they were. So a slot
+serves one claim at most, however many owners try, and none once it is withdrawn.
+
+**When such a claim is over** (SK-8). The owner writes the claim after the worker has sent the slot to the
+store. So the worker counts the claim's time from before it sent the slot, on its own monotonic clock. Where
+the slot is old, too little of that time is left: the worker renews the claim first, and counts from before it
+sent the renewal.
+
+**What ends a slot.** Its use, its worker, or the end of the worker's lease, which deletes all its slots.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import zlib
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from rebalanser.tasks.model import TaskId
+
+MAX_OFFERED: Final = 32
+"""Maximum slots that one worker has in the store."""
+SETTLE_S: Final = 0.01
+"""Seconds between a change of a worker's room and the write that follows it."""
+FRESH_RATIO: Final = 0.25
+"""Maximum age of a slot, in parts of its claim's time, at which its claim need not be renewed first."""
+REMEMBERED: Final = 8192
+"""Used slots whose holders a worker remembers, so that a change told twice changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSlot:
+    """An idle thread of the process ``process``, published at ``revision``.
+
+    ``worker`` is the label for people, ``ttl_s`` the time of a claim, ``lease`` what ends the slot.
+    """
+
+    holder: str
+    process: str
+    worker: str
+    names: frozenset[str]
+    ttl_s: float
+    lease: int
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UsedSlot:
+    """A slot in whose place a task was claimed."""
+
+    holder: str
+    process: str
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class GoneSlot:
+    """A slot that was deleted: withdrawn, taken note of, or ended with its lease."""
+
+    holder: str
+    process: str
+
+
+SlotNews: TypeAlias = FreeSlot | UsedSlot | GoneSlot
+
+
+class FreeSlots:
+    """The free slots of other processes, as an owner's process knows them.
+
+    The slots of one set of functions are taken in an order that differs from ``process`` to process, so that
+    two owners seldom try the same one.
+    """
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._free: dict[str, FreeSlot] = {}
+        self._heaps: dict[frozenset[str], list[tuple[int, str]]] = {}
+        self._trying: dict[str, FreeSlot] = {}
+
+    def __len__(self) -> int:
+        """How many slots there are to claim for."""
+        return len(self._free)
+
+    def learn(self, news: SlotNews) -> bool:
+        """Take a change; True if there is one more slot to claim for."""
+        if not isinstance(news, FreeSlot):
+            self._free.pop(news.holder, None)
+            self._trying.pop(news.holder, None)
+            return False
+        if news.process == self._process or news.holder in self._trying:
+            return False
+        is_new = news.holder not in self._free
+        self._free[news.holder] = news
+        if is_new:
+            heapq.heappush(self._heaps.setdefault(news.names, []), (self._order(news.holder), news.holder))
+        return is_new
+
+    def replace(self, slots: Sequence[SlotNews]) -> None:
+        """Take all the slots that there are, as changes may have been missed."""
+        self._free.clear()
+        self._heaps.clear()
+        self._trying.clear()
+        for slot in slots:
+            self.learn(slot)
+
+    def groups(self) -> list[frozenset[str]]:
+        """The sets of functions for which there are slots."""
+        return [names for names in list(self._heaps) if self._first(names) is not None]
+
+    def take(self, names: frozenset[str]) -> FreeSlot | None:
+        """Take a slot of exactly these functions, for a claim; None where there is none.
+
+        :meth:`learn` of its use ends it; without a use :meth:`put_back` it or :meth:`drop` it.
+        """
+        holder = self._first(names)
+        if holder is None:
+            return None
+        heapq.heappop(self._heaps[names])
+        slot = self._trying[holder] = self._free.pop(holder)
+        return slot
+
+    def put_back(self, slot: FreeSlot) -> None:
+        """Offer a slot again that was not used, unless it is known to be gone."""
+        if self._trying.pop(slot.holder, None) is not None:
+            self.learn(slot)
+
+    def drop(self, slot: FreeSlot) -> None:
+        """Forget a slot that was used, or may have been, or is gone."""
+        self._trying.pop(slot.holder, None)
+
+    def _first(self, names: frozenset[str]) -> str | None:
+        heap = self._heaps.get(names, [])
+        while heap and heap[0][1] not in self._free:
+            heapq.heappop(heap)
+        if not heap:
+            self._heaps.pop(names, None)
+            return None
+        return heap[0][1]
+
+    def _order(self, holder: str) -> int:
+        return zlib.crc32(f"{self._process} {holder}".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Writes to make: slots to publish, holders to withdraw if they are not used, used ones to delete."""
+
+    publish: int = 0
+    withdraw: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.publish or self.withdraw or self.forget)
+
+
+@dataclass(slots=True)
+class OwnSlots:
+    """The slots of one worker process: what it offers now, and what it should.
+
+    Times are in seconds of one monotonic clock. ``offered`` has the published slots, each with the time
+    before its publication was sent; ``arrived`` the used ones that the worker has not taken yet.
+    """
+
+    offered: dict[str, float] = field(default_factory=dict)
+    arrived: list[tuple[UsedSlot, float | None]] = field(default_factory=list)
+    names: frozenset[str] = frozenset()
+    """The functions that the worker knows."""
+    _room: int = 0
+    _offered_names: frozenset[str] = frozenset()
+    _lacks_since: float | None = None
+    _exceeds_since: float | None = None
+    _to_forget: list[str] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+    _seen_order: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def offer(self, room: int, names: Collection[str], now: float) -> None:
+        """The worker has room for ``room`` more tasks of these functions."""
+        self._room = max(0, min(room, MAX_OFFERED))
+        self.names = frozenset(names)
+        self._note(now)
+
+    def published(self, holders: Sequence[str], sent_at: float) -> None:
+        """A request to publish these is about to be sent: from now on they may be used."""
+        self.offered.update(dict.fromkeys(holders, sent_at))
+        self._lacks_since = None
+
+    def gone(self, holders: Collection[str]) -> None:
+        """These are not in the store any more, and were not used."""
+        for holder in holders:
+            self.offered.pop(holder, None)
+
+    def used(self, slot: UsedSlot) -> bool:
+        """A task was claimed for a slot; True if that is news. The worker takes it by :meth:`take_arrived`.
+
+        The slot that replaces it is published as soon as there is room: others have more to do.
+        """
+        if slot.holder in self._seen:
+            return False
+        if len(self._seen_order) == REMEMBERED:
+            self._seen.discard(self._seen_order[0])
+        self._seen_order.append(slot.holder)
+        self._seen.add(slot.holder)
+        self.arrived.append((slot, self.offered.pop(slot.holder, None)))
+        self._to_forget.append(slot.holder)
+        self._lacks_since = -math.inf
+        return True
+
+    def learn(self, news: SlotNews) -> bool:
+        """Take a change of an own slot; True if a claim has arrived."""
+        if isinstance(news, UsedSlot):
+            return self.used(news)
+        if isinstance(news, GoneSlot):
+            self.gone([news.holder])
+        elif news.holder not in self._seen:
+            # A request whose outcome was not known may have published it late.
+            self.offered.setdefault(news.holder, -math.inf)
+        return False
+
+    def replace(self, slots: Sequence[SlotNews]) -> None:
+        """Take all own slots that there are, as changes may have been missed."""
+        free = [each.holder for each in slots if isinstance(each, FreeSlot) and each.holder not in self._seen]
+        self.offered = {holder: self.offered.get(holder, -math.inf) for holder in free}
+        for each in slots:
+            if isinstance(each, UsedSlot) and not self.used(each) and each.holder not in self._to_forget:
+                self._to_forget.append(each.holder)
+
+    def take_arrived(self, count: int) -> None:
+        """The worker has taken the first ``count`` claims that arrived: it has less room."""
+        del self.arrived[:count]
+        self._room = max(0, self._room - count)
+
+    def forgotten(self, holders: Collection[str]) -> None:
+        """These used ones were deleted from the store."""
+        self._to_forget = [each for each in self._to_forget if each not in holders]
+
+    def lease_ended(self) -> None:
+        """All that was published is gone; what was used arrives still."""
+        self.offered.clear()
+        self._to_forget.clear()
+
+    def plan(self, now: float) -> Plan:
+        """The writes that are due. A change of room that has passed within :data:`SETTLE_S` needs none."""
+        self._note(now)
+        forget = tuple(self._to_forget)
+        if self._offered_names != self.names and self.offered:
+            return Plan(withdraw=tuple(self.offered), forget=forget)
+        self._offered_names = self.names
+        excess = self._excess
+        withdraw: tuple[str, ...] = ()
+        if _is_due(self._exceeds_since, now):
+            self._exceeds_since = None
+            withdraw = tuple(self.offered)[: max(0, excess)]
+        publish = -excess if excess < 0 and _is_due(self._lacks_since, now) else 0
+        return Plan(publish, withdraw, forget)
+
+    def next_wakeup(self) -> float | None:
+        """When a write is due, None if only a change of the room can bring one."""
+        since = [self._exceeds_since, self._lacks_since if self._excess < 0 else None]
+        return min((each + SETTLE_S for each in since if each is not None), default=None)
+
+    @property
+    def _excess(self) -> int:
+        return len(self.offered) + len(self.arrived) - self._room
+
+    def _note(self, now: float) -> None:
+        if self._excess < 0 and self._lacks_since is None:
+            self._lacks_since = now
+        if self._excess > 0 and self._exceeds_since is None:
+            self._exceeds_since = now
+
+
+def _is_due(since: float | None, now: float) -> bool:
+    return since is not None and now >= since + SETTLE_S
+
+
+def is_fresh(published_at: float, now: float, ttl_s: float) -> bool:
+    """True if enough is left of a claim's time that is counted from the publication of its slot (SK-8)."""
+    return now - published_at <= FRESH_RATIO * ttl_s

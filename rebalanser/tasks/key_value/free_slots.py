@@ -1,0 +1,132 @@
+"""Free slots in a registry: published, withdrawn, read and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from rebalanser.errors import InternalError, UnusableStore
+from rebalanser.registry.contract import (
+    Changed,
+    Delete,
+    Get,
+    HistoryLost,
+    KeyValue,
+    Operation,
+    Outcome,
+    Put,
+    Range,
+    Transaction,
+    Unchanged,
+    WatchEvent,
+)
+from rebalanser.tasks.engine import Lost, SlotSink
+from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
+from rebalanser.tasks.key_value.keys import QueueKeys
+from rebalanser.tasks.key_value.reading import key_values
+from rebalanser.tasks.key_value.values import dump_free_slot, load_slot
+from rebalanser.tasks.key_value.visits import Visit
+
+SLOTS_AT_ONCE: Final = 500
+"""Slots that one range reads at most."""
+
+
+def publish(visit: Visit, keys: QueueKeys, slots: Sequence[FreeSlot], used: Sequence[UsedSlot]) -> None:
+    """Publish free slots, and delete used ones."""
+    operations: list[Operation] = [Delete(keys.slot(each.process, each.holder)) for each in used]
+    operations += [
+        Put(keys.slot(each.process, each.holder), dump_free_slot(each), each.lease) for each in slots
+    ]
+    step = visit.max_operations
+    for start in range(0, len(operations), step):
+        visit.execute(Transaction(then=tuple(operations[start : start + step])))
+
+
+def withdraw(visit: Visit, keys: QueueKeys, process: str, holders: Collection[str] | None) -> list[UsedSlot]:
+    """Delete those slots of a process that are free; those that are used."""
+    used: list[UsedSlot] = []
+    free: list[KeyValue] = []
+    for item in _all(visit, keys.slots_of(process)):
+        if holders is None or keys.process_and_holder(item.key)[1] in holders:
+            slot = _loaded(keys, item)
+            if isinstance(slot, UsedSlot):
+                used.append(slot)
+            elif slot is not None:
+                free.append(item)
+    step = max(1, visit.max_operations - 1)
+    for start in range(0, len(free), step):
+        nested = tuple(map(_deletion, free[start : start + step]))
+        for result in visit.execute(Transaction(then=nested)).results:
+            if not isinstance(result, Outcome):
+                raise InternalError(f"a nested transaction was answered {result!r}")
+            # A slot that has changed since it was read was used, and nothing else.
+            found = None if result.succeeded else result.results[0]
+            slot = _loaded(keys, found) if isinstance(found, KeyValue) else None
+            if isinstance(slot, UsedSlot):
+                used.append(slot)
+    return used
+
+
+def _deletion(item: KeyValue) -> Transaction:
+    return Transaction((Unchanged(item.key, item.mod_revision),), (Delete(item.key),), (Get(item.key),))
+
+
+def read(visit: Visit, keys: QueueKeys) -> list[SlotNews]:
+    """All slots."""
+    loaded = (_loaded(keys, item) for item in _all(visit, keys.slots))
+    return [slot for slot in loaded if slot is not None]
+
+
+def _all(visit: Visit, prefix: str) -> list[KeyValue]:
+    found: list[KeyValue] = []
+    after = ""
+    while items := key_values(visit.look([Range(prefix, after, SLOTS_AT_ONCE)])[0]):
+        found += items
+        after = items[-1].key
+        if len(items) < SLOTS_AT_ONCE:
+            break
+    return found
+
+
+def _loaded(keys: QueueKeys, item: KeyValue) -> FreeSlot | UsedSlot | None:
+    return _slot(keys, item.key, item.value, item.mod_revision)
+
+
+def _slot(keys: QueueKeys, key: str, value: bytes, revision: int) -> FreeSlot | UsedSlot | None:
+    """A slot; None where it can't be read, as one that a newer version has published."""
+    try:
+        return load_slot(*keys.process_and_holder(key), key, value, revision)
+    except UnusableStore:
+        return None
+
+
+class SlotsTold:
+    """The sink of a registry's watch on slots that tells an engine's sink."""
+
+    def __init__(self, keys: QueueKeys, sink: SlotSink) -> None:
+        self._keys = keys
+        self._sink = sink
+
+    def __call__(self, events: Sequence[WatchEvent]) -> None:
+        """Tell what these events say."""
+        news: list[SlotNews] = []
+        for event in events:
+            if isinstance(event, HistoryLost):
+                self._tell(news)
+                news = []
+                self._sink(Lost(event.revision))
+                continue
+            told = self._changed(event)
+            if told is not None:
+                news.append(told)
+        self._tell(news)
+
+    def _changed(self, event: Changed) -> SlotNews | None:
+        if event.value is None:
+            process, holder = self._keys.process_and_holder(event.key)
+            return GoneSlot(holder, process)
+        return _slot(self._keys, event.key, event.value, event.revision)
+
+    def _tell(self, news: Sequence[SlotNews]) -> None:
+        if news:
+            self._sink(news)
