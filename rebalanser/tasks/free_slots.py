@@ -196,6 +196,7 @@ class OwnSlots:
         """These are not in the store any more, and were not used."""
         for holder in holders:
             self.offered.pop(holder, None)
+        self._lacks_since = -math.inf
 
     def used(self, slot: UsedSlot) -> bool:
         """A task was claimed for a slot; True if that is news. The worker takes it by :meth:`take_arrived`.
@@ -243,7 +244,7 @@ class OwnSlots:
 
     def lease_ended(self) -> None:
         """All that was published is gone; what was used arrives still."""
-        self.offered.clear()
+        self.gone(list(self.offered))
         self._to_forget.clear()
 
     def plan(self, now: float) -> Plan:

@@ -9,20 +9,24 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from rebalanser.errors import RegistryUnavailable, UnusableStore
-from rebalanser.tasks import Claim, Queue
+from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, UnusableStore
+from rebalanser.tasks import Claim, Queue, free_slots
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim_source import Claimed
-from rebalanser.tasks.engine import Change, Page
+from rebalanser.tasks.engine import Change, Lost, Page, SharesSlots
+from rebalanser.tasks.free_slots import FreeSlot, SlotNews
 from rebalanser.tasks.model import State, Status, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Ticker
+from rebalanser.tasks.rules import Held
+from rebalanser.tasks.slot_offers import SlotOffers
 from rebalanser.testing.clock import FakeClock
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 PARTITIONS = 2
 
@@ -33,7 +37,7 @@ class Stage:
     def __init__(self, url: str, folder: Path) -> None:
         self.queue = Queue("work", url, partitions=PARTITIONS, state_folder=folder)
         self.woken = threading.Event()
-        self.partitions = Partitions(self.queue.context, "here", 1.0, self.woken.set)
+        self.partitions = Partitions(self.queue.context, "here", 1.0, self.woken.set, PARTITIONS)
         self.asked: list[Change] = []
         self._wants = self.partitions._wants
         self.partitions._wants = self._asked  # type: ignore[method-assign]
@@ -300,3 +304,246 @@ def test_a_tick_makes_one_task_although_all_workers_look_for_it(workers: list[Qu
         ticker.tick()
     made = list(workers[0].tasks())
     assert len(made) == 1
+
+
+class Neighbours:
+    """Processes of one queue in the memory of one, each with its partitions: how they share the work."""
+
+    def __init__(self, folder: Path) -> None:
+        self._url = f"memory://{uuid.uuid4().hex}"
+        self._folder = folder
+        self.stages: list[Stage] = []
+
+    def open(self) -> Stage:
+        stage = Stage(self._url, self._folder / str(len(self.stages)))
+        self.stages.append(stage)
+        return stage
+
+    def slots(self) -> list[SlotNews]:
+        engine = self.stages[0].queue.context.engine
+        assert isinstance(engine, SharesSlots)
+        return list(engine.slots("work", PATIENCE_S)[0])
+
+    def wait_for_slots(self, count: int, of: Stage | None = None) -> None:
+        """Wait until so many free slots are published, of one process or of all."""
+        process = None if of is None else process_of(of)
+
+        def is_published() -> bool:
+            free = [each for each in self.slots() if isinstance(each, FreeSlot)]
+            return len([each for each in free if process in (None, each.process)]) == count
+
+        wait_until(is_published)
+
+    def close(self) -> None:
+        for stage in self.stages:
+            stage.close()
+
+
+def process_of(stage: Stage) -> str:
+    assert stage.partitions._slots is not None
+    return stage.partitions._slots.process
+
+
+def knows(owner: Stage, tasks: int, slots: int) -> None:
+    """Wait until an owner knows of so many tasks and so many slots of others."""
+    offers = owner.partitions._slots
+    assert offers is not None
+    owners = owner.partitions._owners
+    wait_until(lambda: sum(len(each.owner) for each in owners.values()) == tasks)
+    wait_until(lambda: len(offers._others) == slots)
+
+
+def lends(owner: Stage, *tasks: TaskId) -> None:
+    """An owner that has no room itself claims these tasks for others."""
+
+    def is_claimed() -> bool:
+        assert owner.partitions.claim(0, ()) == []
+        return all(owner.queue.get(task).state.status is Status.CLAIMED for task in tasks)
+
+    wait_until(is_claimed)
+
+
+@pytest.fixture
+def neighbours(tmp_path: Path) -> Iterator[Neighbours]:
+    neighbours = Neighbours(tmp_path)
+    yield neighbours
+    neighbours.close()
+
+
+NAMES = ("send",)
+
+
+@pytest.mark.rule("SK-6", "SK-20")
+def test_an_owner_without_room_claims_for_an_idle_worker(neighbours: Neighbours) -> None:
+    """Which owns nothing: there may be more workers than partitions."""
+    owner, idle = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    task = owner.enqueue()
+    idle.partitions.offer(2, NAMES)
+    lends(owner, task)
+    (claimed,) = idle.claims()
+    claim = owner.queue.get(task).state.claim
+    assert claim is not None
+    assert (claimed.stored.head.id, claimed.held) == (task, Held(0, claim.holder))
+    assert claim.worker == "here"
+    assert idle.partitions.payloads([claimed]) == {task: b"a payload"}
+    assert idle.partitions.claim(5, NAMES) == []
+    idle.complete(task)
+    neighbours.wait_for_slots(1)
+
+
+@pytest.mark.rule("SK-5", "SK-20")
+def test_an_owner_with_room_claims_for_itself_first(neighbours: Neighbours) -> None:
+    owner, idle = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    idle.partitions.offer(2, NAMES)
+    tasks = [owner.enqueue() for _ in range(4)]
+    knows(owner, tasks=4, slots=2)
+    own = owner.claims(1)
+    assert [each.stored.head.id for each in own] == [tasks[0]]
+    lent = idle.claims(2)
+    assert {each.stored.head.id for each in lent} == set(tasks[1:3])
+    assert owner.queue.get(tasks[3]).state.status is Status.WAITING, "there were two slots"
+
+
+@pytest.mark.rule("SK-20")
+def test_a_worker_that_owns_all_partitions_offers_nothing(neighbours: Neighbours) -> None:
+    owner = neighbours.open()
+    owner.take(0, 1)
+    owner.partitions.offer(3, NAMES)
+    slots = owner.partitions._slots
+    assert slots is not None
+    assert slots._own.next_wakeup() is None
+    owner.partitions.give_up([SimpleNamespace(resource="1")])  # type: ignore[list-item]
+    owner.partitions.offer(3, NAMES)
+    neighbours.wait_for_slots(3)
+
+
+@pytest.mark.rule("SK-6", "SK-20")
+def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neighbours) -> None:
+    owner, leaving = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    leaving.partitions.offer(2, NAMES)
+    task = owner.enqueue()
+    lends(owner, task)
+    assert owner.queue.get(task).state.status is Status.CLAIMED
+    leaving.partitions.retire()
+    assert neighbours.slots() == []
+    leaving.queue.context.ledger.flush()
+    state = owner.queue.get(task).state
+    assert (state.status, state.failures) == (Status.WAITING, 0)
+    leaving.partitions.offer(2, NAMES)
+    leaving.partitions.retire()
+    assert neighbours.slots() == []
+
+
+@pytest.mark.rule("SK-7", "SK-8", "SK-20")
+def test_the_claim_of_an_old_slot_is_renewed_first(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, idle = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    monkeypatch.setattr(free_slots, "FRESH_RATIO", -1.0)  # every slot is old
+    tasks = [owner.enqueue(), owner.enqueue()]
+    idle.partitions.offer(2, NAMES)
+    lends(owner, *tasks)
+    cancelled, kept = tasks
+    assert idle.partitions._slots is not None
+    wait_until(lambda: len(idle.partitions._slots._own.arrived) == 2)  # type: ignore[union-attr]
+    owner.queue.cancel(cancelled)
+    before = owner.queue.get(kept)
+    now = idle.queue.context.clock.now()
+    (claimed,) = idle.claims()
+    assert claimed.stored.head.id == kept
+    assert claimed.sent_at >= now
+    assert claimed.stored.revision > before.revision
+    assert claimed.stored.state.claim is not None
+    assert claimed.stored.state.claim.term.ends_at_s >= now + idle.queue.context.ttl_s
+
+
+@pytest.mark.rule("SK-19", "SK-20")
+def test_claims_that_arrive_while_the_engine_is_away_are_taken_later(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, idle = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    task = owner.enqueue()
+    idle.partitions.offer(1, NAMES)
+    lends(owner, task)
+    assert idle.woken.wait(PATIENCE_S)
+    assert idle.partitions._slots is not None
+    wait_until(lambda: bool(idle.partitions._slots._own.arrived))  # type: ignore[union-attr]
+    with monkeypatch.context() as patch:
+        away = RegistryUnavailable("away")
+        patch.setattr(idle.queue.context.engine, "read", Mock(side_effect=away))
+        with pytest.raises(RegistryUnavailable):
+            idle.partitions.claim(1, NAMES)
+    assert [each.stored.head.id for each in idle.claims()] == [task]
+
+
+@pytest.mark.rule("SK-19", "SK-20")
+@pytest.mark.parametrize("error", [OutcomeUnknown("lost"), RegistryUnavailable("away")])
+def test_slots_that_could_not_be_published_are_published_later(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    owner, idle = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    engine: Any = idle.queue.context.engine
+    publish, faults = engine.publish_slots, [error]
+
+    def fault(*arguments: Any) -> None:
+        if not faults or isinstance(error, OutcomeUnknown):
+            publish(*arguments)
+        if faults:
+            raise faults.pop()
+
+    monkeypatch.setattr(engine, "publish_slots", fault)
+    idle.partitions.offer(2, NAMES)
+    neighbours.wait_for_slots(2)
+    tasks = {owner.enqueue() for _ in range(2)}
+    lends(owner, *tasks)
+    assert {each.stored.head.id for each in idle.claims(2)} == tasks
+    assert not faults
+
+
+@pytest.mark.rule("SK-17", "SK-20")
+def test_slots_whose_lease_has_ended_are_published_anew(neighbours: Neighbours) -> None:
+    """The worker was paused, or cut off from the store, for longer than the lease."""
+    owner, idle = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    idle.partitions.offer(1, NAMES)
+    neighbours.wait_for_slots(1)
+    slots, engine = idle.partitions._slots, owner.queue.context.engine
+    assert slots is not None
+    assert isinstance(engine, SharesSlots)
+    (before,) = neighbours.slots()
+    assert slots._lease is not None
+    engine.end_slots(slots._lease, PATIENCE_S)
+    wait_until(lambda: neighbours.slots() not in ([], [before]))
+    task = owner.enqueue()
+    lends(owner, task)
+    assert [each.stored.head.id for each in idle.claims()] == [task]
+
+
+@pytest.mark.rule("SK-11", "SK-20")
+def test_changes_of_slots_that_a_watch_has_lost_are_read(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, idle = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    task = owner.enqueue()
+    for stage in (owner, idle):
+        assert stage.partitions._slots is not None
+        monkeypatch.setattr(stage.partitions._slots, "_learn", lambda _news: None)
+    idle.partitions.offer(1, NAMES)
+    neighbours.wait_for_slots(1)
+    lose(owner)
+    lends(owner, task)
+    lose(idle)
+    assert [each.stored.head.id for each in idle.claims()] == [task]
+
+
+def lose(stage: Stage) -> None:
+    slots = stage.partitions._slots
+    assert slots is not None
+    SlotOffers._learn(slots, Lost(1))

@@ -1,0 +1,332 @@
+"""Free slots: which one an owner claims for, and which ones a worker publishes and withdraws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rebalanser.tasks.claiming import ClaimAsk, Claiming, claim_for, keeps_slot
+from rebalanser.tasks.engine import Applied, Conflict, Epoch, SlotGone
+from rebalanser.tasks.free_slots import (
+    FRESH_RATIO,
+    MAX_OFFERED,
+    REMEMBERED,
+    SETTLE_S,
+    FreeSlot,
+    FreeSlots,
+    GoneSlot,
+    OwnSlots,
+    Plan,
+    UsedSlot,
+    is_fresh,
+)
+from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.rules import Reason, Refused
+
+HERE, THERE = "process-here", "process-there"
+SEND, BOTH = frozenset({"send"}), frozenset({"send", "sweep"})
+TTL_S = 10.0
+TASK = "0" * 39 + "1"
+
+
+def slot(holder: str, *, process: str = THERE, names: frozenset[str] = SEND) -> FreeSlot:
+    return FreeSlot(holder, process, "label", names, TTL_S, 7, 3)
+
+
+def used(holder: str, process: str = HERE) -> UsedSlot:
+    return UsedSlot(holder, process, TASK)
+
+
+def taken(slots: FreeSlots, names: frozenset[str] = SEND) -> list[str]:
+    found = []
+    while (each := slots.take(names)) is not None:
+        found.append(each.holder)
+    return found
+
+
+# -- an owner's view
+
+
+@pytest.mark.rule("SK-20")
+def test_a_slot_is_tried_by_one_claim_at_a_time() -> None:
+    slots = FreeSlots(HERE)
+    assert slots.learn(slot("a"))
+    assert not slots.learn(slot("a")), "a change told twice"
+    assert slots.take(SEND) == slot("a")
+    assert slots.take(SEND) is None
+    assert not slots.learn(slot("a")), "told again while it is tried"
+    assert slots.groups() == []
+    slots.put_back(slot("a"))
+    assert taken(slots) == ["a"]
+
+
+@pytest.mark.rule("SK-20")
+@pytest.mark.parametrize("news", [used("a", THERE), GoneSlot("a", THERE)])
+def test_a_slot_that_is_used_or_gone_is_not_tried(news: Any) -> None:
+    slots = FreeSlots(HERE)
+    slots.learn(slot("a"))
+    slots.learn(news)
+    assert len(slots) == 0
+    assert taken(slots) == []
+    slots.learn(slot("b"))
+    tried = slots.take(SEND)
+    assert tried is not None
+    slots.learn(replace(news, holder="b"))
+    slots.put_back(tried)
+    assert taken(slots) == [], "it went while it was tried"
+    slots.learn(slot("c"))
+    tried = slots.take(SEND)
+    assert tried is not None
+    slots.drop(tried)
+    slots.put_back(tried)
+    assert taken(slots) == []
+
+
+@pytest.mark.rule("SK-20")
+def test_own_slots_are_for_others() -> None:
+    slots = FreeSlots(HERE)
+    assert not slots.learn(slot("a", process=HERE))
+    assert taken(slots) == []
+
+
+@pytest.mark.rule("SK-20")
+def test_a_slot_takes_the_tasks_of_its_functions() -> None:
+    slots = FreeSlots(HERE)
+    slots.learn(slot("a"))
+    slots.learn(slot("b", names=BOTH))
+    assert set(slots.groups()) == {SEND, BOTH}
+    assert taken(slots, BOTH) == ["b"]
+    assert slots.groups() == [SEND]
+    slots.replace([slot("c", names=BOTH), used("a", THERE)])
+    assert slots.groups() == [BOTH], "what was missed is made up for"
+
+
+@pytest.mark.rule("SK-20")
+def test_two_owners_try_different_slots_first() -> None:
+    holders = [f"holder-{number}" for number in range(20)]
+    orders = []
+    for process in (HERE, THERE):
+        slots = FreeSlots(process)
+        for holder in holders:
+            slots.learn(slot(holder, process="a third one"))
+        orders.append(taken(slots))
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(holders)
+    assert orders[0][:5] != orders[1][:5]
+
+
+# -- the claim for a slot
+
+
+def asked() -> tuple[Claiming, ClaimAsk]:
+    owner = Owner(0, 5, buffer_s=1.0, clock="boot-here")
+    owner.learn(Stored(Head(TASK, "q", "send"), State(), 1, 0), 0.0)
+    stored, over = owner.taken(TASK)
+    ask = ClaimAsk(stored, claim_for(slot("a"), "boot-here", 2.0), Epoch(0, 5), over=over, slot=slot("a"))
+    return Claiming(owner), ask
+
+
+@pytest.mark.rule("SK-6", "SK-13", "SK-20")
+def test_a_claim_for_a_slot_is_the_slots_in_the_name_of_the_epoch() -> None:
+    claiming, ask = asked()
+    write = ask.write()
+    assert write is not None
+    assert (write.epoch, write.slot, write.revision) == (Epoch(0, 5), slot("a"), 1)
+    assert write.state.claim == ClaimState(0, "a", "label", Term(TTL_S, "boot-here", 2.0 + TTL_S))
+    ask.answered(Applied(9))
+    assert claiming.settled(ask, 3.0) is not None
+    assert not keeps_slot(ask)
+
+
+@pytest.mark.rule("SK-20")
+def test_a_task_whose_slot_is_gone_is_offered_again_at_once() -> None:
+    claiming, ask = asked()
+    ask.write()
+    ask.answered(SlotGone())
+    ask.found(ask.seen)
+    assert ask.future.result(timeout=0) == Refused(Reason.NO_SLOT)
+    assert claiming.settled(ask, 3.0) is None
+    assert not claiming.deposed
+    assert not keeps_slot(ask)
+    assert claiming.owner.best(3.0, 0.0) is not None
+
+
+@pytest.mark.rule("SK-6", "SK-20")
+def test_a_claim_whose_answer_was_lost_is_found_by_the_slots_holder() -> None:
+    """The slot is gone, as this very claim has used it."""
+    claiming, ask = asked()
+    write = ask.write()
+    assert write is not None
+    ask.answered(SlotGone())
+    ask.found(replace(ask.seen, state=write.state, revision=2))
+    assert ask.write() is None
+    claimed = claiming.settled(ask, 3.0)
+    assert claimed is not None
+    assert claimed.revision == 2
+    assert not keeps_slot(ask)
+
+
+@pytest.mark.rule("SK-13", "SK-20")
+def test_an_owner_that_was_followed_by_another_claims_for_no_slot() -> None:
+    claiming, ask = asked()
+    while not ask.settled and ask.write() is not None:
+        ask.answered(Conflict())
+        ask.found(ask.seen)
+    assert claiming.settled(ask, 3.0) is None
+    assert claiming.deposed
+    assert keeps_slot(ask)
+
+
+@pytest.mark.rule("SK-20")
+def test_a_slot_whose_claim_has_an_unknown_outcome_is_not_tried_again() -> None:
+    _, ask = asked()
+    ask.future.set_exception(TimeoutError("the engine is away"))
+    assert not keeps_slot(ask)
+
+
+@pytest.mark.rule("SK-15", "SK-20")
+def test_burying_a_task_uses_no_slot() -> None:
+    over = ClaimState(0, "h", "w", Term(TTL_S, "", 0.0))
+    stored = Stored(Head(TASK, "q", "send"), State(Status.CLAIMED, over), 1, 0)
+    ask = ClaimAsk(stored, claim_for(slot("a"), "", 2.0), Epoch(0, 5), over=True, slot=slot("a"))
+    write = ask.write()
+    assert write is not None
+    assert (write.state.status, write.slot) == (Status.DEAD, None)
+    ask.answered(Applied(2))
+    assert keeps_slot(ask)
+
+
+# -- a worker's own slots
+
+
+def offering(room: int, now: float = 0.0) -> OwnSlots:
+    """A worker that has published slots for its room."""
+    own = OwnSlots()
+    own.offer(room, SEND, now)
+    plan = own.plan(now + SETTLE_S)
+    own.published([f"h{number}" for number in range(plan.publish)], now + SETTLE_S)
+    return own
+
+
+@pytest.mark.rule("SK-20")
+def test_room_that_lasts_is_published() -> None:
+    own = OwnSlots()
+    own.offer(2, SEND, 0.0)
+    assert own.plan(0.0) == Plan()
+    assert own.next_wakeup() == SETTLE_S
+    own.offer(0, SEND, SETTLE_S / 2)
+    assert own.plan(SETTLE_S) == Plan(), "it is busy again"
+    assert own.next_wakeup() is None
+    own.offer(1, SEND, SETTLE_S)
+    assert own.plan(SETTLE_S) == Plan(publish=1), "a worker with gaps only is idle in the next one"
+    own.published(["a"], SETTLE_S)
+    assert own.plan(2 * SETTLE_S) == Plan()
+    assert own.next_wakeup() is None
+
+
+@pytest.mark.rule("SK-20")
+def test_slots_for_which_there_is_no_room_are_withdrawn() -> None:
+    own = offering(2)
+    own.offer(1, SEND, 1.0)
+    assert own.plan(1.0) == Plan(), "the body may be a quick one"
+    own.offer(2, SEND, 1.0 + SETTLE_S / 2)
+    assert own.plan(1.0 + SETTLE_S) == Plan()
+    own.offer(0, SEND, 2.0)
+    assert own.next_wakeup() == 2.0 + SETTLE_S
+    assert own.plan(2.0 + SETTLE_S) == Plan(withdraw=("h0", "h1"))
+    own.gone(["h0", "h1"])
+    assert own.plan(3.0) == Plan()
+
+
+@pytest.mark.rule("SK-20")
+def test_there_are_never_more_slots_than_one_worker_may_have() -> None:
+    own = OwnSlots()
+    own.offer(10_000, SEND, 0.0)
+    assert own.plan(1.0) == Plan(publish=MAX_OFFERED)
+    own.offer(-3, SEND, 0.0)
+    assert own.plan(1.0) == Plan()
+
+
+@pytest.mark.rule("SK-6", "SK-20")
+def test_a_used_slot_is_taken_once_and_deleted() -> None:
+    own = offering(1)
+    assert own.used(used("h0"))
+    assert not own.used(used("h0"))
+    assert own.arrived == [(used("h0"), SETTLE_S)]
+    assert own.plan(1.0) == Plan(forget=("h0",)), "its room is taken, though the worker has not begun"
+    own.take_arrived(1)
+    own.forgotten(["h0"])
+    assert not own.used(used("h0")), "a watch that tells it again"
+    assert own.plan(1.0) == Plan()
+    own.offer(1, SEND, 1.0)
+    assert own.plan(1.0) == Plan(publish=1), "others have more to do: there is no delay"
+
+
+@pytest.mark.rule("SK-8", "SK-20")
+def test_a_claim_that_comes_of_an_unknown_publication_has_no_known_begin() -> None:
+    own = OwnSlots()
+    own.learn(slot("late", process=HERE))
+    assert own.plan(1.0).withdraw == ()
+    own.used(used("late"))
+    ((_, published_at),) = own.arrived
+    assert published_at is not None
+    assert not is_fresh(published_at, 0.0, TTL_S)
+    own.used(used("unheard of"))
+    assert own.arrived[1] == (used("unheard of"), None)
+
+
+@pytest.mark.rule("SK-8")
+def test_the_claim_of_an_old_slot_is_renewed_before_its_body_begins() -> None:
+    assert is_fresh(5.0, 5.0 + FRESH_RATIO * TTL_S, TTL_S)
+    assert not is_fresh(5.0, 5.1 + FRESH_RATIO * TTL_S, TTL_S)
+
+
+@pytest.mark.rule("SK-20")
+def test_slots_of_a_lease_that_ended_are_published_anew() -> None:
+    own = offering(2)
+    own.used(used("h0"))
+    own.lease_ended()
+    assert own.offered == {}
+    assert [each.holder for each, _ in own.arrived] == ["h0"], "it was claimed before"
+    assert own.next_wakeup() is not None
+    assert own.plan(1.0) == Plan(publish=1)
+    own = offering(1)
+    own.learn(GoneSlot("h0", HERE))
+    assert own.next_wakeup() is not None
+    assert own.plan(1.0) == Plan(publish=1)
+
+
+@pytest.mark.rule("SK-20")
+def test_what_a_watch_has_missed_is_made_up_for() -> None:
+    own = offering(3)
+    own.used(used("h2"))
+    own.take_arrived(1)
+    own.forgotten(["h2"])
+    own.replace([slot("h0", process=HERE), slot("late", process=HERE), used("h1"), used("h2")])
+    assert own.offered == {"h0": SETTLE_S, "late": float("-inf")}
+    assert [each.holder for each, _ in own.arrived] == ["h1"]
+    assert set(own.plan(1.0).forget) == {"h1", "h2"}
+
+
+@pytest.mark.rule("SK-20")
+def test_slots_of_other_functions_than_now_are_withdrawn() -> None:
+    own = offering(2)
+    own.offer(2, BOTH, 1.0)
+    assert own.plan(1.0) == Plan(withdraw=("h0", "h1"))
+    own.gone(["h0", "h1"])
+    own.offer(2, BOTH, 1.0)
+    assert own.plan(1.0 + SETTLE_S) == Plan(publish=2)
+    assert own.names == BOTH
+
+
+@pytest.mark.rule("SK-20")
+def test_what_is_remembered_of_used_slots_is_bounded() -> None:
+    own = OwnSlots()
+    for number in range(REMEMBERED + 10):
+        own.used(used(f"h{number}"))
+    own.take_arrived(REMEMBERED + 10)
+    assert len(own._seen) == REMEMBERED
+    assert not own.used(used(f"h{REMEMBERED}"))
+    assert own.used(used("h0"))
