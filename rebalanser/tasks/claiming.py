@@ -10,7 +10,7 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.engine import Epoch
 from rebalanser.tasks.free_slots import FreeSlot
-from rebalanser.tasks.model import Status, Stored, Term
+from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Decision, Reason, Refused
 
@@ -63,6 +63,12 @@ class ClaimAsk(MoveAsk):
         return rules.claim(stored.head, stored.state, asker.holder, asker.worker, asker.term, over=self._over)
 
 
+def ask_of(owner: Owner, task: TaskId, asker: Asker, slot: FreeSlot | None = None) -> ClaimAsk:
+    """The claim of a task that an owner offers; it is not offered again until the claim is settled."""
+    stored, over = owner.taken(task)
+    return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over, slot=slot)
+
+
 def claim_for(slot: FreeSlot, clock_name: str, now: float) -> Asker:
     """The asker of a slot, for a claim that is written from ``now`` on, in seconds of ``clock_name``'s."""
     return Asker(slot.holder, slot.worker, Term(slot.ttl_s, clock_name, now + slot.ttl_s))
@@ -94,11 +100,9 @@ class Claiming:
         """
         made: list[ClaimAsk] = []
         waiting = deque(askers)
-        epoch = Epoch(self.owner.partition, self.owner.token)
         while waiting and (best := self.owner.best(now, wall)) is not None:
             _, task = best
-            offered, over = self.owner.taken(task)
-            ask = ClaimAsk(offered, waiting[0], epoch, over=over)
+            ask = ask_of(self.owner, task, waiting[0])
             made.append(ask)
             if not ask.buries:
                 waiting.popleft()

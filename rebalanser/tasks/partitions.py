@@ -14,11 +14,10 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.asks import TakeOverAsk
 from rebalanser.tasks.claim_source import MAX_CLAIMS, Claimed, ClaimSource, warn_of_clock
-from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming, claim_for, keeps_slot
+from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming, ask_of, claim_for, keeps_slot
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, Watch
 from rebalanser.tasks.far_clocks import FarClock, FarClocks
-from rebalanser.tasks.free_slots import FreeSlot
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
@@ -340,7 +339,7 @@ class Partitions(ClaimSource):
         with self._lock:
             for claiming, task in self._best_first(names) if limit > 0 else ():
                 asker = Asker(secrets.token_hex(8), worker, self._context.term())
-                asks.append((claiming, self._ask(claiming.owner, task, asker)))
+                asks.append((claiming, ask_of(claiming.owner, task, asker)))
                 if len(asks) == limit:
                     break
         return asks
@@ -357,7 +356,7 @@ class Partitions(ClaimSource):
                     if slot is None:
                         break
                     asker = claim_for(slot, self._context.clock_name, self._context.clock.now())
-                    asks.append((claiming, self._ask(claiming.owner, task, asker, slot)))
+                    asks.append((claiming, ask_of(claiming.owner, task, asker, slot)))
                     if len(asks) == limit:
                         break
         return asks
@@ -388,11 +387,6 @@ class Partitions(ClaimSource):
             return self._context.engine.payloads(self._context.queue, tasks, self._context.timeout_s)
         except Exception:
             return {}
-
-    @staticmethod
-    def _ask(owner: Owner, task: TaskId, asker: Asker, slot: FreeSlot | None = None) -> ClaimAsk:
-        stored, over = owner.taken(task)
-        return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over, slot=slot)
 
     def _look_at_clocks(self, tasks: Sequence[Stored], *, are_new: bool) -> list[FarClock]:
         """The hosts to warn of, by the ids of tasks in partitions of this process."""

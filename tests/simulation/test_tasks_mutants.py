@@ -17,14 +17,15 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.claiming import ClaimAsk
 from rebalanser.tasks.components import Components
 from rebalanser.tasks.engine import Tally
+from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
 from rebalanser.tasks.model import OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, instead, scan
-from rebalanser.testing.tasks_simulation import PROFILES, run_seed
+from rebalanser.testing.tasks_simulation import PROFILES, owning, run_seed, working
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
 from rebalanser.testing.tasks_simulation.network import Network
-from rebalanser.testing.tasks_simulation.working import Working
+from rebalanser.testing.tasks_simulation.working import Worker, Working
 
 pytestmark = pytest.mark.full_size
 
@@ -84,6 +85,28 @@ def _any_of_them(_: Any) -> Any:
 
 def _not_looked_at(_: Any) -> Any:
     return lambda self, task, after: False
+
+
+def _counted_from_arrival(_: Any) -> Any:
+    """A claim for a slot seems to begin when its worker hears of it."""
+    return lambda self, published_at: self.now
+
+
+def _without_epoch(original: Callable[..., Any]) -> Any:
+    def ask_of(owner: Owner, task: Any, asker: Any, slot: Any = None) -> ClaimAsk:
+        ask = original(owner, task, asker, slot)
+        ask._epoch = None
+        return ask  # type: ignore[no-any-return] # the original's
+
+    return ask_of
+
+
+def _told_twice_is_used_twice(_: Any) -> Any:
+    def used(self: OwnSlots, slot: UsedSlot) -> bool:
+        self.arrived.append((slot, self.offered.pop(slot.holder, None)))
+        return True
+
+    return used
 
 
 _ANY_REVISION = Switch(SimulatedEngine, "_is_unchanged", always(True))
@@ -152,6 +175,38 @@ MUTANTS = (
         (Switch(Working, "counted_from", instead(lambda self, asked_at: self.worker.now)),),
         frozenset({"SK-8"}),
         "stale workers",
+    ),
+    Mutant(
+        "slot that is free",
+        "a claim for a slot that was used, withdrawn or ended with its worker is not written",
+        (Switch(SimulatedEngine, "_is_free", always(True)),),
+        frozenset({"SK-20"}),
+    ),
+    Mutant(
+        "from before the publication",
+        "a worker counts the time of a claim for its slot from before it published that",
+        (Switch(Worker, "counted_from", _counted_from_arrival),),
+        frozenset({"SK-8"}),
+        "stale workers",
+    ),
+    Mutant(
+        "epoch of claims for slots",
+        "a claim for a slot carries the owner's epoch",
+        (Switch(owning, "ask_of", _without_epoch),),  # type: ignore[arg-type]
+        frozenset({"SK-13"}),
+    ),
+    Mutant(
+        "a slot told twice",
+        "a worker works once on what was claimed for its slot",
+        (Switch(OwnSlots, "used", _told_twice_is_used_twice),),
+        frozenset({"SK-6"}),
+    ),
+    Mutant(
+        "holder of a slot's claim",
+        "a worker works on no claim that was not made for its slot",
+        (Switch(Worker, "is_of_slot", always(True)),),
+        frozenset({"SK-6"}),
+        second_line=(Switch(working, "is_fresh", always(True)),),
     ),
     Mutant(
         "unknown outcome",

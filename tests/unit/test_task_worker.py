@@ -460,7 +460,7 @@ def test_claims_ahead_are_given_back_when_a_body_is_slow() -> None:
     running.bodies.ends.release()
     assert running.bodies.begun.acquire(timeout=PATIENCE_S), "the next one is worked on"
     running.source.wait_for(28)
-    assert set(running.source.rooms) == {0, 1}, "none is claimed ahead of a slow body"
+    assert max(running.source.rooms) == 1, "none is claimed ahead of a slow body"
     running.end()
 
 

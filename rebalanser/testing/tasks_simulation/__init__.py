@@ -1,7 +1,8 @@
 """The simulator of Skuld: the pure core of tasks over a simulated engine, on virtual time, from one seed.
 
-What runs is the product's: the rules, the index of an owner, the claims that it hands out, the asks that are
-seen through to a known outcome, and what may be collected (:mod:`rebalanser.tasks`). Simulated are the engine
+What runs is the product's: the rules, the index of an owner, the claims that it hands out, the free slots of
+workers, the asks that are seen through to a known outcome, and what may be collected
+(:mod:`rebalanser.tasks`). Simulated are the engine
 with the guards of its contract (:mod:`.engine`), requests and what befalls them (:mod:`.network`), a group
 that may leave an old owner running (:mod:`.world`), and those who use all that: owners (:mod:`.owning`),
 workers (:mod:`.working`), producers with outboxes (:mod:`.producing`), operators and a collector

@@ -18,17 +18,20 @@ from rebalanser.tasks.engine import (
     Forwarded,
     Move,
     Skip,
+    SlotGone,
     Taken,
     TakeOver,
     Tally,
     Unknown,
     Write,
 )
+from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.model import OPEN, Stored, TaskId, Update
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.tasks_simulation.oracle import Oracle
 
 Follower = Callable[[Stored], None]
+SlotFollower = Callable[[SlotNews], None]
 
 
 class SimulatedEngine:
@@ -43,6 +46,9 @@ class SimulatedEngine:
         self.epochs: dict[int, int] = {}
         self.tallies: dict[str, Tally] = {}
         self.followers: list[Follower] = []
+        self.slots: dict[str, FreeSlot | UsedSlot] = {}
+        self.slot_followers: list[SlotFollower] = []
+        self._holders: set[str] = set()
 
     def apply(self, write: Write, author: Held | None) -> Answer:
         """Carry out one write; ``author`` is the claim in whose name it is asked, for the oracle alone."""
@@ -76,6 +82,40 @@ class SimulatedEngine:
     def update_at(self, task: TaskId, claim: int, sequence: int) -> bytes | None:
         """What stands in a log, None for nothing."""
         return self.logs.get(task, {}).get((claim, sequence))
+
+    def publish(self, slot: FreeSlot) -> None:
+        """Publish a slot; a holder is published once."""
+        if slot.holder not in self._holders:
+            self._holders.add(slot.holder)
+            self.revision += 1
+            self._put_slot(replace(slot, revision=self.revision))
+
+    def withdraw(self, holders: Iterable[str]) -> list[UsedSlot]:
+        """Delete those slots that are free; those that are used."""
+        found = [self.slots[holder] for holder in holders if holder in self.slots]
+        for each in found:
+            if isinstance(each, FreeSlot):
+                self._delete_slot(each)
+        return [each for each in found if isinstance(each, UsedSlot)]
+
+    def end_slots(self, process: str) -> None:
+        """End the lease of a worker's slots."""
+        for each in list(self.slots.values()):
+            if each.process == process:
+                self._delete_slot(each)
+
+    def _put_slot(self, slot: FreeSlot | UsedSlot) -> None:
+        self.slots[slot.holder] = slot
+        self._tell_slot(slot)
+
+    def _delete_slot(self, slot: FreeSlot | UsedSlot) -> None:
+        del self.slots[slot.holder]
+        self.oracle.slot_ended(slot.holder)
+        self._tell_slot(GoneSlot(slot.holder, slot.process))
+
+    def _tell_slot(self, news: SlotNews) -> None:
+        for follower in list(self.slot_followers):
+            follower(news)
 
     def _enqueue(self, write: Enqueue) -> Answer:
         entry = write.forwarded
@@ -117,6 +157,8 @@ class SimulatedEngine:
         return Applied(self.revision)
 
     def _move(self, write: Move, author: Held | None) -> Answer:
+        if write.slot is not None and not self._is_free(write.slot):
+            return SlotGone()
         before = self.tasks.get(write.id)
         if before is None or not self._is_unchanged(before, write) or not self._is_in_epoch(write):
             return Conflict()
@@ -126,6 +168,9 @@ class SimulatedEngine:
         if write.update is not None:
             self._log(write.id, write.update)
         self._put(after)
+        if write.slot is not None:
+            self.oracle.slot_used(write.slot.holder, after)
+            self._put_slot(UsedSlot(write.slot.holder, write.slot.process, write.id))
         return Applied(self.revision)
 
     def _log(self, task: TaskId, update: Update) -> None:
@@ -167,6 +212,9 @@ class SimulatedEngine:
 
     def _is_in_epoch(self, write: Move) -> bool:
         return write.epoch is None or self.epochs.get(write.epoch.partition) == write.epoch.token
+
+    def _is_free(self, slot: FreeSlot) -> bool:
+        return self.slots.get(slot.holder) == slot
 
     def _has_dependents(self, write: Collect) -> bool:
         return any(

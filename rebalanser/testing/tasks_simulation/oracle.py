@@ -32,7 +32,9 @@ class Oracle:
     """Tasks that wait for ever: what they depend on was collected before they were enqueued."""
     _contents: dict[TaskId, Task] = field(default_factory=dict)
     _holders: dict[tuple[TaskId, int], str] = field(default_factory=dict)
-    _granted: dict[tuple[TaskId, int], str] = field(default_factory=dict)
+    _granted: set[tuple[TaskId, int]] = field(default_factory=set)
+    _slots_over: set[str] = field(default_factory=set)
+    """The holders of slots that were used, withdrawn, or ended with their worker."""
     _updates: dict[tuple[TaskId, int], list[bytes]] = field(default_factory=dict)
     _taken_from: dict[tuple[TaskId, int], float] = field(default_factory=dict)
     _epochs: dict[int, int] = field(default_factory=dict)
@@ -112,10 +114,22 @@ class Oracle:
         """A worker is told that it has a claim."""
         self.counts["granted"] += 1
         key = (task, held.number)
-        if self._granted.setdefault(key, held.holder) != held.holder:
-            raise Violation("SK-6", f"claim {held.number} of {_short(task)} is granted to a second holder")
+        if key in self._granted:
+            raise Violation("SK-6", f"claim {held.number} of {_short(task)} is granted a second time")
+        self._granted.add(key)
         if self._holders.get(key) != held.holder:
             raise Violation("SK-6", f"claim {held.number} of {_short(task)} is granted, and another's")
+
+    def slot_used(self, holder: str, stored: Stored) -> None:
+        """A task is claimed for a free slot."""
+        self.counts["claims for slots"] += 1
+        if holder in self._slots_over:
+            raise Violation("SK-20", f"{_told(stored)} is claimed for the slot {holder}, which is not free")
+        self._slots_over.add(holder)
+
+    def slot_ended(self, holder: str) -> None:
+        """A slot is withdrawn, or ends with its worker's lease."""
+        self._slots_over.add(holder)
 
     def accesses(self, task: TaskId, held: Held, *, in_time: bool) -> None:
         """A body accesses the world outside; ``in_time`` says that its claim lasts by its own clock."""

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming
+from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming, ask_of, claim_for, keeps_slot
 from rebalanser.tasks.engine import Applied, Epoch, TakeOver
+from rebalanser.tasks.free_slots import FreeSlots, SlotNews
 from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
 from rebalanser.testing.tasks_simulation.network import Unanswered
@@ -39,6 +40,7 @@ class Tenancy:
         )
         self._epoch = Epoch(partition, token)
         self._askers: list[tuple[Asker, Reply, float]] = []
+        self._slots = FreeSlots(f"{process.name}/{partition}")
         self._in_flight: set[TaskId] = set()
         self._must_read = True
         self._drops_until = 0.0
@@ -77,12 +79,15 @@ class Tenancy:
                 return
             yield self.process.sleep(0.1)
         self.world.engine.followers.append(self._follow)
+        self.world.engine.slot_followers.append(self._follow_slot)
         while not self.is_over:
             yield from self._catch_up()
             self.is_open = True
             self._claim()
+            self._claim_for_slots()
             yield self._pause
         self.world.engine.followers.remove(self._follow)
+        self.world.engine.slot_followers.remove(self._follow_slot)
 
     def _follow(self, stored: Stored) -> None:
         """A change is told: in the order of changes, sometimes twice, unless the watch is broken."""
@@ -97,6 +102,20 @@ class Tenancy:
         if world.tells_late():
             late_s = world.random.uniform(0.1, 4.0)
             world.after(late_s, lambda: self.process.received(lambda: self._told(stored)))
+
+    def _follow_slot(self, news: SlotNews) -> None:
+        """A change of a slot is told, as one of a task is."""
+        world = self.world
+        if not self.process.alive or self.is_over or world.now < self._drops_until or self.process.is_cut:
+            return  # a change of a task that is lost has the slots read, too
+        world.after(world.scenario.latency_s, lambda: self.process.received(lambda: self._told_slot(news)))
+        if world.tells_late():
+            late_s = world.random.uniform(0.1, 4.0)
+            world.after(late_s, lambda: self.process.received(lambda: self._told_slot(news)))
+
+    def _told_slot(self, news: SlotNews) -> None:
+        if self._slots.learn(news):
+            self._wake()
 
     def _is_lost(self) -> None:
         self._must_read = True
@@ -120,6 +139,9 @@ class Tenancy:
             self._must_read = False
             self.owner.doubt_dependencies()
             yield from self._read_all()
+            slots = yield network.request(process, lambda: list(self.world.engine.slots.values()))
+            if not isinstance(slots, Unanswered):
+                self._slots.replace(slots)
         needed, doubtful = self.owner.unknown_dependencies(), self.owner.doubtful()
         if needed or doubtful:
             found = yield network.read(process, [*needed, *doubtful])
@@ -162,6 +184,18 @@ class Tenancy:
             self._in_flight.add(ask.task)
             self.process.spawn(self._see_through(ask, replies[ask.asker.holder]))
 
+    def _claim_for_slots(self) -> None:
+        """Claim what is left for the workers that have published slots."""
+        now, wall = self.process.now, self.process.wall
+        for names in self._slots.groups():
+            while (best := self.owner.best(now, wall, names)) is not None:
+                slot = self._slots.take(names)
+                if slot is None:
+                    break
+                ask = ask_of(self.owner, best[1], claim_for(slot, self.process.host.clock, now), slot)
+                self._in_flight.add(ask.task)
+                self.process.spawn(self._see_through(ask, None))
+
     def _judge(self, asks: list[ClaimAsk]) -> None:
         """Whether each is the best that is known here (SK-5)."""
         asked = {ask.task for ask in asks}
@@ -188,12 +222,17 @@ class Tenancy:
             and stored.head.id not in self.owner.doubtful()
         )
 
-    def _see_through(self, ask: ClaimAsk, reply: Reply) -> Script:
+    def _see_through(self, ask: ClaimAsk, reply: Reply | None) -> Script:
+        """Write a claim, and tell who asked; the worker of a slot learns of it from the store."""
         yield from self.world.network.see_through(self.process, ask)
         self._in_flight.discard(ask.task)
         claimed = self.claiming.settled(ask, self.process.now)
-        if claimed is not None:
+        if claimed is not None and reply is not None:
             reply(claimed)
+        if ask.slot is not None and keeps_slot(ask):
+            self._slots.put_back(ask.slot)
+        elif ask.slot is not None:
+            self._slots.drop(ask.slot)
         if self.claiming.deposed:
             self.end()
         self._wake()
@@ -203,7 +242,7 @@ class Tenancy:
         self._resume = resume
         at = self.owner.next_wakeup(self.process.now, self.process.wall)
         waits_s = _LOOKS_EVERY_S
-        if at is not None and self._askers:
+        if at is not None and (self._askers or self._slots):
             waits_s = min(waits_s, max(0.0, at - self.process.now) / self.process.host.rate + 1e-6)
         self.world.after(waits_s, lambda: self._wake_if(resume))
 

@@ -98,7 +98,13 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
     """What runs should have exercised and did not: an oracle that saw nothing happen has proven nothing."""
     least: dict[str, float] = {"claims": 3, "completed": 2}
     if report.seeds >= MIN_SEEDS_TO_JUDGE:
-        least |= {"claims of what was over": 1, "updates": 2, "stale accesses": 0.1, "enqueued twice": 0.2}
+        least |= {
+            "claims for slots": 0.5,
+            "claims of what was over": 1,
+            "updates": 2,
+            "stale accesses": 0.1,
+            "enqueued twice": 0.2,
+        }
         if Fault.REPLY_LOST in profile.faults:
             least["forwarded again"] = 0.2
         if profile.is_collecting:

@@ -14,6 +14,8 @@ BUFFER_S = 0.15
 """More than two such clocks drift apart while a claim lasts."""
 SKEW_S = 5 * 3600.0
 """How far wall clocks are off."""
+SLOT_LEASE_S = 1.0
+"""How long the slots of a worker last that is killed or can't reach the engine."""
 KEEP_S = 0.5
 """How long complete tasks are kept: less than a request may be late, or an outbox may try again."""
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claiming import Asker
-from rebalanser.tasks.model import Stored, TaskId, Term, Update
+from rebalanser.tasks.free_slots import SETTLE_S, FreeSlot, OwnSlots, SlotNews, UsedSlot, is_fresh
+from rebalanser.tasks.model import Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import LOST, Unanswered, once
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
 
 POISON, KILLER, PLAIN = "poison", "killer", "plain"
+NAMES = frozenset({POISON, KILLER, PLAIN})
 _ASKS_WITHIN_S = 1.0
+_OFFERS_RATIO = 0.4
+"""How often a worker publishes a slot instead of asking an owner."""
 
 
 class Worker(Process):
@@ -36,6 +40,9 @@ class Worker(Process):
         self.is_careless = world.random.random() < 0.4
         self.is_at_work = False
         self._asked = 0
+        self._slots = OwnSlots()
+        self._arrives: Resume | None = None
+        world.engine.slot_followers.append(self._follow_slot)
         self.spawn(self._run())
 
     def term(self) -> Term:
@@ -44,15 +51,93 @@ class Worker(Process):
 
     def _run(self) -> Script:
         while True:
+            if self.world.random.random() < _OFFERS_RATIO:
+                yield from self._offer()
+                continue
             self._asked += 1
             asked_at = self.now
             asker = Asker(f"{self.name}/{self._asked}", self.name, self.term())
             claimed = yield self._ask_for_claim(asker)
             if isinstance(claimed, Stored):
-                self.is_at_work = True
-                yield from Working(self, claimed, asker.holder, asked_at).run()
-                self.is_at_work = False
+                yield from self._work(claimed, asker.holder, asked_at)
             yield self.sleep(self.world.random.uniform(0.02, 0.2))
+
+    def _work(self, claimed: Stored, holder: str, asked_at: float) -> Script:
+        self.is_at_work = True
+        yield from Working(self, claimed, holder, asked_at).run()
+        self.is_at_work = False
+
+    def _offer(self) -> Script:
+        """Publish a slot, wait for claims, withdraw it, and work on what has arrived."""
+        network, engine = self.world.network, self.world.engine
+        self._slots.offer(1, NAMES, self.now)
+        yield self.sleep(1.1 * SETTLE_S)
+        for _ in range(self._slots.plan(self.now).publish):
+            self._asked += 1
+            slot = FreeSlot(f"{self.name}/{self._asked}", self.name, self.name, NAMES, TTL_S, 0)
+            self._slots.published([slot.holder], self.now)
+            yield network.request(self, partial(engine.publish, slot))
+        if not self._slots.arrived:
+            yield self._until_arrival
+        yield self.sleep(self.world.random.choice((0.0, 0.0, 0.3)))
+        self._slots.offer(0, NAMES, self.now)
+        yield self.sleep(1.1 * SETTLE_S)
+        plan = self._slots.plan(self.now)
+        used = yield network.request(self, partial(engine.withdraw, plan.withdraw))
+        if not isinstance(used, Unanswered):
+            for each in used:
+                self._slots.used(each)
+            self._slots.gone(plan.withdraw)
+        while self._slots.arrived:
+            arrived, published_at = self._slots.arrived[0]
+            self._slots.take_arrived(1)
+            self._slots.forgotten([arrived.holder])
+            yield from self._work_on_arrived(arrived, published_at)
+
+    def counted_from(self, published_at: float) -> float:
+        """From when on the time of a claim for a slot is counted: before that was published (SK-8)."""
+        return published_at
+
+    def _work_on_arrived(self, arrived: UsedSlot, published_at: float | None) -> Script:
+        """Work on what was claimed for a slot; of an old one the claim is renewed before (SK-8)."""
+        found = yield self.world.network.read(self, [arrived.task])
+        stored = None if isinstance(found, Unanswered) else found.get(arrived.task)
+        if stored is None or not self.is_of_slot(stored, arrived):
+            return
+        sent_at = None if published_at is None else self.counted_from(published_at)
+        if sent_at is None or not is_fresh(sent_at, self.now, TTL_S):
+            sent_at, term = self.now, self.term()
+            held = Held(_claim_number(stored), arrived.holder)
+            ask = MoveAsk(stored, lambda now: rules.renew(now.state, held, term))
+            yield from self.world.network.see_through(self, ask, held)
+            stored = ask.future.result(timeout=0)
+        if isinstance(stored, Stored):
+            yield from self._work(stored, arrived.holder, sent_at)
+
+    def is_of_slot(self, stored: Stored, arrived: UsedSlot) -> bool:
+        """True if the task's claim is current, and the one that was made for the slot."""
+        claim = stored.state.claim
+        is_claimed = stored.state.status is Status.CLAIMED
+        return is_claimed and claim is not None and claim.holder == arrived.holder
+
+    def _until_arrival(self, resume: Resume) -> None:
+        """Go on when a claim arrives, or nobody makes one."""
+        finish = self._arrives = once(resume)
+        self.world.after(self.world.random.uniform(0.2, _ASKS_WITHIN_S), lambda: finish(None))
+
+    def _follow_slot(self, news: SlotNews) -> None:
+        """A change of an own slot is told, once the engine can be reached; sometimes twice."""
+        world = self.world
+        if news.process != self.name or not self.alive:
+            return
+        tell = partial(self.received, partial(self._told_slot, news))
+        world.after(max(0.0, self.cut_until - world.now) + world.scenario.latency_s, tell)
+        if world.tells_late():
+            world.after(world.random.uniform(0.1, 4.0), tell)
+
+    def _told_slot(self, news: SlotNews) -> None:
+        if self._slots.learn(news) and self._arrives is not None:
+            self._arrives(None)
 
     def _ask_for_claim(self, asker: Asker) -> Wish:
         """From one of those who would hand out claims, be it rightly or not."""
@@ -74,6 +159,10 @@ class Worker(Process):
             world.after(_ASKS_WITHIN_S, lambda: finish(LOST))
 
         return wish
+
+
+def _claim_number(stored: Stored) -> int:
+    return -1 if stored.state.claim is None else stored.state.claim.number
 
 
 class Working:

@@ -16,7 +16,14 @@ from rebalanser.testing.tasks_simulation.oracle import Oracle
 from rebalanser.testing.tasks_simulation.owning import Tenancy
 from rebalanser.testing.tasks_simulation.process import Host, Process
 from rebalanser.testing.tasks_simulation.producing import Outbox, Producer
-from rebalanser.testing.tasks_simulation.scenario import DRIFT_RATIO, SKEW_S, TTL_S, Fault, Scenario
+from rebalanser.testing.tasks_simulation.scenario import (
+    DRIFT_RATIO,
+    SKEW_S,
+    SLOT_LEASE_S,
+    TTL_S,
+    Fault,
+    Scenario,
+)
 from rebalanser.testing.tasks_simulation.working import Worker
 
 
@@ -101,6 +108,7 @@ class World:
         """Kill a process; another of its kind starts, of an owner after its lease has ended."""
         process.kill()
         if isinstance(process, Worker):
+            self.after(SLOT_LEASE_S, lambda: self.engine.end_slots(process.name))
             self.workers.remove(process)
             self.after(self.random.uniform(0.1, 0.6), lambda: self.workers.append(self._worker()))
         elif isinstance(process, Producer):
@@ -144,8 +152,15 @@ class World:
                 process.resumes_at = self.now + self.random.uniform(0.1, 0.9) * TTL_S
             case Fault.PAUSE_LONG:
                 process.resumes_at = self.now + self.random.uniform(1.1, 2.2) * TTL_S
+                self._end_slots(process, process.resumes_at)
             case Fault.CUT:
                 process.cut_until = self.now + self.random.uniform(0.2, 1.5 * TTL_S)
+                self._end_slots(process, process.cut_until)
+
+    def _end_slots(self, process: Process, until: float) -> None:
+        """A worker keeps the lease of its slots no longer until then."""
+        if isinstance(process, Worker) and until > self.now + SLOT_LEASE_S:
+            self.after(SLOT_LEASE_S, lambda: self.engine.end_slots(process.name))
 
     def _processes(self) -> list[Process]:
         """Those that live; workers that are at work four times, as they are what becomes stale."""
