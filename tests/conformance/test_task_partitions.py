@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from queue import Queue as Queue_
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from rebalanser.admin import Admin
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, UnusableStore
 from rebalanser.tasks import Claim, Queue, free_slots
 from rebalanser.tasks.asks import MoveAsk
@@ -23,6 +25,7 @@ from rebalanser.tasks.model import State, Status, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Ticker
+from rebalanser.tasks.queue import group_name
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.slot_offers import SlotOffers
 from rebalanser.testing.clock import FakeClock
@@ -547,3 +550,78 @@ def lose(stage: Stage) -> None:
     slots = stage.partitions._slots
     assert slots is not None
     SlotOffers._learn(slots, Lost(1))
+
+
+class Shop:
+    """Two workers of one queue, one body at a time each: bodies wait until they may end."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        url = f"memory://{uuid.uuid4().hex}"
+        self.may_end = threading.Event()
+        self.begun: Queue_[str] = Queue_(maxsize=100)
+        self.queues = [
+            stack.enter_context(
+                Queue("work", url, partitions=PARTITIONS, state_folder=folder / name, node=name)
+            )
+            for name in ("one", "other")
+        ]
+        stack.callback(self.may_end.set)
+        for queue in self.queues:
+            queue.task(name="slow")(self._slow)
+            queue.task(name="quick")(self._quick)
+        self.admin = stack.enter_context(Admin(group_name("work"), url))
+
+    def _slow(self, claim: Claim) -> None:
+        self.begun.put(claim.task_id)
+        assert self.may_end.wait(PATIENCE_S)
+
+    @staticmethod
+    def _quick(_claim: Claim) -> None:
+        """Nothing."""
+
+    def enqueue(self, name: str, count: int = 1) -> list[TaskId]:
+        queue = self.queues[0]
+        return queue.commit([queue.made(queue.functions[name], (), {}) for _ in range(count)])
+
+    def start(self) -> tuple[Queue, Queue]:
+        """Both work, and own a partition each; the busy one, with a slow body, and the idle one."""
+        for queue in self.queues:
+            queue.start()
+        wait_until(lambda: len({each.node for each in self.admin.owners().values()}) == len(self.queues))
+        self.enqueue("slow")
+        claim = self.queues[0].get(self.begun.get(timeout=PATIENCE_S)).state.claim
+        one, other = self.queues
+        return (one, other) if claim is not None and claim.worker == label_of(one) else (other, one)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    with ExitStack() as stack:
+        yield Shop(tmp_path, stack)
+
+
+@pytest.mark.rule("SK-20")
+def test_nothing_waits_behind_a_slow_body_of_another_worker(shop: Shop) -> None:
+    busy, _ = shop.start()
+    for task in shop.enqueue("quick", 20):
+        busy.wait(task, PATIENCE_S)
+    assert not shop.may_end.is_set()
+
+
+@pytest.mark.rule("SK-13", "SK-20")
+def test_a_worker_that_stops_leaves_first_and_waits_for_its_bodies_then(shop: Shop) -> None:
+    busy, idle = shop.start()
+    stopping = threading.Thread(target=busy.stop, args=(PATIENCE_S,))
+    stopping.start()
+    wait_until(lambda: {each.label for each in shop.admin.owners().values()} == {label_of(idle)})
+    wait_until(lambda: len(shop.admin.owners()) == PARTITIONS)
+    for task in shop.enqueue("quick", 20):
+        idle.wait(task, PATIENCE_S)
+    assert stopping.is_alive(), "its body runs still"
+    shop.may_end.set()
+    stopping.join(PATIENCE_S)
+    wait_until(lambda: set(idle.count()) == {Status.COMPLETED})
+
+
+def label_of(queue: Queue) -> str:
+    return queue._label

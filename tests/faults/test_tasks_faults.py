@@ -16,8 +16,12 @@ from typing import Any
 
 import pytest
 
+from rebalanser.admin import Admin
 from rebalanser.tasks import Queue
+from rebalanser.tasks.engine import SharesSlots
+from rebalanser.tasks.free_slots import FreeSlot
 from rebalanser.tasks.model import Status
+from rebalanser.tasks.queue import group_name
 from rebalanser.testing.pausing import pause
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from tests.faults.tasks_process import Host
@@ -27,6 +31,8 @@ CLAIM_TTL_S = 2.0
 LEASE_TTL_S = 2.0
 BODY_S = 3.0
 TASKS = 12
+LONG_S = 20.0
+"""A body that runs longer than all else in a test."""
 
 
 class Stage:
@@ -174,3 +180,96 @@ def test_partitions_change_hands_without_losing_or_doubling_a_claim(stage: Stage
     assert set(claims.values()) == {1}, "no claim number was given twice"
     tries = Counter(each["task"] for each in stage.events("began"))
     assert sum(tries.values()) - len(ids) <= 2, "only what the killed worker ran was tried again"
+
+
+def _pid_of(stage: Stage, task: str) -> int:
+    """The process in which a task has begun."""
+    wait_until(lambda: any(each["task"] == task for each in stage.events("began")))
+    return next(each["pid"] for each in stage.events("began") if each["task"] == task)
+
+
+@pytest.fixture
+def shared(etcd_url: str, tmp_path: Path) -> Iterator[Stage]:
+    """A queue on an engine whose workers share their free slots."""
+    with ExitStack() as stack:
+        yield Stage(f"{etcd_url}/tasks/{uuid.uuid4().hex}", tmp_path, stack)
+
+
+def _slots(stage: Stage) -> list[FreeSlot]:
+    engine = stage.queue.context.engine
+    assert isinstance(engine, SharesSlots)
+    return [each for each in engine.slots("work", PATIENCE_S)[0] if isinstance(each, FreeSlot)]
+
+
+@pytest.mark.rule("SK-20")
+def test_no_task_waits_behind_a_slow_body_while_another_worker_is_idle(shared: Stage) -> None:
+    workers = [shared.start(1) for _ in range(2)]
+    (slow,) = shared.enqueue("sleep", (LONG_S,))
+    busy = _pid_of(shared, slow)
+    quick = shared.enqueue("add", *[(number, 1) for number in range(40)])
+    for number, task in enumerate(quick):
+        assert shared.queue.wait(task, PATIENCE_S) == str(number + 1).encode()
+    assert shared.queue.get(slow).state.status is Status.CLAIMED, "the slow body runs still"
+    assert busy in {worker.pid for worker in workers}
+    begun = [each for each in shared.events("began") if each["task"] in quick]
+    assert {each["pid"] for each in begun} == {worker.pid for worker in workers} - {busy}
+    assert {each["number"] for each in begun} == {0}
+
+
+@pytest.mark.rule("SK-13", "SK-20")
+def test_workers_without_a_partition_work_too(shared: Stage) -> None:
+    """Six workers, four partitions: six bodies run at one time."""
+    workers = [shared.start(1) for _ in range(6)]
+    tasks = shared.enqueue("sleep", *[(LONG_S,)] * 6)
+    wait_until(lambda: len(shared.events("began")) == 6)
+    assert {each["pid"] for each in shared.events("began")} == {worker.pid for worker in workers}
+    assert not shared.events("ended")
+    assert {each["task"] for each in shared.events("began")} == set(tasks)
+
+
+@pytest.mark.rule("SK-13", "SK-20")
+def test_a_worker_that_stops_leaves_its_partitions_before_its_bodies_end(shared: Stage) -> None:
+    workers = [shared.start(2) for _ in range(2)]
+    (slow,) = shared.enqueue("sleep", (LONG_S,))
+    leaving = next(worker for worker in workers if worker.pid == _pid_of(shared, slow))
+    (other,) = (worker for worker in workers if worker is not leaving)
+    leaving.send_signal(signal.SIGTERM)
+
+    def is_left() -> bool:
+        with Admin(group_name("work"), shared.url) as admin:
+            owners = admin.owners().values()
+        return len(owners) == shared.queue.partition_count and len({each.node for each in owners}) == 1
+
+    wait_until(is_left)
+    assert shared.queue.get(slow).state.status is Status.CLAIMED
+    quick = shared.enqueue("add", *[(number, 1) for number in range(30)])
+    for task in quick:
+        shared.queue.wait(task, PATIENCE_S)
+    begun = [each for each in shared.events("began") if each["task"] in quick]
+    assert {each["pid"] for each in begun} == {other.pid}
+    assert leaving.poll() is None, "its body runs still"
+
+
+def _claimed(stage: Stage) -> int:
+    return stage.queue.count().get(Status.CLAIMED, 0)
+
+
+@pytest.mark.rule("SK-8", "SK-17", "SK-20")
+def test_what_is_claimed_for_a_worker_that_was_killed_runs_again(shared: Stage) -> None:
+    """Its slots are in the store until their lease ends; claims for them end in time."""
+    owner = shared.start(1)
+    (slow,) = shared.enqueue("sleep", (LONG_S,))
+    assert _pid_of(shared, slow) == owner.pid
+    idle = shared.start(4)
+    wait_until(lambda: len(_slots(shared)) == 4)
+    idle.send_signal(signal.SIGSTOP)
+    tasks = shared.enqueue("add", *[(number, 1) for number in range(8)])
+    wait_until(lambda: _claimed(shared) > 1 or not _slots(shared))
+    lent = _claimed(shared) - 1
+    idle.kill()
+    third = shared.start(2)
+    for number, task in enumerate(tasks):
+        assert shared.queue.wait(task, PATIENCE_S) == str(number + 1).encode()
+    begun = [each for each in shared.events("began") if each["task"] in tasks]
+    assert {each["pid"] for each in begun} <= {owner.pid, third.pid}
+    assert len([each for each in begun if each["number"] == 1]) >= lent, "claims for it were over in time"
