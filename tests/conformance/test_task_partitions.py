@@ -623,5 +623,15 @@ def test_a_worker_that_stops_leaves_first_and_waits_for_its_bodies_then(shop: Sh
     wait_until(lambda: set(idle.count()) == {Status.COMPLETED})
 
 
+@pytest.mark.rule("SK-20")
+def test_a_worker_that_has_stopped_offers_nothing(shop: Shop) -> None:
+    busy, idle = shop.start()
+    engine = busy.context.engine
+    assert isinstance(engine, SharesSlots)
+    wait_until(lambda: len(engine.slots("work", PATIENCE_S)[0]) == 1)
+    idle.stop()
+    assert engine.slots("work", PATIENCE_S)[0] == []
+
+
 def label_of(queue: Queue) -> str:
     return queue._label
