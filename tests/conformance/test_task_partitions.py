@@ -21,6 +21,7 @@ from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim_source import Claimed
 from rebalanser.tasks.engine import Change, Lost, Page, SharesSlots
 from rebalanser.tasks.free_slots import FreeSlot, SlotNews
+from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.model import State, Status, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.partitions import Partitions
@@ -621,6 +622,20 @@ def test_a_worker_that_stops_leaves_first_and_waits_for_its_bodies_then(shop: Sh
     shop.may_end.set()
     stopping.join(PATIENCE_S)
     wait_until(lambda: set(idle.count()) == {Status.COMPLETED})
+
+
+@pytest.mark.rule("SK-16", "SK-20")
+def test_what_no_client_of_a_server_asks_for_is_run_by_an_idle_worker(shop: Shop) -> None:
+    worker, server = shop.queues
+    worker.start()
+    dispenser = Dispenser(server.context)
+    dispenser.start(server.lend(dispenser.wake))
+    try:
+        wait_until(lambda: dispenser.owned(PARTITIONS) == 1)
+        for task in shop.enqueue("quick", 20):
+            worker.wait(task, PATIENCE_S)
+    finally:
+        dispenser.stop()
 
 
 @pytest.mark.rule("SK-20")

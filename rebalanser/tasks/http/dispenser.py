@@ -138,6 +138,8 @@ class Dispenser:
         self._pause = 0.0
         self._serve_all()
         self._answer_late()
+        if self._source is not None:
+            self._source.claim(0, ())  # for the free slots of workers, what nobody here asks for
         self._pause = self._pause_s(self.telling.end_over())
         return True
 
@@ -216,8 +218,8 @@ class Dispenser:
             deadlines = [each.deadline for each in self._askers]
             asked = [each.names for each in self._askers]
         times = [*deadlines, *([] if end_at is None else [end_at])]
-        if deadlines and self._source is not None:
-            wakeup = self._source.next_wakeup(_all_of(asked))
+        if self._source is not None:
+            wakeup = self._source.next_wakeup(_all_of(asked) if asked else ())
             times += [] if wakeup is None else [wakeup]
         return max(SHORTEST_PAUSE_S, min(times) - self._context.clock.now()) if times else None
 
