@@ -17,6 +17,8 @@ makes them safe.
    and hands out the best one without a look at the rest. Its claims carry its *epoch*, the fencing token of
    the partition: taking over writes the epoch into the store, and from then on no claim of an earlier owner
    is written there.
+   An owner claims for its own process, and what that has no room for, for idle workers of others. These
+   publish *free slots* (:mod:`~rebalanser.tasks.free_slots`); the claim's write uses the slot (SK-20).
 4. *Claims.* A claim is numbered one higher than the one before (SK-6) and lasts until its time. Nobody
    compares the clocks of two hosts (SK-18): the owner counts a claim's time on its own monotonic clock from
    when it wrote or read the claim's last renewal, or exactly, where both ran on one boot of one host; a

@@ -207,7 +207,7 @@ class SlotSuite:
         told.wait_for(first, second, gone[1])
         assert told_to_other_queue._told == []
 
-    @pytest.mark.rule("SK-19", "SK-20")
+    @pytest.mark.rule("SK-20")
     def test_a_slot_of_a_newer_version_is_left_alone(
         self, engine: KeyValueEngine, lease: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -465,7 +465,7 @@ def test_the_claim_of_an_old_slot_is_renewed_first(
     assert claimed.stored.state.claim.term.ends_at_s >= now + idle.queue.context.ttl_s
 
 
-@pytest.mark.rule("SK-19", "SK-20")
+@pytest.mark.rule("SK-20")
 def test_claims_that_arrive_while_the_engine_is_away_are_taken_later(
     neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,7 +485,7 @@ def test_claims_that_arrive_while_the_engine_is_away_are_taken_later(
     assert [each.stored.head.id for each in idle.claims()] == [task]
 
 
-@pytest.mark.rule("SK-19", "SK-20")
+@pytest.mark.rule("SK-20")
 @pytest.mark.parametrize("error", [OutcomeUnknown("lost"), RegistryUnavailable("away")])
 def test_slots_that_could_not_be_published_are_published_later(
     neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch, error: Exception
