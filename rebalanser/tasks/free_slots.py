@@ -11,6 +11,10 @@ store. So the worker counts the claim's time from before it sent the slot, on it
 the slot is old, too little of that time is left: the worker renews the claim first, and counts from before it
 sent the renewal.
 
+**Slots ahead.** While its slots are used, a worker whose bodies are quick publishes more slots than it has
+idle threads, as it claims tasks ahead: so not each task alone takes the way through the store. Such slots are
+marked, and are used only where no thread is known to be idle.
+
 **What ends a slot.** Its use, its worker, or the end of the worker's lease, which deletes all its slots.
 """
 
@@ -28,6 +32,8 @@ from rebalanser.tasks.model import TaskId
 
 MAX_OFFERED: Final = 32
 """Maximum slots that one worker has in the store."""
+AHEAD_FOR_S: Final = 1.0
+"""Seconds after the use of a slot for which its worker publishes slots ahead."""
 SETTLE_S: Final = 0.01
 """Seconds between a change of a worker's room and the write that follows it."""
 FRESH_RATIO: Final = 0.25
@@ -40,7 +46,8 @@ REMEMBERED: Final = 8192
 class FreeSlot:
     """An idle thread of the process ``process``, published at ``revision``.
 
-    ``worker`` is the label for people, ``ttl_s`` the time of a claim, ``lease`` what ends the slot.
+    ``worker`` is the label for people, ``ttl_s`` the time of a claim, ``lease`` what ends the slot. One that
+    is ``ahead`` has no idle thread yet.
     """
 
     holder: str
@@ -49,6 +56,7 @@ class FreeSlot:
     names: frozenset[str]
     ttl_s: float
     lease: int
+    ahead: bool = False
     revision: int = 0
 
 
@@ -75,14 +83,14 @@ SlotNews: TypeAlias = FreeSlot | UsedSlot | GoneSlot
 class FreeSlots:
     """The free slots of other processes, as an owner's process knows them.
 
-    The slots of one set of functions are taken in an order that differs from ``process`` to process, so that
-    two owners seldom try the same one.
+    Those of idle threads are taken before those ahead, otherwise in an order that differs from ``process`` to
+    process, so that two owners seldom try the same one.
     """
 
     def __init__(self, process: str) -> None:
         self._process = process
         self._free: dict[str, FreeSlot] = {}
-        self._heaps: dict[frozenset[str], list[tuple[int, str]]] = {}
+        self._heaps: dict[frozenset[str], list[tuple[bool, int, str]]] = {}
         self._trying: dict[str, FreeSlot] = {}
 
     def __len__(self) -> int:
@@ -100,7 +108,8 @@ class FreeSlots:
         is_new = news.holder not in self._free
         self._free[news.holder] = news
         if is_new:
-            heapq.heappush(self._heaps.setdefault(news.names, []), (self._order(news.holder), news.holder))
+            order = zlib.crc32(f"{self._process} {news.holder}".encode())
+            heapq.heappush(self._heaps.setdefault(news.names, []), (news.ahead, order, news.holder))
         return is_new
 
     def replace(self, slots: Sequence[SlotNews]) -> None:
@@ -138,22 +147,23 @@ class FreeSlots:
 
     def _first(self, names: frozenset[str]) -> str | None:
         heap = self._heaps.get(names, [])
-        while heap and heap[0][1] not in self._free:
+        while heap and heap[0][-1] not in self._free:
             heapq.heappop(heap)
         if not heap:
             self._heaps.pop(names, None)
             return None
-        return heap[0][1]
-
-    def _order(self, holder: str) -> int:
-        return zlib.crc32(f"{self._process} {holder}".encode())
+        return heap[0][-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Writes to make: slots to publish, holders to withdraw if they are not used, used ones to delete."""
+    """Writes to make: slots to publish, holders to withdraw if they are not used, used ones to delete.
+
+    Of the slots to publish ``ahead`` are such.
+    """
 
     publish: int = 0
+    ahead: int = 0
     withdraw: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
 
@@ -173,7 +183,9 @@ class OwnSlots:
     arrived: list[tuple[UsedSlot, float | None]] = field(default_factory=list)
     names: frozenset[str] = frozenset()
     """The functions that the worker knows."""
+    _idle: int = 0
     _room: int = 0
+    _used_at: float = -math.inf
     _offered_names: frozenset[str] = frozenset()
     _lacks_since: float | None = None
     _exceeds_since: float | None = None
@@ -181,9 +193,10 @@ class OwnSlots:
     _seen: set[str] = field(default_factory=set)
     _seen_order: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
-    def offer(self, room: int, names: Collection[str], now: float) -> None:
-        """The worker has room for ``room`` more tasks of these functions."""
-        self._room = max(0, min(room, MAX_OFFERED))
+    def offer(self, idle: int, room: int, names: Collection[str], now: float) -> None:
+        """The worker has ``idle`` threads, and takes ``room`` tasks: more than that where it claims ahead."""
+        self._idle = max(0, min(idle, MAX_OFFERED))
+        self._room = max(self._idle, min(room, MAX_OFFERED))
         self.names = frozenset(names)
         self._note(now)
 
@@ -198,7 +211,7 @@ class OwnSlots:
             self.offered.pop(holder, None)
         self._lacks_since = -math.inf
 
-    def used(self, slot: UsedSlot) -> bool:
+    def used(self, slot: UsedSlot, now: float) -> bool:
         """A task was claimed for a slot; True if that is news. The worker takes it by :meth:`take_arrived`.
 
         The slot that replaces it is published as soon as there is room: others have more to do.
@@ -212,12 +225,13 @@ class OwnSlots:
         self.arrived.append((slot, self.offered.pop(slot.holder, None)))
         self._to_forget.append(slot.holder)
         self._lacks_since = -math.inf
+        self._used_at = now
         return True
 
-    def learn(self, news: SlotNews) -> bool:
+    def learn(self, news: SlotNews, now: float) -> bool:
         """Take a change of an own slot; True if a claim has arrived."""
         if isinstance(news, UsedSlot):
-            return self.used(news)
+            return self.used(news, now)
         if isinstance(news, GoneSlot):
             self.gone([news.holder])
         elif news.holder not in self._seen:
@@ -225,17 +239,18 @@ class OwnSlots:
             self.offered.setdefault(news.holder, -math.inf)
         return False
 
-    def replace(self, slots: Sequence[SlotNews]) -> None:
+    def replace(self, slots: Sequence[SlotNews], now: float) -> None:
         """Take all own slots that there are, as changes may have been missed."""
         free = [each.holder for each in slots if isinstance(each, FreeSlot) and each.holder not in self._seen]
         self.offered = {holder: self.offered.get(holder, -math.inf) for holder in free}
         for each in slots:
-            if isinstance(each, UsedSlot) and not self.used(each) and each.holder not in self._to_forget:
+            if isinstance(each, UsedSlot) and not self.used(each, now) and each.holder not in self._to_forget:
                 self._to_forget.append(each.holder)
 
     def take_arrived(self, count: int) -> None:
         """The worker has taken the first ``count`` claims that arrived: it has less room."""
         del self.arrived[:count]
+        self._idle = max(0, self._idle - count)
         self._room = max(0, self._room - count)
 
     def forgotten(self, holders: Collection[str]) -> None:
@@ -254,27 +269,40 @@ class OwnSlots:
         if self._offered_names != self.names and self.offered:
             return Plan(withdraw=tuple(self.offered), forget=forget)
         self._offered_names = self.names
-        excess = self._excess
+        excess = self._excess(now)
         withdraw: tuple[str, ...] = ()
         if _is_due(self._exceeds_since, now):
             self._exceeds_since = None
-            withdraw = tuple(self.offered)[: max(0, excess)]
-        publish = -excess if excess < 0 and _is_due(self._lacks_since, now) else 0
-        return Plan(publish, withdraw, forget)
+            withdraw = tuple(self.offered)[-excess:] if excess > 0 else ()
+        if excess >= 0 or not _is_due(self._lacks_since, now):
+            return Plan(0, 0, withdraw, forget)
+        idle = max(0, self._idle - self._held)
+        return Plan(-excess, max(0, -excess - idle), withdraw, forget)
 
-    def next_wakeup(self) -> float | None:
+    def next_wakeup(self, now: float) -> float | None:
         """When a write is due, None if only a change of the room can bring one."""
-        since = [self._exceeds_since, self._lacks_since if self._excess < 0 else None]
-        return min((each + SETTLE_S for each in since if each is not None), default=None)
+        since = [self._exceeds_since, self._lacks_since if self._excess(now) < 0 else None]
+        times = [each + SETTLE_S for each in since if each is not None]
+        if self._held > self._idle and self._is_wanted(now):
+            times.append(self._used_at + AHEAD_FOR_S)
+        return min(times, default=None)
 
     @property
-    def _excess(self) -> int:
-        return len(self.offered) + len(self.arrived) - self._room
+    def _held(self) -> int:
+        return len(self.offered) + len(self.arrived)
+
+    def _is_wanted(self, now: float) -> bool:
+        """True if a slot was used lately."""
+        return now < self._used_at + AHEAD_FOR_S
+
+    def _excess(self, now: float) -> int:
+        return self._held - (self._room if self._is_wanted(now) else self._idle)
 
     def _note(self, now: float) -> None:
-        if self._excess < 0 and self._lacks_since is None:
+        excess = self._excess(now)
+        if excess < 0 and self._lacks_since is None:
             self._lacks_since = now
-        if self._excess > 0 and self._exceeds_since is None:
+        if excess > 0 and self._exceeds_since is None:
             self._exceeds_since = now
 
 

@@ -89,10 +89,11 @@ class Partitions(ClaimSource):
         with self._lock:
             return partition in self._owners
 
-    def offer(self, room: int, names: Collection[str]) -> None:
-        """This process has room for ``room`` more tasks of these functions than there are in its partitions.
+    def offer(self, idle: int, room: int, names: Collection[str]) -> None:
+        """This process has ``idle`` threads that find nothing of these functions in its own partitions.
 
-        What other owners claim for it is answered by :meth:`claim`.
+        ``room`` says how many tasks it takes, which is more where it claims ahead. What other owners claim
+        for it is answered by :meth:`claim`.
         """
         if self._slots is None:
             return
@@ -100,7 +101,7 @@ class Partitions(ClaimSource):
             owns_all = len(self._owners) == self._count
         if not owns_all:
             self._slots.start()
-        self._slots.offer(0 if owns_all else room, names)
+        self._slots.offer(0 if owns_all else idle, 0 if owns_all else room, names)
 
     def retire(self) -> None:
         """Offer no more room, and give back what was claimed for this process and not answered."""

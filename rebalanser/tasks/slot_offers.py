@@ -76,12 +76,13 @@ class SlotOffers:
                 return
             self._loop.start()
 
-    def offer(self, room: int, names: Collection[str]) -> None:
-        """This process has room for ``room`` more tasks of these functions."""
+    def offer(self, idle: int, room: int, names: Collection[str]) -> None:
+        """This process has idle threads, and room for so many tasks; see :meth:`OwnSlots.offer`."""
+        now = self._context.clock.now()
         with self._lock:
-            before = self._own.next_wakeup()
-            self._own.offer(room, names, self._context.clock.now())
-            if self._own.next_wakeup() == before:
+            before = self._own.next_wakeup(now)
+            self._own.offer(idle, room, names, now)
+            if self._own.next_wakeup(now) == before:
                 return
         self._changed.set()
 
@@ -134,6 +135,8 @@ class SlotOffers:
     def retire(self) -> None:
         """Offer no more slots, and give back what was claimed for them and not taken.
 
+        It takes little longer than slots last, also while the engine is away.
+
         Raises:
             RebalanserError: the engine was away: the slots end with their lease, claims for them in time.
         """
@@ -143,13 +146,11 @@ class SlotOffers:
             self._ending = True
         self._changed.set()
         self._loop.hurry()
-        self._loop.join(self._context.timeout_s)
-        try:
-            if self._lease is not None:
-                self._withdraw(None)
-                self._give_back()
-        finally:
-            self._end_lease()
+        self._loop.join(LEASE_S)
+        if self._lease is not None:
+            self._withdraw(None, LEASE_S)
+            self._give_back()
+            self._engine.end_slots(self._lease, LEASE_S)
 
     def close(self) -> None:
         """Follow no more. Closing twice does nothing."""
@@ -176,9 +177,9 @@ class SlotOffers:
         return True
 
     def _pause_s(self) -> float | None:
-        with self._lock:
-            times = [self._own.next_wakeup(), None if self._lease is None else self._keep_at]
         now = self._context.clock.now()
+        with self._lock:
+            times = [self._own.next_wakeup(now), None if self._lease is None else self._keep_at]
         return min((max(0.001, at - now) for at in times if at is not None), default=None)
 
     def _read_all(self) -> None:
@@ -193,7 +194,8 @@ class SlotOffers:
             raise
         with self._lock:
             self._others.replace(slots)
-            self._own.replace([each for each in slots if each.process == self.process])
+            mine = [each for each in slots if each.process == self.process]
+            self._own.replace(mine, self._context.clock.now())
         self._wake()
 
     def _told(self, news: Sequence[SlotNews] | Lost) -> None:
@@ -210,11 +212,12 @@ class SlotOffers:
             self._changed.set()
             return
         is_news = changes = False
+        now = self._context.clock.now()
         with self._lock:
             for each in news:
                 if each.process == self.process:
                     changes = True
-                    is_news |= self._own.learn(each)
+                    is_news |= self._own.learn(each, now)
                 else:
                     is_news |= self._others.learn(each)
         if changes:
@@ -227,28 +230,29 @@ class SlotOffers:
         with self._lock:
             plan = self._own.plan(self._context.clock.now())
         if plan.withdraw:
-            self._withdraw(plan.withdraw)
+            self._withdraw(plan.withdraw, self._context.timeout_s)
         if plan.publish or plan.forget:
-            self._publish(plan.publish, [UsedSlot(each, self.process, "") for each in plan.forget])
+            self._publish(
+                plan.publish, plan.ahead, [UsedSlot(each, self.process, "") for each in plan.forget]
+            )
 
-    def _withdraw(self, holders: Collection[str] | None) -> None:
-        queue, timeout_s = self._context.queue, self._context.timeout_s
-        used = self._engine.withdraw_slots(queue, self.process, holders, timeout_s)
+    def _withdraw(self, holders: Collection[str] | None, timeout_s: float) -> None:
+        used = self._engine.withdraw_slots(self._context.queue, self.process, holders, timeout_s)
         with self._lock:
             for each in used:
-                self._own.used(each)
+                self._own.used(each, self._context.clock.now())
             self._own.gone(list(self._own.offered) if holders is None else holders)
         if used:
             self._wake()
 
-    def _publish(self, count: int, used: Sequence[UsedSlot]) -> None:
-        """Publish slots by new holders, and delete used ones."""
+    def _publish(self, count: int, ahead: int, used: Sequence[UsedSlot]) -> None:
+        """Publish slots by new holders, the last ``ahead`` of them as such, and delete used ones."""
         context = self._context
         if self._lease is None:
             self._keep_at = context.clock.now() + LEASE_S / KEEPS
             self._lease = self._engine.grant_slots(LEASE_S, context.timeout_s)
         with self._lock:
-            slots = [self._slot(self._lease) for _ in range(count)]
+            slots = [self._slot(self._lease, ahead=number >= count - ahead) for number in range(count)]
             # Counted from before the request is sent: an owner can't have used it earlier (SK-8).
             self._own.published([each.holder for each in slots], context.clock.now())
         try:
@@ -266,9 +270,9 @@ class SlotOffers:
             with self._lock:
                 self._own.forgotten([each.holder for each in used])
 
-    def _slot(self, lease: int) -> FreeSlot:
+    def _slot(self, lease: int, *, ahead: bool) -> FreeSlot:
         holder, ttl_s = secrets.token_hex(8), self._context.ttl_s
-        return FreeSlot(holder, self.process, self._worker, self._own.names, ttl_s, lease)
+        return FreeSlot(holder, self.process, self._worker, self._own.names, ttl_s, lease, ahead)
 
     def _keep(self) -> None:
         now = self._context.clock.now()
@@ -285,11 +289,6 @@ class SlotOffers:
         self._lease = None
         with self._lock:
             self._own.lease_ended()
-
-    def _end_lease(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            self._engine.end_slots(lease, self._context.timeout_s)
 
     def _mine(self, used: Sequence[UsedSlot]) -> dict[str, tuple[Stored, Held]]:
         """Those of the claims made for slots that are current, by holder."""

@@ -203,7 +203,7 @@ class Worker:
         room = self._room()
         claimed = self._source.claim(max(room, 0), self._bodies.names())
         self._hand_out(claimed)
-        self._source.offer(self._idle_threads(), self._bodies.names())
+        self._source.offer(self._idle_threads(), self._room(), self._bodies.names())
         if not claimed:
             if room > 0:
                 self._source.report_strange(self._bodies.names())

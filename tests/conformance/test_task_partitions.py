@@ -383,7 +383,7 @@ def test_an_owner_without_room_claims_for_an_idle_worker(neighbours: Neighbours)
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     task = owner.enqueue()
-    idle.partitions.offer(2, NAMES)
+    idle.partitions.offer(2, 2, NAMES)
     lends(owner, task)
     (claimed,) = idle.claims()
     claim = owner.queue.get(task).state.claim
@@ -400,7 +400,7 @@ def test_an_owner_without_room_claims_for_an_idle_worker(neighbours: Neighbours)
 def test_an_owner_with_room_claims_for_itself_first(neighbours: Neighbours) -> None:
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    idle.partitions.offer(2, NAMES)
+    idle.partitions.offer(2, 2, NAMES)
     tasks = [owner.enqueue() for _ in range(4)]
     knows(owner, tasks=4, slots=2)
     own = owner.claims(1)
@@ -414,12 +414,12 @@ def test_an_owner_with_room_claims_for_itself_first(neighbours: Neighbours) -> N
 def test_a_worker_that_owns_all_partitions_offers_nothing(neighbours: Neighbours) -> None:
     owner = neighbours.open()
     owner.take(0, 1)
-    owner.partitions.offer(3, NAMES)
+    owner.partitions.offer(3, 3, NAMES)
     slots = owner.partitions._slots
     assert slots is not None
-    assert slots._own.next_wakeup() is None
+    assert slots._own.next_wakeup(0.0) is None
     owner.partitions.give_up([SimpleNamespace(resource="1")])  # type: ignore[list-item]
-    owner.partitions.offer(3, NAMES)
+    owner.partitions.offer(3, 3, NAMES)
     neighbours.wait_for_slots(3)
 
 
@@ -427,7 +427,7 @@ def test_a_worker_that_owns_all_partitions_offers_nothing(neighbours: Neighbours
 def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neighbours) -> None:
     owner, leaving = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    leaving.partitions.offer(2, NAMES)
+    leaving.partitions.offer(2, 2, NAMES)
     task = owner.enqueue()
     lends(owner, task)
     assert owner.queue.get(task).state.status is Status.CLAIMED
@@ -436,7 +436,7 @@ def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neig
     leaving.queue.context.ledger.flush()
     state = owner.queue.get(task).state
     assert (state.status, state.failures) == (Status.WAITING, 0)
-    leaving.partitions.offer(2, NAMES)
+    leaving.partitions.offer(2, 2, NAMES)
     leaving.partitions.retire()
     assert neighbours.slots() == []
 
@@ -449,7 +449,7 @@ def test_the_claim_of_an_old_slot_is_renewed_first(
     owner.take(0, 1)
     monkeypatch.setattr(free_slots, "FRESH_RATIO", -1.0)  # every slot is old
     tasks = [owner.enqueue(), owner.enqueue()]
-    idle.partitions.offer(2, NAMES)
+    idle.partitions.offer(2, 2, NAMES)
     lends(owner, *tasks)
     cancelled, kept = tasks
     assert idle.partitions._slots is not None
@@ -472,7 +472,7 @@ def test_claims_that_arrive_while_the_engine_is_away_are_taken_later(
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     task = owner.enqueue()
-    idle.partitions.offer(1, NAMES)
+    idle.partitions.offer(1, 1, NAMES)
     lends(owner, task)
     assert idle.woken.wait(PATIENCE_S)
     assert idle.partitions._slots is not None
@@ -502,7 +502,7 @@ def test_slots_that_could_not_be_published_are_published_later(
             raise faults.pop()
 
     monkeypatch.setattr(engine, "publish_slots", fault)
-    idle.partitions.offer(2, NAMES)
+    idle.partitions.offer(2, 2, NAMES)
     neighbours.wait_for_slots(2)
     tasks = {owner.enqueue() for _ in range(2)}
     lends(owner, *tasks)
@@ -515,7 +515,7 @@ def test_slots_whose_lease_has_ended_are_published_anew(neighbours: Neighbours) 
     """The worker was paused, or cut off from the store, for longer than the lease."""
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    idle.partitions.offer(1, NAMES)
+    idle.partitions.offer(1, 1, NAMES)
     neighbours.wait_for_slots(1)
     slots, engine = idle.partitions._slots, owner.queue.context.engine
     assert slots is not None
@@ -539,7 +539,7 @@ def test_changes_of_slots_that_a_watch_has_lost_are_read(
     for stage in (owner, idle):
         assert stage.partitions._slots is not None
         monkeypatch.setattr(stage.partitions._slots, "_learn", lambda _news: None)
-    idle.partitions.offer(1, NAMES)
+    idle.partitions.offer(1, 1, NAMES)
     neighbours.wait_for_slots(1)
     lose(owner)
     lends(owner, task)

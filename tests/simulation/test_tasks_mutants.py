@@ -102,7 +102,7 @@ def _without_epoch(original: Callable[..., Any]) -> Any:
 
 
 def _told_twice_is_used_twice(_: Any) -> Any:
-    def used(self: OwnSlots, slot: UsedSlot) -> bool:
+    def used(self: OwnSlots, slot: UsedSlot, _now: float) -> bool:
         self.arrived.append((slot, self.offered.pop(slot.holder, None)))
         return True
 

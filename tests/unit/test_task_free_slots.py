@@ -10,6 +10,7 @@ import pytest
 from rebalanser.tasks.claiming import ClaimAsk, Claiming, claim_for, keeps_slot
 from rebalanser.tasks.engine import Applied, Conflict, Epoch, SlotGone
 from rebalanser.tasks.free_slots import (
+    AHEAD_FOR_S,
     FRESH_RATIO,
     MAX_OFFERED,
     REMEMBERED,
@@ -29,11 +30,13 @@ from rebalanser.tasks.rules import Reason, Refused
 HERE, THERE = "process-here", "process-there"
 SEND, BOTH = frozenset({"send"}), frozenset({"send", "sweep"})
 TTL_S = 10.0
+NOW = 100.0
+"""Later than all that a test does."""
 TASK = "0" * 39 + "1"
 
 
 def slot(holder: str, *, process: str = THERE, names: frozenset[str] = SEND) -> FreeSlot:
-    return FreeSlot(holder, process, "label", names, TTL_S, 7, 3)
+    return FreeSlot(holder, process, "label", names, TTL_S, 7, revision=3)
 
 
 def used(holder: str, process: str = HERE) -> UsedSlot:
@@ -115,6 +118,15 @@ def test_two_owners_try_different_slots_first() -> None:
         orders.append(taken(slots))
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(holders)
     assert orders[0][:5] != orders[1][:5]
+
+
+@pytest.mark.rule("SK-20")
+def test_slots_ahead_are_for_when_no_thread_is_idle() -> None:
+    slots = FreeSlots(HERE)
+    for number in range(10):
+        slots.learn(replace(slot(f"ahead-{number}"), ahead=True))
+    slots.learn(slot("idle"))
+    assert taken(slots)[0] == "idle"
 
 
 # -- the claim for a slot
@@ -204,7 +216,7 @@ def test_burying_a_task_uses_no_slot() -> None:
 def offering(room: int, now: float = 0.0) -> OwnSlots:
     """A worker that has published slots for its room."""
     own = OwnSlots()
-    own.offer(room, SEND, now)
+    own.offer(room, room, SEND, now)
     plan = own.plan(now + SETTLE_S)
     own.published([f"h{number}" for number in range(plan.publish)], now + SETTLE_S)
     return own
@@ -213,67 +225,87 @@ def offering(room: int, now: float = 0.0) -> OwnSlots:
 @pytest.mark.rule("SK-20")
 def test_room_that_lasts_is_published() -> None:
     own = OwnSlots()
-    own.offer(2, SEND, 0.0)
+    own.offer(2, 2, SEND, 0.0)
     assert own.plan(0.0) == Plan()
-    assert own.next_wakeup() == SETTLE_S
-    own.offer(0, SEND, SETTLE_S / 2)
+    assert own.next_wakeup(NOW) == SETTLE_S
+    own.offer(0, 0, SEND, SETTLE_S / 2)
     assert own.plan(SETTLE_S) == Plan(), "it is busy again"
-    assert own.next_wakeup() is None
-    own.offer(1, SEND, SETTLE_S)
+    assert own.next_wakeup(NOW) is None
+    own.offer(1, 1, SEND, SETTLE_S)
     assert own.plan(SETTLE_S) == Plan(publish=1), "a worker with gaps only is idle in the next one"
     own.published(["a"], SETTLE_S)
     assert own.plan(2 * SETTLE_S) == Plan()
-    assert own.next_wakeup() is None
+    assert own.next_wakeup(NOW) is None
 
 
 @pytest.mark.rule("SK-20")
 def test_slots_for_which_there_is_no_room_are_withdrawn() -> None:
     own = offering(2)
-    own.offer(1, SEND, 1.0)
+    own.offer(1, 1, SEND, 1.0)
     assert own.plan(1.0) == Plan(), "the body may be a quick one"
-    own.offer(2, SEND, 1.0 + SETTLE_S / 2)
+    own.offer(2, 2, SEND, 1.0 + SETTLE_S / 2)
     assert own.plan(1.0 + SETTLE_S) == Plan()
-    own.offer(0, SEND, 2.0)
-    assert own.next_wakeup() == 2.0 + SETTLE_S
+    own.offer(0, 0, SEND, 2.0)
+    assert own.next_wakeup(NOW) == 2.0 + SETTLE_S
     assert own.plan(2.0 + SETTLE_S) == Plan(withdraw=("h0", "h1"))
     own.gone(["h0", "h1"])
     assert own.plan(3.0) == Plan()
 
 
 @pytest.mark.rule("SK-20")
+def test_while_its_slots_are_used_a_worker_with_quick_bodies_publishes_some_ahead() -> None:
+    own = OwnSlots()
+    own.offer(1, 5, SEND, 0.0)
+    assert own.plan(SETTLE_S) == Plan(publish=1), "nobody needs more"
+    own.published(["h0"], SETTLE_S)
+    own.used(used("h0"), 1.0)
+    own.forgotten(["h0"])
+    assert own.plan(1.0) == Plan(publish=4, ahead=4), "one has arrived already"
+    own.published(["h1", "h2", "h3", "h4"], 1.0)
+    own.take_arrived(1)
+    assert own.plan(1.1) == Plan()
+    later = 1.0 + AHEAD_FOR_S
+    assert own.next_wakeup(1.1) == later
+    own.offer(1, 5, SEND, later)
+    assert own.plan(later + SETTLE_S) == Plan(withdraw=("h2", "h3", "h4"))
+    own.gone(["h2", "h3", "h4"])
+    assert own.next_wakeup(later + SETTLE_S) is None
+
+
+@pytest.mark.rule("SK-20")
 def test_there_are_never_more_slots_than_one_worker_may_have() -> None:
     own = OwnSlots()
-    own.offer(10_000, SEND, 0.0)
+    own.offer(10_000, 10_000, SEND, 0.0)
     assert own.plan(1.0) == Plan(publish=MAX_OFFERED)
-    own.offer(-3, SEND, 0.0)
+    own.offer(-3, -3, SEND, 0.0)
     assert own.plan(1.0) == Plan()
 
 
 @pytest.mark.rule("SK-6", "SK-20")
 def test_a_used_slot_is_taken_once_and_deleted() -> None:
     own = offering(1)
-    assert own.used(used("h0"))
-    assert not own.used(used("h0"))
+    assert own.used(used("h0"), 0.0)
+    assert not own.used(used("h0"), 0.0)
     assert own.arrived == [(used("h0"), SETTLE_S)]
     assert own.plan(1.0) == Plan(forget=("h0",)), "its room is taken, though the worker has not begun"
     own.take_arrived(1)
     own.forgotten(["h0"])
-    assert not own.used(used("h0")), "a watch that tells it again"
+    assert not own.used(used("h0"), 0.0), "a watch that tells it again"
     assert own.plan(1.0) == Plan()
-    own.offer(1, SEND, 1.0)
+    own.offer(1, 1, SEND, 1.0)
     assert own.plan(1.0) == Plan(publish=1), "others have more to do: there is no delay"
 
 
 @pytest.mark.rule("SK-8", "SK-20")
 def test_a_claim_that_comes_of_an_unknown_publication_has_no_known_begin() -> None:
     own = OwnSlots()
-    own.learn(slot("late", process=HERE))
+    own.learn(slot("late", process=HERE), 0.0)
     assert own.plan(1.0).withdraw == ()
-    own.used(used("late"))
+    own.used(used("late"), 0.0)
     ((_, published_at),) = own.arrived
     assert published_at is not None
     assert not is_fresh(published_at, 0.0, TTL_S)
-    own.used(used("unheard of"))
+    own.used(used("unheard of"), 0.0)
     assert own.arrived[1] == (used("unheard of"), None)
 
 
@@ -286,25 +318,25 @@ def test_the_claim_of_an_old_slot_is_renewed_before_its_body_begins() -> None:
 @pytest.mark.rule("SK-20")
 def test_slots_of_a_lease_that_ended_are_published_anew() -> None:
     own = offering(2)
-    own.used(used("h0"))
+    own.used(used("h0"), 0.0)
     own.lease_ended()
     assert own.offered == {}
     assert [each.holder for each, _ in own.arrived] == ["h0"], "it was claimed before"
-    assert own.next_wakeup() is not None
+    assert own.next_wakeup(NOW) is not None
     assert own.plan(1.0) == Plan(publish=1)
     own = offering(1)
-    own.learn(GoneSlot("h0", HERE))
-    assert own.next_wakeup() is not None
+    own.learn(GoneSlot("h0", HERE), 0.0)
+    assert own.next_wakeup(NOW) is not None
     assert own.plan(1.0) == Plan(publish=1)
 
 
 @pytest.mark.rule("SK-20")
 def test_what_a_watch_has_missed_is_made_up_for() -> None:
     own = offering(3)
-    own.used(used("h2"))
+    own.used(used("h2"), 0.0)
     own.take_arrived(1)
     own.forgotten(["h2"])
-    own.replace([slot("h0", process=HERE), slot("late", process=HERE), used("h1"), used("h2")])
+    own.replace([slot("h0", process=HERE), slot("late", process=HERE), used("h1"), used("h2")], 0.0)
     assert own.offered == {"h0": SETTLE_S, "late": float("-inf")}
     assert [each.holder for each, _ in own.arrived] == ["h1"]
     assert set(own.plan(1.0).forget) == {"h1", "h2"}
@@ -313,10 +345,10 @@ def test_what_a_watch_has_missed_is_made_up_for() -> None:
 @pytest.mark.rule("SK-20")
 def test_slots_of_other_functions_than_now_are_withdrawn() -> None:
     own = offering(2)
-    own.offer(2, BOTH, 1.0)
+    own.offer(2, 2, BOTH, 1.0)
     assert own.plan(1.0) == Plan(withdraw=("h0", "h1"))
     own.gone(["h0", "h1"])
-    own.offer(2, BOTH, 1.0)
+    own.offer(2, 2, BOTH, 1.0)
     assert own.plan(1.0 + SETTLE_S) == Plan(publish=2)
     assert own.names == BOTH
 
@@ -325,8 +357,8 @@ def test_slots_of_other_functions_than_now_are_withdrawn() -> None:
 def test_what_is_remembered_of_used_slots_is_bounded() -> None:
     own = OwnSlots()
     for number in range(REMEMBERED + 10):
-        own.used(used(f"h{number}"))
+        own.used(used(f"h{number}"), 0.0)
     own.take_arrived(REMEMBERED + 10)
     assert len(own._seen) == REMEMBERED
-    assert not own.used(used(f"h{REMEMBERED}"))
-    assert own.used(used("h0"))
+    assert not own.used(used(f"h{REMEMBERED}"), 0.0)
+    assert own.used(used("h0"), 0.0)

@@ -238,7 +238,13 @@ def load_mark(entry: KeyValue) -> str:
 
 def dump_free_slot(slot: FreeSlot) -> bytes:
     """A free slot; the process and the holder stand in the key."""
-    value = {"worker": slot.worker, "names": sorted(slot.names), "ttl_s": slot.ttl_s, "lease": slot.lease}
+    value = {
+        "worker": slot.worker,
+        "names": sorted(slot.names),
+        "ttl_s": slot.ttl_s,
+        "lease": slot.lease,
+        "ahead": slot.ahead,
+    }
     return _dump({"v": SCHEMA_VERSION, "free": value}).encode()
 
 
@@ -255,7 +261,8 @@ def load_slot(process: str, holder: str, key: str, value: bytes, revision: int) 
         if free is None:
             return UsedSlot(holder, process, loaded["task"])
         names = frozenset(map(str, free["names"]))
-        return FreeSlot(holder, process, free["worker"], names, free["ttl_s"], free["lease"], revision)
+        worker, ttl_s, lease = free["worker"], free["ttl_s"], free["lease"]
+        return FreeSlot(holder, process, worker, names, ttl_s, lease, free["ahead"], revision)
 
 
 def is_short(payload: bytes) -> bool:

@@ -70,7 +70,7 @@ class Worker(Process):
     def _offer(self) -> Script:
         """Publish a slot, wait for claims, withdraw it, and work on what has arrived."""
         network, engine = self.world.network, self.world.engine
-        self._slots.offer(1, NAMES, self.now)
+        self._slots.offer(1, 1, NAMES, self.now)
         yield self.sleep(1.1 * SETTLE_S)
         for _ in range(self._slots.plan(self.now).publish):
             self._asked += 1
@@ -80,13 +80,13 @@ class Worker(Process):
         if not self._slots.arrived:
             yield self._until_arrival
         yield self.sleep(self.world.random.choice((0.0, 0.0, 0.3)))
-        self._slots.offer(0, NAMES, self.now)
+        self._slots.offer(0, 0, NAMES, self.now)
         yield self.sleep(1.1 * SETTLE_S)
         plan = self._slots.plan(self.now)
         used = yield network.request(self, partial(engine.withdraw, plan.withdraw))
         if not isinstance(used, Unanswered):
             for each in used:
-                self._slots.used(each)
+                self._slots.used(each, self.now)
             self._slots.gone(plan.withdraw)
         while self._slots.arrived:
             arrived, published_at = self._slots.arrived[0]
@@ -136,7 +136,7 @@ class Worker(Process):
             world.after(world.random.uniform(0.1, 4.0), tell)
 
     def _told_slot(self, news: SlotNews) -> None:
-        if self._slots.learn(news) and self._arrives is not None:
+        if self._slots.learn(news, self.now) and self._arrives is not None:
             self._arrives(None)
 
     def _ask_for_claim(self, asker: Asker) -> Wish:
