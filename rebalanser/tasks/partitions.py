@@ -83,6 +83,7 @@ class Partitions(ClaimSource):
         with self._lock:
             for each in owned:
                 self._owners.pop(int(each.resource), None)
+        self._wake()  # a worker that owned all partitions may have room for others now
 
     def owns(self, partition: int) -> bool:
         """Whether this process owns a partition, as far as it knows."""
@@ -132,7 +133,7 @@ class Partitions(ClaimSource):
             RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed; what
                 was is over in time.
         """
-        if arrived := self._arrived():
+        if arrived := self._arrived(limit):
             return arrived
         if limit <= 0 and not self._groups():
             return []
@@ -323,9 +324,9 @@ class Partitions(ClaimSource):
                 for owner in owners:
                     owner.learn_dependency(task, complete=is_complete)
 
-    def _arrived(self) -> list[Claimed]:
-        """The claims that other owners have made for this process."""
-        arrived = [] if self._slots is None else self._slots.arrived()
+    def _arrived(self, limit: int) -> list[Claimed]:
+        """The claims that other owners have made for this process, at most ``limit``."""
+        arrived = [] if self._slots is None else self._slots.arrived(limit)
         return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
 
     def _groups(self) -> list[frozenset[str]]:

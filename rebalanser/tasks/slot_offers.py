@@ -6,6 +6,7 @@ claims that others make for the slots arrive by the watch.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -62,6 +63,8 @@ class SlotOffers:
         self._own = OwnSlots()
         self._changed = threading.Event()
         self._due_in_s: float | None = 0.0
+        self._looks_at = -math.inf
+        """When the thread looks for writes that are due, in seconds of the context's clock."""
         self._lost = True
         self._watch: Watch | None = None
         self._lease: int | None = None
@@ -80,11 +83,10 @@ class SlotOffers:
         """This process has idle threads, and room for so many tasks; see :meth:`OwnSlots.offer`."""
         now = self._context.clock.now()
         with self._lock:
-            before = self._own.next_wakeup(now)
             self._own.offer(idle, room, names, now)
-            if self._own.next_wakeup(now) == before:
-                return
-        self._changed.set()
+            due = self._own.next_wakeup(now)
+            if due is not None and due < self._looks_at:
+                self._changed.set()
 
     def groups(self) -> list[frozenset[str]]:
         """The sets of functions for which other processes have free slots."""
@@ -106,8 +108,11 @@ class SlotOffers:
             else:
                 self._others.drop(slot)
 
-    def arrived(self) -> list[Arrived]:
-        """The claims that others have made for this process since the last call.
+    def arrived(self, limit: int) -> list[Arrived]:
+        """The claims that others have made for this process since the last call, at most ``limit``.
+
+        Those beyond that are given back at once: the threads of their slots have begun something else
+        meanwhile.
 
         Raises:
             RebalanserError: the engine was away; the next call answers them.
@@ -123,7 +128,9 @@ class SlotOffers:
         for slot, published_at in used:
             if slot.holder not in mine:
                 continue
-            if published_at is not None and is_fresh(published_at, now, ttl_s):
+            if len(arrived) + len(old) >= limit:
+                self._release(*mine[slot.holder])
+            elif published_at is not None and is_fresh(published_at, now, ttl_s):
                 arrived.append(Arrived(*mine[slot.holder], published_at))
             else:
                 old.append(mine[slot.holder])
@@ -168,7 +175,7 @@ class SlotOffers:
         self._changed.clear()
         if self._ending:
             return False
-        self._due_in_s = 0.0  # until the step has succeeded
+        self._due_in_s, self._looks_at = 0.0, -math.inf  # until the step has succeeded
         if self._lost:
             self._read_all()
         self._keep()
@@ -180,7 +187,8 @@ class SlotOffers:
         now = self._context.clock.now()
         with self._lock:
             times = [self._own.next_wakeup(now), None if self._lease is None else self._keep_at]
-        return min((max(0.001, at - now) for at in times if at is not None), default=None)
+            self._looks_at = min((at for at in times if at is not None), default=math.inf)
+        return None if self._looks_at == math.inf else max(0.001, self._looks_at - now)
 
     def _read_all(self) -> None:
         """Read all slots: at first, and once changes may have been missed."""
@@ -317,8 +325,10 @@ class SlotOffers:
             used = [slot for slot, _ in self._own.arrived]
             self._own.take_arrived(len(used))
         for stored, held in self._mine(used).values() if used else ():
-            rule = partial(_released, held=held)
-            self._context.submit(MoveAsk(stored, rule, lasting=True))
+            self._release(stored, held)
+
+    def _release(self, stored: Stored, held: Held) -> None:
+        self._context.submit(MoveAsk(stored, partial(_released, held=held), lasting=True))
 
 
 def _released(stored: Stored, held: Held) -> Decision:

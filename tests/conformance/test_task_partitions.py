@@ -418,7 +418,9 @@ def test_a_worker_that_owns_all_partitions_offers_nothing(neighbours: Neighbours
     slots = owner.partitions._slots
     assert slots is not None
     assert slots._own.next_wakeup(0.0) is None
+    owner.woken.clear()
     owner.partitions.give_up([SimpleNamespace(resource="1")])  # type: ignore[list-item]
+    assert owner.woken.is_set(), "or it would not offer anything before there is news"
     owner.partitions.offer(3, 3, NAMES)
     neighbours.wait_for_slots(3)
 
@@ -439,6 +441,26 @@ def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neig
     leaving.partitions.offer(2, 2, NAMES)
     leaving.partitions.retire()
     assert neighbours.slots() == []
+
+
+@pytest.mark.rule("SK-6", "SK-20")
+def test_claims_for_which_there_is_no_room_any_more_are_given_back_at_once(neighbours: Neighbours) -> None:
+    """The threads of the slots have begun something else before these could be withdrawn."""
+    owner, idle = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    tasks = [owner.enqueue() for _ in range(3)]
+    idle.partitions.offer(3, 3, NAMES)
+    lends(owner, *tasks)
+    assert idle.partitions._slots is not None
+    wait_until(lambda: len(idle.partitions._slots._own.arrived) == 3)  # type: ignore[union-attr]
+    kept = [each.stored.head.id for each in idle.partitions.claim(1, NAMES)]
+    assert len(kept) == 1
+    idle.queue.context.ledger.flush()
+    states = {task: owner.queue.get(task).state for task in tasks}
+    assert [task for task, state in states.items() if state.status is Status.CLAIMED] == kept
+    assert {state.failures for state in states.values()} == {0}
+    assert idle.partitions.claim(0, NAMES) == []
+    assert owner.claims(2), "they are ready again"
 
 
 @pytest.mark.rule("SK-7", "SK-8", "SK-20")
@@ -643,9 +665,17 @@ def test_a_worker_that_has_stopped_offers_nothing(shop: Shop) -> None:
     busy, idle = shop.start()
     engine = busy.context.engine
     assert isinstance(engine, SharesSlots)
-    wait_until(lambda: len(engine.slots("work", PATIENCE_S)[0]) == 1)
+    partitions = idle._partitions
+    assert partitions is not None
+    assert partitions._slots is not None
+    process = partitions._slots.process
+
+    def processes() -> list[str]:
+        return [each.process for each in engine.slots("work", PATIENCE_S)[0]]
+
+    wait_until(lambda: process in processes())
     idle.stop()
-    assert engine.slots("work", PATIENCE_S)[0] == []
+    assert process not in processes()
 
 
 def label_of(queue: Queue) -> str:
