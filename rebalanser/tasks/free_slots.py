@@ -112,12 +112,13 @@ class FreeSlots:
             heapq.heappush(self._heaps.setdefault(news.names, []), (news.ahead, order, news.holder))
         return is_new
 
-    def replace(self, slots: Sequence[SlotNews]) -> None:
-        """Take all the slots that there are, as changes may have been missed."""
+    def replace(self, slots: Sequence[SlotNews], revision: int) -> None:
+        """Take all slots as of a revision, as changes may have been missed; newer ones stay."""
+        newer = [slot for slot in self._free.values() if slot.revision > revision]
         self._free.clear()
         self._heaps.clear()
         self._trying.clear()
-        for slot in slots:
+        for slot in (*slots, *newer):
             self.learn(slot)
 
     def groups(self) -> list[frozenset[str]]:
@@ -167,9 +168,6 @@ class Plan:
     withdraw: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.publish or self.withdraw or self.forget)
-
 
 @dataclass(slots=True)
 class OwnSlots:
@@ -209,7 +207,6 @@ class OwnSlots:
         """These are not in the store any more, and were not used."""
         for holder in holders:
             self.offered.pop(holder, None)
-        self._lacks_since = -math.inf
 
     def used(self, slot: UsedSlot, now: float) -> bool:
         """A task was claimed for a slot; True if that is news. The worker takes it by :meth:`take_arrived`.
@@ -281,6 +278,7 @@ class OwnSlots:
 
     def next_wakeup(self, now: float) -> float | None:
         """When a write is due, None if only a change of the room can bring one."""
+        self._note(now)
         since = [self._exceeds_since, self._lacks_since if self._excess(now) < 0 else None]
         times = [each + SETTLE_S for each in since if each is not None]
         if self._held > self._idle and self._is_wanted(now):

@@ -195,15 +195,15 @@ class SlotOffers:
         self._lost = False
         try:
             slots, revision = self._engine.slots(self._context.queue, self._context.timeout_s)
+            with self._lock:
+                self._others.replace(slots, revision)
+                mine = [each for each in slots if each.process == self.process]
+                self._own.replace(mine, self._context.clock.now())
             if self._watch is None:
                 self._watch = self._engine.watch_slots(self._context.queue, revision, self._told)
         except BaseException:
             self._lost = True
             raise
-        with self._lock:
-            self._others.replace(slots)
-            mine = [each for each in slots if each.process == self.process]
-            self._own.replace(mine, self._context.clock.now())
         self._wake()
 
     def _told(self, news: Sequence[SlotNews] | Lost) -> None:

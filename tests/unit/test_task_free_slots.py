@@ -103,8 +103,11 @@ def test_a_slot_takes_the_tasks_of_its_functions() -> None:
     assert set(slots.groups()) == {SEND, BOTH}
     assert taken(slots, BOTH) == ["b"]
     assert slots.groups() == [SEND]
-    slots.replace([slot("c", names=BOTH), used("a", THERE)])
+    slots.replace([slot("c", names=BOTH), used("a", THERE)], 9)
     assert slots.groups() == [BOTH], "what was missed is made up for"
+    slots.learn(replace(slot("d"), revision=10))
+    slots.replace([], 9)
+    assert taken(slots) == ["d"], "it was published after what is read was sent"
 
 
 @pytest.mark.rule("SK-20")
@@ -322,12 +325,12 @@ def test_slots_of_a_lease_that_ended_are_published_anew() -> None:
     own.lease_ended()
     assert own.offered == {}
     assert [each.holder for each, _ in own.arrived] == ["h0"], "it was claimed before"
-    assert own.next_wakeup(NOW) is not None
+    assert own.next_wakeup(1.0) is not None
     assert own.plan(1.0) == Plan(publish=1)
     own = offering(1)
     own.learn(GoneSlot("h0", HERE), 0.0)
-    assert own.next_wakeup(NOW) is not None
-    assert own.plan(1.0) == Plan(publish=1)
+    assert own.next_wakeup(1.0) == 1.0 + SETTLE_S
+    assert own.plan(1.0 + SETTLE_S) == Plan(publish=1)
 
 
 @pytest.mark.rule("SK-20")

@@ -139,9 +139,10 @@ class Tenancy:
             self._must_read = False
             self.owner.doubt_dependencies()
             yield from self._read_all()
-            slots = yield network.request(process, lambda: list(self.world.engine.slots.values()))
+            engine = self.world.engine
+            slots = yield network.request(process, lambda: (list(engine.slots.values()), engine.revision))
             if not isinstance(slots, Unanswered):
-                self._slots.replace(slots)
+                self._slots.replace(*slots)
         needed, doubtful = self.owner.unknown_dependencies(), self.owner.doubtful()
         if needed or doubtful:
             found = yield network.read(process, [*needed, *doubtful])
