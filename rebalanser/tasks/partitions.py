@@ -162,6 +162,10 @@ class Partitions(ClaimSource):
             raise failed[0]
         return claimed
 
+    def lend(self) -> None:
+        """Claim what is ready for other processes that have room; raises what :meth:`claim` does."""
+        self.claim(0, ())
+
     def report_strange(self, names: Collection[str]) -> None:
         """Log once, for each function that is not one of these, that its tasks wait for another worker."""
         with self._lock:

@@ -61,6 +61,9 @@ class Partitions:
             raise self.answer
         return []
 
+    def lend(self) -> None:
+        """Nobody else has room."""
+
     def next_wakeup(self, names: Any) -> None:
         return None
 

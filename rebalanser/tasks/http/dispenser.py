@@ -139,7 +139,7 @@ class Dispenser:
         self._serve_all()
         self._answer_late()
         if self._source is not None:
-            self._source.claim(0, ())  # for the free slots of workers, what nobody here asks for
+            self._source.lend()  # what nobody here asks for
         self._pause = self._pause_s(self.telling.end_over())
         return True
 
