@@ -40,6 +40,7 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
+from rebalanser.tasks.free_slots import FreeSlot, UsedSlot
 from rebalanser.tasks.key_value import KeyValueEngine, open_engine
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term, Update
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
@@ -264,6 +265,25 @@ def test_an_epoch_that_was_taken_over_unseen_conflicts(engine: KeyValueEngine, o
     (task,) = everything(engine)
     answers = apply(engine, TakeOver(QUEUE, Epoch(0, 4)), move(task, claimed(), epoch=Epoch(0, 4)))
     assert all(isinstance(answer, Applied) for answer in answers)
+
+
+@pytest.mark.rule("SK-6", "SK-20")
+def test_a_slot_that_is_used_while_it_is_withdrawn_is_told(
+    engine: KeyValueEngine, other: KeyValueEngine, meddler: Meddler
+) -> None:
+    """Else its worker would never know of the claim."""
+    apply(other, make(1), TakeOver(QUEUE, Epoch(0, 1)))
+    (task,) = everything(other)
+    made = FreeSlot("h", "p", "w", frozenset({"send"}), 30.0, other.grant_slots(3600.0, TIMEOUT_S))
+    other.publish_slots(QUEUE, [made], [], TIMEOUT_S)
+    (slot,), _ = other.slots(QUEUE, TIMEOUT_S)
+    assert isinstance(slot, FreeSlot)
+    claim = replace(move(task, claimed(), epoch=Epoch(0, 1)), slot=slot)
+    meddler.interrupt(1, lambda: apply(other, claim))
+    used = UsedSlot("h", "p", task.head.id)
+    assert engine.withdraw_slots(QUEUE, "p", None, TIMEOUT_S) == [used]
+    assert isinstance(meddler.happened[0], Applied)
+    assert other.slots(QUEUE, TIMEOUT_S)[0] == [used]
 
 
 # -- dependencies
