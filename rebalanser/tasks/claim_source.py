@@ -81,16 +81,19 @@ class ClaimSource(ABC):
     def close(self) -> None:
         """Hear of no changes any more. Closing twice does nothing."""
 
+    @abstractmethod
     def offer(self, idle: int, room: int, names: Collection[str]) -> None:
         """This process has ``idle`` threads for which :meth:`claim` finds nothing of these functions.
 
         ``room`` says how many tasks it takes, which is more where it claims ahead. What other processes
-        claim for it is answered by :meth:`claim`. Does nothing where the store hands out all claims.
+        claim for it is answered by :meth:`claim`.
         """
 
+    @abstractmethod
     def retire(self) -> None:
         """Offer no more room, and give back what was claimed for this process and not answered."""
 
+    @abstractmethod
     def lend(self) -> None:
         """Claim what is ready for other processes that have room; raises what :meth:`claim` does."""
 
@@ -185,6 +188,15 @@ class IndexClaims(ClaimSource):
     def owns(self, partition: int) -> bool:  # noqa: ARG002
         """See :meth:`ClaimSource.owns`: true of all."""
         return True
+
+    def offer(self, idle: int, room: int, names: Collection[str]) -> None:
+        """See :meth:`ClaimSource.offer`: nothing, as the store hands out all claims."""
+
+    def retire(self) -> None:
+        """See :meth:`ClaimSource.retire`: nothing."""
+
+    def lend(self) -> None:
+        """See :meth:`ClaimSource.lend`: nothing."""
 
     def report_strange(self, names: Collection[str]) -> None:
         """See :meth:`ClaimSource.report_strange`."""

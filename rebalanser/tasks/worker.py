@@ -291,7 +291,9 @@ class Worker:
         claim = WorkerClaim(stored, claimed.held, claimed.sent_at + self._context.ttl_s, self._context)
         claim.tell(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
         now = time.monotonic()
-        return _Try(claim, stored.head, now + self._context.ttl_s / RENEWALS, now)
+        # A claim for a slot was made earlier than it came (SK-20): a part of its time is over.
+        age_s = self._context.clock.now() - claimed.sent_at
+        return _Try(claim, stored.head, now + self._context.ttl_s / RENEWALS - age_s, now)
 
     def _run(self) -> bool:
         self._places.acquire()

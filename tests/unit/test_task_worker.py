@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,6 +30,7 @@ from rebalanser.tasks.options import TaskOptions
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.worker import AHEAD_S, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
 from rebalanser.tasks.worker_claim import WorkerClaim
+from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S
 
 TTL_S = 3600.0
@@ -489,3 +491,22 @@ def test_a_slow_body_keeps_no_quick_ones_from_being_claimed_ahead() -> None:
     slow.began_at -= 2 * AHEAD_S
     assert running.worker._room() == 1 + 10, "one thread is free, and ten such bodies are ahead of it"
     running.end()
+
+
+@pytest.mark.rule("SK-7", "SK-8", "SK-20")
+def test_a_claim_that_came_late_is_renewed_the_sooner() -> None:
+    clock, nobody = FakeClock(), cast("Any", None)
+    context: Any = SimpleNamespace(
+        errors=ErrorPolicy("work", clock, lambda: None),
+        ttl_s=TTL_S,
+        clock=clock,
+        history=Mock(),
+        queue="work",
+    )
+    renewing = Worker(context, nobody, nobody, 1, threading.Event())
+    state = State(Status.CLAIMED, ClaimState(0, "h", "w", Term(TTL_S, "", 0.0)))
+    stored = Stored(Head("0" * 40, "work", "it"), state, 1, 0)
+    age_s = TTL_S / 6
+    began = time.monotonic()
+    made = renewing._try(Claimed(stored, Held(0, "h"), clock.now() - age_s))
+    assert began <= made.renew_at - (TTL_S / RENEWALS - age_s) <= time.monotonic()
