@@ -665,8 +665,8 @@ def test_a_worker_that_has_stopped_offers_nothing(shop: Shop) -> None:
     busy, idle = shop.start()
     engine = busy.context.engine
     assert isinstance(engine, SharesSlots)
-    partitions = idle._partitions
-    assert partitions is not None
+    partitions = idle._source
+    assert isinstance(partitions, Partitions)
     assert partitions._slots is not None
     process = partitions._slots.process
 
