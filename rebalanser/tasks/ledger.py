@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
@@ -83,15 +83,15 @@ class Ledger:
             self._more.notify()
 
     def flush(self) -> None:
-        """Wait until the outcome of all that was submitted so far is known, or the engine stays away.
+        """Wait until all that was submitted so far is settled, or the engine stays away.
 
-        Nothing is kept meanwhile: what is lasting fails then, as all else does.
+        What its futures call has returned then. Nothing is kept meanwhile: what is lasting fails, as all else
+        does.
         """
         with self._more:
+            asked = {*self._written, *self._waiting}
             self._flushing += 1
-            asked = [ask.future for ask in (*self._written, *self._waiting)]
-        wait(asked)
-        with self._more:
+            self._more.wait_for(lambda: asked.isdisjoint((*self._written, *self._waiting)))
             self._flushing -= 1
 
     def forked(self) -> None:
@@ -116,12 +116,16 @@ class Ledger:
             _fail((ask for ask in batch if ask not in kept), error)
             if kept or kind_of(error) is ErrorKind.BUG:
                 raise
+        finally:
+            with self._more:
+                self._written = ()
+                if self._flushing:
+                    self._more.notify_all()
         return bool(batch)
 
     def _taken(self) -> Sequence[Ask[object]]:
         """The next batch: at most one ask for each task, the rest keeping their places. Empty at the end."""
         with self._more:
-            self._written = ()
             self._more.wait_for(lambda: self._waiting or self._closing)
             batch: dict[str, Ask[object]] = {}
             kept: deque[Ask[object]] = deque()

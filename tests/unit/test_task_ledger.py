@@ -20,7 +20,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.ledger import Ledger
 from rebalanser.tasks.loops import ErrorPolicy
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from rebalanser.tasks.engine import Answer, Engine, Write
@@ -128,6 +128,25 @@ def test_what_was_asked_before_is_known_after_a_flush(engine: Gated, ledger: Led
     engine.may.set()
     ledger.flush()
     assert [each.future.done() and each.future.result() for each in asked] == ["a", "b", "a"]
+
+
+@pytest.mark.rule("SK-15")
+def test_a_flush_waits_for_what_the_outcomes_call(engine: Gated, ledger: Ledger) -> None:
+    """What is told of an outcome, such as that a write was refused, must not be lost with the process."""
+    begun, told = threading.Event(), []
+    asked = Asked("a")
+
+    def tell(_: object) -> None:
+        begun.set()
+        wait_until(lambda: ledger._flushing, "a flush")
+        told.append("a")
+
+    asked.future.add_done_callback(tell)
+    engine.may.set()
+    ledger.submit(asked)
+    assert begun.wait(PATIENCE_S)
+    ledger.flush()
+    assert told == ["a"]
 
 
 def test_where_nothing_is_asked_a_flush_is_over_at_once(ledger: Ledger) -> None:
