@@ -66,6 +66,8 @@ class RegistryUrl:
 
 
 _HOST: Final = re.compile(r"[\w.\-]+|\[[\da-fA-F:.]+\]")
+_ADDRESS: Final = re.compile(r"[\d.]+")
+"""An IPv4 address: the last label of a domain name is never a number."""
 
 
 def _host(text: str, scheme: str) -> tuple[str, int]:
@@ -80,10 +82,13 @@ def _host(text: str, scheme: str) -> tuple[str, int]:
 
 
 def _domain(text: str, scheme: str) -> tuple[str, int]:
-    if not _HOST.fullmatch(text) or text.startswith("["):
-        shown = text if ":" not in text else f"{text.partition(':')[0]}:***"  # it may be a password
+    if not _HOST.fullmatch(text) or text.startswith("[") or _ADDRESS.fullmatch(text):
+        # What follows a colon may be a password whose host was forgotten.
+        host = match[0] if (match := _HOST.match(text)) else ""
+        shown = f"{host}:***" if ":" in text.removeprefix(host) else text
         raise InvalidUrl(
-            f"{shown!r} in the URL {scheme}://… is not the DOMAIN of SRV records, without a port"
+            f"{scheme}:// finds hosts and ports by DNS SRV: it needs a domain name without a port, such as "
+            f"{scheme}://example.org, not {shown!r}; for addresses use {scheme.removesuffix('+srv')}://"
         )
     return text.rstrip("."), 0
 

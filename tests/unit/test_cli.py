@@ -213,8 +213,23 @@ def test_bad_input_gets_one_line(cli: Cli, arguments: tuple[str, ...], code: int
         ("groups.db", ["is not a registry URL such as sqlite:///groups.db"]),
         ("etcd://127.0.0.1", ["is not HOST:PORT"]),
         *(
-            (f"etcd+srv://{there}/x", [f"'{shown}' in the URL etcd+srv://… is not the DOMAIN of SRV records"])
-            for there, shown in [("a.test:2379", "a.test:***"), ("a.test,b.test", "a.test,b.test"), ("", "")]
+            (
+                f"etcd+srv://{there}/x",
+                [f"domain name without a port, such as etcd+srv://example.org, not '{shown}'; for addresses"],
+            )
+            for there, shown in [
+                ("a.test:2379", "a.test:***"),
+                ("a.test,b.test", "a.test,b.test"),
+                ("127.0.0.1", "127.0.0.1"),
+                ("127.0.0.1:2379", "127.0.0.1:***"),
+                ("[::1]", "[::1]"),
+                ("[::1]:2379", "[::1]:***"),
+                ("", ""),
+            ]
+        ),
+        (
+            "etcd+tls+srv://127.0.0.1/x",
+            ["such as etcd+tls+srv://example.org", "for addresses use etcd+tls://"],
         ),
         ("sqlite://", ["names no file"]),
         ("sqlite:////nowhere/at/all/groups.db", ["there is no folder /nowhere/at/all"]),
