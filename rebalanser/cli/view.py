@@ -145,7 +145,8 @@ def changed_lines(before: Picture | None, after: Picture) -> Iterator[str]:
     if before is None or headline(before.state) != headline(after.state):
         yield headline(after.state)
     for node in after.state.nodes:
-        if was.pop(node.node, None) != node:
+        earlier = was.pop(node.node, None)
+        if earlier is None or node_line(earlier) != node_line(node):
             yield f"  {node_line(node)}"
     for gone in was.values():
         yield f"  {gone.label}: gone"

@@ -59,7 +59,11 @@ def watch(
     group: GroupArgument,
     interval: Annotated[
         float,
-        typer.Option(min=SHORTEST_PAUSE_S, metavar="SECONDS", help="Read it again after this long anyway."),
+        typer.Option(
+            min=SHORTEST_PAUSE_S,
+            metavar="SECONDS",
+            help="Seconds between two reads of the group, and of its heartbeats, while nothing changes.",
+        ),
     ] = 2.0,
     registry: RegistryOption = None,
     json: JsonOption = False,
@@ -67,9 +71,12 @@ def watch(
     """Show a group as it changes, until q or Ctrl-C: live lists, or a line for each change where there is no
     terminal.
 
-    The lists are nodes with the age of their last heartbeat, resources, moves since the watch began, and what
-    waits. Arrows and PgUp/PgDn scroll, Tab shows the next list, / filters. Of a large group heartbeats are
-    asked for in turn, those of the nodes in sight first. With --json each line is the whole state.
+    The lists are nodes, resources, moves since the watch began, and what waits. Arrows and PgUp/PgDn scroll,
+    Tab shows the next list, / filters. With --json each line is the whole state.
+
+    The column heartbeat has the age of the last heartbeat, such as "3 s ago". "6 of 10 s" in red: the node is
+    silent, that is, it has sent none for 6 s, more than half of its lease of 10 s; others take over when the
+    lease ends. "—": the age is not known now. Of more than 128 nodes those in sight are looked at each time.
     """
     face = Face.of(registry, json)
     face.refuse_missing_file(group)

@@ -598,6 +598,9 @@ def test_help_and_version(cli: Cli) -> None:
     for command in ("resources", "status", "watch", "node", "run", "check"):
         assert command in cli("--help").out
     assert cli("run", "--help").code == 0
+    watch = " ".join(cli("watch", "--help").out.split())
+    for word in ("silent", '"3 s ago"', '"6 of 10 s"', '"—"', "Seconds between two reads"):
+        assert word in watch
     assert cli().code == 2
     assert application().info.name == "rebalanser"
 

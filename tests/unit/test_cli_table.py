@@ -412,6 +412,16 @@ class TestLines:
             "  b: two → one, token 7",
         ]
 
+    def test_a_node_is_printed_only_if_its_line_differs(self) -> None:
+        released = node("one").model_copy(update={"released": ("a",)})
+        before, after = state(nodes=(released,), drained=()), state(nodes=(node("one"),), drained=())
+        assert list(changed_lines(picture(after), picture(before))) == ["  one has released a"]
+        assert list(changed_lines(picture(before), picture(after))) == []
+        drained = state(nodes=(node("one", drained=True),), drained=())
+        assert list(changed_lines(picture(after), picture(drained))) == [
+            "  one: drained, ready, holds 1 of 1 assigned"
+        ]
+
     def test_a_wait_is_told_once(self) -> None:
         waiting = state(resource("a", "two", "one"), nodes=(node("one"), node("two")), drained=())
         lines = list(changed_lines(picture(group({"a": "one"}, "one", "two")), picture(waiting)))
