@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,6 @@ from rebalanser.cli.lines import absent_drains, counted, node_line
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="List nodes, drain one, or end that."
 )
-
-MAX_TEXT: Final = chr(0x10FFFF)
-"""Sorts after every node id."""
 
 NodeArgument = Annotated[
     str,
@@ -34,30 +31,53 @@ def list_nodes(
     group: GroupArgument,
     after: Annotated[
         str | None,
-        typer.Option(metavar="NODE", help="Only those after this label, or node id.", show_default=False),
+        typer.Option(metavar="LABEL", help="List only nodes after this label.", show_default=False),
+    ] = None,
+    after_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="With --after: list also the nodes of that label whose ids are after this one.",
+            show_default=False,
+        ),
     ] = None,
     limit: LimitOption = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the nodes in the order of their labels, then the drained labels that no live node has."""
+    """List the nodes in the order of their labels and ids, then the drained labels that no live node has.
+
+    If there are more, the last line, or `next` in JSON, has the options for the next page. They serve even if
+    the node that they name has left.
+    """
+    if after_id is not None and after is None:
+        raise typer.BadParameter("--after-id needs --after")
     face = Face.of(registry, json)
     state = face.state(group)
     absent = absent_drains(state)
-    start = ("", "") if after is None else (after, MAX_TEXT)
-    start = next(((each.label, each.node) for each in state.nodes if each.node == after), start)
-    nodes = [each for each in state.nodes if (each.label, each.node) > start]
+    nodes = [
+        each
+        for each in state.nodes
+        if after is None
+        or each.label > after
+        or (each.label == after and after_id is not None and each.node > after_id)
+    ]
     page = nodes[: face.limit(limit)]
     rest = nodes[len(page) :]
     last = [f"{label}: drained, not there" for label in absent]
-    if rest:  # nodes may share a label, and then only an id says where to go on
-        name = page[-1].node if page[-1].label == rest[0].label else page[-1].label
-        last = [f"… {len(rest):,} more, use --after {shlex.quote(name)}"]
+    place: dict[str, str] | None = None
+    if rest:
+        place = {"after": page[-1].label}
+        if page[-1].label == rest[0].label:  # nodes may share a label
+            place["after_id"] = page[-1].node
+        options = (f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in place.items())
+        last = [f"… {len(rest):,} more, use {' '.join(options)}"]
     face.answer(
         {
             "group": group,
             "nodes": [node.model_dump(mode="json") for node in page],
             "drained_and_absent": absent,
+            "next": place,
         },
         *(node_line(node) for node in page),
         *last,

@@ -135,13 +135,16 @@ def list_resources(
     ] = None,
     after: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only those after this name.", show_default=False),
+        typer.Option(metavar="NAME", help="List only resources after this name.", show_default=False),
     ] = None,
     limit: LimitOption = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the resources with their owners, in the order of their names."""
+    """List the resources with their owners, in the order of their names.
+
+    If there are more, the last line, or `next` in JSON, has the option for the next page.
+    """
     face = Face.of(registry, json)
     state = face.state(group)
     ids = {each.node for each in state.nodes if each.label == node}
@@ -156,7 +159,11 @@ def list_resources(
     rest = len(resources) - len(page)
     more = [f"… {rest:,} more, use --after {shlex.quote(page[-1].resource)}"] if rest else []
     face.answer(
-        {"group": group, "resources": [resource.model_dump(mode="json") for resource in page]},
+        {
+            "group": group,
+            "resources": [resource.model_dump(mode="json") for resource in page],
+            "next": {"after": page[-1].resource} if rest else None,
+        },
         *(resource_line(resource) for resource in page),
         *more,
     )

@@ -27,7 +27,7 @@ from rebalanser.cli.face import Face, default_url
 from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
 from rebalanser.group import Group, open_coordinator
 from rebalanser.protocol import Member
-from rebalanser.protocol.messages import Join
+from rebalanser.protocol.messages import Join, Joined, Leave
 from rebalanser.registry import GroupStore, RegistryCoordinator, open_registry
 from rebalanser.registry.contract import Delete, Grant, Granted, Put, Transaction
 from rebalanser.runtime import dead_man, narration
@@ -36,7 +36,7 @@ from rebalanser.settings import Settings
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rebalanser.registry import Coordinator, RegistryUrl
     from rebalanser.registry.contract import Capabilities, Registry, Reply, Request
@@ -335,6 +335,8 @@ def test_a_large_group_is_shown_in_pages(cli: Cli, monkeypatch: pytest.MonkeyPat
     assert last.splitlines() == whole.out.splitlines()[200:]
     page = cli("resources", "list", "orders", "--after", "a 099", "--limit", "2", "--json").document
     assert [each["resource"] for each in page["resources"]] == ["a 100", "a 101"]
+    assert page["next"] == {"after": "a 101"}
+    assert cli("resources", "list", "orders", "--after", "a 248", "--json").document["next"] is None
     state = cli("status", "orders", "--limit", "2", "--json").document
     assert len(state["resources"]) == 2
     assert state["owned"] + state["unowned"] == 250
@@ -364,8 +366,38 @@ def test_many_nodes_are_listed_in_pages(cli: Cli, monkeypatch: pytest.MonkeyPatc
             patched.setattr(Face, "on_terminal", True)
             assert len(cli("node", "list", "orders").out.splitlines()) == 101
         document = cli("node", "list", "orders", "--after", "w 117", "--limit", "1", "--json").document
-    assert [each["label"] for each in document["nodes"]] == ["w 118"]
-    assert document["drained_and_absent"] == ["absent"]
+        assert [each["label"] for each in document["nodes"]] == ["w 118"]
+        assert document["drained_and_absent"] == ["absent"]
+        assert document["next"] == {"after": "w 118"}
+        assert cli("node", "list", "orders", "--after", "w 118", "--json").document["next"] is None
+
+
+def test_pages_of_nodes_go_on_though_the_last_one_of_a_page_has_left(cli: Cli) -> None:
+    """Labels may be shared; ids are random, so that an id alone has no place in the order of labels."""
+    cli("resources", "add", "orders", "a")
+    url = os.environ["REBALANSER_REGISTRY"]
+    sessions = {}
+    with closing(open_coordinator("orders", url, Settings(), SystemClock())) as coordinator:
+        for node, label in [("5", "one"), ("1", "same"), ("3", "same"), ("4", "same"), ("0", "two")]:
+            joined = coordinator.perform(Join(Member(node, label), 60.0))
+            assert isinstance(joined, Joined)
+            sessions[node] = joined.session
+
+        def page(after: Mapping[str, str]) -> tuple[list[str], dict[str, str] | None]:
+            options = [f"--{name.replace('_', '-')}={value}" for name, value in after.items()]
+            answer = cli("node", "list", "orders", "--limit", "2", "--json", *options).document
+            return [each["node"] for each in answer["nodes"]], answer["next"]
+
+        first, place = page({})
+        assert (first, place) == (["5", "1"], {"after": "same", "after_id": "1"})
+        assert page({"after": "same"}) == (["0"], None)
+        coordinator.perform(Leave(sessions["1"]))
+        assert place is not None
+        assert page(place) == (["3", "4"], {"after": "same"})
+        for node in ("3", "4"):
+            coordinator.perform(Leave(sessions[node]))
+        assert page({"after": "same"}) == (["0"], None)
+    refused(cli("node", "list", "orders", "--after-id", "1"), 2, "--after-id needs --after")
 
 
 def test_the_resources_of_one_node_are_listed(cli: Cli) -> None:
@@ -721,6 +753,7 @@ def test_groups_and_nodes_are_listed(cli: Cli) -> None:
         "group": "mail",
         "nodes": [],
         "drained_and_absent": ["w-7"],
+        "next": None,
     }
     refused(cli("groups", "--registry", "sqlite:///"), 3, "names no file")
 
