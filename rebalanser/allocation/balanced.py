@@ -9,6 +9,7 @@ from rebalanser.protocol.types import Effort
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 NO_PINS: Mapping[str, str] = MappingProxyType({})
 
@@ -56,11 +57,15 @@ def share_out(
     kept, arriving = _share_out(nodes, resources, previous, pinned)
     shares: dict[str, frozenset[str]] = {}
     for node, share in kept.items():
-        before = previous.get(node)
-        shares[node] = share.union(arriving[node]) if arriving[node] else share
-        if isinstance(before, frozenset) and share is not before and shares[node] == before:
-            shares[node] = before
+        shares[node] = as_before(previous.get(node), share.union(arriving[node]) if arriving[node] else share)
     return shares
+
+
+def as_before(before: Collection[str] | None, share: AbstractSet[str]) -> frozenset[str]:
+    """Return ``before`` itself if it is a frozenset equal to ``share``, else the share."""
+    if share is not before and isinstance(before, frozenset) and share == before:
+        return before
+    return frozenset(share)
 
 
 def _share_out(

@@ -8,7 +8,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from rebalanser.allocation.balanced import NO_PINS, moves, share_out, vacancies
+from rebalanser.allocation.balanced import NO_PINS, as_before, moves, share_out, vacancies
 from rebalanser.allocation.balanced import effort as balanced_effort
 from rebalanser.allocation.flow import Network
 from rebalanser.allocation.reasons import why_nowhere
@@ -109,12 +109,7 @@ def allocate(
     shares: dict[str, set[str]] = {node: set() for node in live}
     for name, node in placed.holders.items():
         shares[node].add(name)
-    return {node: _kept(previous.get(node), share) for node, share in shares.items()}
-
-
-def _kept(before: Collection[str] | None, share: set[str]) -> frozenset[str]:
-    """The share; the very same set as before if it is equal to that."""
-    return before if isinstance(before, frozenset) and share == before else frozenset(share)
+    return {node: as_before(previous.get(node), share) for node, share in shares.items()}
 
 
 def effort(

@@ -93,6 +93,9 @@ RegistryOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too.")]
+VerboseOption = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
+]
 
 
 def default_url() -> str:

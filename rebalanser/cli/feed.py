@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, VerboseOption
 from rebalanser.feed import ResourceFeed
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import REGISTRY_VARIABLE
@@ -38,9 +38,7 @@ def feed(
             help="The group's registry, such as etcd://HOST:PORT.",
         ),
     ] = None,
-    verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
-    ] = 0,
+    verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Keep a group's resources equal to a cluster's running applications, until Ctrl-C or SIGTERM.

@@ -18,6 +18,3 @@ KafkaOption = Annotated[
         help="Where Kafka is, such as HOST:PORT,HOST:PORT, or a kafka:// URL with security settings.",
     ),
 ]
-VerboseOption = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
-]

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from rebalanser.runtime.narration import shown_names
 from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_WAITS: Final = 10
 """How many waits are listed."""
-MOST_NAMES: Final = 5
-"""How many resources are named that nobody owns for the same reason, or that a node has released."""
 
 
 def waits(state: GroupState) -> Iterator[str]:
@@ -28,13 +27,7 @@ def waits(state: GroupState) -> Iterator[str]:
         elif resource.reason is not None:
             unowned.setdefault(resource.reason, []).append(resource.resource)
     for reason, names in unowned.items():
-        yield f"nobody owns {_named(names)}: {_printable(reason)}"
-
-
-def _named(resources: Sequence[str]) -> str:
-    """The resources; of many the first few, and how many more there are."""
-    rest = len(resources) - MOST_NAMES
-    return ", ".join(resources[:MOST_NAMES]) + (f" and {rest:,} more" if rest > 0 else "")
+        yield f"nobody owns {shown_names(names)}: {_printable(reason)}"
 
 
 def headline(state: GroupState) -> str:
@@ -121,7 +114,6 @@ def first_waits(state: GroupState) -> list[str]:
     Before that one key that can't be read, what nodes have released, and the drained labels that no live node
     has: nodes that come with them will own nothing.
     """
-    every = waits(state)
     absent = absent_drains(state)
     lines = [f"  {_printable(state.trouble)}"] if state.trouble else []
     if state.unreadable:
@@ -131,8 +123,17 @@ def first_waits(state: GroupState) -> list[str]:
         :MOST_WAITS
     ]
     released = (node for node in state.nodes if node.released)
-    lines += [f"  {node.label} has released {_named(node.released)}" for node in islice(released, MOST_WAITS)]
+    lines += [
+        f"  {node.label} has released {shown_names(node.released)}" for node in islice(released, MOST_WAITS)
+    ]
     lines += [f"  drained, and not there: {', '.join(absent)}"] if absent else []
-    lines += [f"  {line}" for line in islice(every, MOST_WAITS)]
-    rest = sum(1 for _ in every)
-    return [*lines, f"  and {rest:,} more"] if rest else lines
+    return [*lines, *first_lines([f"  {line}" for line in waits(state)], MOST_WAITS + 1)]
+
+
+def first_lines(lines: Sequence[str], most: int, total: int | None = None) -> Sequence[str]:
+    """Return at most ``most`` lines of ``total``; the last one counts those that are left out, if any."""
+    rest = (len(lines) if total is None else total) - len(lines)
+    if len(lines) + bool(rest) <= most:
+        return [*lines, f"  and {rest:,} more"] if rest else lines
+    shown = lines[: max(0, most - 1)]
+    return [*shown, f"  and {rest + len(lines) - len(shown):,} more"][:most]

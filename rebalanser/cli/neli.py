@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from rebalanser.cli.face import Face, JsonOption
-from rebalanser.cli.kafka_options import KafkaOption, VerboseOption
+from rebalanser.cli.face import Face, JsonOption, VerboseOption
+from rebalanser.cli.kafka_options import KafkaOption
 from rebalanser.cli.recording import HistoryOption, HistoryTopicOption
 from rebalanser.errors import InvalidSettings, InvalidUrl
 from rebalanser.neli.roles import Role

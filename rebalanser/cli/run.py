@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption, VerboseOption
 from rebalanser.cli.names import read_names
 from rebalanser.cli.outputs import Outputs, Style
 from rebalanser.cli.supervisor import Restart, Supervisor, mistyped
@@ -69,9 +69,7 @@ def run(
             help="Begin each line of output with the resource's name in brackets.",
         ),
     ] = None,
-    verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
-    ] = 0,
+    verbose: VerboseOption = 0,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:

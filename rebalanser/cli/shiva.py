@@ -20,8 +20,8 @@ from rich.progress import Progress as Bar
 
 from rebalanser.applications import TopicNames, manifest_schema, open_cluster, status_of, tail
 from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, Progress, Running
-from rebalanser.cli.face import Face, JsonOption
-from rebalanser.cli.kafka_options import KafkaOption, VerboseOption
+from rebalanser.cli.face import Face, JsonOption, VerboseOption
+from rebalanser.cli.kafka_options import KafkaOption
 from rebalanser.cli.recording import HistoryOption, HistoryTopicOption, recorded
 from rebalanser.cli.shiva_table import application_line, plain, render
 from rebalanser.errors import InvalidSettings, InvalidUrl

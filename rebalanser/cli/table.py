@@ -19,6 +19,7 @@ from rebalanser.cli.lines import (
     condition,
     condition_of,
     counted,
+    first_lines,
     first_nodes,
     first_waits,
     more_nodes,
@@ -89,8 +90,8 @@ def _nodes_page(view: View, picture: Picture, height: int) -> list[RenderableTyp
     """The table of nodes with what fits in it, what waits and what moved last."""
     spare = max(0, height - FRAME_LINES - 1)
     moves = [f"  {_clock(move.seen_at)}  {move_line(move)}" for move in islice(view.moves, MOST_BELOW)]
-    below = _faint_lines(_first(picture.notes, min(MOST_BELOW, spare // 3)))
-    below += [Text(line, style="dim") for line in _first(moves, min(MOST_BELOW, spare // 3), view.moved)]
+    below = _faint_lines(first_lines(picture.notes, min(MOST_BELOW, spare // 3)))
+    below += [Text(line, style="dim") for line in first_lines(moves, min(MOST_BELOW, spare // 3), view.moved)]
     room = max(1, height - FRAME_LINES - len(below))
     top, rows = view.window(room)
     nodes = [row for row in rows if isinstance(row, NodeState)]
@@ -114,15 +115,6 @@ def _lines_page(view: View, height: int) -> list[RenderableType]:
             line = f"{_clock(row.seen_at)}  {move_line(row)}"
         lines.append(Text(f"  {line}", no_wrap=True, overflow="ellipsis"))
     return [*lines, _position(view, top, len(rows))]
-
-
-def _first(lines: Sequence[str], most: int, total: int | None = None) -> Sequence[str]:
-    """The first of the lines, and how many more there are; ``most`` in all."""
-    rest = (len(lines) if total is None else total) - len(lines)
-    if len(lines) + bool(rest) <= most:
-        return [*lines, f"  and {rest:,} more"] if rest else lines
-    shown = lines[: max(0, most - 1)]
-    return [*shown, f"  and {rest + len(lines) - len(shown):,} more"][:most]
 
 
 def _faint_lines(lines: Iterable[str]) -> list[RenderableType]:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from pydantic import ValidationError
 
-from rebalanser.cli.face import Face, JsonOption, RegistryOption
-from rebalanser.cli.kafka_options import VerboseOption
+from rebalanser.cli.face import Face, JsonOption, RegistryOption, VerboseOption
 from rebalanser.cli.tasks_options import CreateOption, OutboxOption, QueueArgument, opened
 from rebalanser.errors import InvalidHandlers, InvalidSettings, MissingExtra
 from rebalanser.runtime.logs import configure_cli_logging

@@ -14,7 +14,7 @@ from rebalanser.runtime.logs import is_unconfigured, write_default_line
 SILENCE_S: Final = 1.0
 """Seconds without an answer of the registry after which a person is told what is waited for."""
 MOST_NAMES: Final = 5
-"""Maximum resources that a sentence names."""
+"""Maximum number of resources that a sentence names."""
 _SILENT: Final = frozenset({FactKind.GROUP_READ, FactKind.ALLOCATION_ADOPTED, FactKind.BARRIER_BLOCKED})
 """Kinds that are told only where they are news."""
 
@@ -78,17 +78,17 @@ class Narrator:
             case FactKind.BARRIER_BLOCKED:
                 before, self._blocked = self._blocked, frozenset(resources)
                 new = self._blocked - before
-                return f"waits for {_names(new)}, which other nodes have yet to give up" if new else None
+                return f"waits for {shown_names(new)}, which other nodes have yet to give up" if new else None
             case FactKind.START_ENTERED:
                 self._owned.update(resources)
-                return f"owns {_names(resources)}; {self._in_all()}"
+                return f"owns {shown_names(resources)}; {self._in_all()}"
             case FactKind.RELEASED:
-                return f"releases {_names(resources)}" + (
+                return f"releases {shown_names(resources)}" + (
                     "" if fact.value is None else f" for {fact.value:g} s"
                 )
             case FactKind.STOP_RETURNED:
                 self._owned.difference_update(resources)
-                return f"gave up {_names(resources)}; {self._in_all()}"
+                return f"gave up {shown_names(resources)}; {self._in_all()}"
             case _:
                 return _sentence_of(fact)
 
@@ -123,7 +123,8 @@ def trouble_of(fact: Fact) -> str | None:
             return None
 
 
-def _names(resources: Collection[str]) -> str:
+def shown_names(resources: Collection[str]) -> str:
+    """Return the first ``MOST_NAMES`` resources by name, and the number of the others."""
     shown = sorted(resources)[:MOST_NAMES]
     rest = len(resources) - len(shown)
     return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
