@@ -139,7 +139,7 @@ class AsyncGroup:
 
     @property
     def released(self) -> frozenset[str]:
-        """The resources that were released here and are not taken again yet."""
+        """The resources that this node has released and not accepted since."""
         return self._group.released
 
     async def run(self) -> None:

@@ -446,9 +446,9 @@ class Group:
 
     @property
     def released(self) -> frozenset[str]:
-        """The resources that were released here and are not taken again yet."""
+        """The resources that this node has released and not accepted since."""
         self._refuse_fork()
-        return self._run.engine.snapshot.refused if self._run is not None else frozenset()
+        return self._run.engine.snapshot.released if self._run is not None else frozenset()
 
     def _end(self, run: _Run, timeout_s: float | None) -> bool:
         run.engine.stop()

@@ -103,7 +103,7 @@ def describe(name: str, view: GroupView) -> GroupState:
     completed = {
         node: node in shares and group.acknowledged.get(node, 0) >= shares[node] for node in group.members
     }
-    refused = refusing(group)
+    released = refusing(group)
     leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
     nodes = tuple(
         NodeState(
@@ -131,7 +131,7 @@ def describe(name: str, view: GroupView) -> GroupState:
             leader,
             assigned.get(resource),
             held.get(resource),
-            refused.get(resource, frozenset()),
+            released.get(resource, frozenset()),
         )
         for resource in sorted(group.resources.keys() | held.keys())
     )
@@ -188,7 +188,7 @@ def _resource(
     leader: str | None,
     assigned_to: str | None,
     holding: Holding | None,
-    refused_by: AbstractSet[NodeId],
+    released_by: AbstractSet[NodeId],
 ) -> ResourceState:
     group = view.group
     removed = resource not in group.resources
@@ -202,7 +202,7 @@ def _resource(
         token=holding.token if holding else None,
         reason=None
         if removed or holder
-        else _why_unowned(spec, view, labels, leader, assigned_to, refused_by),
+        else _why_unowned(spec, view, labels, leader, assigned_to, released_by),
         weight=spec.weight,
         pin=spec.pin,
         attributes=dict(spec.attributes),
@@ -216,7 +216,7 @@ def _why_unowned(
     labels: AbstractSet[str],
     leader: str | None,
     assigned_to: str | None,
-    refused_by: AbstractSet[NodeId],
+    released_by: AbstractSet[NodeId],
 ) -> str:
     group, pin = view.group, spec.pin
     if not labels:
@@ -227,7 +227,7 @@ def _why_unowned(
         return f"pinned to {pin}, which is drained"
     if labels <= group.drained:
         return "every node is drained"
-    if refused_by and _open_to(spec, group) <= refused_by:
+    if released_by and _open_to(spec, group) <= released_by:
         return f"pinned to {pin}, which has released it" if pin is not None else "every node has released it"
     if assigned_to is not None and assigned_to in group.members:
         return f"{group.members[assigned_to].label} has yet to take it"

@@ -38,6 +38,7 @@ class _Member(_Value):
     pid: int
     attributes: dict[str, str]
     refused: frozenset[str] = frozenset()
+    """The resources that the node has released."""
 
 
 class _Leadership(_Value):

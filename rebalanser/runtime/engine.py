@@ -54,7 +54,7 @@ CLOSE_TIMEOUT_S = 5.0
 LOOK_AT_CLOCK_S = 0.5
 TELL_LOADS_S = 1.0
 MAX_RELEASED: Final = 1_000
-"""Maximum number of resources that a node refuses at once: its record in the registry names them all."""
+"""Maximum number of resources that a node has released at once: its member key names them all."""
 _NO_DETAIL: Final[Detail] = MappingProxyType({})
 
 
@@ -83,7 +83,7 @@ class Snapshot:
     term: int
     version: int
     blocked: Mapping[str, str]
-    refused: frozenset[str]
+    released: frozenset[str]
 
 
 class Engine:
@@ -161,12 +161,12 @@ class Engine:
         """Give up a resource; one of which the node has yet to hear as much is not told of again.
 
         Raises:
-            InvalidState: the node refuses as many resources as it may.
+            InvalidState: the node has released as many resources as it can at once.
         """
         key = (release.resource, release.token)
         for_s = math.inf if release.for_s is None else release.for_s
         with self._releasing_lock:
-            known = {resource for resource, _ in self._releasing} | self._snapshot.refused
+            known = {resource for resource, _ in self._releasing} | self._snapshot.released
             if release.resource not in known and len(known) >= MAX_RELEASED:
                 raise InvalidState(
                     f"{release.resource!r} can't be released: this node has released {MAX_RELEASED:,} "
@@ -364,7 +364,7 @@ class Engine:
             term=leadership.term if leadership else 0,
             version=header.version if header else 0,
             blocked=node.blocked,
-            refused=node.refused,
+            released=node.refused,
         )
 
     def _carry_out(self, effect: Effect) -> None:
