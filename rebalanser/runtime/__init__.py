@@ -1,1 +1,1 @@
-"""The only threads and clocks: what carries out the protocol's effects in a real process."""
+"""Carries out the protocol's effects in a real process; the only package with threads and clocks."""

@@ -1,7 +1,7 @@
-"""The clock that leases and deadlines are counted on.
+"""The clock for leases and deadlines.
 
-``time.monotonic()`` stands still on Linux while the host is suspended, a lease does not. So the time of this
-clock goes on during a suspend wherever the system has such a clock.
+On Linux ``time.monotonic()`` stops while the host is suspended, but leases do not. So this clock also counts
+the time of a suspend where the system has such a clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock(Protocol):
-    """Where the runtime gets its time from; tests give it a fake one."""
+    """Source of time for the runtime; tests pass a fake one."""
 
     def now(self) -> float:
         """Seconds since some fixed instant, also while the host is suspended; never goes back."""
@@ -34,9 +34,9 @@ class SystemClock:
         return time.time()
 
     def to_monotonic(self, instant: float) -> float:
-        """An ``instant`` of this clock in seconds of ``time.monotonic()``, valid until the next suspend.
+        """Convert an ``instant`` of this clock to ``time.monotonic()``; valid until the next suspend.
 
-        The error, some microseconds, makes the result too early and never too late, as deadlines need it.
+        The result is a few microseconds too early, never too late, as deadlines require.
         """
         monotonic = time.monotonic()
         return instant - self.now() + monotonic

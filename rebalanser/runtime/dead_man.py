@@ -1,11 +1,11 @@
-"""The dead man's switch: the kernel kills this process unless it is told in time that all is well (RB-34).
+"""The dead man's switch: the kernel kills this process unless its timer is set again in time (RB-34).
 
 A POSIX timer on CLOCK_BOOTTIME with SIGKILL as its signal needs no thread, no interpreter and no handler of
 this process: it fires while the process is stopped, while a C call holds the interpreter's lock, and while a
-handler never returns. CLOCK_BOOTTIME goes on while the host is suspended, as a lease does.
+handler never returns. CLOCK_BOOTTIME continues while the host is suspended, as a lease does.
 
-The kernel sends the signal like one process to another, so it cannot reach the first process of a container
-(PID 1 of its namespace): there the switch is refused.
+The kernel sends the signal as one process would send it to another, so it can't kill the first process of a
+container (PID 1 of its namespace): there the switch is refused.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class _TimerSpec(ctypes.Structure):
 class DeadMansSwitch:
     """Kills this process with SIGKILL at the deadline last given. May be used from any thread.
 
-    A child of ``fork`` has no timer, and one that it makes itself may get the same id: there :meth:`arm`
-    raises, and the other methods do nothing.
+    A child of ``fork`` does not inherit the timer, and a timer of its own may get the same id. So in a child
+    :meth:`arm` raises, and the other methods do nothing.
     """
 
     __slots__ = ("_clear", "_first", "_libc", "_lock", "_pid", "_spec", "_timer")
 
     def __init__(self) -> None:
-        """Make the timer, not armed.
+        """Create the timer, disarmed.
 
         Raises:
-            InvalidSettings: it can't be had here; the message says why.
+            InvalidSettings: this system can't have the timer; the message says why.
         """
         self._libc = _library()
         self._timer: ctypes.c_void_p | None = _create(self._libc)
@@ -72,7 +72,7 @@ class DeadMansSwitch:
 
     @staticmethod
     def available() -> str | None:
-        """Why the switch can't be had here, or None if it can."""
+        """Return why this system can't have the switch, or None if it can."""
         try:
             DeadMansSwitch().close()
         except InvalidSettings as refused:
@@ -80,9 +80,9 @@ class DeadMansSwitch:
         return None
 
     def arm(self, deadline: float) -> None:
-        """Die at ``deadline`` (seconds of CLOCK_BOOTTIME), at once if it is past.
+        """Kill this process at ``deadline`` (seconds of CLOCK_BOOTTIME), at once if that is past.
 
-        It replaces the deadline given before. Takes a few microseconds.
+        Replaces the previous deadline. Takes a few microseconds.
 
         Raises:
             Forked: this process is a child of the one that made the switch.
@@ -98,7 +98,7 @@ class DeadMansSwitch:
             self._set(self._timer, self._spec)
 
     def disarm(self) -> None:
-        """Live on, whatever deadline was given. Does nothing once closed."""
+        """Cancel the deadline. Does nothing once closed."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -106,7 +106,7 @@ class DeadMansSwitch:
                 self._set(self._timer, self._clear)
 
     def close(self) -> None:
-        """Disarm, and delete the timer. Closing twice does nothing."""
+        """Disarm and delete the timer. Closing twice does nothing."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -120,9 +120,9 @@ class DeadMansSwitch:
 
 
 def _library() -> Any:
-    """The C library's timer functions, called without letting go of the interpreter's lock.
+    """Load the C library's timer functions; calls keep the interpreter's lock.
 
-    Each takes less than a microsecond; letting go would let another thread in, for 5 ms.
+    A call takes less than a microsecond. If it released the lock, another thread could run for 5 ms.
     """
     if sys.platform != "linux":
         raise _refused(f"{sys.platform} is not Linux")
@@ -157,6 +157,6 @@ def _errno() -> str:
 
 def _refused(reason: str) -> InvalidSettings:
     return InvalidSettings(
-        f'on_overrun="kill" needs a kernel timer, which can\'t be had here: {reason}; '
+        f'on_overrun="kill" needs a kernel timer, which is not available here: {reason}; '
         'choose on_overrun="report" and resources that check the fencing token'
     )

@@ -1,8 +1,8 @@
-"""The engine: one node of a group, running. It carries out what the protocol core says, in order.
+"""The engine: runs one node of a group. It carries out the effects of the protocol core, in order.
 
-Threads: the *loop* owns the core and never calls a handler nor waits for the registry; three *lanes* wait
-for the registry, one of them for heartbeats only, and that of the leader plans; the *handler runner* calls
-the application. So neither a slow handler nor a slow request delays a heartbeat (RB-25).
+Threads: the *loop* owns the core and never calls a handler nor waits for the registry. Three *lanes* wait for
+the registry: one sends heartbeats only, and the leader's also computes plans. The *handler runner* calls the
+application. So neither a slow handler nor a slow request delays a heartbeat (RB-25).
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ _NO_DETAIL: Final[Detail] = MappingProxyType({})
 
 
 class Switch(Protocol):
-    """The dead man's switch: kills the process at a deadline unless it is armed anew before (RB-34)."""
+    """The dead man's switch: kills the process at a deadline unless it is armed again before (RB-34)."""
 
     def arm(self, deadline: float) -> None:
         """Kill this process at ``deadline`` (seconds of the clock)."""
 
     def disarm(self) -> None:
-        """Do not."""
+        """Cancel the deadline."""
 
     def close(self) -> None:
-        """Give the timer back."""
+        """Delete the timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the node was like after its latest event."""
+    """State of the node after its latest event."""
 
     membership: Membership
     role: Role
@@ -87,7 +87,7 @@ class Snapshot:
 
 
 class Engine:
-    """Runs one node until it is stopped. ``observe`` is told what happens; it must not block nor raise."""
+    """Runs one node until it is stopped. ``observe`` gets each report; it must neither block nor raise."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Engine:
         self._changed = threading.Condition()
         self._releasing_lock = threading.Lock()
         self._releasing: dict[tuple[str, int], float] = {}
-        """Releases that the node has not heard of yet: for how many seconds each resource, by its token."""
+        """Seconds of each release that the loop has not handled yet, by resource and token."""
         self._deadline: float | None = None
         self._loads_told_at = -math.inf
         self._stopped = False
@@ -145,7 +145,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-loop-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to take part."""
+        """Start the threads and join the group."""
         self._inbox.put(Start())
         try:
             self._thread.start()
@@ -158,7 +158,7 @@ class Engine:
         self._inbox.put(Stop())
 
     def _release(self, release: Release) -> None:
-        """Give up a resource; one of which the node has yet to hear as much is not told of again.
+        """Give up a resource. Ignore the release if one that lasts as long waits for the loop already.
 
         Raises:
             InvalidState: the node has released as many resources as it can at once.
@@ -170,14 +170,14 @@ class Engine:
             if release.resource not in known and len(known) >= MAX_RELEASED:
                 raise InvalidState(
                     f"{release.resource!r} can't be released: this node has released {MAX_RELEASED:,} "
-                    "resources, the most that it can at once; accept some of them, or stop the group"
+                    "resources, the maximum at once; accept some of them, or stop the group"
                 )
             if for_s > self._releasing.get(key, 0.0):
                 self._releasing[key] = for_s
                 self._inbox.put(release)
 
     def accept(self, resource: str) -> None:
-        """Take a resource again that was released."""
+        """Allow a released resource to return."""
         with self._releasing_lock:
             for key in [key for key in self._releasing if key[0] == resource]:
                 del self._releasing[key]  # a later release is news again
@@ -186,36 +186,36 @@ class Engine:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What the node is like now."""
+        """The node's present state."""
         return self._snapshot
 
     @property
     def owned(self) -> Mapping[str, Owned]:
-        """What is owned now: a copy."""
+        """A copy of the owned resources, by name."""
         return self._runner.owned()
 
     @property
     def handler_thread(self) -> threading.Thread:
-        """The thread in which handlers are called."""
+        """The thread that calls the handlers."""
         return self._runner.thread
 
     @property
     def stop_error(self) -> BaseException | None:
-        """What OnStop raised, if access was given up with that (RB-24)."""
+        """The error of the last OnStop, if it raised (RB-24)."""
         return self._runner.stop_error
 
     @property
     def latest_error(self) -> BaseException | None:
-        """What a handler or a worker raised last, unless OnStart has returned since."""
+        """The last error of a handler or worker; None once OnStart has returned since."""
         return self._runner.latest_error
 
     @property
     def finished(self) -> bool:
-        """Whether the node has stopped for good."""
+        """True if the node has stopped for good."""
         return self._finished
 
     def wait(self, reached: Callable[[Snapshot], bool], timeout_s: float | None) -> bool:
-        """Wait until the node is as described, or has stopped; whether it is as described.
+        """Wait until ``reached`` holds or the node has stopped. Return True if it holds.
 
         Raises:
             InternalError: the engine has failed.
@@ -226,7 +226,7 @@ class Engine:
         return reached(self._snapshot)
 
     def wait_finished(self, timeout_s: float | None) -> bool:
-        """Wait until the node has stopped for good; whether it has.
+        """Wait until the node has stopped for good. Return False on a timeout.
 
         Raises:
             InternalError: the engine has failed.
@@ -250,14 +250,14 @@ class Engine:
         value: float | None = None,
         detail: Detail = _NO_DETAIL,
     ) -> None:
-        """Report the same of each of these resources, if there are any."""
+        """Report one fact about all these resources, if there are any."""
         if tokens:
             snapshot = self._snapshot
             fact = Fact(kind, snapshot.node, snapshot.term, snapshot.version, value=value, detail=detail)
             self._observe(Report(fact, tokens, tokens))
 
     def _tell_loads(self) -> None:
-        """Tell what the application reported, once a second: the loop looks at the clock oftener anyway."""
+        """Report the application's loads once a second; the loop wakes up more often than that."""
         now = self._clock.now()
         if now - self._loads_told_at < TELL_LOADS_S:
             return
@@ -266,7 +266,7 @@ class Engine:
             self._tell(FactKind.LOAD_REPORTED, {owned.resource: owned.token}, load)
 
     def _fail(self, error: BaseException) -> None:
-        """Something is broken that no outcome can express: stop access, let the lease end."""
+        """Stop access and let the lease end: an error has occurred that no outcome can express."""
         with self._changed:
             if self._failure is None:
                 self._failure = error
@@ -300,7 +300,7 @@ class Engine:
             self._fail(error)
 
     def _end(self) -> None:
-        """End all threads and wake the threads that wait for the end."""
+        """End all threads and wake up those that wait for the end."""
         try:
             self._close()
         finally:
@@ -312,7 +312,7 @@ class Engine:
         wakeup = self._node.next_wakeup
         timeout_s = None if wakeup is None else max(0.0, wakeup - self._clock.now())
         if self._deadline is not None:
-            # The wait does not count while the host is suspended, but leases do.
+            # A wait does not count the time of a suspend, but leases do.
             timeout_s = LOOK_AT_CLOCK_S if timeout_s is None else min(timeout_s, LOOK_AT_CLOCK_S)
         return self._inbox.take(timeout_s) or [Wakeup()]
 
@@ -408,16 +408,16 @@ class Engine:
 
     @property
     def join_error(self) -> tuple[str, bool] | None:
-        """Why the latest registration failed, and whether a person must change something first."""
+        """Error of the latest registration, and True if a person must change something first."""
         return self._join_error
 
     def _give_up(self) -> None:
-        """End all access without the core: it can't be trusted any more. The lease ends by itself."""
+        """End all access without the core, which can't be trusted any more. The lease ends by itself."""
         self._tenure.ended = True
         self._runner.give_up()
 
     def _close(self) -> None:
-        """End all threads. The dead man's switch stays armed while something may still be accessed."""
+        """End all threads. Keep the dead man's switch armed while a resource may still be accessed."""
         for lane in self._lanes.values():
             lane.close(CLOSE_TIMEOUT_S)
         self._runner.close(CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The supervisor's end of the guardian: starts it, gives it orders, and hears what becomes of them."""
+"""The supervisor's client of the guardian: starts it, sends it orders, and receives their outcomes."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from rebalanser.runtime import guardian
 
 CLOSE_TIMEOUT_S: Final = 1.0
 START_TIMEOUT_S: Final = 10.0
-"""How long a start waits for room in the guardian's queue, which is some hundred orders long."""
+"""Seconds that a start waits for room in the guardian's queue of some hundred orders."""
 ROOM_POLL_MS: Final = 100
 KILLED_TIMEOUT_S: Final = 5.0
-"""How long to wait for what was killed because the guardian died: the kernel may hold on to a process, and an
-init that reaps nothing to a dead one."""
+"""Seconds to wait for jobs that were killed because the guardian died. A process may stay in the kernel, and
+an init that reaps no children keeps dead ones."""
 KILLED_POLL_S: Final = 0.01
 STOP_TIMEOUT_S: Final = 0.5
-"""How long a stop waits for room; whoever asks must be ready to :meth:`GuardedProcesses.kill` anyway."""
+"""Seconds that a stop waits for room; the caller must be ready to :meth:`GuardedProcesses.kill` anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The command runs; its process group has this id too."""
+    """The command runs."""
 
     pid: int
+    """The id of the process and of its process group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +54,24 @@ class Exited:
     """The command's process group is empty, or it was never started."""
 
     code: int | None
-    """The exit code, negative for a signal; None where it was not started."""
+    """The exit code, negative for a signal; None if the command was not started."""
     error: str | None
-    """Why it was not started."""
+    """The reason why the command was not started."""
     by_guardian: bool
-    """Whether the guardian ended it because access ended, and nobody here asked for that."""
+    """True if the guardian ended it because access ended, not because of an order."""
     at: float | None = None
-    """When the guardian found that (CLOCK_BOOTTIME seconds); None where it could not tell."""
+    """Time at which the guardian saw the end (CLOCK_BOOTTIME seconds); None if the guardian died."""
 
 
 Outcome: TypeAlias = Started | Exited
 
 
 class GuardedProcesses:
-    """The process groups of one supervisor, kept by a guardian of their own. Used from any thread.
+    """The process groups of one supervisor, run by a guardian process. All methods are thread-safe.
 
-    ``lost`` is called once, from a thread of its own, if the guardian dies; everything has been killed then.
-    ``held`` are files that the guardian holds open as long as it lives, which is as long as any group is not
-    empty: a lock among them is not free before.
+    ``lost`` is called once, in another thread, if the guardian dies; all jobs have been killed by then.
+    ``held`` are files that the guardian keeps open until it ends, that is, until all groups are empty: a lock
+    among them is not released before.
     """
 
     def __init__(self, lost: Callable[[], None], held: Sequence[int] = ()) -> None:
@@ -98,14 +99,14 @@ class GuardedProcesses:
         return self._process.pid
 
     def start(self, job: guardian.Job, tell: Callable[[Outcome], None], files: Sequence[int] = ()) -> int:
-        """Start a job; its number. ``tell`` is called from another thread with what becomes of it.
+        """Start a job and return its number. ``tell`` is called in another thread with each outcome.
 
-        ``tell`` must not block, and gets one :class:`Exited` and at most one :class:`Started` before it.
-        ``files`` are the job's standard output and error; without them it has those of this process.
+        ``tell`` must not block. It gets one :class:`Exited`, and at most one :class:`Started` before it.
+        ``files`` are the job's standard output and error; by default those of this process.
 
         Raises:
             InternalError: the guardian is gone, or has taken no orders for ``START_TIMEOUT_S``.
-            RequestTooLarge: command and environment are beyond what the kernel takes.
+            RequestTooLarge: command and environment are too large for the kernel.
         """
         number = next(self._numbers)
         with self._lock:
@@ -133,29 +134,29 @@ class GuardedProcesses:
         self._order({"do": "stop", "number": number, "kill_at": kill_at}, STOP_TIMEOUT_S)
 
     def kill(self, number: int) -> None:
-        """Send SIGKILL to a job's process group from here, for when the guardian does not."""
+        """Send SIGKILL to a job's process group from this process, in case the guardian does not."""
         with self._lock:
             pid = self._pids.get(number)
         if pid is not None:
             _kill_group(pid)
 
     def extend(self, deadline: float, number: int | None = None) -> None:
-        """Let a job, or all that have a deadline, run until ``deadline`` (CLOCK_BOOTTIME seconds).
+        """Extend the deadline of one job, or of all that have one (CLOCK_BOOTTIME seconds).
 
-        It never waits: for a guardian that takes no orders the deadline stays as it is.
+        Never waits: if the guardian takes no orders, the deadline stays as it is.
         """
         self._order({"do": "extend", "number": number, "deadline": deadline}, 0.0)
 
     def _order(self, order: dict[str, object], timeout_s: float) -> None:
-        """A guardian that is gone needs no orders: the listener sees to the rest."""
+        """Send an order; ignore a guardian that is gone, which the listener handles."""
         with contextlib.suppress(OSError):
             self._send(json.dumps(order).encode(), (), timeout_s)
 
     def _send(self, order: bytes, files: Sequence[int], timeout_s: float) -> None:
-        """Send an order once there is room for it.
+        """Send an order as soon as there is room for it.
 
         Raises:
-            BlockingIOError: there was none for ``timeout_s``: the guardian is stopped or stuck.
+            BlockingIOError: there was no room within ``timeout_s``: the guardian is stopped or stuck.
             OSError: the guardian is gone.
         """
         room = select.poll()
@@ -197,7 +198,7 @@ class GuardedProcesses:
             tell(Exited(message["code"], message["error"], message["by_guardian"], message["at"]))
 
     def _kill_all(self) -> None:
-        """The kernel has killed the commands themselves along with the guardian; kill their descendants."""
+        """Kill the descendants of the commands; the kernel has killed the commands with the guardian."""
         with self._lock:
             pids, self._pids = dict(self._pids), {}
             waiting, self._tell = dict(self._tell), {}
@@ -208,9 +209,9 @@ class GuardedProcesses:
             tell(Exited(None, "the guardian of the subprocesses died", by_guardian=True))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Let the guardian end; it stops first what still runs. Closing twice does nothing.
+        """Ask the guardian to stop all jobs and to end. Closing twice does nothing.
 
-        Waits ``timeout_s`` for the guardian to be gone, and with it everything that it started.
+        Waits at most ``timeout_s`` seconds for the guardian, and so for all that it started.
         """
         self._closing = True
         with contextlib.suppress(OSError):
@@ -224,11 +225,11 @@ class GuardedProcesses:
 
 @contextlib.contextmanager
 def _written(job: guardian.Job) -> Iterator[int]:
-    """The job in a file without a name, for messages are bounded and a command may be long."""
+    """Write a job to an anonymous file: a command may be too long for a message."""
     text = json.dumps(asdict(job)).encode()
     if len(text) > guardian.MAX_JOB_BYTES:
         raise RequestTooLarge(
-            f"command and environment take {len(text):,} bytes and at most {guardian.MAX_JOB_BYTES:,} can be"
+            f"command and environment have {len(text):,} bytes; the limit is {guardian.MAX_JOB_BYTES:,}"
         )
     with os.fdopen(os.memfd_create("rebalanser-job"), "wb") as file:
         file.write(text)
@@ -237,7 +238,7 @@ def _written(job: guardian.Job) -> Iterator[int]:
 
 
 def _wait_for_end(groups: Collection[int]) -> None:
-    """Wait, for a bounded time, until these groups are empty: an exit that is told lets another one start."""
+    """Wait, for a bounded time, until these groups are empty: a reported exit may start a successor."""
     Retrying(
         retry=retry_if_result(bool),
         stop=stop_after_delay(KILLED_TIMEOUT_S),

@@ -1,33 +1,33 @@
-"""The guardian: the process that starts what a supervisor wants to run, and that outlives the supervisor.
+"""The guardian: a process that starts the jobs of a supervisor, and outlives the supervisor.
 
 It is run as a program, by its path, with the standard library alone: ``guardian.py SOCKET``. The supervisor
-tells it over a socket which jobs to start and to stop, and until when each may last. Whatever becomes of the
-supervisor, no job goes on that must not:
+sends it orders over a socket: start a job, stop it, extend its deadline. No job runs beyond its deadline,
+whatever fails:
 
-- The supervisor died, even by ``kill -9``: the kernel closes its end of the socket. Every job gets SIGTERM,
+- The supervisor dies, even by ``kill -9``: the kernel closes its end of the socket. Every job gets SIGTERM,
   and SIGKILL after its stop limit or at its deadline, whichever comes first.
-- The supervisor was stopped (SIGSTOP) or is stuck: no newer deadline comes. A job that has one gets SIGTERM
-  its stop limit before the deadline, and SIGKILL at the deadline (RB-21, SH-14), and none is started after
-  its own. A job without a deadline runs on.
-- Supervisor and guardian are frozen together, as with a whole host or container: the jobs are frozen too, and
-  whatever is past its deadline is killed once the guardian goes on. Only a fencing token refuses what it may
-  write in between.
-- The guardian itself died: the kernel kills each job's command (PR_SET_PDEATHSIG, bound to this process's one
-  thread) and closes the socket; the supervisor kills what is left of their process groups. Only descendants
-  of a command whose supervisor and guardian are killed at once can go on.
+- The supervisor is stopped (SIGSTOP) or stuck, so that it extends no deadline. A job with a deadline gets
+  SIGTERM its stop limit before the deadline, and SIGKILL at the deadline (RB-21, SH-14). No job is started
+  after its deadline. A job without a deadline continues.
+- Supervisor and guardian are frozen together, as with a whole host or container: the jobs are frozen too.
+  When the guardian continues, it kills the jobs that are past their deadlines. Only receivers that check
+  fencing tokens refuse what such a job writes in between.
+- The guardian dies: the kernel kills each job's command (PR_SET_PDEATHSIG, bound to this process's one
+  thread) and closes the socket. The supervisor kills the rest of the process groups. Only descendants of a
+  command whose supervisor and guardian are killed at once can survive.
 
-Each command leads a session and process group of its own. When it has exited, what is left of the group is
-killed, and the exit is told only once the group is empty: the guardian is the subreaper of all that it
-starts, so an orphan of a group becomes its child and is waited for. A process that makes a session of its own
-has left the group and is on its own.
+Each command leads a session and process group of its own. When it has exited, the guardian kills the rest of
+the group, and reports the exit only once the group is empty. It is the subreaper of all that it starts, so an
+orphan of a group becomes its child. A process that creates a session of its own has left the group and is not
+waited for.
 
-A job may name a lock file. It is started once the guardian has the lock, which the command inherits: while
-any process of the job lives that has not closed it, no second one is started by whoever uses the same file.
+A job may name a lock file. It is started once the guardian has the lock, and the command inherits the lock:
+no second job with the same file is started while a process of the first one lives that has not closed it.
 
-A job may leave its output to the guardian: a process of its own, :mod:`~rebalanser.runtime.keeper`, reads it
-and keeps it in files, so that neither a stopped supervisor nor a slow disk holds up a job or the guardian.
+A job may leave its output to the guardian. A separate process, :mod:`~rebalanser.runtime.keeper`, reads it
+and writes it to files, so that neither a stopped supervisor nor a slow disk blocks a job or the guardian.
 
-A deadline is in seconds of CLOCK_BOOTTIME, which goes on while the host is suspended.
+Deadlines are in seconds of CLOCK_BOOTTIME, which continues while the host is suspended.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from typing import Any, Final
 
 MAX_MESSAGE_BYTES: Final = 65_536
 MAX_JOB_BYTES: Final = 4 * 1024 * 1024
-"""A job beyond this is refused: the kernel takes no command and environment of this size anyway."""
+"""Maximum size of a job; the kernel takes no larger command and environment anyway."""
 LONGEST_SLEEP_S: Final = 0.5
-"""How late a deadline that passed during a suspend may be noticed: select() does not count a suspend."""
+"""Maximum delay after a suspend until a passed deadline is noticed: select() does not count a suspend."""
 SHORTEST_SLEEP_S: Final = 0.005
-"""How often to look at a process that is being killed and that the kernel holds on to."""
+"""Seconds between looks at a killed process that has not ended yet."""
 LOCK_POLL_S: Final = 0.02
 STARTS_AT_ONCE: Final = 8
-"""So many starts, then a look at what must be ended: starting hundreds takes seconds."""
+"""Maximum number of starts before deadlines are checked again: starting hundreds takes seconds."""
 KEEPER_PAUSE_S: Final = 1.0
-"""The least time between two starts of the keeper."""
+"""Minimum seconds between two starts of the keeper."""
 PIPE_BYTES: Final = 1024 * 1024
-"""What a job may print while the keeper is busy, as far as the kernel grants it."""
+"""Output that a job may write while the keeper is busy, if the kernel grants it."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -74,7 +74,7 @@ _FILES_OF_A_START: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a job's standard output and error are kept: in ``path``, then ``path.1`` and so on, older."""
+    """Files for a job's standard output and error: ``path``, and older output in ``path.1`` and so on."""
 
     path: str
     file_bytes: int
@@ -83,47 +83,47 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command, and what holds for it."""
+    """A command with its environment and limits."""
 
     command: Sequence[str]
     stop_limit_s: float
-    """How long after SIGTERM it gets SIGKILL where the guardian ends it."""
+    """Seconds from SIGTERM to SIGKILL when the guardian ends it."""
     deadline: float | None = None
-    """When it must have ended (CLOCK_BOOTTIME seconds); None for never."""
+    """Time by which it must have ended (CLOCK_BOOTTIME seconds); None for no deadline."""
     environment: Mapping[str, str] = field(default_factory=dict)
     inherits: bool = True
-    """Whether ``environment`` is added to the supervisor's, or is all of it."""
+    """True if ``environment`` is added to the supervisor's, False if it replaces that."""
     folder: str | None = None
-    """Where it runs; None for the supervisor's own folder."""
+    """Working directory; None for the supervisor's."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """By the kernel's names, such as ``RLIMIT_DATA``."""
+    """Resource limits by the kernel's names, such as ``RLIMIT_DATA``."""
     lock: str | None = None
-    """The file that it holds locked while it lives."""
+    """File that stays locked while the job lives."""
     lock_timeout_s: float = 0.0
-    """How long to wait for the lock."""
+    """Maximum seconds to wait for the lock."""
     output: Output | None = None
 
     @classmethod
     def read(cls, text: bytes) -> Job:
-        """The job that was written as JSON."""
+        """Parse a job from JSON."""
         fields = json.loads(text)
         output = fields.pop("output")
         return cls(**fields, output=Output(**output) if output else None)
 
 
 def now() -> float:
-    """Seconds of the clock that deadlines are counted on."""
+    """Return the time on the clock of deadlines, in seconds."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A job that is to be started, once its lock is free."""
+    """A job that waits for its start, until its lock is free."""
 
     number: int
     job: Job
     files: list[int]
-    """Standard output and error, or none."""
+    """Standard output and error, or empty."""
     deadline: float
     lock_until: float
 
@@ -135,7 +135,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Child:
-    """A process group that was started; its id is its first process's."""
+    """A started process group; its id is that of its first process."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -143,15 +143,15 @@ class _Child:
     deadline: float
     lock: int | None = None
     kill_at: float | None = None
-    """When it gets SIGKILL; None unless it was told to stop."""
+    """Time of SIGKILL; None unless it has got SIGTERM."""
     by_guardian: bool = False
-    """Whether it was told to stop without the supervisor's asking."""
+    """True if the guardian stopped it without an order."""
     code: int | None = None
-    """How the command exited; None while it runs."""
+    """The command's exit code; None while it runs."""
 
 
 class Guardian:
-    """Starts, stops and watches over the process groups of one supervisor."""
+    """Starts, stops and watches the process groups of one supervisor."""
 
     def __init__(self, supervisor: socket.socket) -> None:
         self._supervisor = supervisor
@@ -169,7 +169,7 @@ class Guardian:
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._usual_files[1], self._usual_files[1]))
 
     def serve(self) -> None:
-        """Do as the supervisor says until it is gone and all groups are empty."""
+        """Carry out orders until the supervisor is gone and all groups are empty."""
         with self._selector as selector, _wake_on_signals() as woken:
             selector.register(woken, selectors.EVENT_READ)
             selector.register(self._supervisor, selectors.EVENT_READ)
@@ -203,7 +203,7 @@ class Guardian:
         return min(LONGEST_SLEEP_S, max(SHORTEST_SLEEP_S, until - instant))
 
     def _listen(self) -> None:
-        """Read every message that has come; the end of the stream is the supervisor's."""
+        """Read all messages that have arrived; the end of the stream means that the supervisor is gone."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 try:
@@ -238,12 +238,12 @@ class Guardian:
         elif order["do"] == "extend":
             held: list[_Waiting | _Child] = [*self._waiting, *self._children.values()]
             for each in held:
-                # What is past its deadline stays so: frozen meanwhile, it may run elsewhere by now.
+                # A deadline that has passed is never extended: the job may run elsewhere by now.
                 if number in (None, each.number) and now() < each.deadline:
                     each.deadline = max(each.deadline, order["deadline"])
 
     def _forget(self, number: int) -> None:
-        """Start no more what was to be started."""
+        """Cancel a start that still waits."""
         for waiting in [waiting for waiting in self._waiting if waiting.number == number]:
             self._refuse(waiting, "it was stopped before it began", by_guardian=False)
             self._waiting.remove(waiting)
@@ -253,7 +253,7 @@ class Guardian:
         self._report("exited", number=waiting.number, code=None, error=error, by_guardian=by_guardian)
 
     def _begin(self) -> None:
-        """Start what waits and can be started, a few at a time; say what cannot."""
+        """Start waiting jobs, a few at a time, and report those that can't be started."""
         still: list[_Waiting] = []
         most = len(self._children) + STARTS_AT_ONCE
         for waiting in self._waiting:
@@ -272,7 +272,7 @@ class Guardian:
                         continue
                     waited_s = waiting.job.lock_timeout_s
                     self._refuse(
-                        waiting, f"an earlier one still lives after {waited_s:g} s", by_guardian=False
+                        waiting, f"an earlier process still runs after {waited_s:g} s", by_guardian=False
                     )
                 except OSError as error:
                     self._refuse(waiting, str(error), by_guardian=False)
@@ -296,8 +296,8 @@ class Guardian:
             why = str(error)
             if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
                 why = (
-                    f"{error.filename!r} is no program of this machine, nor a script whose first line names "
-                    "its interpreter, such as #!/bin/sh"
+                    f"{error.filename!r} is neither a program for this machine nor a script whose first line "
+                    "names its interpreter, such as #!/bin/sh"
                 )
             self._refuse(waiting, why, by_guardian=False)
             return
@@ -344,7 +344,7 @@ class Guardian:
         child.kill_at = min(kill_at, child.kill_at or kill_at)
 
     def _enforce(self) -> None:
-        """End what must not go on."""
+        """Stop and kill jobs by their deadlines and orders."""
         instant = now()
         for child in self._children.values():
             if self._alone or instant >= child.deadline - child.stop_limit_s:
@@ -354,9 +354,9 @@ class Guardian:
                 _signal(child, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Take note of what has exited; a command's exit is told once its group is empty.
+        """Reap exited processes, and report a command's exit once its group is empty.
 
-        Each is looked at before it is reaped, so that its process group's id cannot belong to another yet.
+        The group is killed before its leader is reaped, so that its id can't belong to another group yet.
         """
         with contextlib.suppress(ChildProcessError):
             while exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -384,7 +384,7 @@ class Guardian:
         self._outbox.append(json.dumps({"is": kind, "at": now(), **what}).encode())
 
     def _tell(self) -> None:
-        """Send what the supervisor can take now: a stopped supervisor must not hold the guardian up."""
+        """Send reports as far as the supervisor takes them: a stopped one must not block the guardian."""
         try:
             while self._outbox and not self._alone:
                 self._supervisor.send(self._outbox[0])
@@ -397,7 +397,7 @@ class Guardian:
 
 @dataclass(slots=True)
 class _Kept:
-    """A job's output on its way to files; here until the keeper has said that all of it is written."""
+    """A job's output on its way to files; kept here until the keeper confirms that all is written."""
 
     output: Output
     reading: int
@@ -408,9 +408,9 @@ class _Kept:
 
 
 class _Keeper:
-    """The process that keeps the output of the jobs: started with the first, and again should it die.
+    """The process that writes the jobs' output to files; started for the first job, restarted if it dies.
 
-    The reading ends are held here too, and with them what was printed and not read yet.
+    The pipes' reading ends stay open here too, so that unread output survives a restart.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -422,21 +422,21 @@ class _Keeper:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it has to be told something, or to be started."""
+        """True if orders for it wait, or it has to be started."""
         return any(not kept.told or kept.finished != kept.told_finished for kept in self._kept.values())
 
     def keep(self, number: int, output: Output, reading: int, lock: int | None) -> None:
-        """Have a job's output kept. The files are the keeper's to close."""
+        """Keep a job's output from now on. This class closes the files."""
         self._kept[number] = _Kept(output, reading, lock)
 
     def finish(self, number: int) -> bool:
-        """Have what a job has printed written down: it has ended. False if its output is not kept here."""
+        """Write the rest of an ended job's output. Return False if its output is not kept here."""
         if number in self._kept:
             self._kept[number].finished = True
         return number in self._kept
 
     def see_to(self) -> None:
-        """Start the keeper if it is needed, tell it what it can take now, and hear what it has done."""
+        """Start the keeper if needed, send it orders as far as it takes them, and read its answers."""
         if self._kept and self._process is None and now() >= self._not_before:
             self._run()
         if self._socket is not None:
@@ -446,7 +446,7 @@ class _Keeper:
                 self._hear(self._socket)
 
     def has_exited(self, pid: int, status: int) -> None:
-        """Take note that a child of this process was reaped: it may have been the keeper."""
+        """Handle the exit of a child of this process, which may have been the keeper."""
         if self._process is None or self._process.pid != pid:
             return
         self._process.returncode = os.waitstatus_to_exitcode(status)
@@ -503,11 +503,11 @@ def _close(*files: int | None) -> None:
 
 
 def _lock(path: str | None) -> int | None:
-    """Lock the file, making it if it is missing.
+    """Lock a file, and create it if it is missing.
 
     Raises:
-        BlockingIOError: somebody else has it locked.
-        OSError: it cannot be made.
+        BlockingIOError: another process has locked it.
+        OSError: it can't be created.
     """
     if path is None:
         return None
@@ -530,7 +530,7 @@ def _signal(child: _Child, number: signal.Signals) -> None:
 
 
 def _is_empty(group: int) -> bool:
-    """Whether no process of the group is left: an orphan is a child of this process, its subreaper."""
+    """Return True if no process of the group is left; orphans are children of this subreaper."""
     try:
         os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -540,10 +540,10 @@ def _is_empty(group: int) -> bool:
 
 @contextlib.contextmanager
 def _wake_on_signals() -> Iterator[socket.socket]:
-    """A socket that can be read once a child has exited.
+    """Return a socket that becomes readable when a child exits.
 
-    What asks the supervisor to stop does not stop the guardian. Those signals are caught, not ignored: what
-    is ignored stays ignored in the commands.
+    Signals that stop the supervisor do not stop the guardian. They are caught, not ignored, since the
+    commands would inherit an ignored signal.
     """
     woken, waker = socket.socketpair()
     with woken, waker:
@@ -563,9 +563,9 @@ def _drain(woken: socket.socket) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the supervisor at the other end of the socket whose number is the first argument.
+    """Serve the supervisor at the other end of the socket; the first argument is its file descriptor.
 
-    Further numbers are of files that this process holds open as long as it lives, such as a lock.
+    Further descriptors, such as that of a lock, stay open as long as this process lives.
     """
     file, *held = (int(argument) for argument in arguments)
     for each in held:

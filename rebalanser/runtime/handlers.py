@@ -1,4 +1,4 @@
-"""The handler runner: a thread of its own in which the host application's handlers are called."""
+"""The handler runner: calls the host application's handlers in a thread of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rebalanser.runtime.owned import Detail, Owned, Tenure
 
 
 def name_of(handler: object) -> str:
-    """The name of a function, or of the type of another object, without an address."""
+    """Return the name of a function, or of the type of another object, without an address."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     name: str = getattr(handler, "__qualname__", type(handler).__qualname__)
@@ -34,39 +34,39 @@ def name_of(handler: object) -> str:
 
 
 class Handlers(Protocol):
-    """What a host application does when resources arrive and leave."""
+    """The host application's handlers for resources that arrive and leave."""
 
     def start(self, owned: list[Owned]) -> None:
         """Begin to access these resources."""
 
     def stop(self, owned: list[Owned]) -> None:
-        """End all access to these resources; it has ended when this returns."""
+        """End all access to these resources before returning."""
 
 
 class Tell(Protocol):
-    """Reports what happened to resources; it takes no longer for many than for one."""
+    """Reports what happened to resources; the time it takes does not depend on their number."""
 
     def __call__(self, kind: FactKind, tokens: Mapping[str, int], *, detail: Detail = ...) -> None:
-        """Report the same of all these resources, which are owned with these tokens."""
+        """Report one fact about all these resources; ``tokens`` are their fencing tokens."""
 
 
 MAX_LOADS_AT_ONCE = 1000
-"""More loads than these are told in turns, so that they never take the room of what matters more."""
+"""Maximum number of loads in one turn, so that they never delay more important reports."""
 
 MANY = 1000
-"""More resources than these are asked to stop in a thread of their own."""
+"""Number of resources above which stop requests are set in another thread."""
 
 MAX_WAITING = 3
-"""A handler that is not entered yet, OnStop of an engine that gives up, and the end of the runner."""
+"""Queue size: a handler that is not entered yet, OnStop of an engine that gives up, and the end marker."""
 
 _EVERYTHING = CallStop(frozenset())
 
 
 class HandlerRunner:
-    """Calls one handler at a time, in its own thread, and knows what is owned.
+    """Calls one handler at a time, in its own thread, and keeps the owned resources.
 
-    A resource is owned from just before OnStart is entered until OnStop has returned; if OnStop raises it
-    stays owned until the group gives it up (RB-24).
+    A resource is owned from just before OnStart is entered until OnStop has returned. If OnStop raises, it
+    stays owned until the session ends (RB-24).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class HandlerRunner:
         self.thread.start()
 
     def call(self, effect: CallStart | CallStop) -> None:
-        """Call a handler as soon as the one before has returned."""
+        """Call a handler as soon as the previous one has returned."""
         if isinstance(effect, CallStart):
             with self._lock:
                 self._arriving = effect.owned
@@ -107,27 +107,27 @@ class HandlerRunner:
         self._waiting.put_nowait(effect)
 
     def close(self, timeout_s: float) -> None:
-        """Stop after the handler under way; wait at most ``timeout_s`` seconds for that."""
+        """Stop after the running handler; wait at most ``timeout_s`` seconds for that."""
         self._waiting.put_nowait(None)
         if threading.current_thread() is not self.thread:
             self.thread.join(timeout_s)
 
     @property
     def stop_error(self) -> BaseException | None:
-        """What OnStop raised in this session, unless it has returned since."""
+        """The error of OnStop in this session; None once OnStop has returned since."""
         return self._stop_error
 
     @property
     def latest_error(self) -> BaseException | None:
-        """What a handler or a worker raised last, unless OnStart has returned since."""
+        """The last error of a handler or worker; None once OnStart has returned since."""
         return self._latest_error
 
     def forget_error(self) -> None:
-        """A new session begins: the barriers of an OnStop that raised are gone."""
+        """Forget the error of OnStop: in a new session its barriers are gone."""
         self._stop_error = None
 
     def owned(self) -> Mapping[str, Owned]:
-        """What is owned now: a copy."""
+        """Return a copy of the owned resources, by name."""
         with self._lock:
             return dict(self._owned)
 
@@ -138,7 +138,7 @@ class HandlerRunner:
                 self._loads[owned.resource] = (owned, load)
 
     def spec_of(self, owned: Owned) -> ResourceSpec | None:
-        """Read what an operator said of a resource; None if it is there no more."""
+        """Read a resource's weight and attributes from the registry; None if it was removed."""
         return self._spec_of(owned.resource)
 
     def release(self, owned: Owned, for_s: float | None) -> bool:
@@ -150,7 +150,7 @@ class HandlerRunner:
         return True
 
     def accept(self, resource: str) -> None:
-        """A resource that was released, and has not left yet, is to stay."""
+        """Keep a released resource that has not left yet."""
         with self._lock:
             owned = self._owned.get(resource)
         if owned is not None:
@@ -164,7 +164,7 @@ class HandlerRunner:
         self._tell(kind, {owned.resource: owned.token}, detail=detail)
 
     def taken_loads(self) -> list[tuple[Owned, float]]:
-        """The latest loads that were reported and not given out yet, those that wait longest first."""
+        """Take the latest loads that were not taken yet, in the order of their first report."""
         if not self._loads:
             return []
         with self._lock:
@@ -172,16 +172,16 @@ class HandlerRunner:
             return [self._loads.pop(resource) for resource in resources]
 
     def ask_to_stop(self, resources: Collection[str]) -> None:
-        """Tell those who work on these resources that OnStop is coming; an OnStart of any is not entered."""
+        """Request workers of these resources to stop; do not enter an OnStart that has any of them."""
         with self._lock:
             self._asked.update(self._arriving.keys() & resources)
             owned = dict(self._owned)
         self._ask(resources, owned)
 
     def _ask(self, resources: Collection[str], owned: Mapping[str, Owned]) -> None:
-        """Set the events of these resources, of very many in a thread of its own: the caller must not wait.
+        """Set the stop events of these resources; of many in another thread, as the loop must not wait.
 
-        ``owned`` is what was owned when they were asked, since one may be owned anew before its turn comes.
+        ``owned`` are the resources owned at the request, as one may be owned anew before its turn.
         """
 
         def ask() -> None:
@@ -190,20 +190,20 @@ class HandlerRunner:
                     owned[resource].ask_to_stop()
 
         if len(resources) > MANY:
-            with contextlib.suppress(RuntimeError):  # there is no room for another thread
+            with contextlib.suppress(RuntimeError):  # the system has no room for another thread
                 threading.Thread(target=ask, name=f"{self.thread.name}-ask", daemon=True).start()
                 return
         ask()
 
     def give_up(self) -> None:
-        """Stop all that is owned once the handler under way has returned, or had not been entered."""
+        """Stop all owned resources once the running handler has returned; enter no other OnStart."""
         with self._lock:
             resources = {*self._arriving, *self._owned}
         self.ask_to_stop(resources)
         self._waiting.put_nowait(_EVERYTHING)
 
     def abandon(self) -> None:
-        """Forget what could not be stopped: the session that owned it is over."""
+        """Forget resources that could not be stopped: their session is over."""
         if not self._owned:
             return
         with self._lock:
@@ -228,7 +228,7 @@ class HandlerRunner:
             refused = bool(self._asked)
             self._arriving = {}
             self._owned.update(entering)
-        # Nothing that takes longer with more resources comes between this look at the clock and the handler.
+        # Between this look at the clock and the handler, nothing may take longer for more resources.
         if refused or self._clock.now() >= effect.not_after or self._tenure.ended:
             self._disown(arriving)
             self._tell(FactKind.START_REFUSED, effect.owned)

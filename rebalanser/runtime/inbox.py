@@ -1,4 +1,4 @@
-"""What waits for the loop: bounded by what can be under way, with notices of one topic folded into one."""
+"""The loop's queue of events: bounded, with the notices of one topic folded into one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rebalanser.protocol import Event, Noticed, Topic
 class Inbox:
     """Events for one loop.
 
-    It cannot grow without bound: a node has at most one command per lane and one handler under way, is
-    started once and stopped once, and of each watched topic only the latest notice is kept. Releases of one
-    resource that say nothing new are not added.
+    It can't grow without bound. A node has at most one command per lane and one handler under way, and is
+    started and stopped once. There is at most one notice for each watched topic. A release that says nothing
+    new about its resource is not added.
     """
 
     def __init__(self) -> None:
@@ -28,9 +28,9 @@ class Inbox:
             self._arrived.notify()
 
     def notice(self, notices: Sequence[Noticed]) -> None:
-        """Add notices; a later one of a topic takes the place of an earlier one that still waits.
+        """Add notices; a later one of a topic replaces an earlier one that still waits.
 
-        It keeps the keys of both: a leader reads what it is told of, and takes the rest for unchanged.
+        It keeps the keys of both: a leader reads the keys in the notice and takes the others as unchanged.
         """
         with self._arrived:
             for notice in notices:
@@ -39,7 +39,7 @@ class Inbox:
             self._arrived.notify()
 
     def take(self, timeout_s: float | None) -> list[Event]:
-        """All that arrived, waiting for at most ``timeout_s`` seconds; empty if nothing did."""
+        """Take all events; wait at most ``timeout_s`` seconds for the first. Empty on a timeout."""
         with self._arrived:
             if not self._events and not self._notices:
                 self._arrived.wait(timeout_s)

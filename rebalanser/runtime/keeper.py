@@ -1,15 +1,15 @@
-"""The keeper: the process that writes what jobs print to files of a limited size and number.
+"""The keeper: a process that writes the output of jobs to files of limited size and number.
 
-It is run by the :mod:`~rebalanser.runtime.guardian` as a program, by its path, with the standard library
-alone: ``keeper.py SOCKET``. It gets the reading end of each job's output over the socket, and says when all
-of a job's output has been written after the job ended.
+The :mod:`~rebalanser.runtime.guardian` runs it as a program, by its path, with the standard library alone:
+``keeper.py SOCKET``. The keeper gets the reading end of each job's output over the socket. After a job has
+ended it reports when all of the output has been written.
 
-It is a process of its own so that nothing holds up what prints, nor the guardian: a supervisor may be
-stopped, and a disk may hang. A job that prints faster than the disk takes it waits, as it would for the disk
-itself. A disk that refuses (full, read-only) costs output and never a job's time: what is lost is counted,
-and the number is written once the disk takes it.
+It is a separate process so that neither a stopped supervisor nor a disk that hangs blocks the jobs or the
+guardian. A job that prints faster than the disk writes waits, as it would for the disk itself. On a disk that
+refuses writes (full, read-only) output is lost, but no job waits: lost bytes are counted, and their number is
+written once the disk takes it.
 
-When the guardian is gone, it writes what there still is and ends.
+When the guardian is gone, the keeper writes the remaining output and ends.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 CHUNK_BYTES: Final = 32_768
-"""The longest line that is kept whole, and the most that is written at once."""
+"""Maximum length of a line that is kept whole, and of one write."""
 LAST_WORDS_S: Final = 5.0
-"""How long to read on once the guardian is gone: its jobs are being killed then."""
+"""Seconds to go on reading once the guardian is gone, while its jobs are killed."""
 _MAX_ORDER_BYTES: Final = 65_536
 _FILES_OF_AN_ORDER: Final = 2
 
 
 class RotatedFile(logging.handlers.RotatingFileHandler):
-    """Bytes as they come, in ``path``, ``path.1`` and so on; what cannot be written is counted.
+    """Writes raw bytes to ``path`` and rotates to ``path.1`` and so on; counts bytes it can't write.
 
-    The library counts characters; in Latin-1 they are bytes, and every byte is one.
+    The library counts characters. In Latin-1 every byte is one character.
     """
 
     def __init__(self, path: str, file_bytes: int, files: int) -> None:
@@ -47,7 +47,7 @@ class RotatedFile(logging.handlers.RotatingFileHandler):
         self._lost_bytes = 0
 
     def write(self, text: bytes) -> None:
-        """Write some output, after the number of bytes that were lost before it, if any were."""
+        """Write output, preceded by the number of bytes that were lost before it, if any."""
         if self._lost_bytes:
             lost = self._lost_bytes
             self._lost_bytes = 0
@@ -59,7 +59,7 @@ class RotatedFile(logging.handlers.RotatingFileHandler):
         self.emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """Count what was not written."""
+        """Count the bytes of a write that failed."""
         self._lost_bytes += record.__dict__["cost_bytes"]
         stream, self.stream = self.stream, None
         if stream is not None:
@@ -68,7 +68,7 @@ class RotatedFile(logging.handlers.RotatingFileHandler):
 
 
 class Source:
-    """One job's output: read from a pipe, written by whole lines."""
+    """One job's output: read from a pipe, written in whole lines."""
 
     def __init__(self, reading: int, lock: int | None, to: RotatedFile) -> None:
         self.reading = reading
@@ -78,7 +78,7 @@ class Source:
         os.set_blocking(reading, False)
 
     def read(self) -> bool:
-        """Pass on what there is, up to one chunk; False at the end of the output."""
+        """Write the available output, at most one chunk. Return False at the end of the output."""
         text = os.read(self.reading, CHUNK_BYTES)
         self._rest += text
         whole = self._rest.rfind(b"\n") + 1
@@ -90,7 +90,7 @@ class Source:
         return bool(text)
 
     def close(self) -> None:
-        """Pass on all that has been printed, and let the file and the lock go."""
+        """Write the remaining output, then close the pipe and release the lock."""
         with contextlib.suppress(BlockingIOError):
             while self.read():
                 continue
@@ -102,16 +102,16 @@ class Source:
 
 
 class Keeper:
-    """Keeps the output of the jobs of one guardian."""
+    """Writes the output of one guardian's jobs."""
 
     def __init__(self, guardian: socket.socket) -> None:
         self._guardian = guardian
         self._sources: dict[int, Source] = {}
         self._until: float | None = None
-        """When to end, once the guardian is gone."""
+        """Time to end (monotonic seconds) once the guardian is gone; None while it lives."""
 
     def serve(self) -> None:
-        """Do as the guardian says until it is gone and all has been written."""
+        """Carry out orders until the guardian is gone and all output has been written."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._guardian, selectors.EVENT_READ)
             while self._until is None or (self._sources and time.monotonic() < self._until):
@@ -171,7 +171,7 @@ class Keeper:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the guardian at the other end of the socket whose number is the first argument."""
+    """Serve the guardian at the other end of the socket; the first argument is its file descriptor."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(arguments[0])) as guardian:

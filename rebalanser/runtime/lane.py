@@ -1,4 +1,4 @@
-"""A lane: one thread that carries out one command, or makes one plan, after the other."""
+"""A lane: a thread that carries out commands, or computes plans, one at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rebalanser.registry import Coordinator
 class LaneThread:
     """Carries out the commands of one lane, at most one at a time, and answers each.
 
-    ``failed`` is told of an error that no outcome can express: a fault of the library itself.
+    ``failed`` gets an error that no outcome can express, that is, a fault of the library itself.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class LaneThread:
         self._thread.start()
 
     def perform(self, command: Command) -> None:
-        """Carry out a command as soon as the one before has been answered."""
+        """Carry out a command as soon as the previous one has been answered."""
         self._waiting.put_nowait(command)
 
     def make_plan(self, asked: MakePlan) -> None:
-        """Work out a plan as soon as the command before has been answered."""
+        """Compute a plan as soon as the previous command has been answered."""
         self._waiting.put_nowait(asked)
 
     def close(self, timeout_s: float) -> None:
-        """Let the command under way end, and stop; wait at most ``timeout_s`` seconds for that."""
+        """Stop after the running command; wait at most ``timeout_s`` seconds for that."""
         self._waiting.put_nowait(None)
         self._thread.join(timeout_s)
 

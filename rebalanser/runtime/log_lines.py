@@ -1,6 +1,6 @@
-"""The structlog side of the logs: what becomes of an event, and how the command line shows it.
+"""The structlog processors of log events, and the formatter of the command line.
 
-structlog takes long to import, so :mod:`~rebalanser.runtime.logs` loads this module when it is first needed.
+structlog takes long to import, so :mod:`~rebalanser.runtime.logs` loads this module on first use.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def _clean(value: object) -> object:
 def _to_standard_library(
     _logger: WrappedLogger, _method: str, event: EventDict
 ) -> tuple[tuple[str], dict[str, Any]]:
-    """Make one readable line, and the fields for the record; the last processor.
+    """Build one readable line, and the fields for the record; the last processor.
 
-    The redacted traceback follows the line, so no formatter may add the exception again as it was.
+    The redacted traceback follows the line, so no formatter may add the original exception again.
     """
     text = one_line(str(event.pop("event", "") or ""))
     trace, error = event.pop("exception", None), event.pop(_ERROR, None)
@@ -73,7 +73,7 @@ def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> 
 
 
 def _keep_error(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Keep the exception's type, message and place beside the traceback that it becomes."""
+    """Keep the exception's type, message and place; the next processor turns it into a traceback."""
     exc_info = event.get("exc_info")
     error, raised_at = error_in(exc_info), place_in(exc_info)
     return event if error is None else {**event, _ERROR: error, _RAISED_AT: raised_at}
@@ -86,7 +86,7 @@ def error_in(exc_info: object) -> str | None:
 
 
 def place_in(exc_info: object) -> str | None:
-    """Return where a logged exception was raised, as ``FILE:LINE``; None if that is not known."""
+    """Return the place where a logged exception was raised, as ``FILE:LINE``; None if unknown."""
     error = _exception_in(exc_info)
     frames = traceback.extract_tb(error.__traceback__) if error else None
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
@@ -125,7 +125,7 @@ def structlog_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def cli_formatter(json: bool) -> logging.Formatter:
-    """Return what formats the logs of the command line: for people, or with ``json`` an object a line."""
+    """Return the log formatter of the command line: for people, or with ``json`` one object per line."""
     renderer: Processor = (
         structlog.processors.JSONRenderer(ensure_ascii=False)
         if json
@@ -144,7 +144,7 @@ def cli_formatter(json: bool) -> logging.Formatter:
 
 
 def _fields_of_record(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Return the fields of a line of :func:`structlog_logger`; other lines stay texts."""
+    """Return the fields of a record of :func:`structlog_logger`; keep the text of other records."""
     record: logging.LogRecord = event["_record"]
     kept = {name: value for name, value in event.items() if name.startswith("_") or name == "exc_info"}
     fields = dict(getattr(record, "fields", {}))

@@ -1,7 +1,7 @@
-"""Structured logs that leave the host application's logging alone.
+"""Structured logs that do not change the host application's logging.
 
-Everything goes to standard-library loggers named ``rebalanser`` or below; the host application decides what
-is shown, and where. Until it has configured logging, warnings and errors go to standard error, one line each.
+All events go to standard-library loggers named ``rebalanser`` or below; the host application decides what is
+shown, and where. Until it has configured logging, warnings and errors go to standard error, one line each.
 
 A line reads ``text action=WORD key=value …``, and a traceback follows it. The same fields are on the record
 as ``action`` and ``fields``, for formatters that write JSON, with an exception's type and message as
@@ -31,11 +31,11 @@ ROOT: Final = "rebalanser"
 FACTS: Final = "rebalanser.facts"
 LOG_ASIDE_S: Final = 0.5
 LONGEST_LINE_CHARS: Final = 1000
-"""Maximum length of a line on standard error by default."""
+"""Maximum length of a line that :func:`write_default_line` writes."""
 PIPE_BYTES: Final = 4096
-"""What Linux writes to a pipe at once: no line has more, so none blocks."""
+"""Number of bytes that Linux writes to a pipe at once. No line is longer, so none blocks."""
 MOST_BYTES_PER_CHAR: Final = 10
-"""As in an ASCII stream, where a character may be written as ``\\U0001f98a``."""
+"""Maximum for an ASCII stream, which may write a character as ``\\U0001f98a``."""
 
 _STRANGE: Final = {
     FactKind.ISOLATED,
@@ -58,7 +58,7 @@ _WRONG: Final = {
 LOGGED_WHERE_IT_HAPPENS: Final = frozenset(
     {FactKind.WORKER_FAILED, FactKind.WORKER_RETURNED, FactKind.ENGINE_FAILED, FactKind.UNSAFE_REGISTRY}
 )
-"""Kinds of facts whose log lines say more than the facts, such as a traceback."""
+"""Kinds of facts that are logged where they happen, with more detail such as a traceback."""
 _DETAILED: Final = {
     FactKind.BARRIER_ADDED,
     FactKind.BARRIER_BLOCKED,
@@ -69,7 +69,7 @@ _DETAILED: Final = {
 _SENTENCES: Final = {
     FactKind.UNREADABLE: "keys of the group can't be read; docs/deployment.md says how to delete them"
 }
-"""Log lines of kinds whose name alone does not say what to do."""
+"""Texts of kinds whose name alone does not say what to do."""
 
 
 def _level(kind: FactKind) -> int:
@@ -87,7 +87,7 @@ _facts: Final = logging.getLogger(FACTS)
 
 
 class _Logger:
-    """A structlog logger that is made when it is first used."""
+    """A structlog logger that is created on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -106,13 +106,13 @@ def get_logger(name: str = ROOT) -> BoundLogger:
     """Return a structlog logger that writes to the standard logger ``name``, at or below ``rebalanser``.
 
     ``log.warning("a hook raised", action="hook_failed", group="orders")``; ``exc_info`` adds the traceback.
-    structlog is imported when such a logger is first used; see :func:`prepare`.
+    structlog is imported on the first use of such a logger; see :func:`prepare`.
     """
     return cast("BoundLogger", _Logger(name))
 
 
 def prepare() -> None:
-    """Import what writing a line needs, so that a line that tells of trouble does not wait for that."""
+    """Import structlog now, so that the first line about a problem does not wait for that."""
     from rebalanser.runtime import log_lines  # noqa: F401, PLC0415
 
 
@@ -122,7 +122,7 @@ _fact_log: Final = get_logger(FACTS)
 def log_fact(fact: Fact, group: str) -> None:
     """Log what happened on a node, with its kind as ``action``, at the level of :data:`LEVELS`.
 
-    What is :data:`LOGGED_WHERE_IT_HAPPENS` is in the log already.
+    Kinds in :data:`LOGGED_WHERE_IT_HAPPENS` are in the log already.
     """
     level = LEVELS[fact.kind]
     if fact.kind in LOGGED_WHERE_IT_HAPPENS or not _facts.isEnabledFor(level):
@@ -148,9 +148,9 @@ def log_fact(fact: Fact, group: str) -> None:
 
 
 def log_aside(event: str, error: BaseException, **fields: Any) -> None:
-    """Log an error from a thread of its own, and wait for it half a second at most.
+    """Log an error in another thread, and wait at most ``LOG_ASIDE_S`` for that.
 
-    It is for the threads that end access: neither a log that blocks nor one that raises stops them.
+    For threads that end access: neither a log that blocks nor one that raises stops them.
     """
 
     def log() -> None:
@@ -165,16 +165,16 @@ def log_aside(event: str, error: BaseException, **fields: Any) -> None:
 class DefaultHandler(logging.Handler):
     """Shows warnings and errors on standard error until the host application has configured logging.
 
-    Python's own handler of last resort would show the tracebacks too. A record is left to the host if any
-    other handler gets it, if ``propagate`` was switched off on its way, or if ``logging.lastResort`` is None.
-    A line that standard error cannot take at once is dropped, so that no thread waits for its reader.
+    Python's own handler of last resort would show tracebacks too. A record is left to the host application if
+    another handler gets it, if a logger on its way has ``propagate`` off, or if ``logging.lastResort`` is
+    None. A line that standard error can't take at once is dropped, so that no thread waits for its reader.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line for a record that nothing else handles; raise nothing."""
+        """Write a line for a record that no other handler gets; raise nothing."""
         with contextlib.suppress(Exception):
             if not _is_handled_by_host(record.name):
                 write_default_line(_line_of(record))
@@ -192,13 +192,13 @@ def _is_handled_by_host(name: str) -> bool:
 
 
 def is_unconfigured() -> bool:
-    """Return True if the host application has set no handler, level or switch that facts would obey."""
+    """Return True if the host application has configured no handler or level that applies to facts."""
     untouched = _facts.getEffectiveLevel() == logging.WARNING and _facts.isEnabledFor(logging.WARNING)
     return untouched and not _is_handled_by_host(FACTS)
 
 
 def write_default_line(text: str) -> None:
-    """Write a line on standard error, unless that would have to wait; raise nothing."""
+    """Write a line to standard error, unless that would block; raise nothing."""
     with contextlib.suppress(Exception):
         stream = sys.stderr
         if _can_write(stream):
@@ -208,7 +208,7 @@ def write_default_line(text: str) -> None:
 
 
 def _fitting(line: str, stream: TextIO) -> str:
-    """As much of a line as the stream writes at once."""
+    """Return the start of a line that the stream can write at once."""
     line = line[:LONGEST_LINE_CHARS]
     encoding = getattr(stream, "encoding", None) or "utf-8"
     errors = getattr(stream, "errors", None) or "strict"
@@ -218,7 +218,7 @@ def _fitting(line: str, stream: TextIO) -> str:
 
 
 def _can_write(stream: TextIO) -> bool:
-    """Return True if a line can be written without waiting; a stream without a descriptor never waits."""
+    """Return True if a line can be written without blocking, as always without a file descriptor."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError, AttributeError):
@@ -253,14 +253,14 @@ logging.getLogger(ROOT).addHandler(DefaultHandler())
 
 
 class _CliHandler(logging.StreamHandler[TextIO]):
-    """Writes to the present standard error, so that it can be redirected."""
+    """Writes to the current ``sys.stderr``, so that it can be redirected."""
 
     def __init__(self, json: bool) -> None:
         super().__init__(sys.stderr)
         self._json = json
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record; the formatter is made for the first one."""
+        """Format a record; the first one creates the formatter."""
         if self.formatter is None:
             from rebalanser.runtime.log_lines import cli_formatter  # noqa: PLC0415 - slow to import
 
@@ -273,10 +273,10 @@ class _CliHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_cli_logging(json: bool, verbose: int) -> None:
-    """Show the logs on standard error, for the command line, which owns its process.
+    """Show the logs on standard error; for the command line, which owns its process.
 
-    ``verbose`` 0 shows warnings and errors, 1 everything but details, and 2 the details too. With ``json``
-    each line is an object. Calling it again replaces what was configured.
+    ``verbose`` 0 shows warnings and errors, 1 everything but details, and 2 details too. With ``json`` each
+    line is an object. A second call replaces the first.
     """
     handler = _CliHandler(json)
     root = logging.getLogger(ROOT)

@@ -1,4 +1,4 @@
-"""What lets an event loop use something that takes part in threads of its own."""
+"""A bridge from an event loop to a participant that runs in threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 
 
 class LoopBridge:
-    """Lets an event loop use a participant: it is started without blocking, its handlers run in the loop."""
+    """Starts a participant without blocking the event loop, and runs its handlers in the loop."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
@@ -24,11 +24,11 @@ class LoopBridge:
 
     @property
     def is_called_by_handler(self) -> bool:
-        """Whether whoever asks runs in a handler."""
+        """True if the current task runs a handler."""
         return asyncio.current_task() in self._calls
 
     def in_loop(self, handler: Callable[P, Awaitable[None] | None]) -> Callable[P, None]:
-        """A function for the participant's threads that runs a handler in the loop, and waits for it."""
+        """Return a function for the participant's threads that runs a handler in the loop and waits."""
 
         async def call(*args: P.args, **kwargs: P.kwargs) -> None:
             task = asyncio.current_task()
@@ -47,7 +47,7 @@ class LoopBridge:
         return called_from_thread
 
     async def start(self) -> None:
-        """Start the participant; handlers run in the loop that awaits this."""
+        """Start the participant; its handlers run in the current event loop."""
         before, self._loop = self._loop, asyncio.get_running_loop()
         starting = asyncio.ensure_future(in_own_thread(self._participant.start))
         try:
@@ -56,7 +56,7 @@ class LoopBridge:
             self._loop = before
             raise
         except asyncio.CancelledError:
-            # The thread can't be cancelled: what it starts is stopped, however often this is cancelled.
+            # The thread can't be cancelled: stop what it starts, however often this task is cancelled.
             await _until_done(starting)
             if starting.exception() is None:
                 await _until_done(asyncio.ensure_future(in_own_thread(self._participant.stop)))
@@ -64,7 +64,7 @@ class LoopBridge:
 
 
 async def _until_done(work: asyncio.Future[Any]) -> None:
-    """Wait for work that goes on when the waiting is cancelled."""
+    """Wait for a future, even if the waiting task is cancelled."""
     while not work.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([work])

@@ -12,16 +12,16 @@ from rebalanser.redaction import redact
 from rebalanser.runtime.logs import is_unconfigured, write_default_line
 
 SILENCE_S: Final = 1.0
-"""Seconds without an answer of the registry after which a person is told what is waited for."""
+"""Seconds without an answer of the registry before a line names it."""
 MOST_NAMES: Final = 5
 """Maximum number of resources that a sentence names."""
 _SILENT: Final = frozenset({FactKind.GROUP_READ, FactKind.ALLOCATION_ADOPTED, FactKind.BARRIER_BLOCKED})
-"""Kinds that are told only where they are news."""
+"""Kinds that get a line only if they say something new."""
 
 
 @contextlib.contextmanager
 def after_silence(say: Callable[[], object]) -> Iterator[None]:
-    """Call ``say``, in a thread of its own, if the block takes longer than ``SILENCE_S``."""
+    """Call ``say`` in another thread if the block takes longer than ``SILENCE_S``."""
     hint = threading.Timer(SILENCE_S, say)
     hint.daemon = True
     hint.start()
@@ -32,9 +32,9 @@ def after_silence(say: Callable[[], object]) -> Iterator[None]:
 
 
 class Narrator:
-    """Says in one line each what happens on a node, while the program has not configured logging.
+    """Writes a line for each event of a node, while the program has not configured logging.
 
-    A line that standard error can't take at once is dropped, so that nothing waits for its reader.
+    A line that standard error can't take at once is dropped, so that no thread waits for its reader.
     """
 
     def __init__(self, group: str, label: str, url: str) -> None:
@@ -51,7 +51,7 @@ class Narrator:
         return after_silence(lambda: self._say(f"is connecting to {self._url}"))
 
     def tell(self, report: Report) -> bool:
-        """Say what a report means. False if there is no sentence for it, or logging is configured."""
+        """Write a line for a report. Return False if it has none, or logging is configured."""
         if not is_unconfigured():
             return False
         sentence = self._sentence(report)
@@ -106,7 +106,7 @@ class Narrator:
 
 
 def trouble_of(fact: Fact) -> str | None:
-    """Return what went wrong in the application, for people who look at the group; None if nothing did."""
+    """Return a sentence about an error of the application, for ``status``; None for other facts."""
     error = fact.detail.get("error")
     match fact.kind:
         case FactKind.START_FAILED:
@@ -131,7 +131,7 @@ def shown_names(resources: Collection[str]) -> str:
 
 
 def _sentence_of(fact: Fact) -> str | None:
-    """Return what befell a node, for kinds that say all by themselves."""
+    """Return the sentence of a kind that needs no other state; None for other kinds."""
     detail = fact.detail
     match fact.kind:
         case FactKind.JOIN_FAILED:

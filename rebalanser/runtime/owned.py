@@ -1,4 +1,4 @@
-"""What a handler gets: one owned resource, with its fencing token and its deadline."""
+"""An owned resource with its fencing token and deadline, as handlers get it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _is_number(value: object) -> bool:
 
 
 class StopRequest(threading.Event):
-    """An event that threads wait for and coroutines can wait for too."""
+    """An event that both threads and coroutines can wait for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class StopRequest(threading.Event):
         self._callbacks: list[Callable[[], object]] = []
 
     def set(self) -> None:
-        """Set the event and wake up all that wait for it."""
+        """Set the event and wake up all waiters."""
         super().set()
         with self._callbacks_lock:
             callbacks, self._callbacks = self._callbacks, []
@@ -40,7 +40,7 @@ class StopRequest(threading.Event):
             callback()
 
     def call_when_set(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once when the event is set, or now if it is."""
+        """Call ``callback`` once when the event is set, or now if it is set already."""
         with self._callbacks_lock:
             if not self.is_set():
                 self._callbacks.append(callback)
@@ -54,7 +54,7 @@ class StopRequest(threading.Event):
 
 
 class Tenure:
-    """Until when access may last: shared by all that one group owns, moved by every proof of life."""
+    """The deadline of access, shared by all resources of a node; every proof of life extends it."""
 
     def __init__(self, clock: SystemClock) -> None:
         self.clock = clock
@@ -62,22 +62,22 @@ class Tenure:
         self.ended = False
 
     def lasts(self) -> bool:
-        """Whether the deadline (seconds of the clock) has not come yet."""
+        """Return True until the deadline (seconds of the clock)."""
         deadline = self.deadline
         return not self.ended and deadline is not None and self.clock.now() < deadline
 
 
 class Keeper(Protocol):
-    """What an owned resource tells to the node that owns it."""
+    """The node's side of an owned resource."""
 
     def take_load(self, owned: Owned, load: float) -> None:
         """Keep the latest load of a resource."""
 
     def spec_of(self, owned: Owned) -> ResourceSpec | None:
-        """Read what an operator said of a resource; None if it is there no more."""
+        """Read a resource's weight and attributes from the registry; None if it was removed."""
 
     def release(self, owned: Owned, for_s: float | None) -> bool:
-        """Give a resource up for ``for_s`` seconds, or until it is accepted; False if it is not owned."""
+        """Release a resource for ``for_s`` seconds, or until accepted; False if it is not owned."""
 
     def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
         """Report what happened to the worker of a resource, and what it raised."""
@@ -86,8 +86,8 @@ class Keeper(Protocol):
 class Owned:
     """One resource that this node owns, from OnStart to OnStop.
 
-    Give ``token`` along with every write to the outside, and have the receiver refuse a smaller one: that
-    makes a second owner impossible whatever happens to this process (RB-12, RB-27).
+    Send ``token`` with every write to the outside, and let the receiver refuse smaller tokens: then a former
+    owner can't write, whatever happens to its process (RB-12, RB-27).
     """
 
     __slots__ = (
@@ -121,8 +121,8 @@ class Owned:
 
     @property
     def stop_requested(self) -> StopRequest:
-        """Set as soon as the resource has to be given up, before OnStop is called."""
-        # Made when it is first looked at: 100,000 events take longer to make and to set than OnStop can wait.
+        """Event that is set as soon as the resource has to be given up, before OnStop is called."""
+        # Created on first use: creating and setting 100,000 events takes longer than OnStop can wait.
         if self._stop_request is None:
             with _making:
                 if self._stop_request is None:
@@ -132,25 +132,25 @@ class Owned:
         return self._stop_request
 
     def ask_to_stop(self) -> None:
-        """Set :attr:`stop_requested`, for the group; an event that is made later is set at once."""
+        """Set :attr:`stop_requested`, for the group; an event that is created later is set at once."""
         self._asked = True
         if self._stop_request is not None:
             self._stop_request.set()
 
     @property
     def weight(self) -> float:
-        """How much of a node the resource takes, as an operator said; groups do not place by it yet.
+        """The weight given to ``Admin.add``; groups do not place by it yet.
 
-        It is read as :attr:`attributes` are.
+        It is read like :attr:`attributes`.
         """
         return self._said.weight
 
     @property
     def attributes(self) -> Mapping[str, str]:
-        """What an operator said of the resource with ``Admin.add(attributes=…)``.
+        """The attributes given to ``Admin.add(attributes=…)``.
 
-        It is read from the registry when it or :attr:`weight` is first looked at, and kept: what is said
-        later is seen by the next owner. A coroutine looks in a thread: ``asyncio.to_thread(lambda: …)``.
+        The first use of this or :attr:`weight` reads the registry; later uses return the same values, and
+        only the next owner sees a later change. In a coroutine use ``asyncio.to_thread(lambda: …)``.
 
         Raises:
             RetryLater: the registry could not be read now.
@@ -166,9 +166,9 @@ class Owned:
 
     @property
     def deadline(self) -> float:
-        """When access must have ended unless life is proven again, in seconds of ``time.monotonic()``.
+        """Time by which access must have ended, in seconds of ``time.monotonic()``.
 
-        It moves on with every proof of life. Once the resource has to be given up it lies in the past.
+        Every proof of life extends it. It is in the past once the resource has to be given up.
         """
         deadline = self._tenure.deadline
         if deadline is None or self._tenure.ended:
@@ -176,24 +176,23 @@ class Owned:
         return self._tenure.clock.to_monotonic(deadline)
 
     def still_mine(self) -> bool:
-        """Whether the resource may still be accessed: no stop was requested and the deadline has not come.
+        """Return True while the resource may be accessed: no stop was requested, the deadline is ahead.
 
-        There is always a moment between this answer and what is done with it; only a receiver that checks
-        the token closes that gap.
+        There is always a gap between this answer and the access that follows it; only a receiver that checks
+        the token closes it.
         """
         asked = self._asked or (self._stop_request is not None and self._stop_request.is_set())
         return not asked and self._tenure.lasts()
 
     def report_load(self, load: float) -> None:
-        """Tell how much work the resource is, in any unit that is the same for all of the group (AU-7).
+        """Report the load of the resource, in any unit that the whole group shares (AU-7).
 
-        The history keeps it, for the audit to compute weights from. May be called from any thread or
-        coroutine, as often as one likes: it never waits, and at most once a second the latest load of each
-        resource is written down; one that is not the latest any more is forgotten, and so is one of the
-        last second before the group stops. Once the resource was given up it does nothing.
+        The history records it, and the audit computes weights from it. May be called from any thread or
+        coroutine, at any rate, and never blocks. The latest load of each resource is recorded at most once a
+        second; the last one before the group stops may be lost. Does nothing once the resource was given up.
 
         Raises:
-            InvalidLoad: the load is negative, infinite or no number.
+            InvalidLoad: the load is negative, infinite or not a number.
         """
         if not 0 <= load < math.inf:
             raise InvalidLoad(f"the load of {self.resource!r} must be a number from 0 on, not {load!r}")
@@ -201,34 +200,34 @@ class Owned:
             self._keeper.take_load(self, float(load))
 
     def release(self, for_s: float | None = None) -> None:
-        """Give this resource up for ``for_s`` seconds: another node is to own it meanwhile.
+        """Release this resource: for ``for_s`` seconds leaders give it to other nodes only.
 
-        Without a time it does not come back until :meth:`Group.accept` asks for it. It leaves as any resource
-        does that goes to another node: work goes on until :attr:`stop_requested` is set, OnStop is called,
-        and only then another node starts. What every node has released is on none, and ``status`` says so.
+        Without a time it stays away until :meth:`Group.accept`. It leaves as in any rebalance: work goes on
+        until :attr:`stop_requested` is set, OnStop is called, and only then the next owner starts. If every
+        node has released the resource, nobody owns it, and ``status`` says so.
 
-        May be called from any thread or coroutine, and never waits. Of two calls the one that lasts longer
-        counts. Once the resource has been given up it does nothing. A node remembers what it released when
-        it loses its lease and joins again, until the group is stopped.
+        May be called from any thread or coroutine, and never blocks. Of two releases the longer one counts.
+        Does nothing once the resource was given up. A release survives the loss of the lease, and ends when
+        the group is stopped.
 
         Raises:
-            InvalidArgument: the time is no positive number of seconds.
-            InvalidState: this node has released as many resources as it may at once.
+            InvalidArgument: the time is not a positive number of seconds.
+            InvalidState: this node has released the maximum number of resources.
         """
         if for_s is not None and not (_is_number(for_s) and 0.0 < for_s < math.inf):
-            raise InvalidArgument(f"for_s: a positive number of seconds, or None (got {for_s!r})")
+            raise InvalidArgument(f"for_s must be a positive number of seconds, or None (got {for_s!r})")
         if self._keeper is None or self._tenure.ended or not self._keeper.release(self, for_s):
             return
         until = math.inf if for_s is None else self._tenure.clock.now() + for_s
         self._released_until = max(self._released_until, until)
 
     def accepted(self) -> None:
-        """Forget a release: the group was asked to take the resource again."""
+        """Forget a release, after :meth:`Group.accept`."""
         self._released_until = -math.inf
 
     @property
     def released_s(self) -> float:
-        """Seconds for which :meth:`release` still gives the resource up; 0 if it was not called."""
+        """Seconds that a :meth:`release` still lasts; 0 without one."""
         return max(0.0, self._released_until - self._tenure.clock.now())
 
     def tell(self, kind: FactKind, raised: BaseException | None, **detail: str | float | bool | None) -> None:
@@ -237,7 +236,7 @@ class Owned:
             self._keeper.tell_of(self, kind, raised, detail)
 
     async def until_stop_requested(self) -> None:
-        """Wait, in a coroutine, until the resource has to be given up."""
+        """Wait, in a coroutine, until :attr:`stop_requested` is set."""
         loop = asyncio.get_running_loop()
         asked = loop.create_future()
 
@@ -246,7 +245,7 @@ class Owned:
                 asked.set_result(None)
 
         def wake_in_loop() -> None:
-            # The loop of a coroutine that was abandoned may be closed by now.
+            # The loop of an abandoned coroutine may be closed by now.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(wake)
 

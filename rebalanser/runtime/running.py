@@ -1,4 +1,4 @@
-"""Taking part until a signal or somebody in the process says stop, in the main thread or its event loop."""
+"""Runs a participant until a signal or a call stops it, in the main thread or its event loop."""
 
 from __future__ import annotations
 
@@ -16,45 +16,46 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 from rebalanser.errors import InvalidState
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask for a graceful stop. SIGHUP does not where it was ignored before, as under nohup."""
+"""Signals that request a graceful stop; SIGHUP does not if it was ignored before, as under nohup."""
 SAME_PRESS_S: Final = 0.3
-"""SIGINTs that follow the first one so soon, as from a terminal and a supervisor at once, count as one."""
+"""Seconds after the first SIGINT in which further ones count as the same: a terminal and a supervisor may
+both send one."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Participant(Protocol):
-    """What takes part in something from its start to its stop, in threads of its own."""
+    """Something that runs in threads of its own from start to stop, such as a group."""
 
     def start(self) -> None:
-        """Begin to take part."""
+        """Start."""
 
     def request_stop(self) -> None:
         """Begin to stop, and return at once."""
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        """Wait until it takes part no longer; whether that is so."""
+        """Wait until it has stopped. Return False on a timeout."""
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Stop, and wait until that is done."""
+        """Stop, and wait until it has stopped."""
 
 
 class AsyncParticipant(Protocol):
     """A participant whose start and stop are awaited."""
 
     async def start(self) -> None:
-        """Begin to take part."""
+        """Start."""
 
     def request_stop(self) -> None:
         """Begin to stop, and return at once."""
 
     async def stop(self, timeout_s: float | None = None) -> None:
-        """Stop, and wait until that is done."""
+        """Stop, and wait until it has stopped."""
 
 
 class _StopSignals:
-    """What stops on a signal, of the whole process. It handles the signals while there is any."""
+    """The participants of this process that stop on a signal. Handles the signals while there are any."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -64,11 +65,11 @@ class _StopSignals:
         self._may_interrupt = True
         self._interrupt_due = False
         self.asked = False
-        """Whether a signal has asked for a stop; what begins to take part afterwards stops at once."""
+        """True once a signal has requested a stop; a participant that starts later stops at once."""
 
     @contextlib.contextmanager
     def stopping(self, request_stop: Callable[[], None]) -> Iterator[None]:
-        """Have ``request_stop`` called, in a thread, for the first signal that comes."""
+        """Call ``request_stop``, in a thread, at the first signal within the block."""
         if not self._stops:
             self._install()
         registration = object()
@@ -103,7 +104,7 @@ class _StopSignals:
             return
         self.asked = True
         for stop in list(self._stops.values()):
-            # A thread of its own: this very one may have been interrupted with a lock that stopping needs.
+            # In another thread: this one may have been interrupted while it held a lock that stopping needs.
             threading.Thread(target=stop, name="rebalanser-signal", daemon=True).start()
 
     def _is_first_interrupt(self) -> bool:
@@ -113,7 +114,7 @@ class _StopSignals:
         return now - self._interrupted_at < SAME_PRESS_S
 
     def _interrupt(self, frame: FrameType | None) -> None:
-        """Let a further SIGINT have the effect that it had before, now or as soon as that is safe."""
+        """Call the previous handler of SIGINT, now or as soon as that is safe."""
         self._interrupt_due = not self._may_interrupt
         if self._interrupt_due:
             return
@@ -122,7 +123,7 @@ class _StopSignals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Put off a further SIGINT, to the next call of :meth:`interruptible` in the block."""
+        """Defer a further SIGINT to the next call of :meth:`interruptible` in the block."""
         self._may_interrupt = False
         try:
             yield
@@ -130,7 +131,7 @@ class _StopSignals:
             self._may_interrupt = True
 
     def interruptible(self, wait: Callable[[], object]) -> None:
-        """Wait for something; a further SIGINT may end that."""
+        """Call ``wait``; a further SIGINT may interrupt it."""
         self._may_interrupt = True
         try:
             if self._interrupt_due:
@@ -145,13 +146,14 @@ stopping_on_signals: Final = _SIGNALS.stopping
 
 
 def run_until_stopped(participant: Participant) -> None:
-    """Take part until SIGINT, SIGTERM or SIGHUP, or until asked to stop; then stop.
+    """Run a participant until SIGINT, SIGTERM or SIGHUP, or until a stop is requested; then stop it.
 
-    A second SIGINT has its usual effect, unless it comes with the first one (``SAME_PRESS_S``). Further ones
-    of the others are ignored, as some supervisors send several. A signal stops all that run in the process.
+    A second SIGINT has its usual effect, unless it comes with the first one (``SAME_PRESS_S``). Further
+    SIGTERMs and SIGHUPs are ignored, as some supervisors send several. A signal stops all participants of
+    the process.
 
     Raises:
-        InvalidState: it was not called in the main thread, which alone gets signals.
+        InvalidState: it was not called in the main thread, the only one that gets signals.
     """
     _refuse_other_threads()
     with _SIGNALS.stopping(participant.request_stop):
@@ -172,7 +174,7 @@ def run_until_stopped(participant: Participant) -> None:
 async def run_in_loop_until_stopped(
     participant: AsyncParticipant, wait_stopped: Callable[[], object]
 ) -> None:
-    """:func:`run_until_stopped` in an event loop; ``wait_stopped`` blocks, and is called in a thread."""
+    """Do as :func:`run_until_stopped` in an event loop; ``wait_stopped`` blocks, and runs in a thread."""
     _refuse_other_threads()
     with _SIGNALS.stopping(participant.request_stop):
         await participant.start()
@@ -185,9 +187,9 @@ async def run_in_loop_until_stopped(
 
 
 async def in_own_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Call what may block for long in a thread of its own, and wait; raises what it does.
+    """Call a function that may block for long in a new thread, and return or raise what it does.
 
-    The threads of the loop's default executor are few, and the host application's.
+    The default executor has few threads, and they are for the host application.
     """
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[T] = loop.create_future()
@@ -207,7 +209,7 @@ async def in_own_thread(function: Callable[P, T], *arguments: P.args, **named: P
             result = call()
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits any more
             loop.call_soon_threadsafe(answer, result, error)
 
     threading.Thread(target=run, name="rebalanser-waiting", daemon=True).start()
@@ -216,4 +218,4 @@ async def in_own_thread(function: Callable[P, T], *arguments: P.args, **named: P
 
 def _refuse_other_threads() -> None:
     if threading.current_thread() is not threading.main_thread():
-        raise InvalidState("run() waits for signals, in the main thread only; use start() and stop()")
+        raise InvalidState("run() waits for signals, which only the main thread gets; use start() and stop()")

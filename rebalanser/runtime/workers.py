@@ -1,4 +1,4 @@
-"""``@worker``: one call per owned resource, each in a thread, or a task, of its own."""
+"""``@worker``: one call per owned resource, in a thread or task of its own."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rebalanser.runtime.owned import Owned
 RESTART_INITIAL_S = 0.5
 RESTART_MAX_S = 30.0
 RESTART_RESET_S = 10.0
-"""Seconds that a run must last for the delay after it to be the initial one again."""
+"""Minimum length of a run, in seconds, that resets the delay to the initial one."""
 RELEASED_PAUSE_S = 5.0
-"""Least pause after a worker that has released its resource: another node takes it meanwhile."""
+"""Minimum seconds before a worker is called again that has released its resource: another node takes it."""
 
 _log = get_logger()
 
 
 def _give_up(_state: RetryCallState) -> None:
-    """The resource has left: there is nothing more to call."""
+    """Return None: the resource has left, so there is no further call."""
 
 
 class GrowingDelay:
-    """Seconds before the next run, ``initial_s`` to ``max_s``, which double with each short run in a row."""
+    """Seconds before the next run: ``initial_s``, doubled with each short run in a row, up to ``max_s``."""
 
     def __init__(self, initial_s: float = RESTART_INITIAL_S, max_s: float = RESTART_MAX_S) -> None:
         self._initial_s = initial_s
@@ -39,7 +39,7 @@ class GrowingDelay:
         self._short_runs = 0
 
     def after(self, lasted_s: float) -> float:
-        """The delay, in seconds, after a run that lasted ``lasted_s``."""
+        """Return the delay, in seconds, after a run that lasted ``lasted_s``."""
         self._short_runs = 1 if lasted_s >= RESTART_RESET_S else self._short_runs + 1
         delay_s = self._initial_s
         for _ in range(1, self._short_runs):
@@ -50,7 +50,7 @@ class GrowingDelay:
 
 
 class _Calls:
-    """The calls of a worker for one resource: which are due, and what is said of those that ended early."""
+    """The retry policy of a worker for one resource; reports calls that ended early."""
 
     def __init__(self, owned: Owned) -> None:
         self._owned = owned
@@ -65,7 +65,7 @@ class _Calls:
         }
 
     def begins(self) -> bool:
-        """True if a call is due: the pause before one ends early when the resource leaves."""
+        """Return True if a call is due: the pause before it ends early when the resource leaves."""
         self._began = time.monotonic()
         return not self.over
 
@@ -91,7 +91,7 @@ class _Calls:
             owned.tell(FactKind.WORKER_FAILED, error, attempt=state.attempt_number)
         elif owned.still_mine() and not owned.released_s:
             _log.warning(
-                "a worker returned while its resource is owned; it is called again unless that has left",
+                "a worker returned while it owns its resource; it is called again unless that has left",
                 action="worker_returned",
                 **known,
             )
@@ -101,9 +101,9 @@ class _Calls:
 class WorkerThreads:
     """Handlers that run a function in a thread for each owned resource.
 
-    A function that raises or returns is called again after a growing delay (0.5 s to 30 s) while the resource
-    is still owned, and after 5 s at least if it has released it. OnStop returns when all that were asked to
-    stop have.
+    If the function raises or returns while its resource is owned, it is called again after a growing delay
+    (0.5 s to 30 s), and after at least 5 s if it has released the resource. OnStop returns when the functions
+    of all leaving resources have returned.
     """
 
     def __init__(self, function: Callable[[Owned], None]) -> None:
@@ -123,7 +123,7 @@ class WorkerThreads:
                 raise
 
     def stop(self, owned: list[Owned]) -> None:
-        """Wait for the threads of these resources, which have been asked to stop."""
+        """Wait for the threads of these resources, whose stop was requested."""
         for each in owned:
             thread = self._threads.get(each.resource)
             if thread is not None:
@@ -131,7 +131,7 @@ class WorkerThreads:
                 del self._threads[each.resource]
 
     def includes(self, thread: threading.Thread) -> bool:
-        """Whether this is one of the threads that :meth:`stop` would wait for."""
+        """Return True if :meth:`stop` would wait for this thread."""
         return thread in self._threads.copy().values()
 
     def _run(self, owned: Owned) -> None:
@@ -147,7 +147,7 @@ class WorkerThreads:
 class WorkerTasks:
     """Like :class:`WorkerThreads`, with a task of the event loop for each owned resource.
 
-    A task that goes on for ``grace_s`` seconds after it was asked to stop is cancelled.
+    A task that still runs ``grace_s`` seconds after the stop request is cancelled.
     """
 
     def __init__(self, function: Callable[[Owned], Awaitable[None]], grace_s: float) -> None:
@@ -162,7 +162,7 @@ class WorkerTasks:
             self._tasks[each.resource] = asyncio.create_task(self._run(each), name=name)
 
     async def stop(self, owned: list[Owned]) -> None:
-        """Wait for the tasks of these resources, which have been asked to stop; cancel what is late."""
+        """Wait for the tasks of these resources, whose stop was requested; cancel late ones."""
         asked = {self._tasks[each.resource] for each in owned if each.resource in self._tasks}
         if asked:
             _, late = await asyncio.wait(asked, timeout=self._grace_s)
@@ -174,7 +174,7 @@ class WorkerTasks:
             self._tasks.pop(each.resource, None)
 
     def includes(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether this is one of the tasks that :meth:`stop` would wait for."""
+        """Return True if :meth:`stop` would wait for this task."""
         return task in self._tasks.values()
 
     async def _run(self, owned: Owned) -> None:

@@ -389,7 +389,7 @@ def test_a_start_gives_up_while_something_of_the_application_lives_on(
     wait_until(lambda: len(bench.output()) == 2, "its output is kept")
     escaped = int(bench.output()[-1])
     bench.start(2, manifest("true"))
-    assert bench.exited(2) == ProcessExited(APP, 2, None, "an earlier one still lives after 0.3 s")
+    assert bench.exited(2) == ProcessExited(APP, 2, None, "an earlier process still runs after 0.3 s")
     os.kill(escaped, signal.SIGKILL)
     bench.start(3, manifest("true"))
     bench.started(3)
@@ -447,8 +447,8 @@ def test_a_script_that_does_not_name_its_interpreter_is_told_so(bench: Bench, tm
     script.write_text("echo hi\n")
     script.chmod(0o755)
     bench.start(1, Manifest(command=(str(script),)))
-    why = f"'{script}' is no program of this machine, nor a script whose first line names its interpreter"
-    assert bench.exited(1) == ProcessExited(APP, 1, None, f"{why}, such as #!/bin/sh")
+    why = f"'{script}' is neither a program for this machine nor a script whose first line names its "
+    assert bench.exited(1) == ProcessExited(APP, 1, None, f"{why}interpreter, such as #!/bin/sh")
 
 
 def test_a_process_gets_what_its_manifest_says_and_no_secret_of_the_worker(

@@ -1028,7 +1028,7 @@ def test_a_time_that_is_none_is_refused(nodes: Nodes, for_s: Any) -> None:
     group, journal = nodes.journaled()
     group.start()
     journal.wait_for_call("start", ("a",))
-    with pytest.raises(InvalidArgument, match="for_s: a positive number of seconds, or None"):
+    with pytest.raises(InvalidArgument, match="for_s must be a positive number of seconds, or None"):
         journal.owned["a"].release(for_s)
     with pytest.raises(InvalidName):
         group.accept("")
@@ -1045,7 +1045,7 @@ def test_a_node_releases_a_thousand_resources_at_once_and_no_more(nodes: Nodes) 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda name: [owned[name].release() for _ in range(2)], names[:1_000]))
         for name in names[1_000:]:
-            with pytest.raises(InvalidState, match=r"has released 1,000 resources, the most that it can"):
+            with pytest.raises(InvalidState, match=r"has released 1,000 resources, the maximum at once"):
                 owned[name].release()
     owned[names[0]].release()
     journal.wait_until(lambda: set(names[:1_000]) == group.released)
