@@ -1,4 +1,4 @@
-"""What a registry must offer, how a group is kept in one, and the backends by URL."""
+"""The contracts of registries and coordinators, the storage of a group, and the backends by URL."""
 
 from rebalanser.registry.contract import Capabilities, Registry
 from rebalanser.registry.coordinator import Coordinator, GroupView, Holding

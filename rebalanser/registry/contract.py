@@ -1,38 +1,38 @@
-"""The contract of a registry: what a store must offer so that a group can live in it.
+"""The contract of a registry, a store that can keep groups.
 
 A registry is a small key-value store with leases, guarded transactions, ranges and watches. Keys are
 printable ASCII text, not empty, ordered by their bytes; values are bytes.
 
-**What is atomic.** A :class:`Transaction` is all or nothing and linearizable: it takes effect at one point
-between its sending and its answer, it sees every transaction answered before it was sent, and all that it
-reads and writes belongs to one revision. The end of a lease (by time or by :class:`Revoke`) deletes all its
-keys in one transaction.
+**Atomicity.** A :class:`Transaction` is all or nothing and linearizable: it takes effect at one point between
+its sending and its answer, it sees every transaction answered before it was sent, and all that it reads and
+writes belongs to one revision. The end of a lease (by time or by :class:`Revoke`) deletes all its keys in one
+transaction.
 
-**What is ordered.** Every transaction that changes something gets a revision, an integer greater than every
-earlier one. A key's ``create_revision`` is the revision that put it where it was absent, its
-``mod_revision`` the one that put it last. Several keys put by one transaction share the revision. Revisions
-never go back, not even when the registry restarts. Once another store, or an older copy, is in the place of
-the one that a connection was opened with, it answers nothing but
-:class:`~rebalanser.errors.RegistryRefused`.
+**Order.** Every transaction that changes something gets a revision, an integer greater than every earlier
+one. A key's ``create_revision`` is the revision that put it where it was absent, its ``mod_revision`` the one
+that put it last. Several keys put by one transaction share the revision. Revisions never go back, not even
+when the registry restarts. If another store, or an older copy, replaces the one that a connection was opened
+with, every request on the connection raises :class:`~rebalanser.errors.RegistryRefused`.
 
-**What an outcome is.** ``execute`` returns, and then the request took effect as answered; or raises
-:class:`~rebalanser.errors.OutcomeUnknown`, and then it took effect, or will a little later, or never; or
-raises any other error, and then it had and will have no effect.
+**Outcomes.** If ``execute`` returns, the request took effect as answered. If it raises
+:class:`~rebalanser.errors.OutcomeUnknown`, the request took effect, or will take effect a little later, or
+never. If it raises any other error, the request had no effect and will have none.
 
 **Leases.** A lease ends when its time to live has passed on the registry's clock without a
-:class:`KeepAlive`; never earlier, and as soon afterwards as the registry notices (its
-``lease_detection_s``). An answered keep-alive does not prove that the lease lives; a later transaction that
-sees a key of the lease at its create revision does. Nor does it prove that the lease was renewed: it may
-come from a leader of the store that was deposed and does not know it yet. A store that has leaders says
-with each answer in which ``term`` it was given; a keep-alive renewed the lease only if a later transaction
-was answered in the same term. A keep-alive may carry that transaction as its ``proof``. A store that can
-renew and prove in one atomic step answers with the proof's :class:`Outcome`, as seen after the renewal; any
-other answers :class:`Done`, and then the caller sends the proof itself.
+:class:`KeepAlive`; never earlier, and while the registry is healthy at most ``lease_detection_s`` later. An
+answered keep-alive does not prove that the lease lives; a later transaction that sees a key of the lease at
+its create revision does. Nor
+does it prove that the lease was renewed: the answer may come from a leader of the store that was deposed and
+does not know it yet. A store with leaders adds to each answer the ``term`` in which it was given; a
+keep-alive renewed the lease only if a later transaction was answered in the same term. A keep-alive may carry
+that transaction as its ``proof``. A store that can renew and prove in one atomic step answers with the
+proof's :class:`Outcome`, as seen after the renewal. Any other answers :class:`Done`, and the caller sends the
+proof itself.
 
-**Watches.** A watch tells what changed, in the order of revisions, from the revision asked for on: each
-change at least once, or :class:`HistoryLost`, which means "read again: changes up to this revision may be
-missing". After it the watch goes on with everything later. A watch is never proof of anything; it is a
-wake-up. The conformance suite for all of this is :mod:`rebalanser.testing.registry_suite`.
+**Watches.** A watch reports changes in the order of revisions, from a given revision on: each change at least
+once, or :class:`HistoryLost`, which means "read again: changes up to this revision may be missing". After
+that the watch continues with all later changes. A watch never proves anything; it is a wake-up. The
+conformance suite for all of this is :mod:`rebalanser.testing.registry_suite`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rebalanser.protocol.types import record
 
 @record
 class KeyValue:
-    """A key as stored; ``lease`` is 0 where it belongs to none."""
+    """A key as stored; ``lease`` is 0 if it belongs to none."""
 
     key: str
     value: bytes
@@ -85,7 +85,7 @@ Guard: TypeAlias = Absent | Created | Unchanged
 
 @record
 class Put:
-    """Write a key, under a lease unless ``lease`` is 0. A transaction may write a key once only."""
+    """Write a key, under a lease unless ``lease`` is 0. A transaction may write a key only once."""
 
     key: str
     value: bytes
@@ -101,7 +101,7 @@ class Delete:
 
 @record
 class Get:
-    """Read one key: a :class:`KeyValue`, with ``keys_only`` one whose value is empty; or None."""
+    """Read one key. The result is a :class:`KeyValue`, with ``keys_only`` an empty value, or None."""
 
     key: str
     keys_only: bool = False
@@ -109,10 +109,10 @@ class Get:
 
 @record
 class Range:
-    """Read all keys with this prefix, in key order, as of the transaction's revision.
+    """Read the keys with this prefix that are greater than ``after``, in key order, at one revision.
 
-    Of these only the keys greater than ``after``, and of those the first ``limit`` where it is not 0: so a
-    long range is read in pages, each ``after`` the last key of the one before.
+    A ``limit`` above 0 is the maximum number of keys. So a long range can be read in pages, each ``after``
+    the last key of the previous page.
     """
 
     prefix: str
@@ -122,14 +122,14 @@ class Range:
 
 @record
 class Stat:
-    """Read how many keys have this prefix and the newest ``mod_revision`` among them: :class:`Stats`."""
+    """Count the keys with this prefix and find their newest ``mod_revision``: :class:`Stats`."""
 
     prefix: str
 
 
 @record
 class Stats:
-    """The answer to :class:`Stat`; ``newest`` is 0 where there is no key."""
+    """The answer to :class:`Stat`; ``newest`` is 0 if there is no key."""
 
     count: int
     newest: int
@@ -137,12 +137,12 @@ class Stats:
 
 @record
 class Transaction:
-    """If every guard holds do ``then``, else ``otherwise``; in order, seeing one's own earlier writes or not.
+    """Run ``then`` in order if every guard holds, else ``otherwise``.
 
     An operation may itself be a transaction, one level deep; its guards see the state before the outer
     transaction. The longest of a transaction's three lists counts against ``Capabilities.max_operations``,
-    and the longest list of a nested one counts on top of it. Reading a key that the same transaction writes
-    gives an unspecified answer. Putting under a lease that does not exist raises
+    and the longest list of a nested one counts on top of it. The result of reading a key that the same
+    transaction writes is unspecified. Putting under a lease that does not exist raises
     :class:`~rebalanser.errors.LeaseNotFound`.
     """
 
@@ -179,8 +179,8 @@ class Grant:
 class KeepAlive:
     """Renew a lease to its full time; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended.
 
-    A ``proof`` only reads: one that writes raises :class:`~rebalanser.errors.InternalError` at once. One that
-    the store refuses renews nothing.
+    A ``proof`` only reads: one that writes raises :class:`~rebalanser.errors.InternalError` at once. If the
+    store refuses the proof, it renews nothing.
     """
 
     lease: int
@@ -203,7 +203,7 @@ Request: TypeAlias = Transaction | Grant | KeepAlive | Revoke
 
 @record
 class Granted:
-    """The new lease's id, never 0, and the time to live that it got, at least the one asked for."""
+    """The new lease's id, never 0, and its time to live, which is at least the requested one."""
 
     lease: int
     ttl_s: float
@@ -211,7 +211,7 @@ class Granted:
 
 @record
 class LeaseAge:
-    """Seconds since a lease was renewed last, at least, and the time to live that it was renewed for."""
+    """Minimum seconds since a lease was renewed last, and its time to live."""
 
     age_s: float
     ttl_s: float
@@ -226,11 +226,11 @@ class Done:
 
 @record
 class Outcome:
-    """The answer to a transaction: which branch ran, at which revision, and a result for each operation.
+    """The answer to a transaction: the branch that ran, the revision, and a result for each operation.
 
-    ``revision`` is the transaction's own if it changed something, else the registry's latest at the point
-    where it read. Results are None for :class:`Put` and :class:`Delete`. ``term`` is that of the
-    store's leader, as far as whoever answered knew; 0 where a store has no leaders.
+    ``revision`` is the transaction's own if it changed something, else the registry's latest when it read.
+    Results are None for :class:`Put` and :class:`Delete`. ``term`` is that of the store's leader as far as
+    the answering server knew it; 0 for a store without leaders.
     """
 
     succeeded: bool
@@ -245,13 +245,13 @@ Reply: TypeAlias = Granted | Done | Outcome
 
 @record
 class Target:
-    """What a watch looks at: one key, or every key with a prefix."""
+    """The keys of a watch: one key, or every key with a prefix."""
 
     key: str
     prefix: bool = False
 
     def covers(self, key: str) -> bool:
-        """Whether a change of ``key`` concerns this watch."""
+        """Return True if the watch includes ``key``."""
         return key.startswith(self.key) if self.prefix else key == self.key
 
 
@@ -266,7 +266,7 @@ class Changed:
 
 @record
 class HistoryLost:
-    """Changes up to and including ``revision`` may be missing: read again. Later changes will be told."""
+    """Changes up to and including ``revision`` may be missing: read again. Later changes will follow."""
 
     revision: int
 
@@ -279,30 +279,30 @@ class Watch(Protocol):
     """A running watch."""
 
     def close(self) -> None:
-        """Stop it. Events already under way may still be told. Closing twice does nothing."""
+        """Stop the watch. Events under way may still arrive. Closing twice does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a registry can do and where its limits are; nothing that lacks is skipped in silence."""
+    """The abilities and limits of a registry."""
 
     max_operations: int
     """Maximum :attr:`Transaction.length`; at least 10, to read a group.
 
-    It may become less while a connection is open, if a server joins that takes less than the others.
+    It may shrink while a connection is open, if a server with a lower limit joins.
     """
     max_request_bytes: int
-    """Keys and values of one transaction together."""
+    """Maximum size of keys and values of one transaction together."""
     min_lease_ttl_s: float
-    """A shorter lease is granted for this long."""
+    """Shortest time to live; a shorter lease gets this one."""
     lease_detection_s: float
-    """How long after its end a lease's keys may still be seen while the registry is healthy."""
+    """Maximum seconds after its end until a lease's keys are deleted, while the registry is healthy."""
     survives_process: bool
-    """Whether keys outlive the process that wrote them."""
+    """True if keys outlive the process that wrote them."""
     shared_between_hosts: bool
-    """Whether processes on different hosts can use it."""
+    """True if processes on different hosts can use it."""
     unsafe_reasons: tuple[str, ...] = ()
-    """Known faults of this very server that weaken a promise, one sentence each; shown at start."""
+    """Known faults of this server's version that weaken a promise, one sentence each; shown at start."""
 
 
 class Registry(ABC):
@@ -311,37 +311,37 @@ class Registry(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What this registry can do; known once it is open."""
+        """Abilities and limits of this registry; known once it is open."""
 
     @abstractmethod
     def execute(self, request: Request, timeout_s: float) -> Reply:
-        """Carry out one request within ``timeout_s`` seconds, and answer it.
+        """Carry out one request within ``timeout_s`` seconds, and return its answer.
 
-        A long range may take longer, as long as the registry goes on answering: a group that has grown large
-        must stay readable.
+        A long range may take longer as long as the registry goes on answering, so that a large group stays
+        readable.
 
         Raises:
             RegistryUnavailable: no effect, may be tried again.
-            OutcomeUnknown: the time ran out, or the connection broke, after sending.
+            OutcomeUnknown: the time ran out, or the connection broke, after the request was sent.
             LeaseNotFound: the lease of a keep-alive or of a put does not exist.
             RegistryRefused: no effect, trying again will not help.
         """
 
     @abstractmethod
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
-        """Tell ``sink`` every change of ``target`` at ``from_revision`` or later, from a thread of its own.
+        """Call ``sink``, in another thread, with every change of ``target`` at ``from_revision`` or later.
 
-        Returns without waiting. ``sink`` must not block and must not raise.
+        Returns without waiting. ``sink`` must neither block nor raise.
         """
 
     def lease_ages(self, leases: Sequence[int], timeout_s: float) -> Mapping[int, LeaseAge]:  # noqa: ARG002
-        """The ages of those leases that live, for people; nothing is written. Empty if the store can't tell.
+        """Return the ages of live leases, for display, without writing; empty if the store can't know them.
 
         Raises:
-            RetryLater: it could not be asked within ``timeout_s`` seconds.
+            RetryLater: the store did not answer within ``timeout_s`` seconds.
         """
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection and all watches; leases are left alone. Closing twice does nothing."""
+        """Close the connection and all watches, but no leases. Closing twice does nothing."""

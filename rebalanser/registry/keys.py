@@ -1,18 +1,21 @@
-"""The key layout of a group, and the names that may stand in it.
+"""The key layout of a group, and the names that keys may contain.
 
-All keys of a group lie under ``ROOT/GROUP/``; names are percent-encoded, so that no group's prefix is
-another's (RB-33) and every key is printable ASCII. A root may have several segments. So that no group's keys
-are taken for another's, a group under such a root has none of the names below that end with a slash.
+All keys of a group are under ``ROOT/GROUP/``. Names are percent-encoded, so that no group's prefix begins
+another's (RB-33) and every key is printable ASCII. A root may have several segments. Under such a root a
+group can't have the name of a folder below (``nodes`` and so on), as its keys could be taken for another
+group's.
 
 ==============================  =================================================================
 ``term``                        the term and its leader, or none if it resigned; of no lease, so that
                                 terms never go back
-``nodes/NODE``                  a member, and the resources that it has released; under its lease
-``releases/NODE``               put whenever the node removes barriers; under its lease
+``nodes/NODE``                  the member key: a member, and the resources that it has released
+                                (``Owned.release``); under its lease
+``releases/NODE``               put whenever the node removes barriers, to wake up those that wait for
+                                them; under its lease
 ``acks/NODE``                   the version that the node has completed; under its lease
-``resources/RESOURCE``          a resource and what an operator said of it
+``resources/RESOURCE``          a resource with its weight, pin and attributes
 ``drains/LABEL``                a drained node
-``troubles/LABEL``              what went wrong lately in the application; under a lease of its own
+``troubles/LABEL``              the latest error of the application; under a lease of its own
 ``operator``                    put with every request of an operator: its revision orders them (RB-44),
                                 its value counts those that changed anything
 ``changes/NUMBER``              the keys that an operator's write changed; the latest 100 (RB-45)
@@ -36,9 +39,9 @@ from rebalanser.errors import InvalidName, UnusableStore
 from rebalanser.protocol.types import SharePart
 
 MAX_NAME_BYTES = 512
-"""The longest name, in bytes of UTF-8."""
+"""Maximum length of a name, in bytes of UTF-8."""
 MAX_ATTRIBUTE_BYTES = 4096
-"""The longest attribute value, in bytes of UTF-8."""
+"""Maximum length of an attribute value, in bytes of UTF-8."""
 SLOT = 0
 _FOREIGN = "{!r} is a key that no Rebalanser wrote: delete it"
 _FOLDERS = frozenset(
@@ -49,10 +52,10 @@ _is_path = re.compile(r"[A-Za-z0-9_.~/-]+").fullmatch
 
 
 def check_name(name: str, what: str) -> str:
-    """The name itself, if it can be stored.
+    """Return the name itself if it can be stored.
 
     Raises:
-        InvalidName: it is empty, not printable, not valid Unicode, or over ``MAX_NAME_BYTES``.
+        InvalidName: it is empty, not printable, not valid Unicode, or longer than ``MAX_NAME_BYTES``.
     """
     if not isinstance(name, str):
         raise InvalidName(f"a {what} name is text, not {type(name).__name__}")
@@ -70,7 +73,7 @@ def check_attribute(name: str, value: str, what: str) -> None:
     """Check that an attribute of a resource or node can be stored.
 
     Raises:
-        InvalidName: the name can't be stored, or the value is over ``MAX_ATTRIBUTE_BYTES``.
+        InvalidName: the name can't be stored, or the value is longer than ``MAX_ATTRIBUTE_BYTES``.
     """
     check_name(name, f"{what} attribute")
     size = len(value.encode(errors="surrogatepass"))
@@ -84,15 +87,15 @@ _quoted_anyhow = lru_cache(maxsize=100_000)(partial(quote, safe=""))
 
 
 def _quoted(name: str) -> str:
-    """The name as it is written in a key. Nearly every name is a path, for which there is a shorter way."""
+    """Encode a name for a key. Nearly every name is a path, which has a faster way."""
     return name.replace("/", "%2F") if _is_path(name) else _quoted_anyhow(name)
 
 
 def _unquoted(written: str) -> str:
-    """The name that is written so.
+    """Decode a name.
 
     Raises:
-        ValueError: no name is.
+        ValueError: no name is encoded so.
     """
     if "/" not in written and _is_path(name := written.replace("%2F", "/")):
         return name
@@ -103,7 +106,7 @@ def _unquoted(written: str) -> str:
 
 
 class GroupKeys:
-    """Where everything of one group is kept.
+    """The keys of one group.
 
     Raises:
         InvalidName: the group's name can't be stored, or its keys would be among those of another group.
@@ -136,11 +139,11 @@ class GroupKeys:
         return self.nodes + _quoted(node)
 
     def release(self, node: str) -> str:
-        """The key that a node puts when it removes barriers."""
+        """The key that a node puts whenever it removes barriers."""
         return self.releases + _quoted(node)
 
     def ack(self, node: str) -> str:
-        """The key that says what a node has completed."""
+        """The key with the version that a node has completed."""
         return self.acks + _quoted(node)
 
     def resource(self, resource: str) -> str:
@@ -152,15 +155,15 @@ class GroupKeys:
         return self.drains + _quoted(label)
 
     def trouble(self, label: str) -> str:
-        """The key that says what went wrong lately on a node."""
+        """The key with the latest error of a node."""
         return self.troubles + _quoted(label)
 
     def change(self, number: int) -> str:
-        """The key that says what an operator's request changed."""
+        """The key with the changes of an operator's request."""
         return f"{self.changes}{number:020}"
 
     def change_number(self, key: str) -> int:
-        """The number of the request whose changes stand under a key.
+        """The number of the request whose changes a key has.
 
         Raises:
             UnusableStore: no Rebalanser wrote this key.
@@ -171,7 +174,7 @@ class GroupKeys:
         return int(written)
 
     def share(self, part: SharePart) -> str:
-        """A part of a node's share as of a version."""
+        """The key of a part of a node's share."""
         return f"{self.shares_of(part.node)}{part.version}/{part.part}"
 
     def shares_of(self, node: str) -> str:
@@ -179,7 +182,7 @@ class GroupKeys:
         return f"{self.shares}{_quoted(node)}/"
 
     def share_part(self, key: str) -> SharePart:
-        """The part of a share that a key belongs to.
+        """The part of a share that a key has.
 
         Raises:
             UnusableStore: no Rebalanser wrote this key.
@@ -188,10 +191,10 @@ class GroupKeys:
             node, version, part = key.removeprefix(self.shares).split("/")
             return SharePart(_unquoted(node), int(version), int(part))
         except ValueError:
-            raise UnusableStore(f"{key!r} is the key of no share: delete it") from None
+            raise UnusableStore(f"{key!r} is not the key of a share: delete it") from None
 
     def barrier(self, resource: str) -> str:
-        """A resource's barrier."""
+        """The key of a resource's barrier."""
         return f"{self.barriers}{_quoted(resource)}/{SLOT}"
 
     def resource_of_barrier(self, key: str) -> str:
@@ -206,7 +209,7 @@ class GroupKeys:
 
     @staticmethod
     def group_of(key: str, root: str) -> tuple[str | None, str]:
-        """The group under a root that a key belongs to, if it does; and a key past all of the same name."""
+        """The group under a root that has a key, or None; and a key after all those of the same name."""
         segment, slash, rest = key.removeprefix(f"{root}/").partition("/")
         if not slash:
             return None, key
@@ -220,7 +223,7 @@ class GroupKeys:
 
     @staticmethod
     def name(key: str, prefix: str) -> str:
-        """The name that ends a key.
+        """The name at the end of a key.
 
         Raises:
             UnusableStore: no Rebalanser wrote this key.

@@ -37,7 +37,7 @@ ResultT = TypeVar("ResultT")
 
 
 def groups_in(registry: Registry, root: str, timeout_s: float) -> Iterator[str]:
-    """The names of the groups in a registry, in the order of their keys; one small request for each.
+    """Yield the names of the groups in a registry, in the order of their keys; one small request for each.
 
     Raises:
         RetryLater: the registry was away.
@@ -71,21 +71,22 @@ def put_if_owned(
     value: bytes,
     timeout_s: float = 5.0,
 ) -> bool:
-    """Write a key of one's own into the registry of a group, if the resource is still owned with this token.
+    """Write a key of the application into a group's registry, if the resource is still owned with this token.
 
-    The barrier guards the write, so that none of an owner before takes effect. ``url`` is what the registry
-    was opened with, and ``key`` begins with a name that is not the one below which the groups live.
+    The barrier guards the write, so that a late write of a former owner has no effect. ``url`` is the
+    registry's URL. ``key`` must not be below the URL's prefix, where the groups are.
 
     Returns:
-        True if it was written, False if another owns the resource, or nobody.
+        True if the key was written, False if the resource has another owner or none.
 
     Raises:
-        InvalidName: the key lies among those of the groups.
-        RetryLater: the registry was away; with :class:`~rebalanser.errors.OutcomeUnknown` it may be written.
+        InvalidName: the key is below the groups' prefix.
+        RetryLater: the registry was away; after :class:`~rebalanser.errors.OutcomeUnknown` the key may be
+            written.
     """
     root = parse_url(url).root
     if key == root or key.startswith(f"{root}/"):
-        raise InvalidName(f"the key {key!r} lies among those of the groups, below {root!r}: use another name")
+        raise InvalidName(f"the key {key!r} is among those of the groups, below {root!r}: use another name")
     barrier = contract.Created(GroupKeys(root, group).barrier(owned.resource), owned.token)
     reply = registry.execute(Transaction((barrier,), (contract.Put(key, value),)), timeout_s)
     if not isinstance(reply, contract.Outcome):
@@ -96,8 +97,8 @@ def put_if_owned(
 class RegistryCoordinator(Coordinator):
     """One connection of a node or an operator to a group that lives in a registry.
 
-    ``now`` is the monotonic clock (seconds) that deadlines are counted on; ``timeout_s`` bounds each
-    request. The registry is closed with the coordinator.
+    ``now`` is the monotonic clock of deadlines (seconds); ``timeout_s`` bounds each request. Closing the
+    coordinator closes the registry.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class RegistryCoordinator(Coordinator):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the registry can do."""
+        """Abilities and limits of the registry."""
         return self._registry.capabilities
 
     def _drive(self, dialogue: Reading[ResultT]) -> ResultT:
@@ -134,7 +135,7 @@ class RegistryCoordinator(Coordinator):
             return result
 
     def _too_large(self, request: Request, error: RequestTooLarge) -> RebalanserError:
-        """Take in a limit that became lower. A request within the former one may be tried again, in parts."""
+        """Adopt a lower limit of the registry. A request within the former limit may be tried again."""
         capabilities = self._registry.capabilities
         self._translation = Translation(self._translation.keys, capabilities)
         transaction = request.proof if isinstance(request, KeepAlive) else request
@@ -146,7 +147,7 @@ class RegistryCoordinator(Coordinator):
         )
 
     def perform(self, command: Command) -> Outcome:
-        """Carry out a command, waiting for its answer. Every failure is an outcome, never an exception."""
+        """Carry out a command and wait for its outcome. Every failure is an outcome, never an exception."""
         try:
             return self._drive(self._translation.dialogue(command))
         except InternalError:
@@ -155,7 +156,7 @@ class RegistryCoordinator(Coordinator):
             return failure(error)
 
     def watch(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> None:
-        """Watch exactly these topics, a new one from its revision on; those watched before go on."""
+        """Watch exactly these topics, new ones from their revisions on; known ones continue."""
         wanted = {(node, topic): revision for topic, revision in topics.items()}
         with self._lock:
             outdated = [key for key in self._watches if key not in wanted]
@@ -176,19 +177,19 @@ class RegistryCoordinator(Coordinator):
         return [self._registry.watch(target, revision, sink) for target in targets]
 
     def read(self) -> GroupView:
-        """All of the group and its barriers, at one revision, for anyone who asks (RB-19)."""
+        """Read all of the group and its barriers, at one revision (RB-19)."""
         return self._drive(self._translation.read())
 
     def exists(self) -> bool:
-        """Return True if anything is known of the group, by reading a few keys of it."""
+        """Return True if the registry has anything of the group; reads a few keys only."""
         return self._drive(self._translation.exists())
 
     def resource(self, name: str) -> ResourceSpec | None:
-        """What an operator said of a resource, by reading its key alone."""
+        """Read one resource, by its key alone; None if there is none."""
         return self._drive(self._translation.resource(name))
 
     def heartbeats(self, nodes: Sequence[NodeId]) -> Mapping[NodeId, LeaseAge]:
-        """The age of the last heartbeat of those nodes that live: that of their leases."""
+        """Return the ages of live nodes' last heartbeats, which are those of their leases."""
         leases = self._drive(self._translation.leases(nodes))
         ages = self._registry.lease_ages(list(leases.values()), self._timeout_s)
         return {node: ages[lease] for node, lease in leases.items() if lease in ages}
@@ -196,23 +197,23 @@ class RegistryCoordinator(Coordinator):
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
     ) -> int:
-        """Add resources, or change this of them; how many are new (RB-29)."""
+        """Add resources, or change the fields in ``said``. Return the number of new ones (RB-29)."""
         return self._drive(self._translation.put_resources(specs, progress, said))
 
     def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:
-        """Change the weights of those resources that are there, and nothing else of them (AU-7, RB-29)."""
+        """Change the weights of existing resources, and no other field (AU-7, RB-29)."""
         return self._drive(self._translation.weigh_resources(weights, progress))
 
     def remove_resources(self, resources: Sequence[str], progress: Progress) -> int:
-        """Remove resources; how many there were. Barriers are left alone (RB-16)."""
+        """Remove resources, but not their barriers (RB-16). Return how many existed."""
         return self._drive(self._translation.remove_resources(resources, progress))
 
     def set_drained(self, label: str, drained: bool) -> None:
-        """Mark a node as drained, or not (RB-30)."""
+        """Drain the nodes with a label, or end that (RB-30)."""
         self._drive(self._translation.set_drained(label, drained))
 
     def note_trouble(self, label: str, error: str | None, for_s: float) -> None:
-        """Keep for ``for_s`` seconds what went wrong on a node, or forget it."""
+        """Keep a node's latest error for ``for_s`` seconds, or forget it."""
         self._drive(self._translation.note_trouble(label, error, for_s))
 
     def close(self) -> None:

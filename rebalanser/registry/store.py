@@ -1,9 +1,9 @@
-"""Keys, leases and guarded transactions, held in memory and nothing else: the pure heart of a registry.
+"""The pure core of a registry in memory: keys, leases and guarded transactions.
 
-:class:`KeyValueStore` is deterministic: the same calls give the same answers and the same changes. It knows
-no clock, so it neither counts a lease nor ends one by itself, and no thread; and the revision of a change is
-its subclass's to say, which may count them (:mod:`rebalanser.testing.memory`) or read them off a log.
-It refuses what any backend refuses, so that code which works here does not meet a limit elsewhere first.
+:class:`KeyValueStore` is deterministic: the same calls give the same answers and the same changes. It has no
+thread and no clock, so it never ends a lease by itself. A subclass chooses the revisions: it counts them
+(:mod:`rebalanser.testing.memory`) or takes them from a log. The store refuses what any backend refuses, so
+that code which works here does not meet another limit elsewhere.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rebalanser.registry.contract import (
 
 @dataclass(slots=True)
 class _Branch:
-    """What a transaction will do, its guards being decided."""
+    """The operations of a transaction whose guards are decided."""
 
     succeeded: bool
     steps: tuple[_Step, ...]
@@ -59,7 +59,7 @@ def _writes(branch: _Branch) -> Iterator[Put | Delete]:
 
 
 def _parts(transaction: Transaction) -> Iterator[Guard | Operation]:
-    """Every guard and operation, nested ones too."""
+    """Yield every guard and operation, nested ones too."""
     yield from transaction.guards
     for operation in (*transaction.then, *transaction.otherwise):
         yield operation
@@ -106,7 +106,7 @@ def _check_parts(transaction: Transaction, capabilities: Capabilities) -> None:
 
 
 def _check_written_once(operations: Sequence[Operation]) -> set[str]:
-    """All keys that the list may write, in whichever branches; two of its operations may not share one."""
+    """Return all keys that the list may write in any branch; refuse two operations that share one."""
     written: set[str] = set()
     for operation in operations:
         if isinstance(operation, (Put, Delete)):
@@ -122,11 +122,11 @@ def _check_written_once(operations: Sequence[Operation]) -> set[str]:
 
 
 def check_transaction(transaction: Transaction, capabilities: Capabilities) -> None:
-    """Refuse a transaction that the contract does not allow, whatever the store holds.
+    """Refuse a transaction that the contract does not allow, whatever the store contains.
 
     Raises:
         RequestTooLarge: it is over a limit of ``capabilities``.
-        InternalError: it nests too deep, writes a key twice, or a key is empty or not printable ASCII.
+        InternalError: it nests too deeply, writes a key twice, or a key is empty or not printable ASCII.
     """
     _check_depth(transaction)
     _check_parts(transaction, capabilities)
@@ -136,7 +136,7 @@ def check_transaction(transaction: Transaction, capabilities: Capabilities) -> N
 
 @dataclass(slots=True)
 class Lease:
-    """A lease as granted, and the keys under it. When it ends is not the store's to know."""
+    """A granted lease and its keys. The store does not know when it ends."""
 
     ttl_s: float
     keys: set[str] = field(default_factory=set, kw_only=True)
@@ -146,10 +146,10 @@ LeaseT = TypeVar("LeaseT", bound=Lease)
 
 
 class KeyValueStore(ABC, Generic[LeaseT]):
-    """Keys and leases. A subclass says which revision a change gets, and is told of every change.
+    """Keys and leases. A subclass chooses the revisions and is notified of every change.
 
-    :meth:`_committed` is called with the changes of each transaction that changed something, and of each
-    lease that ended with keys, in key order, once they are in place.
+    :meth:`_committed` is called after each transaction that changed something, and after each end of a lease
+    with keys; its changes are in key order.
     """
 
     def __init__(self, capabilities: Capabilities, revision: int) -> None:
@@ -161,37 +161,37 @@ class KeyValueStore(ABC, Generic[LeaseT]):
 
     @abstractmethod
     def _next_revision(self) -> int:
-        """The revision that a change made now gets."""
+        """Return the revision for the next change."""
 
     @abstractmethod
     def _committed(self, changes: tuple[Changed, ...]) -> None:
-        """These changes are in place."""
+        """Handle changes that are in place."""
 
     def _check(self, transaction: Transaction) -> None:
-        """Refuse what the contract does not allow."""
+        """Refuse a transaction that the contract does not allow."""
         check_transaction(transaction, self.capabilities)
 
     @property
     def revision(self) -> int:
-        """The revision of the last change; the one that the store began with while there was none."""
+        """The revision of the last change, or the initial one before any change."""
         return self._revision
 
     @property
     def leases(self) -> Mapping[int, LeaseT]:
-        """The leases that there are, by their ids."""
+        """All leases by id."""
         return self._leases
 
     def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
-        """Keys with the prefix, in key order: those after ``after``, the first ``limit`` unless it is 0."""
+        """Return keys with the prefix that are greater than ``after``, at most ``limit`` unless it is 0."""
         items = self._items
         return tuple([items[key] for key in self._keys(prefix, after, limit)])
 
     def get(self, key: str) -> KeyValue | None:
-        """One key, if it is there."""
+        """Return one key, or None if it is absent."""
         return self._items.get(key)
 
     def load(self, items: Iterable[KeyValue], leases: Mapping[int, LeaseT], revision: int) -> None:
-        """Hold just this, as it stood in another store at ``revision``. The leases come without keys."""
+        """Replace the content by that of another store at ``revision``. The leases come without keys."""
         self._revision = revision
         self._leases = dict(leases)
         self._items = {item.key: item for item in items}
@@ -201,11 +201,11 @@ class KeyValueStore(ABC, Generic[LeaseT]):
                 self._leases[item.lease].keys.add(item.key)
 
     def grant(self, lease: int, granted: LeaseT) -> None:
-        """Create a lease by an id that none has had before, never 0."""
+        """Create a lease with an id that was never used, and is not 0."""
         self._leases[lease] = granted
 
     def lease(self, lease: int) -> LeaseT:
-        """The lease by this id.
+        """Return the lease with this id.
 
         Raises:
             LeaseNotFound: there is none (any more).
@@ -216,7 +216,7 @@ class KeyValueStore(ABC, Generic[LeaseT]):
         return held
 
     def end(self, lease: int) -> None:
-        """End a lease that there is, and delete its keys."""
+        """End an existing lease and delete its keys."""
         keys = self._leases.pop(lease).keys
         if keys:
             for key in keys:
@@ -229,7 +229,7 @@ class KeyValueStore(ABC, Generic[LeaseT]):
         Raises:
             LeaseNotFound: the lease of a put does not exist; nothing was changed.
             RequestTooLarge: it is over a limit; nothing was changed.
-            InternalError: it is not one that the contract allows; nothing was changed.
+            InternalError: the contract does not allow it; nothing was changed.
         """
         self._check(transaction)
         branch = self._choose(transaction)
@@ -318,7 +318,7 @@ class KeyValueStore(ABC, Generic[LeaseT]):
 
 
 class ChangeHistory:
-    """The latest changes, for watches that begin in the past; at most ``max_changes`` of them."""
+    """The latest changes, at most ``max_changes``, for watches that begin in the past."""
 
     def __init__(self, max_changes: int) -> None:
         self._max_changes = max_changes
@@ -328,11 +328,11 @@ class ChangeHistory:
 
     @property
     def oldest(self) -> int:
-        """The earliest revision from which on every change is remembered."""
+        """The earliest revision from which on every change is kept."""
         return self._oldest
 
     def append(self, changes: tuple[Changed, ...]) -> None:
-        """Remember the changes of one commit, and forget the oldest where that makes too many."""
+        """Keep the changes of one commit; forget the oldest ones if there are too many."""
         while self._commits and self._size + len(changes) > self._max_changes:
             self.forget(self._commits[0][0].revision + 1)
         if len(changes) > self._max_changes:
@@ -348,5 +348,5 @@ class ChangeHistory:
             self._size -= len(self._commits.popleft())
 
     def __iter__(self) -> Iterator[tuple[Changed, ...]]:
-        """The remembered changes, commit by commit, oldest first."""
+        """Iterate over the kept changes, commit by commit, oldest first."""
         return iter(self._commits)

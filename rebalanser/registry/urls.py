@@ -1,4 +1,4 @@
-"""Registry URLs, and the backends that open them.
+"""Registry URLs and the backends that open them.
 
 ========================================  ===========================================================
 ``memory://NAME``                         in this process only, for tests
@@ -10,8 +10,8 @@
 ========================================  ===========================================================
 
 A backend is a callable registered by scheme under the entry-point group ``rebalanser.backends``. It opens a
-:class:`~rebalanser.registry.contract.Registry`, in which groups live by the translation of this package, or
-a :class:`GroupStore`, which keeps groups in a way of its own.
+:class:`~rebalanser.registry.contract.Registry`, in which this package stores groups, or a
+:class:`GroupStore`, which stores groups in its own way.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
     {"etcd": "etcd", "etcd+tls": "etcd", "etcd+srv": "etcd", "etcd+tls+srv": "etcd", "kafka": "kafka"},
 )
 SRV_SCHEMES = frozenset({"etcd+srv", "etcd+tls+srv"})
-"""Their URLs name a domain, without a port, in whose SRV records hosts and ports are."""
+"""Schemes whose URLs name a domain without a port; its SRV records have hosts and ports."""
 DEFAULT_ROOT = "rebalanser"
 REGISTRY_VARIABLE = "REBALANSER_REGISTRY"
-"""Names the registry where the application names none."""
+"""Environment variable for the registry's URL, if the application passes none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryUrl:
-    """A registry URL taken apart. ``str()`` and ``repr()`` of it hide password and options, for logs."""
+    """A parsed registry URL. Its ``str()`` and ``repr()`` hide password and options, for logs."""
 
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()
-    """Names or addresses with their ports; a domain of SRV records alone, with port 0."""
+    """Names or addresses with their ports; or the domain of SRV records, with port 0."""
     path: str = ""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -56,7 +56,7 @@ class RegistryUrl:
 
     @property
     def root(self) -> str:
-        """The prefix under which all keys of all groups live; no leading or trailing slash."""
+        """The prefix of all keys of all groups, without a leading or trailing slash."""
         return (self.path.strip("/") if self.hosts else "") or DEFAULT_ROOT
 
     def __str__(self) -> str:
@@ -94,27 +94,27 @@ def _domain(text: str, scheme: str) -> tuple[str, int]:
 
 
 def url_or_default(url: str | None) -> str:
-    """The URL that was given, else that of ``REBALANSER_REGISTRY``.
+    """Return the given URL, else that of ``REBALANSER_REGISTRY``.
 
     Raises:
-        InvalidUrl: there is neither, or what was given is no text.
+        InvalidUrl: there is neither, or the given one is not a text.
     """
     if url is not None and not isinstance(url, str):
         raise InvalidUrl(f"a registry URL is text such as sqlite:///groups.db, not {type(url).__name__}")
     chosen = os.environ.get(REGISTRY_VARIABLE) or None if url is None else url
     if chosen is None:
         raise InvalidUrl(
-            f"no registry is named: give its URL, such as sqlite:///groups.db, or set {REGISTRY_VARIABLE}"
+            f"no registry is named: pass its URL, such as sqlite:///groups.db, or set {REGISTRY_VARIABLE}"
         )
     return chosen
 
 
 def parse_url(text: str) -> RegistryUrl:
-    """Take a registry URL apart.
+    """Parse a registry URL.
 
     Raises:
         InvalidUrl: it has no scheme, or its hosts are not ``HOST:PORT``.
-        UnknownScheme: its hosts are not, and no backend has this scheme.
+        UnknownScheme: its hosts are not ``HOST:PORT``, and no backend has this scheme.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or not scheme:
@@ -130,7 +130,7 @@ def parse_url(text: str) -> RegistryUrl:
     try:
         parts = urlsplit(f"//{location}")
     except ValueError:  # whose message has a part of the URL
-        raise InvalidUrl(f"what follows {scheme}:// is no HOST:PORT/PATH") from None
+        raise InvalidUrl(f"the part after {scheme}:// is not HOST:PORT/PATH") from None
     user, colon, password = account.partition(":")
     hide_secret(unquote(password))
     return RegistryUrl(
@@ -146,16 +146,16 @@ def parse_url(text: str) -> RegistryUrl:
 
 
 class GroupStore(ABC):
-    """A connection to where groups are kept, other than in a registry. Closed by whoever opened it."""
+    """A connection to a store of groups that is not a registry. The caller that opened it closes it."""
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What the store can do."""
+        """Abilities and limits of the store."""
 
     @abstractmethod
     def look(self, timeout_s: float) -> None:
-        """Ask it something, and wait at most ``timeout_s`` seconds for the answer.
+        """Check that the store answers within ``timeout_s`` seconds.
 
         Raises:
             RegistryUnavailable: it did not answer in time.
@@ -165,10 +165,10 @@ class GroupStore(ABC):
     def open_group(
         self, group: str, now: Callable[[], float], timeout_s: float, connect_timeout_s: float
     ) -> Coordinator:
-        """Open a group; what is opened lives on when this connection is closed.
+        """Open a group. The coordinator stays open when this connection is closed.
 
-        ``now`` is the monotonic clock (seconds) that deadlines are counted on, ``timeout_s`` bounds each
-        command, and ``connect_timeout_s`` the time that opening may take.
+        ``now`` is the monotonic clock of deadlines (seconds). ``timeout_s`` bounds each command,
+        ``connect_timeout_s`` the opening.
 
         Raises:
             RegistryUnavailable: it did not answer in time.
@@ -181,11 +181,12 @@ class GroupStore(ABC):
 
 
 Opener: TypeAlias = Callable[[RegistryUrl, float], Registry | GroupStore]
-"""``open(url, timeout_s)``: a backend that has answered once, or an error that says what was tried."""
+"""``open(url, timeout_s)``: returns a backend that has answered once, or raises an error that says what was
+tried."""
 
 
 def known_schemes(group: str = ENTRY_POINT_GROUP) -> dict[str, EntryPoint]:
-    """The installed backends by URL scheme, of this group of entry points."""
+    """Return the installed backends of an entry-point group, by URL scheme."""
     return {point.name: point for point in entry_points(group=group)}
 
 
@@ -196,7 +197,7 @@ def _unknown(scheme: str, known: Iterable[str]) -> UnknownScheme:
 
 
 def load_opener(scheme: str, group: str = ENTRY_POINT_GROUP) -> Any:
-    """What is registered for the scheme in this group of entry points.
+    """Load the object that is registered for a scheme in an entry-point group.
 
     Raises:
         UnknownScheme: no backend has this scheme.
@@ -218,13 +219,13 @@ def load_opener(scheme: str, group: str = ENTRY_POINT_GROUP) -> Any:
 
 
 def open_backend(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry | GroupStore:
-    """Open what is at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
+    """Open the store at ``url``; wait at most ``timeout_s`` seconds for its first answer.
 
     Raises:
         UnknownScheme: no backend has this scheme.
         MissingExtra: the backend's packages are not installed.
         RegistryUnavailable: it did not answer in time; the message says what was tried.
-        RegistryRefused: it answered and said no.
+        RegistryRefused: it answered with a refusal.
     """
     parsed = parse_url(url) if isinstance(url, str) else url
     opener: Opener = load_opener(parsed.scheme)
@@ -232,10 +233,10 @@ def open_backend(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry | 
 
 
 def open_registry(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry:
-    """Open the registry at ``url``, for keys of one's own; raises what :func:`open_backend` does.
+    """Open the registry at ``url``, for keys of the application; raises what :func:`open_backend` does.
 
     Raises:
-        NotARegistry: groups can live there, but it keeps no keys.
+        NotARegistry: the store keeps groups, but no keys.
     """
     opened = open_backend(url, timeout_s)
     if isinstance(opened, Registry):

@@ -1,4 +1,4 @@
-"""What stands in the values: JSON, with a schema version where a reader must know it, and zlib for shares."""
+"""The values of a group's keys: JSON, with a schema version where readers need it, and zlib for shares."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rebalanser.registry.contract import KeyValue
 
 SCHEMA_VERSION = 1
 MAX_CHANGE_KEYS = 1_000
-"""A request that changes more keys than this does not name them: whoever reads the group reads all of it."""
+"""Maximum number of changed keys that a request names; if it changes more, leaders read the whole group."""
 
 
 class _Value(BaseModel):
-    """What a value may hold; fields that are not named here are ignored."""
+    """Base of the schemas; unknown fields are ignored."""
 
     version_of_schema: int = Field(SCHEMA_VERSION, alias="schema")
 
@@ -68,7 +68,7 @@ def _dump(value: Mapping[str, Any]) -> bytes:
 
 
 class _Reading:
-    """Whatever cannot be read is named, for a person to repair; the node goes on once it is."""
+    """Turns an error of parsing into one that names the key, so that a person can repair it."""
 
     __slots__ = ("_key",)
 
@@ -95,7 +95,7 @@ def _reason(error: Exception) -> str:
 
 
 def _load(entry: KeyValue, kind: type[ValueT]) -> ValueT:
-    """A value, its fields of just the types that they are written with.
+    """Parse a value; its fields must have exactly the types that they are written with.
 
     Raises:
         UnusableStore: a newer Rebalanser wrote it.
@@ -120,7 +120,7 @@ def _check_schema(entry: KeyValue, value: _Value) -> None:
 
 
 def dump_member(member: Member) -> bytes:
-    """A node key's value."""
+    """Return the value of a member key."""
     value = {
         "schema": SCHEMA_VERSION,
         "label": member.label,
@@ -136,7 +136,7 @@ def dump_member(member: Member) -> bytes:
 
 
 def load_member(node: str, entry: KeyValue) -> Member:
-    """A member from its node key."""
+    """Parse a member key."""
     with _Reading(entry.key):
         value = _load(entry, _Member)
         return Member(
@@ -152,7 +152,7 @@ def load_member(node: str, entry: KeyValue) -> Member:
 
 
 def dump_leadership(term: int, leader: str, trouble: Trouble | None) -> bytes:
-    """The term key's value."""
+    """Return the value of the term key."""
     value: dict[str, Any] = {"schema": SCHEMA_VERSION, "term": term, "leader": leader}
     if trouble is not None:
         value["trouble"] = {"term": trouble.term, "error": trouble.error}
@@ -160,7 +160,7 @@ def dump_leadership(term: int, leader: str, trouble: Trouble | None) -> bytes:
 
 
 def load_leadership(entry: KeyValue) -> Leadership:
-    """Who leads, from the term key."""
+    """Parse the term key."""
     with _Reading(entry.key):
         value = _load(entry, _Leadership)
         return Leadership(
@@ -172,7 +172,7 @@ def load_leadership(entry: KeyValue) -> Leadership:
 
 
 def dump_resource(spec: ResourceSpec) -> bytes:
-    """A resource key's value; empty for a resource of which nothing was said."""
+    """Return the value of a resource's key; empty if all fields have their defaults."""
     value: dict[str, Any] = {}
     if spec.weight != 1.0:
         value["weight"] = spec.weight
@@ -184,7 +184,7 @@ def dump_resource(spec: ResourceSpec) -> bytes:
 
 
 def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
-    """A resource from its key."""
+    """Parse a resource's key."""
     if not entry.value:
         return ResourceSpec(resource)
     with _Reading(entry.key):
@@ -198,12 +198,12 @@ def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
 
 
 def dump_header(version: int, term: int, void: Iterable[int]) -> bytes:
-    """The header's value."""
+    """Return the value of the header."""
     return _dump({"schema": SCHEMA_VERSION, "version": version, "term": term, "void": sorted(void)})
 
 
 def load_header(entry: KeyValue) -> Header:
-    """The committed allocation's header."""
+    """Parse the header of the committed allocation."""
     with _Reading(entry.key):
         value = _load(entry, _Header)
         return Header(value.version, value.term, entry.mod_revision, frozenset(value.void))
@@ -214,13 +214,13 @@ def _dump_names(names: Iterable[str]) -> bytes:
 
 
 def dump_share(resources: Iterable[str], max_bytes: int) -> list[bytes]:
-    """The values of a share's parts, of at most ``max_bytes`` each."""
+    """Return the values of a share's parts, of at most ``max_bytes`` each."""
     whole = _dump_names(resources)
     return [whole[start : start + max_bytes] for start in range(0, len(whole), max_bytes)]
 
 
 def load_share(version: int, parts: Sequence[KeyValue]) -> Share:
-    """A share from its parts, of which there is at least one."""
+    """Parse a share from its parts, at least one."""
     with _Reading(parts[0].key):
         whole = zlib.decompress(b"".join(part.value for part in parts))
         return Share(
@@ -232,12 +232,15 @@ def load_share(version: int, parts: Sequence[KeyValue]) -> Share:
 
 
 def dump_changes(changes: int) -> bytes:
-    """The value of the operators' key."""
+    """Return the value of the operators' key."""
     return str(changes).encode()
 
 
 def load_changes(entry: KeyValue | None) -> int:
-    """How many requests of operators have changed anything; another number after each, if unreadable."""
+    """Return the number of operators' requests that changed anything.
+
+    If the value is unreadable it is another number, which also grows with each request.
+    """
     if entry is None:
         return 0
     try:
@@ -247,12 +250,12 @@ def load_changes(entry: KeyValue | None) -> int:
 
 
 def dump_change(keys: Collection[str]) -> bytes:
-    """The value that says which keys a request changed; empty for too many of them."""
+    """Return the value with the keys that a request changed; empty if there are too many."""
     return _dump_names(keys) if len(keys) <= MAX_CHANGE_KEYS else b""
 
 
 def load_change(entry: KeyValue) -> list[str] | None:
-    """The keys that a request changed; None where that is not known."""
+    """Return the keys that a request changed; None if unknown."""
     try:
         return _NAMES.validate_json(zlib.decompress(entry.value))
     except (ValueError, zlib.error):
@@ -260,6 +263,6 @@ def load_change(entry: KeyValue) -> list[str] | None:
 
 
 def load_acknowledgement(entry: KeyValue) -> int:
-    """The version that a node has completed, from its acknowledgement."""
+    """Parse an acknowledgement: the version that a node has completed."""
     with _Reading(entry.key):
         return int(entry.value)

@@ -403,12 +403,12 @@ class CoordinatorConformance:
     # -- members
 
     def test_says_what_it_can_do(self, coordinator: Coordinator) -> None:
-        """Holds: "What the store behind it can do"."""
+        """Holds: "Abilities and limits of the store"."""
         assert isinstance(coordinator.capabilities, Capabilities)
         assert coordinator.capabilities.lease_detection_s >= 0
 
     def test_a_group_begins_empty(self, coordinator: Coordinator) -> None:
-        """Holds: "All of the group and its barriers, at one revision, for anyone who asks (RB-19)"."""
+        """Holds: "Read all of the group and its barriers, at one revision (RB-19)"."""
         view = coordinator.read()
         assert (view.group.members, view.group.resources, view.group.shares) == ({}, {}, {})
         assert (view.group.header, view.leadership, view.holdings) == (None, None, ())
@@ -451,7 +451,7 @@ class CoordinatorConformance:
         assert coordinator.read().group.members[session.node].refused == {"a", "b"}
 
     def test_joining_again_makes_no_second_member(self, coordinator: Coordinator, connect: Connect) -> None:
-        """Holds: "registering the same node id makes no second member"."""
+        """Holds: "registering the same node id creates no second member"."""
         join_it = Join(Member("n-0", "label"), LONG_TTL_S)
         first = perform(coordinator, join_it, Joined).session
         again = perform(coordinator, join_it, Joined).session
@@ -498,7 +498,7 @@ class CoordinatorConformance:
     def test_the_ages_of_heartbeats_are_told(
         self, coordinator: Coordinator, harness: CoordinatorHarness
     ) -> None:
-        """Holds: "The age of the last heartbeat of those nodes that live"."""
+        """Holds: "Return the ages of live nodes' last heartbeats"."""
         if not harness.can_tell_ages:
             pytest.skip("the store does not tell how old a heartbeat is")
         silent, alive = join(coordinator, "n-0", ttl_s=LONG_TTL_S), join(coordinator, "n-1", ttl_s=LONG_TTL_S)
@@ -528,7 +528,7 @@ class CoordinatorConformance:
         assert after.group.members == {}
 
     def test_every_command_after_leaving_is_refused(self, coordinator: Coordinator) -> None:
-        """Holds: "takes effect only while that session lives, else it is answered with SessionLost"."""
+        """Holds: "takes effect only while that session lives; otherwise its outcome is SessionLost"."""
         session = join(coordinator)
         leadership = elect(coordinator, session)
         header = publish(coordinator, session, leadership, {session.node: ["r"]})
@@ -630,7 +630,7 @@ class CoordinatorConformance:
         assert perform(coordinator, Campaign(first), Follows).leadership == leadership
 
     def test_an_earlier_term_can_do_nothing(self, coordinator: Coordinator) -> None:
-        """Holds: "takes effect only while the term is the latest, else Deposed"."""
+        """Holds: "takes effect only while its term is the latest; otherwise its outcome is Deposed"."""
         first, second = join(coordinator), join(coordinator)
         outdated = elect(coordinator, first)
         perform(coordinator, Leave(first), Left)
@@ -821,7 +821,7 @@ class CoordinatorConformance:
     # -- barriers
 
     def test_a_free_barrier_is_added(self, coordinator: Coordinator, connect: Connect) -> None:
-        """Holds: "A barrier is added only while nobody holds it and the node's share is the one named"."""
+        """Holds: "A barrier is added only while nobody holds it and the node's share is the named one"."""
         session = join(coordinator)
         publish(coordinator, session, elect(coordinator, session), {session.node: ["a", "b"]})
         outcome = add(coordinator, session, ["a", "b"])
@@ -846,7 +846,7 @@ class CoordinatorConformance:
         assert perform(coordinator, ReadBarriers(first, frozenset("ab")), BarriersRead).mine == theirs
 
     def test_adding_again_answers_with_the_token(self, coordinator: Coordinator, connect: Connect) -> None:
-        """Holds: "adding a barrier that is held by the same session answers with its token"."""
+        """Holds: "adding a barrier that the same session holds returns its token"."""
         session = join(coordinator)
         publish(coordinator, session, elect(coordinator, session), {session.node: ["a"]})
         first = add(coordinator, session, ["a"])
@@ -902,7 +902,7 @@ class CoordinatorConformance:
         assert not outcome.superseded
 
     def test_only_own_barriers_are_removed(self, coordinator: Coordinator) -> None:
-        """Holds: "and removed only by the session that added it"."""
+        """Holds: "and is removed only by the session that added it"."""
         first, second = join(coordinator), join(coordinator)
         publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
         theirs = add(coordinator, first, ["a"]).added
@@ -949,7 +949,7 @@ class CoordinatorConformance:
             assert all(held[r] == holder for r, holder in outcome.blocked.items())
 
     def test_removing_a_resource_leaves_its_barrier(self, coordinator: Coordinator) -> None:
-        """Holds: "Barriers are left alone (RB-16)"."""
+        """Holds: "but not their barriers (RB-16)"."""
         first, second = join(coordinator), join(coordinator)
         coordinator.put_resources([ResourceSpec("r")], no_progress)
         publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
@@ -964,7 +964,7 @@ class CoordinatorConformance:
             assert add(coordinator, second, ["r"]).blocked == {"r": first.node}
 
     def test_many_barriers_at_once(self, coordinator: Coordinator) -> None:
-        """Holds: "where it concerns many resources, in parts that each do"."""
+        """Holds: "One that concerns many resources may take effect in parts, each at one point"."""
         session = join(coordinator)
         resources = [f"resource {number}" for number in range(MANY)]
         publish(coordinator, session, elect(coordinator, session), {session.node: resources})
@@ -1074,7 +1074,7 @@ class CoordinatorConformance:
         assert between == [], f"version {two.version} leaves this node's share as it is (RB-45)"
 
     def test_notices_of_the_leadership(self, coordinator: Coordinator, notices: NoticeRecorder) -> None:
-        """Holds: "Watch exactly these topics, a new one from its revision on"."""
+        """Holds: "Watch exactly these topics, new ones from their revisions on"."""
         first, second = join(coordinator), join(coordinator)
         one = elect(coordinator, first)
         topics = {
@@ -1090,7 +1090,7 @@ class CoordinatorConformance:
     def test_a_lease_that_ends_is_noticed(
         self, coordinator: Coordinator, harness: CoordinatorHarness, notices: NoticeRecorder
     ) -> None:
-        """Holds: "Hints may be doubled, never all lost", also when nobody asked for the change."""
+        """Holds: "Hints may be doubled, but are never all lost", also when nobody asked for the change."""
         stays, dies = join(coordinator), join(coordinator, ttl_s=harness.min_ttl_s)
         revision = coordinator.read().group.revision
         kinds = (TopicKind.NODE, TopicKind.PROGRESS)
@@ -1119,7 +1119,7 @@ class CoordinatorConformance:
     def test_notices_of_every_change_of_the_group(
         self, coordinator: Coordinator, connect: Connect, notices: NoticeRecorder
     ) -> None:
-        """Holds: "tells what changed", be it a member, a resource or a drain."""
+        """Holds: "reports changes", be it a member, a resource or a drain."""
         session = join(coordinator)
         revision = coordinator.read().group.revision
         coordinator.watch(session.node, {Topic(TopicKind.GROUP): revision + 1}, notices)
@@ -1152,7 +1152,7 @@ class CoordinatorConformance:
             assert notice.version is None or (notice.topic.node, notice.version) == (other.node, 7)
 
     def test_a_watch_tells_of_the_past(self, coordinator: Coordinator, notices: NoticeRecorder) -> None:
-        """Holds: "a new one from its revision on"."""
+        """Holds: "new ones from their revisions on"."""
         session = join(coordinator)
         revision = coordinator.read().group.revision
         leadership = elect(coordinator, session)
@@ -1180,7 +1180,7 @@ class CoordinatorConformance:
     def test_topics_that_stay_go_on(
         self, coordinator: Coordinator, connect: Connect, notices: NoticeRecorder
     ) -> None:
-        """Holds: "those watched before go on", and only they."""
+        """Holds: "known ones continue", and only they."""
         session, other = join(coordinator), connect()
         leadership = elect(coordinator, session)
         revision = coordinator.read().group.revision
@@ -1198,7 +1198,7 @@ class CoordinatorConformance:
     def test_a_gap_is_noticed(
         self, coordinator: Coordinator, harness: CoordinatorHarness, notices: NoticeRecorder
     ) -> None:
-        """Holds: "after a gap every watched topic is noticed once"."""
+        """Holds: "after a gap every watched topic gets one"."""
         if not harness.can_lose_history:
             pytest.skip("the harness says that its store cannot lose history")
         session = join(coordinator)
@@ -1227,7 +1227,7 @@ class CoordinatorConformance:
     def test_resources_are_put_with_what_is_said_of_them(
         self, coordinator: Coordinator, connect: Connect
     ) -> None:
-        """Holds: "Add resources, or change what is said of them; how many are new"."""
+        """Holds: "Add resources, or change existing ones. Return the number of new ones"."""
         plain, heavy = ResourceSpec("plain"), ResourceSpec("heavy", 3.5, "worker 1", {"k": "v"})
         assert coordinator.put_resources([plain, heavy], no_progress) == 2
         assert connect().read().group.resources == {"plain": plain, "heavy": heavy}
@@ -1237,7 +1237,7 @@ class CoordinatorConformance:
 
     @pytest.mark.parametrize("said", [frozenset(), frozenset({"weight"}), frozenset({"pin", "attributes"})])
     def test_only_what_is_said_changes(self, coordinator: Coordinator, said: frozenset[str]) -> None:
-        """Holds: "Of those that are there only the fields in ``said`` change"."""
+        """Holds: "Of existing resources only the fields in ``said`` change"."""
         known = ResourceSpec("known", 3.5, "worker 1", {"k": "v"})
         other = ResourceSpec("known", 2.0, None, {"other": "value"})
         coordinator.put_resources([known], no_progress)
@@ -1252,7 +1252,7 @@ class CoordinatorConformance:
         assert coordinator.read().group.fingerprint == fingerprint
 
     def test_putting_again_changes_nothing(self, coordinator: Coordinator) -> None:
-        """Holds: "how many are new. Idempotent (RB-29)"."""
+        """Holds: "Return the number of new ones. Idempotent (RB-29)"."""
         specs = [ResourceSpec(f"r{number}") for number in range(5)]
         assert coordinator.put_resources(specs, no_progress) == 5
         fingerprint = coordinator.read().group.fingerprint
@@ -1279,7 +1279,7 @@ class CoordinatorConformance:
         assert weights == {**dict.fromkeys(names, 1.0), **of_each}
 
     def test_long_changes_show_their_progress(self, coordinator: Coordinator) -> None:
-        """Progress is "Called with how many of the items of a long change are done so far"."""
+        """Progress is "Called with the number of items of a long change that are done"."""
         specs = [ResourceSpec(f"resource {number}") for number in range(MANY)]
         names = [spec.resource for spec in specs]
         putting: list[int] = []
@@ -1293,14 +1293,14 @@ class CoordinatorConformance:
             assert done[-1] == MANY
 
     def test_resources_are_removed(self, coordinator: Coordinator) -> None:
-        """Holds: "Remove resources; how many there were"."""
+        """Holds: "Return how many existed"."""
         coordinator.put_resources([ResourceSpec("a"), ResourceSpec("b")], no_progress)
         assert coordinator.remove_resources(["a", "never"], no_progress) == 1
         assert coordinator.remove_resources(["a"], no_progress) == 0
         assert set(coordinator.read().group.resources) == {"b"}
 
     def test_resources_are_weighed_and_nothing_else_is_said_of_them(self, coordinator: Coordinator) -> None:
-        """Holds: "Change the weights of those resources that are there; how many changed"."""
+        """Holds: "Change the weights of existing resources. Return the number of changes"."""
         pinned = ResourceSpec("pinned", 1.0, "worker 1", {"k": "v"})
         coordinator.put_resources([pinned, ResourceSpec("plain"), ResourceSpec("same", 3.0)], no_progress)
         done: list[int] = []
@@ -1320,7 +1320,7 @@ class CoordinatorConformance:
         assert coordinator.read().group.resources["plain"] == ResourceSpec("plain")
 
     def test_nodes_are_drained(self, coordinator: Coordinator) -> None:
-        """Holds: "Mark a node as drained, or not (RB-30). Idempotent"."""
+        """Holds: "Drain the nodes with a label, or end that (RB-30). Idempotent"."""
         for drained in (True, True, False, False):
             before = coordinator.read().group
             coordinator.set_drained("worker 1", drained)

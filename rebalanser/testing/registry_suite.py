@@ -321,14 +321,14 @@ class RegistryConformance:
     # -- transactions
 
     def test_puts_and_reads_back(self, registry: Registry, harness: RegistryHarness) -> None:
-        """A key as stored; "``lease`` is 0 where it belongs to none"."""
+        """A key as stored; "``lease`` is 0 if it belongs to none"."""
         key = harness.prefix + "k"
         assert get(registry, key) is None
         revision = put(registry, key, b"one")
         assert read(registry, key) == KeyValue(key, b"one", revision, revision, 0)
 
     def test_results_stand_in_order(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "which branch ran, at which revision, and a result for each operation"."""
+        """Holds: "the branch that ran, the revision, and a result for each operation"."""
         stored, fresh, gone = (harness.prefix + name for name in ("stored", "fresh", "gone"))
         first = put(registry, stored, b"s")
         put(registry, gone)
@@ -348,7 +348,7 @@ class RegistryConformance:
         assert get(registry, gone) is None
 
     def test_a_key_is_read_without_its_value(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "with ``keys_only`` one whose value is empty"."""
+        """Holds: "with ``keys_only`` an empty value"."""
         key = harness.prefix + "k"
         put(registry, key, 100_000 * b"v")
         put(registry, key, 100_000 * b"w")
@@ -357,7 +357,7 @@ class RegistryConformance:
         assert outcome.results == (replace(stored, value=b""), None)
 
     def test_otherwise_runs_when_one_guard_fails(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "If every guard holds do ``then``, else ``otherwise``"."""
+        """Holds: "Run ``then`` in order if every guard holds, else ``otherwise``"."""
         there, other = harness.prefix + "there", harness.prefix + "other"
         revision = put(registry, there)
         outcome = commit(
@@ -445,7 +445,7 @@ class RegistryConformance:
         assert all(earlier < later for earlier, later in pairwise(revisions))
 
     def test_reading_gives_the_latest_revision(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "else the registry's latest at the point where it read"."""
+        """Holds: "else the registry's latest when it read"."""
         put(registry, harness.prefix + "a")
         latest = put(registry, harness.prefix + "b")
         assert commit(registry, Get(harness.prefix + "a")).revision == latest
@@ -498,7 +498,7 @@ class RegistryConformance:
         assert read(registry, witness).mod_revision == outcome.revision
 
     def test_nested_transactions_in_otherwise(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "If every guard holds do ``then``, else ``otherwise``", nested ones as well."""
+        """Holds: "Run ``then`` in order if every guard holds, else ``otherwise``", nested ones as well."""
         key = harness.prefix + "k"
         revision = put(registry, key)
         outcome = commit(
@@ -515,14 +515,14 @@ class RegistryConformance:
     # -- ranges
 
     def test_range_is_complete_and_ordered(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "Read all keys with this prefix, in key order, as of the transaction's revision"."""
+        """Holds: "in key order, at one revision"."""
         items = [(f"{harness.prefix}r/{number * 7919 % 3000}", b"%d" % number) for number in range(3000)]
         put_all(registry, items)
         found = read_all(registry, harness.prefix + "r/")
         assert [(item.key, item.value) for item in found] == sorted(items)
 
     def test_range_larger_than_a_request(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "Read all keys with this prefix", however large they are together."""
+        """Holds: "Read the keys with this prefix", however large they are together."""
         size = registry.capabilities.max_request_bytes // 2
         items = [(f"{harness.prefix}{number:02}", bytes([number]) * size) for number in range(12)]
         for key, value in items:
@@ -530,7 +530,8 @@ class RegistryConformance:
         assert [(item.key, item.value) for item in read_all(registry, harness.prefix)] == items
 
     def test_range_in_pages(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "each ``after`` the last key of the one before", and "the first ``limit``", however many."""
+        """Holds: "each ``after`` the last key of the previous page", and "A ``limit`` above 0 is the maximum
+        number of keys", however many."""
         prefix = harness.prefix + "r/"
         put_all(registry, [(f"{prefix}{number:04}", b"%d" % number) for number in range(3000)])
         everything = read_all(registry, prefix)
@@ -542,7 +543,7 @@ class RegistryConformance:
             assert found == everything
 
     def test_range_after_any_key(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "only the keys greater than ``after``", whether that is a key, has the prefix, or not."""
+        """Holds: "greater than ``after``", whether that is a key, has the prefix, or not."""
         prefix = harness.prefix + "b/"
         put_all(registry, [(f"{harness.prefix}{name}", b"") for name in ("a/1", "b/1", "b/2", "b/2x", "c/1")])
         expected = {
@@ -569,7 +570,7 @@ class RegistryConformance:
         assert [item.value.decode() for item in read_all(registry, harness.prefix)] == printable
 
     def test_prefixes_are_literal(self, registry: Registry, harness: RegistryHarness) -> None:
-        """A range reads "all keys with this prefix", and no other: no letter has a meaning of its own."""
+        """A range reads "the keys with this prefix", and no other: no letter has a meaning of its own."""
         letters = [*string.punctuation, " ", "a", "A", "~~"]
         put_all(registry, [(f"{harness.prefix}{letter}/x", b"") for letter in letters])
         for letter in letters:
@@ -587,7 +588,7 @@ class RegistryConformance:
         assert stats.count == 2
 
     def test_a_key_is_in_the_range_of_itself(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "all keys with this prefix": a key that equals it too, and none that is shorter."""
+        """Holds: "the keys with this prefix": a key that equals it too, and none that is shorter."""
         put_all(registry, [(harness.prefix + name, b"") for name in ("a", "ab", "abc", "b")])
         assert [item.key for item in read_all(registry, harness.prefix + "ab")] == [
             harness.prefix + "ab",
@@ -595,7 +596,7 @@ class RegistryConformance:
         ]
 
     def test_stat_counts_and_tells_the_newest(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "Read how many keys have this prefix and the newest ``mod_revision`` among them"."""
+        """Holds: "Count the keys with this prefix and find their newest ``mod_revision``"."""
         prefix = harness.prefix + "s/"
         put_all(registry, [(f"{prefix}{number:03}", b"") for number in range(200)])
         newest = put(registry, prefix + "050", b"again")
@@ -605,7 +606,7 @@ class RegistryConformance:
         assert commit(registry, Stat(prefix)).results == (Stats(199, newest),)
 
     def test_stat_of_nothing(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "``newest`` is 0 where there is no key"."""
+        """Holds: "``newest`` is 0 if there is no key"."""
         put(registry, harness.prefix + "k")
         assert commit(registry, Stat(harness.prefix + "none/")).results == (Stats(0, 0),)
 
@@ -684,7 +685,7 @@ class RegistryConformance:
         assert read(registry, key).value == value
 
     def test_too_many_operations(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "raises any other error, and then it had and will have no effect"."""
+        """Holds: "If it raises any other error, the request had no effect and will have none"."""
         before = put(registry, harness.prefix + "before")
         keys = [f"{harness.prefix}{number:05}" for number in range(registry.capabilities.max_operations + 1)]
         puts = [Put(key, b"") for key in keys]
@@ -703,7 +704,7 @@ class RegistryConformance:
         assert revision_now(registry) == before
 
     def test_too_many_bytes(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "raises any other error, and then it had and will have no effect"."""
+        """Holds: "If it raises any other error, the request had no effect and will have none"."""
         before = put(registry, harness.prefix + "before")
         key = harness.prefix + "k"
         half = b"x" * (registry.capabilities.max_request_bytes // 2)
@@ -722,7 +723,7 @@ class RegistryConformance:
     def test_what_is_unknown_took_effect_as_a_whole_or_not(
         self, registry: Registry, harness: RegistryHarness
     ) -> None:
-        """Holds: "and then it took effect, or will a little later, or never", and "all or nothing"."""
+        """Holds: "took effect, or will take effect a little later, or never", and "all or nothing"."""
         self._needs_cut_answers(harness)
         keys = {f"{harness.prefix}{number}" for number in range(5)}
         gone, inner = harness.prefix + "gone", harness.prefix + "inner"
@@ -742,7 +743,7 @@ class RegistryConformance:
         assert len({(item.create_revision, item.mod_revision) for item in found}) == 1
 
     def test_an_unknown_outcome_is_read_back(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "or raises :class:`~rebalanser.errors.OutcomeUnknown`"; the same guards tell if it did."""
+        """Holds: "it raises :class:`~rebalanser.errors.OutcomeUnknown`"; the same guards tell if it did."""
         self._needs_cut_answers(harness)
         key = harness.prefix + "k"
         for number in range(3):
@@ -778,7 +779,7 @@ class RegistryConformance:
     def test_another_store_in_its_place_is_refused(
         self, registry: Registry, harness: RegistryHarness
     ) -> None:
-        """Holds: "it answers nothing but :class:`~rebalanser.errors.RegistryRefused`"."""
+        """Holds: "every request on the connection raises :class:`~rebalanser.errors.RegistryRefused`"."""
         if not harness.can_be_replaced:
             pytest.skip("no other store can be put in the place of this one")
         key = harness.prefix + "k"
@@ -813,8 +814,7 @@ class RegistryConformance:
     # -- leases
 
     def test_a_lease_is_granted_for_long_enough(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "The new lease's id, never 0, and the time to live that it got, at least the
-        one asked for"."""
+        """Holds: "The new lease's id, never 0, and its time to live, which is at least the requested one"."""
         leases = [grant(registry, harness.min_ttl_s * factor) for factor in (1, 1.5, 30)]
         assert all(
             granted.ttl_s >= harness.min_ttl_s * factor
@@ -848,8 +848,7 @@ class RegistryConformance:
     def test_a_lease_ends_though_nobody_asks(
         self, registry: Registry, harness: RegistryHarness, recorder: Recorder
     ) -> None:
-        """A lease ends "as soon afterwards as the registry notices", and a watch tells it to one who
-        waits."""
+        """A lease ends "at most ``lease_detection_s`` later", and a watch reports it."""
         granted = grant(registry, harness.min_ttl_s)
         key = harness.prefix + "k"
         revision = put(registry, key, b"", granted.lease)
@@ -884,8 +883,7 @@ class RegistryConformance:
         assert get(registry, harness.prefix + "k") is None
 
     def test_the_ages_of_leases_are_told(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "The ages of those leases that live", and "Seconds since a lease was renewed last, at
-        least"."""
+        """Holds: "Return the ages of live leases", and "Minimum seconds since a lease was renewed last"."""
         if not harness.can_tell_ages:
             pytest.skip("the store does not tell how old a lease is")
         ended, lives = grant(registry, harness.min_ttl_s), grant(registry, harness.min_ttl_s * 10)
@@ -953,7 +951,7 @@ class RegistryConformance:
             registry.execute(KeepAlive(ended.lease, proof), TIMEOUT_S)
 
     def test_a_refused_proof_renews_nothing(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "One that the store refuses renews nothing"."""
+        """Holds: "If the store refuses the proof, it renews nothing"."""
         granted = grant(registry, harness.min_ttl_s)
         key = harness.prefix + "k"
         put(registry, key, b"", granted.lease)
@@ -1059,7 +1057,7 @@ class RegistryConformance:
         assert read(registry, key) == KeyValue(key, b"free", revision, revision)
 
     def test_leases_outlive_their_connection(self, connect: Connect, harness: RegistryHarness) -> None:
-        """Holds: "Close the connection and all watches; leases are left alone"."""
+        """Holds: "Close the connection and all watches, but no leases"."""
         staying, leaving = connect(), harness.open()
         granted = grant(leaving, harness.min_ttl_s * 10)
         revision = put(leaving, harness.prefix + "k", b"", granted.lease)
@@ -1073,8 +1071,8 @@ class RegistryConformance:
     def test_a_watch_tells_in_order_of_revisions(
         self, connect: Connect, harness: RegistryHarness, recorder: Recorder
     ) -> None:
-        """Holds: "A watch tells what changed, in the order of revisions, from the revision asked for on: each
-        change at least once"."""
+        """Holds: "A watch reports changes in the order of revisions, from a given revision on: each change
+        at least once"."""
         registry, writer = connect(), connect()
         start = revision_now(registry) + 1
         watch = registry.watch(Target(harness.prefix, prefix=True), start, recorder)
@@ -1123,7 +1121,7 @@ class RegistryConformance:
         ]
 
     def test_a_watch_looks_at_a_key_or_a_prefix(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "What a watch looks at: one key, or every key with a prefix"."""
+        """Holds: "The keys of a watch: one key, or every key with a prefix"."""
         names = ["a", "ab", "ab/c", "ab0", "b", "AB", "a%"]
         start = revision_now(registry) + 1
         targets = [
@@ -1176,7 +1174,7 @@ class RegistryConformance:
     def test_a_watch_has_its_own_thread(
         self, registry: Registry, harness: RegistryHarness, recorder: Recorder
     ) -> None:
-        """Changes are told "from a thread of its own", never inside a caller's request."""
+        """Changes are told "in another thread", never inside a caller's request."""
         watch = registry.watch(Target(harness.prefix, prefix=True), revision_now(registry) + 1, recorder)
         with ThreadPoolExecutor(1) as pool:
             caller = pool.submit(threading.get_ident).result()
@@ -1188,7 +1186,7 @@ class RegistryConformance:
     def test_a_closed_watch_is_silent(
         self, registry: Registry, harness: RegistryHarness, recorder: Recorder
     ) -> None:
-        """Holds: "Stop it. Events already under way may still be told. Closing twice does nothing"."""
+        """Holds: "Stop the watch. Events under way may still arrive. Closing twice does nothing"."""
         target = Target(harness.prefix, prefix=True)
         start = revision_now(registry) + 1
         other = Recorder(harness.patience_s)
@@ -1222,7 +1220,7 @@ class RegistryConformance:
         self, registry: Registry, harness: RegistryHarness, recorder: Recorder
     ) -> None:
         """Holds: "or :class:`HistoryLost`, which means "read again: changes up to this revision may be
-        missing". After it the watch goes on with everything later"."""
+        missing". After that the watch continues with all later changes"."""
         if not harness.can_lose_history:
             pytest.skip("this registry cannot be made to lose history")
         key = harness.prefix + "k"
