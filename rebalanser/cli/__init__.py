@@ -1,14 +1,14 @@
-"""The command line: faces over :class:`~rebalanser.Group` and :class:`~rebalanser.Admin`.
+"""The command line over :class:`~rebalanser.Group` and :class:`~rebalanser.Admin`.
 
 Every command takes ``--registry URL`` and ``--json``. Answers go to standard output, everything else to
 standard error. Exit codes:
 
 =====  ==========================================================================================
-0      done
-1      the answer is no: of ``status --exit-code``, ``check`` or ``audit --fail-on-findings``
-2      the command is not used as its help says
-3      a person must change something: the name, the settings, the registry
-4      nothing is wrong with the command: try again later
+0      success
+1      the answer of ``status --exit-code``, ``check`` or ``audit --fail-on-findings`` is no
+2      wrong usage of the command
+3      a person must change something first: the name, the settings, the registry
+4      a temporary failure: try again later
 70     a fault of Rebalanser itself; please report it
 130    interrupted by Ctrl-C
 =====  ==========================================================================================

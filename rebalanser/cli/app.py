@@ -1,7 +1,7 @@
-"""The commands put together, and what their errors become: one line, and an exit code.
+"""The list of commands, and the conversion of their errors to one line and an exit code.
 
-Importing a command takes long, so only the one that is asked for is imported; the help of the whole command
-line is made from summaries that stand here.
+Importing a command takes long, so only the requested one is imported. The overview of ``--help`` is built
+from the summaries in this module.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TRY_AGAIN: Final = 4
 INTERNAL: Final = 70
 INTERRUPTED: Final = 130
 COMPLETION_VARIABLE: Final = "_REBALANSER_COMPLETE"
-"""Set by the shell where it asks how a command line may go on."""
+"""Set by the shell when it asks for completions."""
 
 
 class _Command(NamedTuple):
-    """A command: where it is defined below :mod:`rebalanser.cli`, and the first sentence of its help."""
+    """A command: its place below :mod:`rebalanser.cli`, and the first sentence of its help."""
 
     module: str
     attribute: str
@@ -69,7 +69,7 @@ _COMMANDS: Final = {
         "feed",
         "Keep a group's resources equal to a cluster's running applications, until Ctrl-C or SIGTERM.",
     ),
-    "history": _Command("history", "app", "The ownership history: look at it, count it, take it elsewhere."),
+    "history": _Command("history", "app", "Show, count and export the ownership history."),
     "audit": _Command(
         "audit",
         "audit",
@@ -77,13 +77,13 @@ _COMMANDS: Final = {
     ),
     "shiva": _Command("shiva", "app", "Place applications on workers, over Kafka."),
     "neli": _Command("neli", "app", "Lead roles, one process each at a time, over a Kafka consumer group."),
-    "tasks": _Command("tasks", "app", "Enqueue tasks, look at them, work on them, and serve them over HTTP."),
+    "tasks": _Command("tasks", "app", "Enqueue, show and run tasks, and serve them over HTTP."),
 }
 
 
 @cache
 def application(only: str | None = None) -> typer.Typer:
-    """The command line with all commands, or with one: then only that command's modules are imported."""
+    """Return the command line with all commands, or with one, whose modules alone are imported then."""
     app = _without_commands()
     for name in [only] if only else _COMMANDS:
         module, attribute, _ = _COMMANDS[name]
@@ -96,7 +96,7 @@ def application(only: str | None = None) -> typer.Typer:
 
 
 def overview() -> typer.Typer:
-    """The command line with all commands as far as its own help shows them; none is imported, none runs."""
+    """Return the command line for ``--help`` alone; no command is imported."""
     app = _without_commands()
     for name, command in _COMMANDS.items():
         app.command(name, help=command.summary)(_nothing)
@@ -116,7 +116,7 @@ def _without_commands() -> typer.Typer:
 
 
 def _nothing() -> None:
-    """Stand for a command in the overview."""
+    """Placeholder for a command in the overview."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -130,14 +130,14 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Without a docstring of its own: the application's help says it."""
+    """Without a docstring of its own: the application has the help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments``, by default the process's own, and return its exit code.
 
-    See :mod:`rebalanser.cli` for the codes. Every error of a user is one line on standard error, or one JSON
-    document on standard output; only a fault of Rebalanser's own shows a traceback.
+    See :mod:`rebalanser.cli` for the codes. A user's error is one line on standard error, or one JSON
+    document on standard output; only a fault of Rebalanser itself shows a traceback.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
@@ -171,7 +171,7 @@ def _application_for(given: Sequence[str]) -> typer.Typer:
 
 
 def _with_help(error: typer.TyperException) -> str:
-    """What is wrong with the command line, and which help says what would be right."""
+    """Return the usage error, and the command that shows the help."""
     message = error.format_message().removeprefix("Invalid value: ").rstrip(".")
     context = getattr(error, "ctx", None)
     if not message or context is None:  # a command group alone has shown its help already

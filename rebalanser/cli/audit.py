@@ -1,4 +1,4 @@
-"""``rebalanser audit``: did any resource have two owners, by the history that all nodes wrote?"""
+"""``rebalanser audit``: checks by the history of all nodes whether a resource ever had two owners."""
 
 from __future__ import annotations
 
@@ -45,24 +45,29 @@ def audit(
             parser=parse_time,
             metavar="TIME",
             show_default="the beginning",
-            help="Leave out what was over before: 2026-11-22T00:30, or 2h for so long ago.",
+            help="Leave out what ended before this time: 2026-11-22T00:30, or 2h for two hours ago.",
         ),
     ] = None,
     until: Annotated[
         float | None,
         typer.Option(
-            parser=parse_time, metavar="TIME", show_default="the end", help="Leave out what came later."
+            parser=parse_time,
+            metavar="TIME",
+            show_default="the end",
+            help="Leave out what came after this time.",
         ),
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", metavar="FOLDER", show_default=False, help="Write the tables there, as Parquet."
+            "--out", metavar="FOLDER", show_default=False, help="Write the tables to this folder, as Parquet."
         ),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE", show_default=False, help="Write a report there, as HTML."),
+        typer.Option(
+            "--report", metavar="FILE", show_default=False, help="Write a report to this file, as HTML."
+        ),
     ] = None,
     fail_on_findings: Annotated[
         bool,
@@ -76,32 +81,39 @@ def audit(
             "--master",
             metavar="URL",
             show_default="that of spark-submit, else all cores of this host",
-            help="The Spark that does the work, such as spark://HOST:7077.",
+            help="The Spark master, such as spark://HOST:7077.",
         ),
     ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
-            "--memory", metavar="SIZE", show_default=False, help="For Spark in this process, such as 4g."
+            "--memory",
+            metavar="SIZE",
+            show_default=False,
+            help="Memory for Spark in this process, such as 4g.",
         ),
     ] = None,
     clock_error: Annotated[
         float | None,
         typer.Option(
-            min=0.0, metavar="SECONDS", show_default="0.5", help="How far clocks of two hosts may lie apart."
+            min=0.0,
+            metavar="SECONDS",
+            show_default="0.5",
+            help="Maximum difference between the clocks of two hosts.",
         ),
     ] = None,
     unowned_limit: Annotated[
         float | None,
         typer.Option(
-            min=0.0, metavar="SECONDS", show_default="60", help="For how long a resource may be unowned."
+            min=0.0,
+            metavar="SECONDS",
+            show_default="60",
+            help="Maximum time for which a resource may be unowned.",
         ),
     ] = None,
     stream: Annotated[
         bool,
-        typer.Option(
-            "--stream", help="Go on as the history grows, until Ctrl-C, and tell findings as they come."
-        ),
+        typer.Option("--stream", help="Follow the history until Ctrl-C, and report findings as they come."),
     ] = False,
     checkpoint: Annotated[
         Path | None,
@@ -109,17 +121,17 @@ def audit(
             "--checkpoint",
             metavar="FOLDER",
             show_default=False,
-            help="Where a stream keeps how far it is, to go on from there.",
+            help="Folder for the position of a stream, so that it can continue after a restart.",
         ),
     ] = None,
     delay: Annotated[
         float | None,
         typer.Option(
-            min=0.5, metavar="SECONDS", show_default="2", help="How long a stream waits for what comes late."
+            min=0.5, metavar="SECONDS", show_default="2", help="How long a stream waits for late records."
         ),
     ] = None,
     write_weights: Annotated[
-        bool, typer.Option("--apply", help="Write the weights that follow from the loads to the registry.")
+        bool, typer.Option("--apply", help="Write the weights computed from the loads to the registry.")
     ] = False,
     registry: RegistryOption = None,
     json: JsonOption = False,
@@ -187,7 +199,7 @@ def _follow(
     master: str | None,
     memory: str | None,
 ) -> Totals:
-    """Follow the sources until a signal; what came and was found since the checkpoint began."""
+    """Follow the sources until a signal. Return the counts since the checkpoint began."""
     from rebalanser.audit.sources import Topic  # noqa: PLC0415 - what needs Spark is loaded when it is asked for
     from rebalanser.audit.streaming import DELAY_S, Stream, claimed, followed  # noqa: PLC0415
 
@@ -215,7 +227,7 @@ def _follow(
 
 @contextlib.contextmanager
 def _spark(master: str | None, memory: str | None, *, kafka: bool) -> Iterator[SparkSession]:
-    """A session, stopped at the end unless it was there before; what Spark says when it fails is one line."""
+    """Open a session, and stop it at the end unless it existed before; a failure of Spark is one line."""
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -228,14 +240,14 @@ def _spark(master: str | None, memory: str | None, *, kafka: bool) -> Iterator[S
     try:
         yield spark
     except (PySparkException, Py4JError) as error:
-        raise SparkUnusable(f"Spark gave up: {reason(error)}") from error
+        raise SparkUnusable(f"Spark failed: {reason(error)}") from error
     finally:
         if had is None:
             spark.stop()
 
 
 def _options(**given: float | None) -> Options:
-    """What was given, and the defaults for the rest."""
+    """Return the given options, and defaults for the others."""
     from rebalanser.audit import Options  # noqa: PLC0415
 
     try:
@@ -246,7 +258,7 @@ def _options(**given: float | None) -> Options:
 
 
 def _check_file(report: Path) -> None:
-    """See that the report can be written, before an hour has gone into it."""
+    """Check that the report can be written, before an hour of work."""
     if report.is_dir() or not report.resolve().parent.is_dir():
         what = "is a folder" if report.is_dir() else "is in no folder that is there"
         raise UnusableOutput(f"the report {report} {what}; name a file in a folder that is there")
@@ -255,14 +267,14 @@ def _check_file(report: Path) -> None:
 
 
 def _check_registry(face: Face) -> None:
-    """See that the registry answers, before an hour has gone into what is to be written to it."""
+    """Check that the registry answers, before an hour of work."""
     settings = Settings()
     with face.patience(settings):
         open_backend(face.url, settings.connect_timeout_s).close()
 
 
 def _weigh(face: Face, found: Audit, *, write: bool) -> Iterator[Weighing]:
-    """The weights of each group that reported loads, written where that is asked for."""
+    """Return the weights of each group that reported loads; write them if requested."""
     from rebalanser.audit.weights import changes  # noqa: PLC0415
 
     rows = found.tables.loads.orderBy("group", "resource").toLocalIterator()
@@ -277,7 +289,7 @@ def _weigh(face: Face, found: Audit, *, write: bool) -> Iterator[Weighing]:
 def _lines(
     verdict: Verdict, weighings: Sequence[Weighing], out: str | None, report: Path | None
 ) -> Iterator[str]:
-    """The summary for people."""
+    """Return the summary as lines."""
     yield from verdict.sentences()
     yield from (f"  {_found(found)}" for found in verdict.worst[:MOST_SHOWN])
     total = sum(count.certain + count.fenced + count.possible for count in verdict.findings)
@@ -292,7 +304,7 @@ def _lines(
 
 
 def _found(found: Found) -> str:
-    """A finding in one line; a name in it gives no orders to the terminal."""
+    """Return a finding in one line, without control characters."""
     sentence = found.sentence if found.sentence.isprintable() else repr(found.sentence)
     return f"{found.certainty} {found.kind} {found.id}: {sentence}" + (f" ({found.gap})" if found.gap else "")
 

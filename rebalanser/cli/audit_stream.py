@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.2
 PROGRESS_S: Final = 10.0
-"""How often it is said how far the stream is."""
+"""Seconds between two lines about the stream's progress."""
 NOT_FOR_STREAMS: Final = ("since", "until", "report", "apply")
 ONLY_FOR_STREAMS: Final = ("checkpoint", "delay")
 
 
 def refuse(stream: bool, given: Mapping[str, object]) -> None:
-    """See that the options go together; ``given`` are those of the command by their names.
+    """Check that the options can be combined; ``given`` are those of the command by name.
 
     Raises:
-        typer.BadParameter: they don't; the message says which.
+        typer.BadParameter: they can't; the message says which.
     """
     refused = [f"--{name}" for name in (NOT_FOR_STREAMS if stream else ONLY_FOR_STREAMS) if given.get(name)]
     if refused:
-        where = "don't go with --stream, which judges all that comes" if stream else "go with --stream only"
+        where = "can't be used with --stream, which judges all records" if stream else "need --stream"
         raise typer.BadParameter(f"{', '.join(refused)} {where}")
     missing = [f"--{name}" for name in ("checkpoint", "out") if not given.get(name)]
     if stream and missing:
@@ -46,7 +46,7 @@ def refuse(stream: bool, given: Mapping[str, object]) -> None:
 
 
 class Following:
-    """Follows a history and tells what is found, in the thread that waits for it to stop."""
+    """Follows a history and prints findings, in the thread that waits for its end."""
 
     def __init__(self, face: Face, step: Steps) -> None:
         self._face = face
@@ -57,22 +57,22 @@ class Following:
         self._told_at = 0.0
 
     def follow(self, stream: Stream) -> Totals:
-        """Follow until SIGINT, SIGTERM or a failure; what came and was found in all.
+        """Follow until SIGINT, SIGTERM or a failure, and return the total counts.
 
         Raises:
-            pyspark.errors.PySparkException: Spark gave up.
+            pyspark.errors.PySparkException: Spark failed.
         """
         self._stream = stream
         run_until_stopped(self)
         return stream.totals()
 
     def on_batch(self, told: Told) -> None:
-        """What the stream is to call."""
+        """Callbacks for the stream."""
         self._news.put(told)
 
     def start(self) -> None:
-        """Begin."""
-        self._step("looking at the sources")
+        """Start the stream."""
+        self._step("reading the sources")
         self._of().start()
         self._step("following; Ctrl-C stops it")
 
@@ -81,7 +81,7 @@ class Following:
         self._asked.set()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        """Tell what is found until the stream has stopped, or is asked to; whether it has."""
+        """Print findings until the stream has stopped (return True) or a stop is requested (False)."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._asked.is_set() and (until is None or time.monotonic() < until):
             ended = self._of().wait(LOOK_S)
@@ -91,8 +91,8 @@ class Following:
         return self._asked.is_set()
 
     def stop(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 - a micro-batch takes what it takes
-        """Stop once the present micro-batch is done."""
-        self._step("finishing what has begun")
+        """Stop after the current micro-batch."""
+        self._step("finishing the current micro-batch")
         self._of().stop()
         self._tell()
 
@@ -123,7 +123,7 @@ class Following:
 
 
 def line(found: Mapping[str, Any]) -> str:
-    """A finding in one line; a name in it gives no orders to the terminal."""
+    """Return a finding in one line, without control characters."""
     sentence = str(found["sentence"])
     shown = sentence if sentence.isprintable() else repr(sentence)
     gap = f" ({found['gap']})" if found["gap"] else ""
@@ -131,7 +131,7 @@ def line(found: Mapping[str, Any]) -> str:
 
 
 def extent(totals: Totals, watermark: float | None = None) -> str:
-    """How far the stream is, in a line."""
+    """Return the progress of the stream in one line."""
     from rebalanser.audit.times import moment  # noqa: PLC0415 - needs Spark
 
     parts = [counted(totals.records, "record")]
@@ -144,7 +144,7 @@ def extent(totals: Totals, watermark: float | None = None) -> str:
 
 
 def conclusion(totals: Totals) -> Conclusion:
-    """What the findings amount to, so far, by the words of the verdict of a batch."""
+    """Return the verdict so far, in the words of a batch's verdict."""
     from rebalanser.audit.verdict import Conclusion  # noqa: PLC0415 - needs Spark
 
     if totals.certain:
@@ -155,7 +155,7 @@ def conclusion(totals: Totals) -> Conclusion:
 
 
 def summary(totals: Totals, out: str, checkpoint: str) -> tuple[dict[str, Any], Sequence[str]]:
-    """What there is to say at the end: as a document, and in lines."""
+    """Return the final result as a document and as lines."""
     word = conclusion(totals)
     document = {
         "event": "stopped",

@@ -1,4 +1,4 @@
-"""``rebalanser check``: would a node work here, with these settings and this registry?"""
+"""``rebalanser check``: checks that a node can work here, with these settings and this registry."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from rebalanser.settings import PREFIX, Settings
 from rebalanser.state import describe
 
 READS: Final = 9
-"""How many reads the latency is the median of."""
+"""Number of reads for the median latency."""
 LATE: Final = 0.5
-"""A read that takes this share of ``registry_timeout_s`` leaves too little to spare."""
+"""Share of ``registry_timeout_s`` from which on a read counts as slow."""
 
 
 OTHER_VARIABLES: Final = frozenset(
@@ -48,11 +48,11 @@ OTHER_VARIABLES: Final = frozenset(
         *("GROUP", "NODE", "RESOURCE", "TOKEN", "CACHE", "SPARK_KAFKA_PACKAGE", "TEST_PATIENCE"),
     )
 )
-"""What is read, or set for the commands of ``rebalanser run``, beside the settings."""
+"""Variables beside the settings that are read, or set for the commands of ``rebalanser run``."""
 
 
 class Verdict(StrEnum):
-    """What a check found."""
+    """Result of one check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -60,7 +60,7 @@ class Verdict(StrEnum):
 
 
 class Finding(BaseModel):
-    """One thing that was looked at."""
+    """One check."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -70,7 +70,7 @@ class Finding(BaseModel):
 
 
 class Report(BaseModel):
-    """Everything that was looked at; ``ok`` if nothing failed."""
+    """All checks; ``ok`` if none failed."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -81,16 +81,16 @@ class Report(BaseModel):
 
 def check(
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", help="A group to read too.", show_default=False)
+        str | None, typer.Argument(metavar="[GROUP]", help="A group to check too.", show_default=False)
     ] = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check that the registry answers, that it grants the lease, and that the settings keep their promises.
 
-    The exit code is 1 if a check failed. Nothing is left behind in the registry, except that a GROUP in
-    Kafka has its topic made. For a SQLite file that is not there yet another one is made beside it and
-    removed. What weakens a group's topic in Kafka is known only where GROUP is given.
+    The exit code is 1 if a check failed. The command leaves nothing in the registry, except that it creates
+    the topic of a GROUP in Kafka. If a SQLite file does not exist yet, another one is created beside it and
+    removed. Weaknesses of a group's topic in Kafka are found only if GROUP is given.
     """
     face = Face.of(registry, json)
     if group is not None:
@@ -106,7 +106,7 @@ def check(
 
 @contextmanager
 def _existing(face: Face) -> Iterator[Face]:
-    """The face itself, or one for a file that is there for as long as the context lasts."""
+    """Return the face itself, or one for a temporary file."""
     missing = face.missing_file
     if missing is None or not os.access(missing.parent, os.W_OK):
         yield face
@@ -130,7 +130,7 @@ def _findings(face: Face, group: str | None) -> Iterator[Finding]:
 
 
 def _findings_there(face: Face, settings: Settings, group: str | None, *, lease: bool) -> Iterator[Finding]:
-    """What the registry is like; without ``lease`` the settings do not say which one is needed."""
+    """Yield the checks of the registry; without ``lease`` the settings name no valid one."""
     looking_at = "registry"
     try:
         with face.patience(settings):
@@ -154,7 +154,7 @@ def _failed(name: str, error: RebalanserError) -> Finding:
 
 
 def _unknown_variables() -> Iterator[Finding]:
-    """Variables that look like ours and are read by nothing, as a mistyped name is."""
+    """Yield environment variables with our prefix that nothing reads, such as mistyped ones."""
     known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | OTHER_VARIABLES
     for name in sorted(os.environ):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
@@ -176,7 +176,7 @@ def _timings(settings: Settings) -> Finding:
 def _switch(settings: Settings) -> Finding:
     reason = DeadMansSwitch.available()
     if reason is None:
-        detail = "kernel timers and a clock that goes on during a suspend are there"
+        detail = "kernel timers and a clock that counts suspends are available"
         return Finding(check="dead man's switch", verdict=Verdict.OK, detail=detail)
     needed = settings.on_overrun is OnOverrun.KILL
     return Finding(
@@ -216,7 +216,7 @@ def _weakness(reason: str) -> Finding:
 
 
 def _shortest_lease_s(backend: Registry | GroupStore, settings: Settings) -> float:
-    """What the backend makes of the lease asked for, by asking for it where that leaves nothing behind."""
+    """Check the lease that the backend grants, by requesting one if that leaves nothing behind."""
     shortest_s = backend.capabilities.min_lease_ttl_s
     if isinstance(backend, GroupStore):
         return max(shortest_s, settings.lease_ttl_s)
@@ -231,7 +231,7 @@ def _lease(backend: Registry | GroupStore, settings: Settings) -> Finding:
     asked_s = settings.lease_ttl_s
     shortest_s = _shortest_lease_s(backend, settings)
     if shortest_s <= asked_s:
-        detail = f"granted for {shortest_s:g} s, as asked"
+        detail = f"granted for {shortest_s:g} s, as requested"
         return Finding(check="lease", verdict=Verdict.OK, detail=detail)
     detail = (
         f"lease_ttl_s {asked_s:g} is below what the registry allows, {shortest_s:g} s; "
@@ -241,7 +241,7 @@ def _lease(backend: Registry | GroupStore, settings: Settings) -> Finding:
 
 
 def _group(backend: Registry | GroupStore, root: str, group: str, settings: Settings) -> Iterator[Finding]:
-    """What the group is like, after what weakens it alone and not all that is kept there."""
+    """Yield the checks of the group, first the weaknesses of this group alone."""
     now, timeout_s = SystemClock().now, settings.registry_timeout_s
     if isinstance(backend, GroupStore):
         with closing(backend.open_group(group, now, timeout_s, settings.connect_timeout_s)) as opened:

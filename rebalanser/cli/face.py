@@ -1,4 +1,4 @@
-"""What every command has in common: where the registry is, and how its answer is shown."""
+"""Common parts of all commands: their options, access to the registry, and output."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from rebalanser.state import GroupState
 
 SHOWN: Final = 100
-"""How many nodes or resources a terminal shows unless it is asked for more."""
+"""Maximum number of nodes or resources on a terminal without ``--limit``."""
 
 LONG_WORK: Final = 1_000
-"""From how many items on a progress bar is shown."""
+"""Number of items from which on a progress bar is shown."""
 
 
 def _completed(context: typer.Context, begun: str, names: Callable[[Face], Iterable[str]]) -> list[str]:
-    """Names that a shell may complete; none if the registry can't be asked at once."""
+    """Return the names that a shell may complete; none if the registry does not answer."""
     try:
         face = Face(context.params.get("registry") or default_url(), json=True)
         return [name for name in names(face) if name.startswith(begun)]
@@ -46,12 +46,12 @@ def _completed(context: typer.Context, begun: str, names: Callable[[Face], Itera
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of groups, for the shell."""
+    """Return names of groups, for the shell."""
     return _completed(ctx, incomplete, Face.groups)
 
 
 def complete_node(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Labels of the nodes of the group that is named before, for the shell."""
+    """Return node labels of the group on the command line, for the shell."""
 
     def labels(face: Face) -> Iterable[str]:
         state = face.state(ctx.params["group"])
@@ -61,7 +61,7 @@ def complete_node(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of the resources of the group that is named before, for the shell."""
+    """Return resources of the group on the command line, for the shell."""
     return _completed(
         ctx, incomplete, lambda face: (each.resource for each in face.state(ctx.params["group"]).resources)
     )
@@ -79,7 +79,7 @@ LimitOption = Annotated[
         min=1,
         metavar="N",
         show_default=f"{SHOWN} on a terminal, else all",
-        help="Show N at most, and how many more there are.",
+        help="Show at most N, and the number of the others.",
     ),
 ]
 RegistryOption = Annotated[
@@ -99,10 +99,10 @@ VerboseOption = Annotated[
 
 
 def default_url() -> str:
-    """The registry where the user names none: a file in the user's state folder, which is made.
+    """Return the default registry, a file in the user's state folder; create the folder.
 
     Raises:
-        UnusableStore: the folder can't be made.
+        UnusableStore: the folder can't be created.
     """
     try:
         folder = state_folder()
@@ -113,20 +113,20 @@ def default_url() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """One command's way to its registry and to the person, or the script, that asked."""
+    """A command's access to its registry, and its output for a person or a script."""
 
     url: str
     json: bool
 
     @classmethod
     def of(cls, registry: str | None, json: bool, verbose: int = 0) -> Face:
-        """The face for these options. Logs go to standard error, more of them with ``verbose``."""
+        """Create a face from options. Logs go to standard error, more of them with ``verbose``."""
         configure_cli_logging(json, verbose)
         return cls(default_url() if registry is None else registry, json)
 
     @contextmanager
     def admin(self, group: str) -> Iterator[Admin]:
-        """An operator's connection. The registry is waited for ``connect_timeout_s``, in all."""
+        """Open an operator's connection; wait at most ``connect_timeout_s`` for the registry."""
         settings = Settings()
         with self.patience(settings):
             admin = Admin(group, self.url, settings=settings, timeout_s=settings.connect_timeout_s)
@@ -135,10 +135,10 @@ class Face:
 
     @contextmanager
     def admin_of_known(self, group: str) -> Iterator[Admin]:
-        """An operator's connection to a group that is there; no file is made by opening it.
+        """Open an operator's connection to an existing group, without creating a file.
 
         Raises:
-            UnknownGroup: a change found that it is not there, or there is not even the file.
+            UnknownGroup: the group, or the registry's file, does not exist.
         """
         self.refuse_missing_file(group)
         with self.admin(group) as admin:
@@ -148,30 +148,30 @@ class Face:
                 raise self._unknown(group) from None
 
     def state(self, group: str) -> GroupState:
-        """The state of a group that is there; nothing is made by looking.
+        """Read the state of an existing group, without creating anything.
 
         Raises:
-            UnknownGroup: it is not there, or not even the file that would keep it.
+            UnknownGroup: the group, or the registry's file, does not exist.
         """
         self.refuse_missing_file(group)
         with self.admin(group) as admin:
             return self.known(admin.state())
 
     def known(self, state: GroupState) -> GroupState:
-        """The state itself, if there is such a group.
+        """Return the state itself if the group exists.
 
         Raises:
-            UnknownGroup: nothing is known of it.
+            UnknownGroup: the group does not exist.
         """
         if state.exists:
             return state
         raise self._unknown(state.group)
 
     def refuse_unknown(self, group: str, coordinator: Coordinator) -> None:
-        """Refuse a group that is not there, without reading all of it.
+        """Refuse a group that does not exist, without reading all of it.
 
         Raises:
-            UnknownGroup: nothing is known of it.
+            UnknownGroup: the group does not exist.
         """
         if not coordinator.exists():
             raise self._unknown(group)
@@ -184,7 +184,7 @@ class Face:
         return UnknownGroup(f"no such group: {group!r} in {redact(self.url)}{there}")
 
     def refuse_missing_file(self, what: str) -> None:
-        """Refuse a SQLite file that is not there, which opening it would make.
+        """Refuse a SQLite file that does not exist, as opening would create it.
 
         Raises:
             UnknownGroup: there is no such file.
@@ -195,18 +195,18 @@ class Face:
 
     @property
     def missing_file(self) -> Path | None:
-        """The file that opening the registry would make, if it would."""
+        """The file that opening the registry would create; None if it would create none."""
         parsed = parse_url(self.url)
         file = Path(parsed.path[1:])
         would_make = parsed.scheme == "sqlite" and file.name and file.parent.is_dir() and not file.exists()
         return file if would_make else None
 
     def groups(self) -> list[str]:
-        """The names of all groups in the registry.
+        """Return the names of all groups in the registry.
 
         Raises:
-            UnknownGroup: there is not even the file that would keep them.
-            NotARegistry: it keeps groups in a way that does not list them.
+            UnknownGroup: the registry's file does not exist.
+            NotARegistry: the store can't list its groups.
         """
         if (file := self.missing_file) is not None:
             raise UnknownGroup(f"no groups, as there is no file {file}")
@@ -218,7 +218,7 @@ class Face:
 
     @contextmanager
     def patience(self, settings: Settings) -> Iterator[None]:
-        """Tell a person who waits for the registry's first answer how long that can take."""
+        """Print how long the registry's first answer can take, if it takes long."""
         if self.json or not sys.stderr.isatty():
             yield
             return
@@ -228,18 +228,18 @@ class Face:
 
     @property
     def on_terminal(self) -> bool:
-        """Whether a person looks at the answer."""
+        """True if the output goes to a terminal."""
         return not self.json and sys.stdout.isatty()
 
     def limit(self, asked: int | None) -> int | None:
-        """Maximum number of nodes or resources to show; a terminal has one unless it is asked for more."""
+        """Return the maximum number of items to show: the option, or on a terminal the default."""
         return SHOWN if asked is None and self.on_terminal else asked
 
     def answer(self, document: BaseModel | Mapping[str, Any], *lines: str) -> None:
-        """Show the answer: the document as JSON, or else the lines.
+        """Print the answer: the document as JSON, or else the lines.
 
         Raises:
-            UnwritableAnswer: standard output takes no more, though somebody listens.
+            UnwritableAnswer: standard output can't be written, for a reason other than a closed pipe.
         """
         if self.json and isinstance(document, BaseModel):
             lines = (document.model_dump_json(),)
@@ -254,14 +254,14 @@ class Face:
             raise UnwritableAnswer(f"the answer can't be written: {error.strerror}") from error
 
     def draw(self, picture: RenderableType) -> None:
-        """Show a picture on the terminal."""
+        """Draw a picture on the terminal."""
         from rich.console import Console  # noqa: PLC0415 - slow to import
 
         Console(highlight=False).print(picture)
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int, int], None]]:
-        """What to call along a long change: a bar on standard error, if that is a terminal."""
+        """Return a progress callback for a long change: a bar on standard error if that is a terminal."""
         if self.json or total < LONG_WORK or not sys.stderr.isatty():
             yield lambda _done, _total: None
             return

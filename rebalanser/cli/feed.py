@@ -16,7 +16,7 @@ from rebalanser.runtime.running import stopping_on_signals
 
 LOOK_S: Final = 0.2
 GRACE_S: Final = 1.0
-"""How long a change that is under way is waited for; an attempt to connect may take much longer."""
+"""Maximum seconds to wait for a change under way; an attempt to connect may take much longer."""
 
 
 def feed(
@@ -43,7 +43,7 @@ def feed(
 ) -> None:
     """Keep a group's resources equal to a cluster's running applications, until Ctrl-C or SIGTERM.
 
-    What operators added to the group is left alone. While either side is away nothing changes.
+    Resources that operators added stay. While either side is away nothing changes.
     """
     face = Face.of(target, json, 1 + verbose)
     feeding = ResourceFeed(source, group, face.url)

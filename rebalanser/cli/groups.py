@@ -1,4 +1,4 @@
-"""``rebalanser groups``: which groups there are."""
+"""``rebalanser groups``: lists the groups in a registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rebalanser history``: look at the ownership history, count it, and take it elsewhere."""
+"""``rebalanser history``: show, count and export the ownership history."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rebalanser.errors import UnusableHistory
 from rebalanser.history import KINDS, Record
 
 LOOK_S: Final = 0.2
-"""How long ``--follow`` waits before it looks again."""
+"""Seconds between two reads of ``--follow``."""
 TOLD_LINES: Final = 20
-"""How many unreadable lines an export tells one by one; the rest it counts."""
+"""Maximum number of unreadable lines that an export reports one by one; it counts the others."""
 PROGRESS_STEP: Final = 1_000
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="The ownership history: look at it, count it, take it elsewhere.",
+    help="Show, count and export the ownership history.",
 )
 
 SourcesArgument = Annotated[
@@ -45,7 +45,7 @@ SourcesArgument = Annotated[
     ),
 ]
 GroupOption = Annotated[
-    str | None, typer.Option("--group", metavar="G", show_default=False, help="Of this group only.")
+    str | None, typer.Option("--group", metavar="G", show_default=False, help="Only records of this group.")
 ]
 SinceOption = Annotated[
     float | None,
@@ -54,17 +54,19 @@ SinceOption = Annotated[
         parser=parse_time,
         metavar="T",
         show_default=False,
-        help="From this time on, such as 2026-11-22T00:30 (local), or 15m or 2h ago.",
+        help="Only records since this time, such as 2026-11-22T00:30 (local), or of the last 15m or 2h.",
     ),
 ]
 UntilOption = Annotated[
     float | None,
-    typer.Option("--until", parser=parse_time, metavar="T", show_default=False, help="Up to this time."),
+    typer.Option(
+        "--until", parser=parse_time, metavar="T", show_default=False, help="Only records up to this time."
+    ),
 ]
 
 
 class Format(StrEnum):
-    """What an export writes."""
+    """Format of an export."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -74,28 +76,28 @@ class Format(StrEnum):
 def tail(
     sources: SourcesArgument,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Then show new records as they come, until Ctrl-C.")
     ] = False,
     last: Annotated[
         int | None,
         typer.Option(
-            "--last", "-n", min=0, metavar="N", show_default="all", help="Begin with the last N records."
+            "--last", "-n", min=0, metavar="N", show_default="all", help="Show only the last N records first."
         ),
     ] = None,
     group: GroupOption = None,
     resource: Annotated[
         str | None,
-        typer.Option("--resource", metavar="R", show_default=False, help="About this resource only."),
+        typer.Option("--resource", metavar="R", show_default=False, help="Only records about this resource."),
     ] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="K", show_default=False, help="Of this kind only.")
+        str | None, typer.Option("--kind", metavar="K", show_default=False, help="Only records of this kind.")
     ] = None,
     since: SinceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show records, a line each, those of all processes merged by time. With --json as they are.
+    """Show records, a line each, those of all processes merged by time. With --json the original records.
 
-    Lines that are no records are told on standard error.
+    Lines that are not records are reported on standard error.
     """
     face = Face.of("", json)
     wanted = Filter(since, None, group, resource, _kind(kind))
@@ -110,9 +112,9 @@ def tail(
 
 @app.command()
 def stats(sources: SourcesArgument, json: JsonOption = False) -> None:
-    """Count what a history holds: per node its records, times, kinds, duplicates and gaps.
+    """Count the records of a history: per node its records, times, kinds, duplicates and gaps.
 
-    It is read once, in memory that grows with the number of processes and not with their records.
+    The history is read once. Memory grows with the number of processes, not of records.
     """
     face = Face.of("", json)
     tally = Tally()
@@ -141,16 +143,16 @@ def export(
         ),
     ],
     format_: Annotated[
-        Format, typer.Option("--format", help="Lines of JSON, or Parquet, which takes Spark.")
+        Format, typer.Option("--format", help="Lines of JSON, or Parquet, which needs Spark.")
     ] = Format.JSONL,
     since: SinceOption = None,
     until: UntilOption = None,
     group: GroupOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the records to a new place, in the present version of the schema.
+    """Write the records to a new file or folder, in the current version of the schema.
 
-    Nothing is overwritten, and a target that could not be written completely is not left.
+    Nothing is overwritten. A target that can't be written completely is removed.
     """
     face = Face.of("", json)
     wanted = Filter(since, until, group)
@@ -173,7 +175,7 @@ def export(
 
 @contextmanager
 def _opened(places: Sequence[str], *, may_be_empty: bool = False) -> Iterator[list[HistorySource]]:
-    """All sources, closed at the end."""
+    """Open all sources, and close them at the end."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(closing(open_source(place, may_be_empty=may_be_empty))) for place in places
@@ -181,7 +183,7 @@ def _opened(places: Sequence[str], *, may_be_empty: bool = False) -> Iterator[li
 
 
 def _follow(face: Face, sources: Sequence[HistorySource], wanted: Filter) -> None:
-    """Show what comes; ends by an interrupt only."""
+    """Show new records until an interrupt."""
     troubles: dict[str, str | None] = {}
     while True:
         for source in sources:
@@ -193,7 +195,7 @@ def _follow(face: Face, sources: Sequence[HistorySource], wanted: Filter) -> Non
 
 
 def _told(items: Iterable[Item], tally: Tally | None = None, limit: int | None = None) -> Iterator[Record]:
-    """The records; lines that are none are told on standard error, ``limit`` of them at most."""
+    """Yield the records; report other lines on standard error, at most ``limit`` of them."""
     told = 0
     for item in items:
         if tally is not None:
@@ -206,7 +208,7 @@ def _told(items: Iterable[Item], tally: Tally | None = None, limit: int | None =
 
 
 def _tell_unreadable(unreadable: Iterable[UnreadableStats]) -> None:
-    """Say how many lines are no records, in a line for each reason."""
+    """Report the number of lines that are not records, one line for each reason."""
     for each in unreadable:
         typer.echo(
             f"warning: unreadable, {each.reason}: {counted(each.lines, 'line')}, "
@@ -227,7 +229,7 @@ def _to_export(
 
 
 def _with_progress(face: Face, sources: Sequence[HistorySource]) -> Iterator[Item]:
-    """Everything that is there now, with a bar on a terminal if that is much."""
+    """Yield all present records, with a progress bar on a terminal if they are many."""
     for source in sources:
         _, total = source.progress()
         with face.progress(f"reading {source.name}", total) as step:
@@ -238,24 +240,24 @@ def _with_progress(face: Face, sources: Sequence[HistorySource]) -> Iterator[Ite
 
 
 def _show(face: Face, records: Iterable[Record]) -> None:
-    lines = Face(face.url, json=False)  # a record has a way of its own to be JSON
+    lines = Face(face.url, json=False)  # records have their own JSON encoding
     for record in records:
         line = record.to_line().decode().removesuffix("\n") if face.json else record_line(record)
         lines.answer({}, line)
 
 
 def _require_records(sources: Sequence[HistorySource], tally: Tally) -> None:
-    """See that there was anything to read.
+    """Check that there was a record.
 
     Raises:
-        UnusableHistory: no line is a record; says what was found instead.
+        UnusableHistory: no line is a record; the message says what was found.
     """
     if tally.readable:
         return
     names = ", ".join(source.name for source in sources)
     if unreadable := tally.unreadable():
         reasons = ", ".join(f"{each.lines:,} {each.reason}" for each in unreadable)
-        found = f"only lines that are none ({reasons}), the first: {printable(unreadable[0].first)}"
+        found = f"only other lines ({reasons}), the first: {printable(unreadable[0].first)}"
     else:
         found = "; ".join(f"{source.name}: {source.found}" for source in sources)
     raise UnusableHistory(f"there is no record in {names}; found: {found}")
@@ -265,5 +267,7 @@ def _kind(kind: str | None) -> str | None:
     known = sorted({str(word) for words in KINDS.values() for word in words})
     if kind is not None and kind not in known:
         near = get_close_matches(kind, known) or ["start_entered", "stop_returned", "gap"]
-        raise typer.BadParameter(f"{kind!r} is no kind; such are {', '.join(near)}", param_hint="'--kind'")
+        raise typer.BadParameter(
+            f"{kind!r} is not a kind of record; similar kinds are {', '.join(near)}", param_hint="'--kind'"
+        )
     return kind

@@ -1,4 +1,4 @@
-"""Writes records to a new file or folder, which is whole or not there at all."""
+"""Export of records to a new file or folder, all or nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rebalanser.errors import UnusableOutput
 from rebalanser.history import Record
 
 FILE_NAME: Final = f"history{SUFFIX}"
-"""What an export into a folder is called there."""
+"""File name of an export into a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which records are asked for. Times are seconds since 1970, both included."""
+    """A selection of records. Times are seconds since 1970, inclusive."""
 
     since: float | None = None
     until: float | None = None
@@ -32,7 +32,7 @@ class Filter:
     kind: str | None = None
 
     def takes(self, record: Record) -> bool:
-        """Whether the record is one of those."""
+        """Return True if the record is selected."""
         return (
             (self.since is None or record.wall_time >= self.since)
             and (self.until is None or record.wall_time <= self.until)
@@ -43,26 +43,26 @@ class Filter:
 
 
 class Exported(BaseModel):
-    """What an export wrote."""
+    """Result of an export."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     to: str
     format: str
     records: int
-    unreadable: int = Field(description="lines that are no records, which are not in the export")
+    unreadable: int = Field(description="lines that are not records and so not in the export")
 
     def sentence(self) -> str:
-        """The same for people."""
-        rest = f"; {counted(self.unreadable, 'line')} left out, being no record" if self.unreadable else ""
+        """Return the result in one line."""
+        rest = f"; {counted(self.unreadable, 'line')} left out, not being records" if self.unreadable else ""
         return f"wrote {counted(self.records, 'record')} to {self.to}{rest}"
 
 
 def refuse_overwriting(to: Path) -> None:
-    """See that nothing is lost by writing to ``to``: a new name, or a folder that is empty.
+    """Check that ``to`` does not exist, or is an empty folder.
 
     Raises:
-        UnusableOutput: something is there.
+        UnusableOutput: ``to`` has something.
     """
     try:
         if to.is_dir():
@@ -76,11 +76,12 @@ def refuse_overwriting(to: Path) -> None:
 
 
 def export_lines(to: Path, records: Iterable[Record]) -> int:
-    """Write the records as lines of JSON to the new file ``to``, or where its name does not end in
-    ``.jsonl`` into a folder; how many there were.
+    """Write the records as lines of JSON, and return their number.
+
+    ``to`` is a new file, or a folder unless its name ends in ``.jsonl``.
 
     Raises:
-        UnusableOutput: something is there already, it can't be written, or there is no record at all.
+        UnusableOutput: ``to`` exists, can't be written, or there is no record.
     """
     refuse_overwriting(to)
     with _whole_or_nothing(to) as file:
@@ -89,13 +90,13 @@ def export_lines(to: Path, records: Iterable[Record]) -> int:
             file.write(record.to_line())
             count += 1
         if not count:
-            raise UnusableOutput(f"no record fits what was asked for; nothing was written to {to}")
+            raise UnusableOutput(f"no record matches the options; nothing was written to {to}")
     return count
 
 
 @contextmanager
 def _whole_or_nothing(to: Path) -> Iterator[BinaryIO]:
-    """A file that is moved to its place once all is written."""
+    """Open a file that is moved to its place once it is complete."""
     try:
         with tempfile.TemporaryDirectory(prefix=".rebalanser-export-", dir=to.parent) as workshop:
             folder = Path(workshop, "export")

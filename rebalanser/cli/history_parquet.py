@@ -1,4 +1,4 @@
-"""Writes a history as Parquet, by Spark and the audit's own way of reading it."""
+"""Export of a history as Parquet, by Spark and the audit's reader."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 def export_parquet(
     places: Sequence[str], to: Path, wanted: Filter, step: Steps
 ) -> tuple[int, list[UnreadableStats]]:
-    """Write the records to the new folder ``to``, each as one row with the columns of the schema; how many
-    there were, and what was no record. ``step`` is told what begins.
+    """Write the records to the new folder ``to``, one row each with the columns of the schema.
+
+    Returns the number of records and the unreadable lines. ``step`` is called with each step that begins.
 
     Raises:
         MissingExtra: the packages of the extra ``spark`` are not installed.
-        SparkUnusable: there is no Java, or it does not fit.
-        NoHistory: a place has no history; says what is there.
+        SparkUnusable: there is no Java, or an unsupported version.
+        NoHistory: a place has no history; the message says what it has.
         UnusableHistory: no line is a record.
-        UnusableOutput: something is there already, it can't be written, or no record fits.
+        UnusableOutput: ``to`` exists, can't be written, or no record matches.
     """
     from rebalanser.audit import ingest, session  # noqa: PLC0415 - what needs Spark is loaded when asked for
     from rebalanser.audit.outputs import reason  # noqa: PLC0415
@@ -43,7 +44,7 @@ def export_parquet(
             folder = Path(workshop).resolve() / "export"
             step("writing Parquet")
             found.records.where(_condition(wanted)).select(*RECORD.names).write.parquet(folder.as_uri())
-            step("counting what is no record")
+            step("counting unreadable lines")
             unreadable = _unreadable(found.quarantine)
             count = spark.read.parquet(folder.as_uri()).count()
             _require_records(count, unreadable, to, found.records)
@@ -64,7 +65,7 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 
 
 def _condition(wanted: Filter) -> Column:
-    """The same choice as :meth:`Filter.takes`, of times and group."""
+    """Return the times and group of a :class:`Filter` as a condition on columns."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     condition = f.lit(True)
@@ -78,7 +79,7 @@ def _condition(wanted: Filter) -> Column:
 
 
 def _unreadable(quarantine: DataFrame) -> list[UnreadableStats]:
-    """What is in quarantine: a row for each reason, of which there are few, with one example each."""
+    """Return the quarantine: a row for each of the few reasons, with one example each."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     example = f.min(f.struct("source", "position", "detail")).alias("example")
@@ -98,7 +99,5 @@ def _require_records(count: int, unreadable: list[UnreadableStats], to: Path, re
         return
     if unreadable and records.isEmpty():
         reasons = ", ".join(f"{each.lines:,} {each.reason}" for each in unreadable)
-        raise UnusableHistory(
-            f"there is no record; found only what is none ({reasons}): {unreadable[0].first}"
-        )
-    raise UnusableOutput(f"no record fits what was asked for; nothing was written to {to}")
+        raise UnusableHistory(f"there is no record, only other lines ({reasons}): {unreadable[0].first}")
+    raise UnusableOutput(f"no record matches the options; nothing was written to {to}")

@@ -1,7 +1,7 @@
-"""Where the commands of the history read it: folders and files, which may grow meanwhile, and topics.
+"""Sources of the history commands: folders and files, which may grow meanwhile, and topics.
 
-Memory is bounded by the number of processes that wrote, not by their records: of each process's files 16 KiB
-are held at a time, of each partition of a topic 16 MiB.
+Memory is bounded by the number of processes that wrote, not by their records: 16 KiB of each process's files
+are in memory at a time, and 16 MiB of each partition of a topic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rebalanser.history.reading import MAX_LINE_BYTES
 from rebalanser.registry.urls import load_opener
 
 ENTRY_POINT_GROUP: Final = "rebalanser.history_sources"
-"""Openers of topics by URL scheme: ``open_source(url, timeout_s)`` gives a :class:`HistorySource`."""
+"""Entry points by URL scheme for topics: ``open_source(url, timeout_s)`` returns a :class:`HistorySource`."""
 CONNECT_TIMEOUT_S: Final = 5.0
 SUFFIX: Final = ".jsonl"
 _CHUNK_BYTES: Final = 16_384
@@ -33,38 +33,38 @@ _Timed: TypeAlias = tuple[float, Item]
 
 
 class HistorySource(Protocol):
-    """A place where history is. Read by one thread."""
+    """A source of history records. Used by one thread."""
 
     @property
     def name(self) -> str:
-        """The place, for people."""
+        """The path or URL, for messages."""
 
     @property
     def found(self) -> str:
-        """What is there, for when no record is."""
+        """What the source has, for the message that it has no record."""
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing may be coming now."""
+        """Why no new records may arrive now; None if the source works."""
 
     def read(self, *, growing: bool) -> Iterator[Item]:
-        """All that has come since the last time, merged by wall time.
+        """Yield all that is new since the last read, merged by wall time.
 
-        With ``growing`` a line without its end is left for the next time.
+        With ``growing`` an incomplete last line is left for the next read.
         """
 
     def progress(self) -> tuple[int, int]:
-        """How much was read, and how much there is, in units of the source's own."""
+        """Return how much was read, and how much there is, in units of the source."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the source."""
 
 
 def open_source(place: str, *, may_be_empty: bool = False) -> HistorySource:
-    """The source that a folder, a file or a URL such as ``kafka://HOST:PORT/TOPIC`` names.
+    """Open a source by the name of a folder, a file or a URL such as ``kafka://HOST:PORT/TOPIC``.
 
     Raises:
-        UnusableHistory: nothing is there, or no history unless it ``may_be_empty``; says what was found.
+        UnusableHistory: it does not exist, or has no history unless it ``may_be_empty``.
         UnknownScheme: no installed package has topics of that scheme.
         MissingExtra: the package that the topic needs is not installed; the message names the extra.
         RegistryUnavailable: no broker answered within five seconds.
@@ -76,20 +76,20 @@ def open_source(place: str, *, may_be_empty: bool = False) -> HistorySource:
     files = FileSource(Path(place))
     files.look()
     if not may_be_empty and not files.has_files:
-        raise UnusableHistory(f"{place} holds no history: {files.found}")
+        raise UnusableHistory(f"{place} has no history: {files.found}")
     return files
 
 
 def read_all(sources: Sequence[HistorySource], *, growing: bool = False) -> Iterator[Item]:
-    """What all sources have now: source by source, each merged by wall time."""
+    """Yield the records of all sources: source by source, each merged by wall time."""
     return chain.from_iterable(source.read(growing=growing) for source in sources)
 
 
 class FileSource:
-    """A history file, or all ``*.jsonl`` files right in a folder: those that appear later too."""
+    """A history file, or all ``*.jsonl`` files directly in a folder, also later ones."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is read yet.
+        """Read nothing yet.
 
         Raises:
             UnusableHistory: there is no such file or folder.
@@ -107,12 +107,12 @@ class FileSource:
 
     @property
     def has_files(self) -> bool:
-        """Whether there is any file that may hold history."""
+        """True if there is a file that may have history."""
         return bool(self._files)
 
     @property
     def found(self) -> str:
-        """What is there besides, in words."""
+        """A description of the other files."""
         if self._files:
             empty = sum(not file.size for file in self._files.values())
             return f"{counted(len(self._files), 'file')}, {empty} of them empty"
@@ -123,15 +123,15 @@ class FileSource:
             return "the folder is empty"
         kinds = Counter(Path(name).suffix or "no suffix" for name in names)
         told = ", ".join(f"{count} of {suffix}" for suffix, count in kinds.most_common(3))
-        return f"no *{SUFFIX} file is right in this folder, only {counted(len(names), 'other')} ({told})"
+        return f"no *{SUFFIX} file is directly in this folder, only {counted(len(names), 'other')} ({told})"
 
     @property
     def trouble(self) -> str | None:
-        """None: files are there or they are not."""
+        """None: a file exists or it doesn't."""
         return None
 
     def look(self) -> None:
-        """See which files there are now.
+        """Find the present files.
 
         Raises:
             UnusableHistory: the folder can't be read.
@@ -148,10 +148,10 @@ class FileSource:
         }
 
     def read(self, *, growing: bool) -> Iterator[Item]:
-        """All lines that have come since the last time, merged by wall time over the processes.
+        """Yield all new lines, merged by wall time over the processes.
 
         Raises:
-            UnusableHistory: a file that is there can't be read.
+            UnusableHistory: a file exists and can't be read.
         """
         self.look()
         families: dict[str, list[HistoryFile]] = {}
@@ -161,38 +161,38 @@ class FileSource:
         return (item for _, item in heapq.merge(*streams, key=itemgetter(0)))
 
     def progress(self) -> tuple[int, int]:
-        """KiB that were read, and that there are."""
+        """Return the KiB read and the KiB in all."""
         files = self._files.values()
         return sum(file.offset for file in files) // _KIB, sum(file.size for file in files) // _KIB
 
     def close(self) -> None:
-        """Nothing is open between two reads."""
+        """Do nothing: no file is open between two reads."""
 
 
 class HistoryFile:
-    """One file, read on from where the last reading ended. It is open only while a part is read."""
+    """One file, read from where the last read ended. It is open only during a read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.offset = 0
-        """How many bytes were read."""
+        """Number of bytes read."""
         self._line = 0
         self._identity: tuple[int, int] | None = None
         self._latest = 0.0
 
     @property
     def size(self) -> int:
-        """Bytes that the file has now; none where it is gone."""
+        """Present size in bytes; 0 if the file is gone."""
         try:
             return self._path.stat().st_size
         except OSError:
             return 0
 
     def read(self, *, growing: bool) -> Iterator[_Timed]:
-        """The lines that have come, each with its time; a line that is no record has the time before it.
+        """Yield new lines with their times; a line that is not a record has the time of the line before.
 
         Raises:
-            UnusableHistory: the file is there and can't be read.
+            UnusableHistory: the file exists and can't be read.
         """
         while chunk := self._chunk(growing):
             for item in chunk:
@@ -210,7 +210,7 @@ class HistoryFile:
             raise _unreadable(self._path, error) from None
 
     def _find_place(self, file: BinaryIO) -> None:
-        """Go on where the last reading ended; from the start where it is another file or was cut."""
+        """Continue where the last read ended, or at the start of a file that was replaced or truncated."""
         status = os.fstat(file.fileno())
         identity = (status.st_dev, status.st_ino)
         if identity != self._identity or status.st_size < self.offset:
@@ -233,7 +233,7 @@ class HistoryFile:
 
 
 def _skip_line(file: BinaryIO) -> int:
-    """Leave out the rest of a line; its length."""
+    """Skip the rest of a line and return its length."""
     skipped = 0
     while rest := file.readline(MAX_LINE_BYTES):
         skipped += len(rest)
@@ -243,7 +243,7 @@ def _skip_line(file: BinaryIO) -> int:
 
 
 def _writer_of(name: str) -> str:
-    """What the files of one process have in common: ``GROUP.NODE.START`` of ``GROUP.NODE.START.N.jsonl``."""
+    """Return the common name of one process's files: ``GROUP.NODE.START`` of ``GROUP.NODE.START.N.jsonl``."""
     parts = name.removesuffix(SUFFIX).split(".")
     return ".".join(parts[:3]) if len(parts) == 4 else name
 

@@ -1,7 +1,7 @@
-"""What a history holds, counted while it is read once.
+"""Statistics of a history, counted in one read.
 
-Memory grows with the processes that wrote and not with their records: of each process at most 1,000 separate
-runs of sequence numbers are kept.
+Memory grows with the number of processes, not of records: at most 1,000 separate runs of sequence numbers are
+kept for each process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rebalanser.cli.history_sources import Item
 from rebalanser.history import GAP, Record, Unreadable
 
 MAX_RUNS: Final = 1_000
-"""How many separate runs of numbers of one process are kept; beyond that counts are of the least."""
+"""Maximum number of separate runs per process; with more, counts are lower bounds."""
 
 
 class _Document(BaseModel):
@@ -26,19 +26,21 @@ class _Document(BaseModel):
 
 
 class NodeStats(_Document):
-    """What one node of one group wrote, over all of its processes. Times are seconds since 1970."""
+    """Counts of one node of one group, over all of its processes. Times are seconds since 1970."""
 
     protocol: str
     group: str
-    node: str = Field(description="the name that a person gave it")
+    node: str = Field(description="the node's label")
     processes: int
     records: int = Field(description="each counted once")
-    duplicates: int = Field(description="records that came again (AU-2)")
-    gaps: int = Field(description="runs of sequence numbers between two records that are not there")
-    missing: int = Field(description="the numbers in those gaps")
-    dropped: int = Field(description="records for which gap records stand")
-    earlier: int = Field(description="numbers before the first that is there, such as rotated away")
-    exact: bool = Field(description="whether all numbers could be kept apart; else the counts are the least")
+    duplicates: int = Field(description="further copies of records (AU-2)")
+    gaps: int = Field(description="runs of missing sequence numbers between two records")
+    missing: int = Field(description="missing numbers in those gaps")
+    dropped: int = Field(description="records that gap records report as lost")
+    earlier: int = Field(
+        description="numbers before the first record, such as in files that were rotated away"
+    )
+    exact: bool = Field(description="true if the counts are exact; else they are lower bounds")
     first_time: float
     last_time: float
     span_s: float
@@ -46,15 +48,15 @@ class NodeStats(_Document):
 
 
 class UnreadableStats(_Document):
-    """Lines that are no records, for one reason."""
+    """Lines that are not records, for one reason."""
 
     reason: str
     lines: int
-    first: str = Field(description="the place of the first of them, and what is wrong there")
+    first: str = Field(description="place and error of the first one")
 
 
 class HistoryStats(_Document):
-    """What a history holds."""
+    """Counts of a history."""
 
     sources: list[str]
     records: int
@@ -64,7 +66,7 @@ class HistoryStats(_Document):
 
 
 class Numbers:
-    """Which sequence numbers of one process were seen, as runs without a hole, the lowest first."""
+    """The sequence numbers seen of one process, as runs without a hole, lowest first."""
 
     def __init__(self, max_runs: int = MAX_RUNS) -> None:
         self._max_runs = max_runs
@@ -74,10 +76,10 @@ class Numbers:
         self._settled_missing = 0
         self._lowest: int | None = None
         self.exact = True
-        """Whether no number came that may or may not have been seen before."""
+        """True if it is known of each number whether it had been seen before."""
 
     def add(self, first: int, last: int) -> bool:
-        """Take in the numbers from ``first`` to ``last``; whether ``first`` is new."""
+        """Add the numbers from ``first`` to ``last``. Return True if ``first`` is new."""
         if self._lasts and first == self._lasts[-1] + 1:
             self._lasts[-1] = max(last, first)
             return True
@@ -88,17 +90,17 @@ class Numbers:
 
     @property
     def earlier(self) -> int:
-        """How many numbers there are before the first that was seen."""
+        """Number of numbers before the first one seen."""
         return self._lowest if self._lowest is not None else self._firsts[0]
 
     @property
     def gaps(self) -> int:
-        """How many runs of numbers are missing between those that were seen."""
+        """Number of missing runs between the numbers seen."""
         return self._settled_gaps + len(self._firsts) - 1
 
     @property
     def missing(self) -> int:
-        """How many numbers are missing between those that were seen."""
+        """Number of missing numbers between the numbers seen."""
         holes = zip(self._firsts[1:], self._lasts[:-1], strict=True)
         return self._settled_missing + sum(first - last - 1 for first, last in holes)
 
@@ -117,7 +119,7 @@ class Numbers:
         return new
 
     def _settle_lowest(self) -> None:
-        """Take the lowest gap for final: the run below it is not kept apart any more."""
+        """Count the lowest gap as final, and forget the run below it."""
         first, last = self._firsts.pop(0), self._lasts.pop(0)
         if self._lowest is None:
             self._lowest = first
@@ -127,7 +129,7 @@ class Numbers:
 
 @dataclass(slots=True)
 class _Node:
-    """One node while its records come."""
+    """Counts of one node so far."""
 
     first_time: float
     last_time: float
@@ -153,14 +155,14 @@ class _Node:
 
 
 class Tally:
-    """Counts records and unreadable lines as they come."""
+    """Counts records and unreadable lines one by one."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[str, str, str], _Node] = {}
         self._unreadable: Counter[str] = Counter()
         self._first_unreadable: dict[str, str] = {}
         self.readable = 0
-        """How many records came, duplicates counted too."""
+        """Number of records, duplicates included."""
 
     def add(self, item: Item) -> None:
         """Count one record or unreadable line."""
@@ -176,14 +178,14 @@ class Tally:
         node.add(item)
 
     def unreadable(self) -> list[UnreadableStats]:
-        """The lines that are no records, most frequent reason first."""
+        """Return the unreadable lines by reason, the most frequent first."""
         return [
             UnreadableStats(reason=reason, lines=count, first=self._first_unreadable[reason])
             for reason, count in self._unreadable.most_common()
         ]
 
     def stats(self, sources: Iterable[str]) -> HistoryStats:
-        """All that was counted."""
+        """Return all counts."""
         nodes = [_stats_of(name, node) for name, node in sorted(self._nodes.items())]
         return HistoryStats(
             sources=list(sources),
@@ -195,12 +197,12 @@ class Tally:
 
 
 def place_of(item: Unreadable) -> str:
-    """Where an unreadable line is and what is wrong with it, in one line."""
+    """Return the place and the error of an unreadable line, in one line."""
     return f"{item.file}:{item.line}: {item.reason}: {item.detail}"
 
 
 def _last_number(record: Record) -> int:
-    """The last number that a record stands for; more than its own where it is a gap."""
+    """Return the last number that a record covers: its own, or a gap's last."""
     last = record.detail.get("last")
     if record.kind == GAP and isinstance(last, int) and last >= record.sequence:
         return last

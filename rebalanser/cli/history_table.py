@@ -1,4 +1,4 @@
-"""Records and their counts as people read them."""
+"""Records and their counts as lines and tables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rebalanser.history import Record
 from rebalanser.redaction import redact
 
 SHOWN_KINDS: Final = 4
-"""How many kinds of records a table names of each node; the JSON has all."""
+"""Maximum number of kinds that a table names per node; the JSON has all."""
 
 
 def record_line(record: Record) -> str:
-    """A record in one line: when, who, what, of which resource, and what else it says."""
+    """Return a record in one line: time, node, kind, resource, and its other fields."""
     numbers = {
         "token": record.token,
         "revision": record.revision,
@@ -34,7 +34,7 @@ def record_line(record: Record) -> str:
 
 
 def printable(text: str) -> str:
-    """Text of a history for a terminal: without secrets, and without characters that move the cursor."""
+    """Return a text for a terminal, without secrets and control characters."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in redact(text)
@@ -42,7 +42,7 @@ def printable(text: str) -> str:
 
 
 def node_line(node: NodeStats) -> str:
-    """What a node wrote, in one line."""
+    """Return the counts of a node in one line."""
     processes = "1 process" if node.processes == 1 else f"{node.processes:,} processes"
     words = [
         f"{counted(node.records, 'record')} of {processes}",
@@ -54,9 +54,9 @@ def node_line(node: NodeStats) -> str:
 
 
 def stats_table(document: HistoryStats) -> Table:
-    """The nodes as a table, a row each."""
+    """Return the nodes as a table, a row each."""
     table = Table(
-        "Group", "Node", "Records", "From", "To", "Not as it should be", "Most frequent",
+        "Group", "Node", "Records", "From", "To", "Faults", "Most frequent",
         caption=_caption(document),
     )  # fmt: skip
     for node in document.nodes:
@@ -74,13 +74,13 @@ def stats_table(document: HistoryStats) -> Table:
 
 
 def _irregular(node: NodeStats) -> dict[str, str]:
-    """What is not as it should be, in words."""
+    """Return the faults of a node's records in words."""
     least = "" if node.exact else "at least "
     words = {
         "duplicates": f"{least}{counted(node.duplicates, 'duplicate')}",
         "missing": f"{least}{node.missing:,} missing in {counted(node.gaps, 'gap')}",
         "dropped": f"{node.dropped:,} dropped",
-        "earlier": f"{node.earlier:,} earlier not there",
+        "earlier": f"{node.earlier:,} missing before",
     }
     return {name: text for name, text in words.items() if getattr(node, name)}
 

@@ -1,4 +1,4 @@
-"""The state of a group for people, as plain lines of text."""
+"""The state of a group as plain lines of text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rebalanser.runtime.narration import shown_names
 from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_WAITS: Final = 10
-"""How many waits are listed."""
+"""Maximum number of waits that are listed."""
 
 
 def waits(state: GroupState) -> Iterator[str]:
-    """Who waits for what, one sentence each; then what nobody owns, one for each reason."""
+    """Yield a sentence for each wait, then one for each reason why resources have no owner."""
     labels = {node.node: node.label for node in state.nodes}
     unowned: dict[str, list[str]] = {}
     for resource in state.resources:
@@ -31,7 +31,7 @@ def waits(state: GroupState) -> Iterator[str]:
 
 
 def headline(state: GroupState) -> str:
-    """The group in one line."""
+    """Return the group in one line."""
     return (
         f"{state.group}: {condition(state)}, version {state.version}, term {state.term}, "
         f"leader {state.leader or 'none'}, {counted(len(state.nodes), 'node')}, "
@@ -40,23 +40,23 @@ def headline(state: GroupState) -> str:
 
 
 def owned(state: GroupState) -> str:
-    """How many of the resources have an owner."""
+    """Return how many of the resources have an owner."""
     return f"{state.owned:,} of {counted(state.owned + state.unowned, 'resource')} owned"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, such as ``1 node`` or ``10,000 nodes``."""
+    """Return a number with a noun, such as ``1 node`` or ``10,000 nodes``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def node_line(node: NodeState) -> str:
-    """A node in one line."""
+    """Return a node in one line."""
     role = "leader, " if node.leader else ""
     return f"{node.label}: {role}{condition_of(node)}, holds {node.held} of {node.assigned} assigned"
 
 
 def resource_line(resource: ResourceState) -> str:
-    """A resource in one line."""
+    """Return a resource in one line."""
     owner = resource.owner or resource.held_by
     parts = [f"owned by {owner}, token {resource.token}" if owner else "no owner"]
     if resource.weight != 1:
@@ -68,51 +68,51 @@ def resource_line(resource: ResourceState) -> str:
 
 
 def _printable(value: str) -> str:
-    """An attribute or an error may be any text; none may give orders to the terminal."""
+    """Return an attribute or error without control characters, which a terminal would obey."""
     return value if value.isprintable() else repr(value)
 
 
 def plain(state: GroupState, limit: int | None = None) -> list[str]:
-    """The group as lines of text: the headline, the nodes, ``limit`` at most, and who waits for what."""
+    """Return the group as lines: the headline, at most ``limit`` nodes, and the waits."""
     nodes = first_nodes(state, limit)
     more = [more_nodes(state, nodes)] if len(nodes) < len(state.nodes) else []
     return [headline(state), *(f"  {node_line(node)}" for node in nodes), *more, *first_waits(state)]
 
 
 def first_nodes(state: GroupState, limit: int | None) -> Sequence[NodeState]:
-    """The nodes, ``limit`` at most: if not all fit, those first that have not completed their share."""
+    """Return at most ``limit`` nodes: if not all fit, first those that have not completed their share."""
     if limit is None or len(state.nodes) <= limit:
         return state.nodes
     return sorted(state.nodes, key=lambda node: node.completed)[:limit]
 
 
 def more_nodes(state: GroupState, shown: Sequence[NodeState]) -> str:
-    """How many nodes are not shown, and how to see them."""
+    """Return a line with the number of nodes that are not shown, and the option to see them."""
     rest = len(state.nodes) - len(shown)
     return f"  … {counted(rest, 'more node')}, use --limit {len(state.nodes)}"
 
 
 def condition(state: GroupState) -> str:
-    """Whether a group is balanced."""
+    """Return the state of a group in a word or two."""
     return "balanced" if state.balanced else "rebalancing" if state.nodes else "nobody takes part"
 
 
 def condition_of(node: NodeState) -> str:
-    """Whether a node has completed its share, and whether it is drained."""
+    """Return the state of a node in words."""
     condition = "ready" if node.completed else "rebalancing"
     return f"drained, {condition}" if node.drained else condition
 
 
 def absent_drains(state: GroupState) -> list[str]:
-    """The drained labels that no live node has."""
+    """Return the drained labels that no live node has."""
     return sorted(set(state.drained) - {node.label for node in state.nodes})
 
 
 def first_waits(state: GroupState) -> list[str]:
-    """Why a leader resigned; then who waits for what, the first lines of it, and how many more there are.
+    """Return lines about what needs attention, each kind up to a limit.
 
-    Before that one key that can't be read, what nodes have released, and the drained labels that no live node
-    has: nodes that come with them will own nothing.
+    These are: why a leader resigned, a key that can't be read, errors of the application, released resources,
+    drained labels that no live node has (nodes that come with them will own nothing), and the waits.
     """
     absent = absent_drains(state)
     lines = [f"  {_printable(state.trouble)}"] if state.trouble else []

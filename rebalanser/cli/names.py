@@ -1,4 +1,4 @@
-"""Resource names from the command line and from files: all are checked before any is used."""
+"""Resource names from the command line and from files; all are checked before any is used."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STANDARD_INPUT = Path("-")
 
 
 def read_names(given: Sequence[str], file: Path | None) -> list[str]:
-    """The names that were given, followed by those of the file, one a line; ``-`` is standard input.
+    """Return the given names, and those of the file, one per line; ``-`` is standard input.
 
     Raises:
         InvalidName: a name can't be stored or is given twice; the message says which and where.
     """
     if not given and file is None:
-        raise typer.BadParameter("no resource is named; give names, or a file of them with --file")
+        raise typer.BadParameter("no resource is named; give names, or a file with --file")
     places: dict[str, str] = {}
     for place, name in _placed(given, file):
         _check(name, place)
@@ -65,7 +65,7 @@ def _lines(lines: BinaryIO) -> Iterator[tuple[str, str]]:
 
 
 def read_attributes(given: Sequence[str]) -> dict[str, str]:
-    """Attributes from ``KEY=VALUE`` texts.
+    """Parse attributes from ``KEY=VALUE`` texts.
 
     Raises:
         InvalidName: an attribute can't be stored; nothing was changed.

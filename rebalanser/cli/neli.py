@@ -1,4 +1,4 @@
-"""``rebalanser neli``: take part in leading roles, and see who was assigned which."""
+"""``rebalanser neli``: leads roles, and shows their assignment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GroupArgument = Annotated[
 RolesOption = Annotated[
     str,
     typer.Option(
-        "--roles", metavar="ROLE,…", show_default=False, help="The roles; a whole number is its own number."
+        "--roles", metavar="ROLE,…", show_default=False, help="The roles; a whole number N is role N."
     ),
 ]
 
@@ -46,18 +46,21 @@ def run(
     topic: TopicArgument,
     group: GroupArgument,
     roles: RolesOption,
-    mode: Annotated[Mode, typer.Option(help="What a leader can count on.")] = Mode.FAST,
+    mode: Annotated[Mode, typer.Option(help="The guarantee of leadership.")] = Mode.FAST,
     protocol: Annotated[
-        GroupProtocol, typer.Option(help="How the consumer group works; consumer is KIP-848.")
+        GroupProtocol, typer.Option(help="The protocol of the consumer group; consumer is KIP-848.")
     ] = GroupProtocol.CLASSIC,
     session_timeout: Annotated[
         float,
         typer.Option(
-            "--session-timeout", min=0.1, metavar="SECONDS", help="How long a dead process is waited for."
+            "--session-timeout", min=0.1, metavar="SECONDS", help="Time until a dead process is replaced."
         ),
     ] = 10.0,
     partitions: Annotated[
-        int, typer.Option("--partitions", min=1, metavar="M", help="Of the topic, where it is missing.")
+        int,
+        typer.Option(
+            "--partitions", min=1, metavar="M", help="Number of partitions if the topic has to be created."
+        ),
     ] = PARTITIONS,
     instance: Annotated[
         str | None,
@@ -65,7 +68,7 @@ def run(
             "--instance",
             metavar="ID",
             show_default=False,
-            help="Names this process across restarts; no two at a time may have one.",
+            help="The id of this process across restarts; no two processes may have the same at a time.",
         ),
     ] = None,
     kafka: KafkaOption = None,
@@ -74,7 +77,7 @@ def run(
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Take part until Ctrl-C or SIGTERM, and tell a line for each role that is induced, lapsed or fenced."""
+    """Take part until Ctrl-C or SIGTERM, and print a line for each role that is induced, lapsed or fenced."""
     face = Face.of(_address(kafka), json, verbose)
     settings = NeliSettings(mode=mode, protocol=protocol, session_timeout_s=session_timeout)
     neli = Neli(
@@ -113,9 +116,9 @@ def status(
     kafka: KafkaOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show who was assigned each role's partition, and what was last heard of it.
+    """Show the process assigned to each role's partition, and its last commit and heartbeat.
 
-    Whether that process leads, only it can know, by its own clock.
+    Only the process itself knows, by its own clock, whether it leads.
     """
     face = Face.of(_address(kafka), json)
     settings = Settings()

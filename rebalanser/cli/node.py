@@ -1,4 +1,4 @@
-"""``rebalanser node``: list nodes, take work off one, and give it back."""
+"""``rebalanser node``: lists nodes, and drains them or ends that."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NodeArgument = Annotated[
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the group is balanced again.")]
 TimeoutOption = Annotated[
-    float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait at most, with --wait.")
+    float, typer.Option(min=0.0, metavar="SECONDS", help="Maximum time to wait, with --wait.")
 ]
 
 
@@ -93,7 +93,7 @@ def drain(
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Move all resources away from a node, and give it none, until it is undrained."""
+    """Move all resources away from a node, and keep it empty until it is undrained."""
     _set_drained(Face.of(registry, json), group, node, drained=True, wait_s=timeout if wait else None)
 
 

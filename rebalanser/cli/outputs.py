@@ -1,4 +1,4 @@
-"""What the subprocesses of ``rebalanser run`` print, and what there is to say of them."""
+"""Output of the subprocesses of ``rebalanser run``, and lines about them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from enum import Enum, auto
 from typing import BinaryIO, Final, TextIO
 
 LONGEST_LINE_BYTES: Final = 65_536
-"""A longer line is shown in parts."""
+"""Maximum length of a line; a longer one is shown in parts."""
 LAST_LINES_S: Final = 0.1
-"""How long to wait for the last lines of a command that has exited."""
+"""Maximum seconds to wait for the last lines of a command that has exited."""
 
 
 class Style(Enum):
-    """How the subprocesses' output is passed on."""
+    """Form of the subprocesses' output."""
 
     AS_IT_IS = auto()
-    """They write to this process's standard output and error themselves."""
+    """Subprocesses write directly to this process's standard output and error."""
     PREFIXED = auto()
     """Each line begins with ``[resource]``."""
     JSON = auto()
@@ -30,7 +30,7 @@ class Style(Enum):
 
 
 class Outputs:
-    """Passes on whole lines, so that those of several subprocesses do not mix. Used from any thread."""
+    """Passes on whole lines, so that those of several subprocesses do not mix. Thread-safe."""
 
     def __init__(self, style: Style) -> None:
         self._style = style
@@ -40,7 +40,7 @@ class Outputs:
 
     @contextlib.contextmanager
     def of(self, resource: str) -> Iterator[Sequence[int]]:
-        """The files that a subprocess is to write to, open inside the context; none to leave it as it is."""
+        """Open the files for a subprocess's output; none if it inherits those of this process."""
         if self._style is Style.AS_IT_IS:
             yield ()
             return
@@ -67,7 +67,7 @@ class Outputs:
             os.close(writing)
 
     def begin(self, resource: str) -> None:
-        """Pass on what a subprocess writes: that it has started is told."""
+        """Pass on the output of a subprocess, and report that it has started."""
         if resource in self._begun:
             self._begun[resource].set()
 
@@ -88,7 +88,7 @@ class Outputs:
                     self._write(sys.stdout if stream == "stdout" else sys.stderr, f"[{resource}] {text}")
 
     def tell(self, event: str, **what: str | int) -> None:
-        """Say what happened: as an object on standard output, or as a line on standard error."""
+        """Report an event: as an object on standard output, or as a line on standard error."""
         if self._style is Style.JSON:
             self._write(sys.stdout, json.dumps({"event": event, **what}))
             return
@@ -96,7 +96,7 @@ class Outputs:
         self._write(sys.stderr, f"rebalanser: {event.replace('_', ' ')} {details}")
 
     def _write(self, to: TextIO, line: str) -> None:
-        """One line, whole. Who reads may have gone; the subprocesses go on."""
+        """Write a whole line. If its reader is gone, the subprocesses go on."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             to.write(f"{line}\n")
             to.flush()

@@ -1,4 +1,4 @@
-"""The options of commands that write an ownership history, and the sink that follows from them."""
+"""The options of commands that write an ownership history, and the sink for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HistoryOption = Annotated[
         metavar="FOLDER",
         envvar=DIR_VARIABLE,
         show_default=False,
-        help="Write down what happens, for `rebalanser audit`: JSON lines in files in this folder.",
+        help="Write the ownership history for `rebalanser audit` to files of JSON lines in this folder.",
     ),
 ]
 HistoryTopicOption = Annotated[
@@ -32,7 +32,7 @@ HistoryTopicOption = Annotated[
         metavar="URL",
         envvar=TOPIC_VARIABLE,
         show_default=False,
-        help="The same to a topic, kafka://HOST:PORT/TOPIC.",
+        help="Write the history to a topic, kafka://HOST:PORT/TOPIC.",
     ),
 ]
 
@@ -41,10 +41,10 @@ HistoryTopicOption = Annotated[
 def recorded(
     folder: Path | None, topic: str | None, group: str, label: str, settings: Settings
 ) -> Iterator[HistorySink | None]:
-    """Where ``label`` of ``group`` writes its history while the context lasts; None where nobody wants one.
+    """Open the history sink for ``label`` of ``group``, and close it at the end; None without a target.
 
     Raises:
-        InvalidUrl: ``topic`` is no URL.
+        InvalidUrl: ``topic`` is not a URL.
         UnknownScheme: no installed package has topics of that scheme.
     """
     if folder is None and topic is None:

@@ -1,4 +1,4 @@
-"""``rebalanser resources``: what a group shares out."""
+"""``rebalanser resources``: adds, removes and lists the resources of a group."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FileOption = Annotated[
         metavar="PATH",
         allow_dash=True,
         show_default=False,
-        help="A file of names, one a line; - is standard input. If one is bad, nothing is changed.",
+        help="A file of names, one per line; - is standard input. If one is invalid, nothing is changed.",
     ),
 ]
 
@@ -58,27 +58,29 @@ def add(
         float | None,
         typer.Option(
             metavar="NUMBER",
-            help="How much of a node each takes; 1 unless said. Groups do not place by it yet.",
+            help="The weight of each, 1 by default. Groups do not place by it yet.",
             show_default=False,
         ),
     ] = None,
     pin: Annotated[
         str | None,
-        typer.Option(metavar="NODE", help="The node that alone may own them.", show_default=False),
+        typer.Option(
+            metavar="NODE", help="The label of the only node that may own them.", show_default=False
+        ),
     ] = None,
     unpin: Annotated[bool, typer.Option("--unpin", help="Let every node own them again.")] = False,
     attribute: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="What to say of them, in place of what was said; repeatable.",
+            help="An attribute; repeatable. The given attributes replace all earlier ones.",
             show_default=False,
         ),
     ] = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add resources, or change what is said of those that are there. What is not given stays as it is."""
+    """Add resources, or change existing ones. Options that are not given change nothing."""
     if unpin and pin is not None:
         raise typer.BadParameter("--pin and --unpin exclude each other")
     resources = read_names(names or (), file)
@@ -128,7 +130,7 @@ def list_resources(
         str | None,
         typer.Option(
             metavar="NODE",
-            help="Only those that this node holds or is to hold.",
+            help="List only resources that this node holds or is to hold.",
             show_default=False,
             autocompletion=complete_node,
         ),

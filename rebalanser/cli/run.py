@@ -1,4 +1,4 @@
-"""``rebalanser run``: a program in any language takes part in a group."""
+"""``rebalanser run``: runs a program in any language as a node of a group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(
         typer.Argument(
             metavar="-- COMMAND...",
             show_default=False,
-            help="What to run; {resource} and {token} are replaced in it.",
+            help="The command to run; {resource} and {token} in it are replaced.",
         ),
     ],
     node: Annotated[
@@ -40,17 +40,17 @@ def run(
     ] = None,
     add: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Add a resource first; repeatable.", show_default=False),
+        typer.Option(metavar="NAME", help="Add this resource first; repeatable.", show_default=False),
     ] = None,
     restart: Annotated[
-        Restart, typer.Option(help="When to start a command again that has exited by itself.")
+        Restart, typer.Option(help="When to restart a command that has exited by itself.")
     ] = Restart.ALWAYS,
     lease: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
             show_default="REBALANSER_LEASE_TTL_S, else 10",
-            help="How long the registry waits for this node before it gives its resources away.",
+            help="Time until the registry gives up a node that is silent, and others get its resources.",
         ),
     ] = None,
     stop_timeout: Annotated[
@@ -58,7 +58,7 @@ def run(
         typer.Option(
             metavar="SECONDS",
             show_default="REBALANSER_STOP_TIMEOUT_S, else 0.4 of the lease",
-            help="How long a command may take to end once it got SIGTERM.",
+            help="Maximum time from SIGTERM to the end of a command.",
         ),
     ] = None,
     prefix: Annotated[
@@ -75,19 +75,17 @@ def run(
 ) -> None:
     """Join a group and run a command for each resource that this node owns, until Ctrl-C or SIGTERM.
 
-    The command gets REBALANSER_GROUP, REBALANSER_RESOURCE, REBALANSER_TOKEN and REBALANSER_NODE. It gets
-    SIGTERM when its resource has to be given up, and SIGKILL soon after, with its process group. None is
-    left behind, whatever becomes of this process, nor goes on when this node's lease can end. With --json
-    each event and each line of output is an object. A graceful stop exits with 0, or with 1 if a command
-    failed that was not to be started again.
+    The command gets REBALANSER_GROUP, REBALANSER_RESOURCE, REBALANSER_TOKEN and REBALANSER_NODE. When its
+    resource has to be given up, its process group gets SIGTERM, and SIGKILL soon after. No command outlives
+    this process, however that ends, or runs on when this node's lease can end. With --json each event and
+    each line of output is an object. A graceful stop exits with 0, or with 1 if a command failed that was
+    not to be restarted.
     """
     if "{" not in command[0] and shutil.which(command[0]) is None:
         raise typer.BadParameter(_unusable(command[0]), param_hint="'COMMAND'")
     if (found := mistyped(command)) is not None:
         word, meant = found
-        raise typer.BadParameter(
-            f"nothing replaces {{{word}}}; is {{{meant}}} meant?", param_hint="'COMMAND'"
-        )
+        raise typer.BadParameter(f"{{{word}}} is not replaced; is {{{meant}}} meant?", param_hint="'COMMAND'")
     resources = read_names(add, None) if add else []
     given: Values = {}
     if lease is not None:
@@ -112,7 +110,7 @@ def run(
 
 @contextmanager
 def _in_words_of_options(given: Values) -> Iterator[None]:
-    """Name the settings that were given as options by these.
+    """Name options instead of settings in errors.
 
     Raises:
         InvalidSettings: the settings can't be used.
@@ -127,7 +125,7 @@ def _in_words_of_options(given: Values) -> Iterator[None]:
 
 
 def _unusable(command: str) -> str:
-    """Say why a command can't be run: a file without the right to execute it is no missing one."""
+    """Return why a command can't be run: it does not exist, or may not be executed."""
     if Path(command).is_file():
         return f"{command!r} is a file that this user may not execute; chmod +x it"
     return f"there is no command {command!r}"

@@ -1,4 +1,4 @@
-"""``rebalanser shiva``: leaders and workers of a cluster, and its applications."""
+"""``rebalanser shiva``: runs leaders and workers of a cluster, and manages its applications."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rebalanser.shiva.worker_options import WorkerOptions
 
 CLUSTER_VARIABLE: Final = "REBALANSER_CLUSTER"
 LOOK_S: Final = 0.2
-"""How often to look whether a leader or worker has ended."""
+"""Seconds between looks for a leader or worker that has ended."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,20 +66,29 @@ UrlOption = Annotated[
 ]
 IdOption = Annotated[
     str | None,
-    typer.Option("--id", metavar="ID", show_default="the host's name", help="Its id within the cluster."),
+    typer.Option(
+        "--id",
+        metavar="ID",
+        show_default="the host's name",
+        help="The id of this process within the cluster.",
+    ),
 ]
 DataOption = Annotated[
     Path,
-    typer.Option("--data", metavar="FOLDER", show_default=False, help="Where the worker keeps its files."),
+    typer.Option("--data", metavar="FOLDER", show_default=False, help="The folder for the worker's files."),
 ]
 TagOption = Annotated[
     list[str] | None, typer.Option("--tag", metavar="TAG", show_default=False, help="A tag; repeatable.")
 ]
 RoundOption = Annotated[
-    float, typer.Option("--round", min=0.1, metavar="SECONDS", help="How often the leader pings the workers.")
+    float,
+    typer.Option("--round", min=0.1, metavar="SECONDS", help="Seconds between two pings of the leader."),
 ]
 MissedOption = Annotated[
-    int, typer.Option("--missed-rounds", min=1, metavar="N", help="After how many a worker is removed.")
+    int,
+    typer.Option(
+        "--missed-rounds", min=1, metavar="N", help="Number of missed rounds after which a worker is removed."
+    ),
 ]
 SessionOption = Annotated[
     float,
@@ -87,7 +96,7 @@ SessionOption = Annotated[
         "--session-timeout",
         min=0.1,
         metavar="SECONDS",
-        help="After how long of silence Kafka lets another leader take over.",
+        help="Time of silence after which Kafka lets another leader take over.",
     ),
 ]
 ApplicationArgument = Annotated[
@@ -96,24 +105,22 @@ ApplicationArgument = Annotated[
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the effect.")]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long to wait at most.")
+    float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Maximum time to wait.")
 ]
 
 
 def _url(registry: str | None, kafka: str | None, cluster: str | None) -> str:
-    """The cluster's URL, from whichever way the user says it.
+    """Return the cluster's URL from either set of options.
 
     Raises:
-        InvalidUrl: neither way is complete, or both are given.
+        InvalidUrl: neither set is complete, or both are given.
     """
     if registry is not None:
         if kafka is not None or cluster is not None:
             raise InvalidUrl("give either --registry, or --kafka and --cluster")
         scheme, found, _ = registry.partition("://")
         if found and scheme not in known_schemes(ENTRY_POINT_GROUP):
-            raise InvalidUrl(
-                f"Shiva lives on Kafka, and not on {scheme}://: give --registry kafka://HOST:PORT/CLUSTER"
-            )
+            raise InvalidUrl(f"Shiva needs Kafka, not {scheme}://: give --registry kafka://HOST:PORT/CLUSTER")
         return registry
     if kafka is None or cluster is None:
         missing = " and ".join(
@@ -144,15 +151,15 @@ def _default_id(given: str | None) -> str:
 def _recorder(
     face: Face, folder: Path | None, topic: str | None, name: str
 ) -> Callable[[str], contextlib.AbstractContextManager[HistorySink | None]]:
-    """Opens the history of a role of this process: leader and worker each have one of their own."""
+    """Return a function that opens the history of a role: leader and worker each have their own."""
     return lambda role: recorded(folder, topic, _name(face.url), f"{role}-{name}", Settings())
 
 
 def _run_until_signal(face: Face, running: Sequence[Running], what: str) -> None:
-    """Wait for SIGINT, SIGTERM or SIGHUP, or for one of them to end by itself; then stop them all.
+    """Wait for SIGINT, SIGTERM or SIGHUP, or until a participant ends by itself; then stop all.
 
     Raises:
-        RebalanserError: what ended one of them; the others were stopped first.
+        RebalanserError: the error of the participant that ended; the others were stopped first.
     """
     asked = threading.Event()
     with stopping_on_signals(asked.set), contextlib.ExitStack() as ending:
@@ -180,7 +187,7 @@ def leader(
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Take part in leading a cluster, until Ctrl-C or SIGTERM: one of its leaders is active."""
+    """Run a leader of a cluster until Ctrl-C or SIGTERM; one of its leaders is active at a time."""
     face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
     name = _default_id(id)
     options = _leader_options(round, missed_rounds, session_timeout)
@@ -204,7 +211,7 @@ def worker(
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Run what a cluster's leader assigns to this worker, until Ctrl-C or SIGTERM."""
+    """Run the applications that a cluster's leader assigns to this worker, until Ctrl-C or SIGTERM."""
     face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
     name = _default_id(id)
     record = _recorder(face, history, history_topic, name)
@@ -229,7 +236,7 @@ def daemon(
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Be a leader and a worker in one process, both of this id, until Ctrl-C or SIGTERM."""
+    """Run a leader and a worker in one process, with the same id, until Ctrl-C or SIGTERM."""
     face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
     name = _default_id(id)
     options, offered = _leader_options(round, missed_rounds, session_timeout), _worker_options(tag)
@@ -253,7 +260,7 @@ def _leader_options(round_s: float, missed_rounds: int, session_timeout_s: float
 
 
 def _warn_of_short_deadline(options: LeaderOptions, offered: WorkerOptions) -> None:
-    """Say what rounds so short mean for exclusive applications; others do not depend on them (SH-14)."""
+    """Warn if the rounds are too short for exclusive applications (SH-14)."""
     try:
         offered.check_deadline(options.permission_s, options.round_s, RestartPolicy().stop_timeout_s)
     except InvalidSettings as warning:
@@ -272,12 +279,12 @@ def start(
         typer.Argument(
             metavar="FOLDER-OR-ZIP",
             show_default=False,
-            help="Its files, with a manifest at their root.",
+            help="The application's files, with a manifest at their root.",
         ),
     ],
     tag: TagOption = None,
     mode: Annotated[
-        Mode, typer.Option(help="Whether it runs on (available) or stops (exclusive) on a cut-off worker.")
+        Mode, typer.Option(help="On a worker that is cut off it runs on (available) or stops (exclusive).")
     ] = Mode.AVAILABLE,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
@@ -286,7 +293,7 @@ def start(
     registry: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start an application: publish its files, and the command that it run on one of the workers."""
+    """Start an application: publish its files and the command to run it on one of the workers."""
     face = Face.of(_url(registry, kafka, cluster), json)
     name = ApplicationId.parse(application)
     with _opened(face) as opened:
@@ -320,7 +327,7 @@ def stop(
     registry: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Stop an application, wherever it runs."""
+    """Stop an application on any worker."""
     face = Face.of(_url(registry, kafka, cluster), json)
     name = ApplicationId.parse(application)
     with _opened(face) as opened:
@@ -337,7 +344,7 @@ def stop(
 def _await(
     face: Face, cluster: Cluster, application: ApplicationId, command: str, timeout_s: float
 ) -> ApplicationEntry | None:
-    """Wait for a command's effect, telling a person how the application stands meanwhile."""
+    """Wait for a command's effect, and show the application's state meanwhile."""
     if face.json or not sys.stderr.isatty():
         return cluster.wait(application, command, timeout_s)
     with Console(stderr=True).status(f"waiting for {application}") as line:
@@ -368,7 +375,7 @@ def list_(
     registry: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the applications of a cluster, a line each: its state, its worker, and why it waits."""
+    """List the applications of a cluster, a line each: state, worker, and the reason if it waits."""
     face = Face.of(_url(registry, kafka, cluster), json)
     with _opened(face) as opened:
         status = status_of(_name(face.url), opened.read(Settings().connect_timeout_s))
@@ -378,16 +385,16 @@ def list_(
 
 @app.command()
 def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Show it as it changes, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show changes until Ctrl-C.")] = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 1 unless all that was started runs.")
+        bool, typer.Option("--exit-code", help="Exit with 1 unless all started applications run.")
     ] = False,
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a cluster: its workers, its applications, and what can't be placed or failed, with the reason."""
+    """Show a cluster: its workers, its applications, and why some can't be placed or have failed."""
     face = Face.of(_url(registry, kafka, cluster), json)
     name = _name(face.url)
     with _opened(face) as opened:
@@ -420,11 +427,13 @@ def _watch(face: Face, name: str, documents: Iterator[AssignmentDocument]) -> No
 def logs(
     application: ApplicationArgument,
     data: DataOption,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="How many lines.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Number of lines.")] = 100,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then show new output until Ctrl-C.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what an application has printed, on the host of the worker with this data folder."""
+    """Show the output of an application, on the host of the worker with this data folder."""
     name = ApplicationId.parse(application)
     face = Face("", json)
     for line in tail(data, name, lines=lines, follow=follow):

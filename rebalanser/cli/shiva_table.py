@@ -1,4 +1,4 @@
-"""A Shiva cluster for people: a table where there is a terminal, plain lines where there is none."""
+"""A Shiva cluster as a table for a terminal, or as plain lines."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COLOURS: Final = {
 }
 MOST_SET_ASIDE: Final = 5
 MOST_FAILURES: Final = 3
-"""Of so many workers it is said why an application failed there."""
+"""Maximum number of workers named with the error of an application."""
 
 
 def headline(status: ClusterStatus) -> str:
-    """The cluster in one line."""
+    """Return the cluster in one line."""
     if status.epoch is None:
         return f"{status.cluster}: no leader has published anything yet"
     running = sum(each.state is ApplicationState.RUNNING for each in status.applications)
@@ -38,13 +38,13 @@ def headline(status: ClusterStatus) -> str:
 
 
 def worker_line(worker: WorkerStatus) -> str:
-    """A worker in one line."""
+    """Return a worker in one line."""
     tags = f", tags {' '.join(worker.tags)}" if worker.tags else ""
     return f"{worker.worker}: {counted(worker.applications, 'application')}{tags}, on {worker.host}"
 
 
 def application_line(application: ApplicationStatus) -> str:
-    """An application in one line."""
+    """Return an application in one line."""
     parts = [application.state.value]
     if application.worker is not None:
         parts[0] += f" on {application.worker}"
@@ -63,7 +63,7 @@ def application_line(application: ApplicationStatus) -> str:
 
 
 def _failures(application: ApplicationStatus) -> list[str]:
-    """Where it failed, and why: of the first few workers."""
+    """Return the errors on the first few workers."""
     failed = list(application.failed_on.items())
     shown = [f"failed on {worker}: {why}" for worker, why in failed[:MOST_FAILURES]]
     more = len(failed) - len(shown)
@@ -76,7 +76,7 @@ def _set_aside(status: ClusterStatus) -> Iterator[str]:
 
 
 def plain(status: ClusterStatus) -> list[str]:
-    """The cluster as lines of text."""
+    """Return the cluster as lines of text."""
     return [
         headline(status),
         *map(worker_line, status.workers),
@@ -86,7 +86,7 @@ def plain(status: ClusterStatus) -> list[str]:
 
 
 def render(status: ClusterStatus) -> RenderableType:
-    """The cluster as tables."""
+    """Return the cluster as tables."""
     workers = Table("worker", "host", "tags", "applications", box=ROUNDED)
     for worker in status.workers:
         workers.add_row(worker.worker, worker.host, " ".join(worker.tags), f"{worker.applications:,}")

@@ -1,4 +1,4 @@
-"""What Spark is at, on standard error: a bar on a terminal, a line for each step elsewhere."""
+"""Progress of Spark on standard error: a bar on a terminal, else a line for each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_EVERY_S: Final = 0.25
 
 
 class Steps:
-    """Tells a person the present step, and how many of its tasks are done."""
+    """Shows the current step, and how many of its tasks are done."""
 
     def __init__(self, bar: Progress | None, *, silent: bool) -> None:
         self._bar = bar
@@ -31,7 +31,7 @@ class Steps:
         self._tracker: StatusTracker | None = None
 
     def __call__(self, step: str) -> None:
-        """``step`` begins, and the one before it is over."""
+        """Begin a step and end the previous one."""
         if self._bar is not None:
             if self._task is not None:
                 self._bar.remove_task(self._task)
@@ -40,7 +40,7 @@ class Steps:
             typer.echo(f"{time.monotonic() - self._began:6.1f} s  {step}", err=True)
 
     def watch(self, spark: SparkSession) -> None:
-        """From now on show how many tasks of the step are done."""
+        """Show from now on how many tasks of the step are done."""
         self._tracker = spark.sparkContext.statusTracker()
 
     def look(self) -> None:
@@ -55,7 +55,7 @@ class Steps:
 
 @contextmanager
 def steps(*, silent: bool) -> Iterator[Steps]:
-    """What to call at each step of a long job; ``silent`` shows nothing."""
+    """Return a callback for each step of a long job; ``silent`` shows nothing."""
     if silent or not sys.stderr.isatty():
         yield Steps(None, silent=silent)
         return

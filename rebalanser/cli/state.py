@@ -24,7 +24,7 @@ def status(
 ) -> None:
     """Show a group: its nodes, its leader, whether it is balanced, and what waits for an owner.
 
-    With --limit the JSON has N nodes and N resources at most.
+    With --limit the JSON has at most N nodes and N resources.
     """
     face = Face.of(registry, json)
     state = face.state(group)

@@ -1,6 +1,6 @@
-"""One subprocess for each owned resource: started when it arrives, stopped before it leaves.
+"""Supervises one subprocess per owned resource: starts it on arrival, stops it before the resource leaves.
 
-A subprocess that exits by itself is started again after a :class:`~rebalanser.runtime.workers.GrowingDelay`.
+A subprocess that exits by itself is restarted after a :class:`~rebalanser.runtime.workers.GrowingDelay`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.settings import Settings
 
 STOP_SHARE: Final = 0.8
-"""SIGKILL comes after this share of ``stop_timeout_s``; the rest is for OnStop to notice and return."""
+"""Share of ``stop_timeout_s`` until SIGKILL; the rest is for OnStop to notice and return."""
 OWN_HANDS_SHARE: Final = 0.9
-"""After this share the supervisor kills by itself: the guardian may have been stopped (SIGSTOP)."""
+"""Share after which the supervisor itself kills, as the guardian may have been stopped (SIGSTOP)."""
 EXTENSIONS_PER_HEARTBEAT: Final = 4
 NEAR: Final = 0.8
-"""Similarity from which on a word is a mistyped placeholder and not the command's own."""
+"""Similarity from which on a word counts as a mistyped placeholder."""
 _PLACEHOLDERS: Final = ("resource", "token")
 _PLACEHOLDER: Final = re.compile(rf"\{{({'|'.join(_PLACEHOLDERS)})\}}")
 _IN_BRACES: Final = re.compile(r"(?<!\$)\{(\w+)\}")
 
 
 def mistyped(command: Sequence[str]) -> tuple[str, str] | None:
-    """A word in braces that is nearly a placeholder, and the one that is meant; ``${…}`` is the shell's."""
+    """Return a word in braces that is nearly a placeholder, and that one; ``${…}`` is the shell's."""
     for word in (match[1] for part in command for match in _IN_BRACES.finditer(part)):
         near = get_close_matches(word, _PLACEHOLDERS, 1, NEAR)
         if near and word not in _PLACEHOLDERS:
@@ -53,21 +53,21 @@ def mistyped(command: Sequence[str]) -> tuple[str, str] | None:
 
 
 def filled_in(command: Sequence[str], resource: str, token: int) -> list[str]:
-    """The command with ``{resource}`` and ``{token}`` replaced, each once: no name is searched again."""
+    """Return the command with ``{resource}`` and ``{token}`` replaced; inserted names are not searched."""
     values = {"resource": resource, "token": str(token)}
     return [_PLACEHOLDER.sub(lambda match: values[match[1]], part) for part in command]
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The command has to be stopped."""
+    """Message: the command has to be stopped."""
 
 
 Events: TypeAlias = "queue.SimpleQueue[Outcome | StopAsked]"
 
 
 class Restart(StrEnum):
-    """When a subprocess that has exited by itself is started again."""
+    """When to restart a subprocess that has exited by itself."""
 
     ALWAYS = "always"
     ON_FAILURE = "on-failure"
@@ -76,18 +76,18 @@ class Restart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a command, over."""
+    """A finished run of a command."""
 
     exited: Exited
     lasted_s: float
 
 
 def _nothing_left_to_run(_state: RetryCallState) -> None:
-    """The resource has to be given up: that is no failure."""
+    """True if the resource had to be given up, which is not a failure."""
 
 
 def _allow_many_files() -> None:
-    """Two pipes per resource may be more than the usual 1,024 files; the commands keep the usual limit."""
+    """Raise the limit of open files, as two pipes per resource may exceed 1,024; not for the commands."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -114,7 +114,7 @@ class Supervisor:
         self._guardian_died = False
         self._over = threading.Event()
         self.failed: dict[str, int | None] = {}
-        """The exit codes of commands that failed and were not to be started again, by resource."""
+        """Exit codes of commands that failed and are not restarted, by resource."""
 
     def run(self) -> None:
         """Take part in the group until SIGINT or SIGTERM. Raises what :meth:`rebalanser.Group.run` raises.
@@ -130,7 +130,7 @@ class Supervisor:
             raise InternalError("the guardian of the subprocesses died; everything was stopped")
 
     def _work(self, owned: Owned) -> None:
-        """Own the resource as long as the group says, also where its command is not to be started again."""
+        """Own the resource until it has to be given up, also if its command is not restarted."""
         self.supervise(owned)
         owned.stop_requested.wait()
 
@@ -149,7 +149,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _extending(self, processes: GuardedProcesses) -> Iterator[None]:
-        """Tell the guardian of every proof of life, soon after it."""
+        """Extend the guardian's deadlines soon after every proof of life."""
         pause_s = self._settings.heartbeat_interval_s / EXTENSIONS_PER_HEARTBEAT
 
         def extend() -> None:
@@ -170,7 +170,7 @@ class Supervisor:
             processes.extend(self._deadline_of(owned))
 
     def _deadline_of(self, owned: Owned) -> float:
-        """The deadline on the clock that goes on during a suspend; never later than it is."""
+        """Return the deadline on the clock that counts suspends; never later than the true one."""
         return self._clock.now() - time.monotonic() + owned.deadline
 
     def _job_of(self, owned: Owned) -> Job:
@@ -187,9 +187,9 @@ class Supervisor:
         )
 
     def supervise(self, owned: Owned) -> None:
-        """Keep the command running for a resource until it has to be given up; then stop it.
+        """Keep a resource's command running until the resource has to be given up; then stop it.
 
-        Returns earlier where the command is not to be started again.
+        Returns earlier if the command is not restarted.
         """
         events: Events = queue.SimpleQueue()
         delay = GrowingDelay()
@@ -213,7 +213,7 @@ class Supervisor:
             self._lose_guardian()
 
     def _tell_restart(self, owned: Owned, state: RetryCallState) -> None:
-        """Say when the command is started again, unless its resource has to be given up."""
+        """Report when the command will be restarted, unless its resource has to be given up."""
         if state.next_action is not None and not owned.stop_requested.is_set():
             self._tell("restarting", owned, after_s=f"{state.next_action.sleep:g}")
 
@@ -228,7 +228,7 @@ class Supervisor:
         return again
 
     def _run_once(self, owned: Owned, events: Events) -> Run | None:
-        """Run the command until it exits or is stopped; None if there was no time for it any more."""
+        """Run the command until it exits or is stopped. Return None if there was no time to start it."""
         processes = self._processes
         if processes is None or owned.stop_requested.is_set():
             return None

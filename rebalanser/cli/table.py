@@ -1,4 +1,4 @@
-"""The state of a group for people, as a table for a terminal."""
+"""The state of a group as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from rebalanser.cli.view import Heartbeats, Move, Page, Picture, View, concerned
 from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_LINES: Final = 10
-"""How many lines of the table one node gets where the height is not limited."""
+"""Maximum lines of one node if the height is not limited."""
 MOST_ROWS: Final = 200
-"""How many lines all of them get, unless there are more nodes."""
+"""Maximum lines of all nodes, unless there are more nodes."""
 
 MOST_CELLS: Final = 1_000
-"""How many resources beside one node are laid out: more than fit anywhere."""
+"""Maximum number of resources laid out beside one node, more than fit on any terminal."""
 
 FRAME_LINES: Final = 6
-"""What the table needs beside its rows: the head with its three rules, the legend, and the position."""
+"""Lines of the table beside its rows: the head with its three rules, the legend, and the position."""
 MOST_BELOW: Final = 4
-"""Maximum lines below the table for what waits, and for what moved."""
+"""Maximum lines below the table for waits, and for moves."""
 NARROWEST: Final = 12
-"""The least width that the names of resources are cut down to."""
+"""Minimum width to which names of resources are cut."""
 GAP: Final = "  "
 
 HELD, COMING, LEAVING = "green", "yellow", "red"
 LEGEND: Final = "★ leads   ● held   ○ coming   ◌ leaving   the number is the fencing token"
 
-KEYS: Final = "q: leave  ↑ ↓ PgUp PgDn Home End: scroll  Tab: next list  /: filter"
+KEYS: Final = "q: quit  ↑ ↓ PgUp PgDn Home End: scroll  Tab: next list  /: filter"
 
 
 def render(state: GroupState, most_nodes: int | None = None) -> RenderableType:
-    """The group as a table: a row for each node, with the resources that it holds, gets and gives up.
+    """Return the group as a table: a row for each node, with the resources that it holds, gets and gives up.
 
-    Nodes beyond ``most_nodes`` are counted.
+    Nodes beyond ``most_nodes`` are only counted.
     """
     below = _faint_lines(first_waits(state))
     if not state.nodes:
@@ -72,7 +72,7 @@ def render(state: GroupState, most_nodes: int | None = None) -> RenderableType:
 
 
 def render_view(view: View, height: int) -> RenderableType:
-    """What ``rebalanser watch`` shows of a view within ``height`` lines."""
+    """Return the screen of ``rebalanser watch`` for a view, within ``height`` lines."""
     picture = view.picture
     error = [Text(view.error, style="bold red", no_wrap=True, overflow="ellipsis")] if view.error else []
     if picture is None:
@@ -87,7 +87,7 @@ def render_view(view: View, height: int) -> RenderableType:
 
 
 def _nodes_page(view: View, picture: Picture, height: int) -> list[RenderableType]:
-    """The table of nodes with what fits in it, what waits and what moved last."""
+    """Return the table of nodes, with waits and the last moves below."""
     spare = max(0, height - FRAME_LINES - 1)
     moves = [f"  {_clock(move.seen_at)}  {move_line(move)}" for move in islice(view.moves, MOST_BELOW)]
     below = _faint_lines(first_lines(picture.notes, min(MOST_BELOW, spare // 3)))
@@ -104,7 +104,7 @@ def _nodes_page(view: View, picture: Picture, height: int) -> list[RenderableTyp
 
 
 def _lines_page(view: View, height: int) -> list[RenderableType]:
-    """A page that has a line for each row."""
+    """Return a page with a line for each row."""
     top, rows = view.window(max(1, height - 1))
     lines: list[RenderableType] = []
     for row in rows:
@@ -126,7 +126,7 @@ def _clock(wall: float) -> str:
 
 
 def _pages(view: View, picture: Picture) -> Text:
-    """The names of the pages with how much is on each, and the time of the picture."""
+    """Return the names of the pages with their sizes, and the time of the picture."""
     state = picture.state
     sizes = {
         Page.NODES: len(state.nodes),
@@ -142,7 +142,7 @@ def _pages(view: View, picture: Picture) -> Text:
 
 
 def _position(view: View, top: int, shown: int) -> Text:
-    """Which of the rows are shown, of how many."""
+    """Return which rows are shown, of how many."""
     count = len(view.rows())
     text = f"  {view.page.value} {top + 1:,} to {top + shown:,} of {count:,}" if shown else "  nothing"
     if view.pattern:
@@ -151,7 +151,7 @@ def _position(view: View, top: int, shown: int) -> Text:
         text += f"; {view.moved - len(view.moves):,} earlier ones are forgotten"
     if view.page is Page.NODES:
         text += f"; {len(view.heartbeats.silent):,} silent" if view.heartbeats.silent else ""
-        text += "; this registry tells no heartbeats" if view.heartbeats.told is False else ""
+        text += "; this registry reports no heartbeats" if view.heartbeats.told is False else ""
     return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
 
 
@@ -195,7 +195,7 @@ def _node_cells(node: NodeState) -> tuple[Text, Text, Text]:
 
 
 def _heartbeat(heartbeats: Heartbeats, node: NodeState) -> Text:
-    """The age of a node's last heartbeat; of a silent node also the length of its lease."""
+    """Return the age of a node's last heartbeat; of a silent node also the length of its lease."""
     silent = heartbeats.silent.get(node.node)
     if silent is not None:
         return Text(f"{silent.age_s:.0f} of {silent.ttl_s:.0f} s", style=f"bold {LEAVING}")
@@ -204,7 +204,7 @@ def _heartbeat(heartbeats: Heartbeats, node: NodeState) -> Text:
 
 
 def _cells(node: NodeState, resources: Sequence[ResourceState], of: int, most_lines: int) -> _Cells:
-    """The resources beside a node that are listed, ``of`` so many."""
+    """Return the cells of the resources beside a node; ``of`` is their number without the filter."""
     first = resources
     if len(resources) > MOST_CELLS:
         first = sorted(resources, key=lambda each: each.held_by == each.assigned_to)[:MOST_CELLS]
@@ -222,15 +222,15 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Resources in even columns, as many as the width allows; what moves is shown first if not all fits."""
+    """Resources in even columns, as many as the width allows; moving ones first if not all fit."""
 
     cells: Sequence[_Cell]
     others: int
-    """How many more there are, which nothing has room for."""
+    """Number of further resources that are not laid out."""
     most_lines: int
 
     def _widths(self) -> tuple[int, int]:
-        """The width of the widest, and of all in one line."""
+        """Return the width of the widest cell, and of all cells in one line."""
         widths = [cell.text.cell_len for cell in self.cells]
         return max(widths, default=0), sum(widths) + len(GAP) * max(0, len(widths) - 1)
 
@@ -267,7 +267,7 @@ def _padded(text: Text, width: int) -> Text:
 
 
 def _cell(node: NodeState, resource: ResourceState) -> _Cell:
-    """``●`` is held, ``○`` is coming, ``◌`` is leaving; the number is the fencing token."""
+    """Return a cell: ``●`` is held, ``○`` is coming, ``◌`` is leaving; the number is the fencing token."""
     if resource.held_by != node.node:
         return _Cell(Text(f"○ {resource.resource}", style=COMING), moves=True)
     leaving = resource.assigned_to != node.node
@@ -276,5 +276,5 @@ def _cell(node: NodeState, resource: ResourceState) -> _Cell:
 
 
 def _as_people_count(name: str) -> list[str | int]:
-    """A key that sorts ``part-2`` before ``part-10``: text and numbers take turns in it."""
+    """Return a sort key that puts ``part-2`` before ``part-10``; text and numbers alternate in it."""
     return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", name))]

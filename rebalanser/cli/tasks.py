@@ -1,4 +1,4 @@
-"""``rebalanser tasks``: enqueue tasks, look at them, work on them, serve them."""
+"""``rebalanser tasks``: enqueues, shows, runs and serves tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOOKED_AT: Final = 1000
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Enqueue tasks, look at them, work on them, and serve them over HTTP.",
+    help="Enqueue, show and run tasks, and serve them over HTTP.",
 )
 app.command()(tasks_running.worker)
 app.command()(tasks_running.serve)
@@ -53,11 +53,11 @@ def enqueue(
         str,
         typer.Argument(
             metavar="JSON",
-            help="What it is to work on; for a Python function an object with its arguments by name.",
+            help="The arguments; for a Python function an object with its arguments by name.",
         ),
     ] = "{}",
     delay: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="How long it waits at least.")
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Minimum time before it runs.")
     ] = 0.0,
     after: Annotated[
         list[str] | None,
@@ -67,11 +67,11 @@ def enqueue(
     ] = None,
     priority: Annotated[int, typer.Option(metavar="NUMBER", help="Higher first.")] = 0,
     retries: Annotated[
-        int, typer.Option(metavar="NUMBER", help="How often it is tried again after a try that failed.")
+        int, typer.Option(metavar="NUMBER", help="Maximum number of tries after the first one.")
     ] = RETRIES,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", show_default="any time", help="How long one try may take."),
+        typer.Option(metavar="SECONDS", show_default="any time", help="Maximum time of one try."),
     ] = None,
     task_id: Annotated[
         str | None,
@@ -79,7 +79,7 @@ def enqueue(
             "--id",
             metavar="ID",
             show_default="a new one",
-            help="The task's id: enqueueing it again is harmless.",
+            help="The task's id; enqueueing it twice makes one task.",
         ),
     ] = None,
     create: CreateOption = False,
@@ -87,10 +87,10 @@ def enqueue(
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Enqueue a task, and show its id once it is stored for good.
+    """Enqueue a task, and print its id once it is durably stored.
 
-    With --outbox also whether it is `committed` to the engine or so far `spooled` to the folder, from where
-    it is forwarded by whoever has the queue open with this outbox next.
+    With --outbox also print whether it is `committed` to the engine or only `spooled` to the folder. The next
+    process that opens the queue with this outbox forwards spooled tasks.
     """
     payload = _payload(arguments)
     try:
@@ -116,7 +116,7 @@ def list_tasks(
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the tasks in the order of their ids, as they are read; with --json an object a line."""
+    """List the tasks in the order of their ids, as they are read; with --json an object per line."""
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
         page = 1000 if limit is None else min(limit, 1000)
@@ -130,7 +130,7 @@ def list_tasks(
 def show(
     queue: QueueArgument, task: TaskArgument, registry: RegistryOption = None, json: JsonOption = False
 ) -> None:
-    """Show a task, its payload, and what has become of it."""
+    """Show a task with its payload and state."""
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
         ((stored, blockers),) = tasks.with_blockers([tasks.get(task)])
@@ -142,7 +142,7 @@ def show(
 def log(
     queue: QueueArgument, task: TaskArgument, registry: RegistryOption = None, json: JsonOption = False
 ) -> None:
-    """Show what the claims of a task wrote, the earliest first; with --json an object a line."""
+    """Show the updates of a task's claims, the earliest first; with --json an object per line."""
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
         for update in tasks.log(task):
@@ -200,7 +200,7 @@ def cancel(
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Want tasks no more: who works on one is refused what it writes. A completed task stays so."""
+    """Cancel tasks: what a worker still writes for them is refused. Completed tasks stay complete."""
     face = Face.of(registry, json)
     with opened(face, queue) as opened_queue:
         _refuse_missing(opened_queue, tasks)
@@ -215,12 +215,11 @@ def cancel(
 
 @app.command()
 def check(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
-    """Look whether the store holds only what the rules allow; exit with 1 if not.
+    """Check that the store is consistent; exit with 1 if not.
 
-    Every claim's log without a gap and as long as its state says, every status with the fields it needs,
-    dependencies that exist, don't go round and are neither dead nor cancelled, ids and partitions as they
-    must be, counts as counted. Workers may go on meanwhile. With --json an object a line,
-    the last one with the sum.
+    Checks that every claim's log is complete, that every status has the fields it needs, that dependencies
+    exist, have no cycles and are neither dead nor cancelled, that ids and partitions are valid, and that the
+    counts are right. Workers may run meanwhile. With --json an object per line, the last one with the sum.
     """
     face = Face.of(registry, json)
     faults = 0
@@ -258,16 +257,16 @@ def _payload(text: str) -> bytes:
     try:
         json_text.loads(text, parse_constant=_refuse_word)
     except ValueError as error:
-        raise InvalidTask(f"the arguments are no JSON: {error}") from error
+        raise InvalidTask(f"the arguments are not JSON: {error}") from error
     return text.encode()
 
 
 def _refuse_word(word: str) -> None:
-    raise ValueError(f"{word} is no number in it")
+    raise ValueError(f"{word} is not a number in JSON")
 
 
 def _refuse_missing(queue: Queue, ids: list[str]) -> None:
-    """See that all tasks exist before any is changed."""
+    """Refuse the command if a task does not exist, before any is changed."""
     for start in range(0, len(ids), 1000):
         some = ids[start : start + 1000]
         found = queue.context.read(some)

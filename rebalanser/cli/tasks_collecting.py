@@ -1,4 +1,4 @@
-"""``rebalanser tasks collect``: delete what is done."""
+"""``rebalanser tasks collect``: deletes complete tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def collect(
         typer.Option(
             parser=parse_span,
             metavar="SPAN",
-            help="Only what was enqueued longer ago than this, such as 90s, 15m, 2h, 3d or 1w.",
+            help="Only tasks enqueued longer ago than this, such as 90s, 15m, 2h, 3d or 1w.",
         ),
     ] = "1d",  # type: ignore[assignment] # typer parses the default too
     archive: Annotated[
@@ -28,16 +28,16 @@ def collect(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Append each task to this file first, an object of JSON a line, with payload and log.",
+            help="Append each task to this file first, a JSON object per line, with payload and log.",
         ),
     ] = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete complete tasks, each with all that it is connected to by dependencies, once all are complete.
+    """Delete complete tasks whose connected tasks (by dependencies) are all complete too.
 
-    A task that changed meanwhile, or that another has come to depend on, stays for the next time. Producers
-    and workers may go on. A deleted task's id is forgotten: enqueued once more it is a new task.
+    A task stays if it changed meanwhile or another one came to depend on it. Producers and workers may run
+    meanwhile. A deleted task's id is forgotten: enqueued again it is a new task.
     """
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:

@@ -1,4 +1,4 @@
-"""Tasks as lines for people."""
+"""Tasks as lines of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rebalanser.tasks.flakes import born_at, is_flake
 
 
 def task_line(task: TaskDocument) -> str:
-    """A task in one line."""
+    """Return a task in one line."""
     parts: list[str] = [task.status]
     if task.priority:
         parts.append(f"priority {task.priority}")
@@ -29,7 +29,7 @@ def task_line(task: TaskDocument) -> str:
 
 
 def shown(task: FullTaskDocument) -> Iterator[str]:
-    """A task in several lines."""
+    """Return a task in several lines."""
     yield task_line(task)
     if is_flake(task.id):
         yield f"enqueued: {_time(born_at(task.id))}, by the clock of the host that made the id"
@@ -54,7 +54,7 @@ def shown(task: FullTaskDocument) -> Iterator[str]:
 
 
 def update_line(update: UpdateDocument) -> str:
-    """An entry of a log in one line."""
+    """Return an update of a log in one line."""
     return f"claim {update.claim}, update {update.sequence}: {_text(update.content)}"
 
 
@@ -65,7 +65,7 @@ def _text(content: Content) -> str:
 
 
 def printable(text: str) -> str:
-    """What somebody stored may be any text; none may give orders to the terminal."""
+    """Return a stored text without control characters, which a terminal would obey."""
     return text if text.isprintable() else repr(text)
 
 

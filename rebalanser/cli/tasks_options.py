@@ -1,4 +1,4 @@
-"""What the commands on tasks have in common: a queue that exists, and the names of tasks."""
+"""Common options of the commands on tasks, and the opening of a queue."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TasksArgument = Annotated[
 ]
 StatusOption = Annotated[
     list[Status] | None,
-    typer.Option("--status", show_default="any", help="Those in this status only; repeatable."),
+    typer.Option("--status", show_default="any", help="Only tasks in this status; repeatable."),
 ]
 LimitOption = Annotated[
-    int | None, typer.Option(min=1, metavar="NUMBER", show_default="all", help="At most so many.")
+    int | None, typer.Option(min=1, metavar="NUMBER", show_default="all", help="Maximum number of tasks.")
 ]
-CreateOption = Annotated[bool, typer.Option("--create", help="Make the queue if there is none of this name.")]
+CreateOption = Annotated[bool, typer.Option("--create", help="Create the queue if it does not exist.")]
 
 
 OutboxOption = Annotated[
@@ -51,7 +51,7 @@ def opened(
     claim_ttl_s: float = 30.0,
     outbox: Path | None = None,
 ) -> Iterator[Queue]:
-    """A queue that exists, unless it is to be made. The engine is waited for ``connect_timeout_s``."""
+    """Open an existing queue, or create it; wait at most ``connect_timeout_s`` for the engine."""
     settings = Settings()
     try:
         with face.patience(settings):

@@ -1,4 +1,4 @@
-"""``rebalanser tasks outbox``: what waits in an outbox, and what the engine has refused."""
+"""``rebalanser tasks outbox``: shows waiting and refused tasks of an outbox."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def outbox(
         Path, typer.Argument(metavar="FOLDER", show_default=False, help="The outbox of the producers.")
     ],
     forget_refused: Annotated[
-        bool, typer.Option("--forget-refused", help="Delete what was refused once it has been shown.")
+        bool, typer.Option("--forget-refused", help="Delete refused tasks after showing them.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what waits in an outbox for its engine, and what the engine has refused, with the reasons.
+    """Show the tasks that wait in an outbox for the engine, and those that it has refused, with the reasons.
 
-    Producers may go on meanwhile. With --json an object a line, the sums of each queue after its tasks.
+    Producers may run meanwhile. With --json an object per line, the sums of each queue after its tasks.
     """
     face = Face.of("", json)
     spools = _spools(folder)
@@ -75,7 +75,7 @@ def _show(face: Face, spool: Spool, *, forget_refused: bool) -> None:
 
 
 def _lines(task: SpooledDocument) -> Iterator[str]:
-    """A task in a line or two."""
+    """Return a task in one or two lines."""
     born = ""
     if is_flake(task.id):
         born = f", of {datetime.fromtimestamp(born_at(task.id), UTC).isoformat(sep=' ', timespec='seconds')}"

@@ -1,4 +1,4 @@
-"""``rebalanser tasks worker`` and ``rebalanser tasks serve``: the commands that go on until a signal."""
+"""``rebalanser tasks worker`` and ``rebalanser tasks serve``, which run until a signal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rebalanser.tasks.async_queue import AsyncQueue
 from rebalanser.tasks.queue import Queue
 
 SELDOM: Final = 5000
-"""How many objects more there must be for Python to look for cycles among the new ones; it comes with 700."""
+"""Number of new objects that starts Python's garbage collector for young objects; its default is 700."""
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,21 +37,21 @@ def worker(
         ),
     ],
     concurrency: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many tasks to run at a time.")
+        int, typer.Option(min=1, metavar="N", help="Maximum number of tasks at a time.")
     ] = 1,
     processes: Annotated[
         bool,
         typer.Option(
             "--processes",
-            help="Run each body in a process of its own, which is killed when its time is up.",
+            help="Run each body in a process of its own, which is killed at its timeout.",
         ),
     ] = False,
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Work on the tasks of a queue until Ctrl-C or SIGTERM; what runs then may end, for 30 seconds.
+    """Run the tasks of a queue until Ctrl-C or SIGTERM; running ones then have 30 seconds to end.
 
-    The queue says where it is: there is no --registry.
+    The queue names its registry, so there is no --registry.
     """
     configure_cli_logging(json, verbose)
     queue = _queue_of(place)
@@ -66,10 +66,9 @@ def worker(
 
 
 def collect_seldom() -> None:
-    """Have Python's collector of cycles take less of this process's time, which is its own.
+    """Let Python's garbage collector run less often; this process belongs to the command.
 
-    A batch of claims makes some thousand objects and drops them without a cycle: they are not worth a look,
-    nor is what was imported, again and again.
+    A batch of claims creates some thousand objects without cycles, and imported modules stay anyway.
     """
     gc.collect()
     gc.freeze()
@@ -83,24 +82,27 @@ async def _run(queue: AsyncQueue, concurrency: int) -> None:
 
 def serve(
     queue: QueueArgument,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0 for any free one.")] = 8642,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="The port; 0 for any free one.")
+    ] = 8642,
     token_file: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
             show_default=False,
-            help="A file with the bearer token that all must send; needed beyond loopback.",
+            help="A file with the bearer token that clients must send; required beyond loopback.",
         ),
     ] = None,
     claim_ttl: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long a claim lasts unless it is renewed.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Lifetime of a claim unless it is renewed.")
     ] = 30.0,
-    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="The largest body that is taken.")] = 8
-    * 1024
-    * 1024,
+    max_body: Annotated[
+        int, typer.Option(min=1, metavar="BYTES", help="Maximum size of a request's body.")
+    ] = 8 * 1024 * 1024,
     rate: Annotated[
-        str, typer.Option(metavar="N/TIME", help="How many requests an address may send, as 1000/second.")
+        str,
+        typer.Option(metavar="N/TIME", help="Maximum number of requests per address, such as 1000/second."),
     ] = "1000/second",
     create: CreateOption = False,
     outbox: OutboxOption = None,
@@ -134,7 +136,7 @@ def serve(
 
 
 def _queue_of(place: str) -> Queue | AsyncQueue:
-    """The queue that a place names.
+    """Import the queue at ``MODULE:QUEUE``.
 
     Raises:
         InvalidHandlers: the module can't be imported, or has no queue of this name.
@@ -156,7 +158,7 @@ def _module(name: str) -> ModuleType:
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     try:
         return importlib.import_module(name)
-    except Exception as error:  # whatever a module does when it is imported
+    except Exception as error:  # an import runs any code
         raise InvalidHandlers(
             f"the module {name!r} can't be imported: {type(error).__name__}: {error}"
         ) from error

@@ -1,7 +1,7 @@
-"""The model of ``rebalanser watch``: what changed from one look at a group to the next, and what is shown.
+"""The model of ``rebalanser watch``: the changes between two reads of a group, and what is shown.
 
-Everything here is pure: clocks, keys and looks come from :mod:`rebalanser.cli.watch`, and
-:mod:`rebalanser.cli.table` draws it.
+This module is pure: clocks, keys and reads come from :mod:`rebalanser.cli.watch`, and
+:mod:`rebalanser.cli.table` draws the result.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rebalanser.registry.contract import LeaseAge
 from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_MOVES: Final = 10_000
-"""Maximum number of moves that are remembered."""
+"""Maximum number of moves that are kept."""
 MOST_ASKED: Final = 128
-"""Maximum number of nodes whose heartbeats are asked for at once: of a large group some at each look."""
+"""Maximum number of nodes whose heartbeats are read at once; in a larger group the nodes take turns."""
 SILENT_SHARE: Final = 0.5
-"""Share of a lease after which a node without a heartbeat is called silent; it sends one each sixth."""
+"""Share of a lease without a heartbeat after which a node is silent; it sends one each sixth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of owner, as seen between two looks; it happened between them."""
+    """A change of owner between two reads."""
 
     resource: str
     source: str | None
-    """The label of the owner before; None if there was none since the watch began."""
+    """The label of the previous owner; None if there was none since the watch began."""
     target: str
     token: int | None
     seen_at: float
@@ -40,13 +40,13 @@ class Move:
 
 
 class Moves:
-    """The changes of owners, worked out from one look after another."""
+    """Finds the changes of owners from one read to the next."""
 
     def __init__(self) -> None:
         self._owners: dict[str, str | None] | None = None
 
     def see(self, state: GroupState, seen_at: float) -> list[Move]:
-        """Take in a look; the resources that have another owner than the last one that was seen."""
+        """Add a read, and return the resources with another owner than the last one seen."""
         before = self._owners
         owners = {each.resource: each.owner for each in state.resources}
         if before is None:
@@ -62,24 +62,24 @@ class Moves:
 
 
 def move_line(move: Move) -> str:
-    """A move in one line, without its time."""
+    """Return a move in one line, without its time."""
     return f"{move.resource}: {move.source or 'nobody'} → {move.target}, token {move.token}"
 
 
 class Heartbeats:
-    """The ages of the nodes' last heartbeats, as far as they were asked for."""
+    """The ages of the nodes' last heartbeats, as far as they were read."""
 
     def __init__(self) -> None:
         self.ages: Mapping[str, LeaseAge] = {}
-        """What was told last, by node."""
+        """The ages of the last read, by node."""
         self.silent: Mapping[str, LeaseAge] = {}
-        """The nodes that had sent none for more than a share of their lease when they were asked for last."""
+        """The silent nodes: at their last read they had sent none for ``SILENT_SHARE`` of their lease."""
         self.told: bool | None = None
-        """True once the registry has told an age, False if it was asked and told none."""
+        """True once the registry has reported an age, False if it reports none, None if not known yet."""
         self._next = 0
 
     def to_ask(self, nodes: Sequence[str], first: Iterable[str]) -> list[str]:
-        """Choose the nodes to ask for now: ``first``, the silent ones, and the others in turn."""
+        """Choose the nodes to read now: the silent ones, those in ``first``, and the others in turn."""
         if len(nodes) <= MOST_ASKED:
             return list(nodes)
         living = set(nodes)
@@ -93,7 +93,7 @@ class Heartbeats:
         return list(chosen)
 
     def take(self, nodes: Iterable[str], asked: Iterable[str], ages: Mapping[str, LeaseAge]) -> None:
-        """Take in the answer to what was ``asked``; ``nodes`` are all that live."""
+        """Add the ages of the nodes in ``asked``; ``nodes`` are all live ones."""
         kept = set(nodes).difference(asked)
         silent = {node: age for node, age in self.silent.items() if node in kept}
         silent |= {node: age for node, age in ages.items() if age.age_s > age.ttl_s * SILENT_SHARE}
@@ -103,34 +103,34 @@ class Heartbeats:
 
 
 def silent_line(label: str, age: LeaseAge) -> str:
-    """A silent node in one line."""
+    """Return a silent node in one line."""
     return f"{label}: no heartbeat for {age.age_s:.0f} s, its lease ends after {age.ttl_s:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One look at a group, with what is worked out from it once."""
+    """One read of a group, with what is computed from it once."""
 
     state: GroupState
     seen_at: float
     """Seconds since 1970."""
     moves: Sequence[Move]
-    """What moved since the look before."""
+    """The moves since the previous read."""
     concerned: Mapping[str, Sequence[ResourceState]]
     """The resources that each node holds, gets or gives up."""
     waits: Sequence[str]
-    """Who waits for what, and what nobody owns."""
+    """A sentence for each wait, and for each reason without an owner."""
     notes: Sequence[str]
-    """What to know beside the waits, and the first of them."""
+    """Lines about what needs attention, with the first waits."""
 
     @classmethod
     def of(cls, state: GroupState, seen_at: float, moves: Sequence[Move]) -> Picture:
-        """Work out what is shown of a state."""
+        """Compute the picture of a state."""
         return cls(state, seen_at, moves, concerned_by(state), tuple(waits(state)), tuple(first_waits(state)))
 
 
 def concerned_by(state: GroupState) -> dict[str, list[ResourceState]]:
-    """The resources that each node holds, gets or gives up."""
+    """Return the resources that each node holds, gets or gives up."""
     concerned: dict[str, list[ResourceState]] = {node.node: [] for node in state.nodes}
     for resource in state.resources:
         for identity in {resource.held_by, resource.assigned_to}:
@@ -140,7 +140,7 @@ def concerned_by(state: GroupState) -> dict[str, list[ResourceState]]:
 
 
 def changed_lines(before: Picture | None, after: Picture) -> Iterator[str]:
-    """What changed from one look to the next, one line each; of the first look all that there is."""
+    """Yield a line for each change from one read to the next; for the first read, the whole group."""
     was = {} if before is None else {node.node: node for node in before.state.nodes}
     if before is None or headline(before.state) != headline(after.state):
         yield headline(after.state)
@@ -159,7 +159,7 @@ def changed_lines(before: Picture | None, after: Picture) -> Iterator[str]:
 def changed_silence(
     labels: Mapping[str, str], before: Mapping[str, LeaseAge], after: Mapping[str, LeaseAge]
 ) -> Iterator[str]:
-    """The nodes that are silent now, and those that live and are no more."""
+    """Yield a line for each node that has become silent, and for each that has sent heartbeats again."""
     for node, age in after.items():
         if node not in before:
             yield f"  {silent_line(labels[node], age)}"
@@ -169,7 +169,7 @@ def changed_silence(
 
 
 class Page(Enum):
-    """What of a group is listed."""
+    """The lists of ``rebalanser watch``."""
 
     NODES = "nodes"
     RESOURCES = "resources"
@@ -204,16 +204,16 @@ _KEY: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
 
 def keys_in(text: str) -> list[str]:
-    """The keys that a terminal sent: a name such as ``page up``, or the character itself.
+    """Return the keys that a terminal sent: a name such as ``page up``, or the character itself.
 
-    Sequences of other keys are left out.
+    Unknown sequences are left out.
     """
     sent = _KEY.findall(text)
     return [_KEYS.get(each, each) for each in sent if each in _KEYS or len(each) == 1]
 
 
 class View:
-    """What a person looks at: the latest picture, a page of it, where it is scrolled to, and a filter."""
+    """The state of the screen: the latest picture, the page, its scroll position, and the filter."""
 
     def __init__(self) -> None:
         self.picture: Picture | None = None
@@ -222,7 +222,7 @@ class View:
         self.moved = 0
         """Number of moves since the watch began."""
         self.error: str | None = None
-        """Why the picture may be out of date."""
+        """Reason why the picture may be out of date; None if it is current."""
         self.page = Page.NODES
         self.pattern = self._folded = ""
         self.typing = False
@@ -238,7 +238,7 @@ class View:
         self._rows.clear()
 
     def press(self, key: str) -> bool:
-        """Do what a key says; False if it says to leave."""
+        """Handle a key. Return False if it quits."""
         if self.typing:
             self._type(key)
         elif key == "q":
@@ -278,7 +278,7 @@ class View:
         self._tops[self.page] = min(max(0, top), last)
 
     def hear(self, asked: Iterable[str], ages: Mapping[str, LeaseAge]) -> None:
-        """Take in how old the heartbeats of the nodes are that were ``asked`` for."""
+        """Add the ages of the heartbeats of the nodes in ``asked``."""
         if self.picture is None:
             return
         before = self.heartbeats.silent.keys()
@@ -287,7 +287,7 @@ class View:
             self._rows.pop(Page.NODES, None)
 
     def window(self, room: int) -> tuple[int, Sequence[Row]]:
-        """The rows of the page that fit into ``room``, and the position of the first of them."""
+        """Return the position of the first row in sight, and the rows that fit into ``room`` lines."""
         if room != self._room:
             self._room = max(1, room)
             self._rows.pop(Page.NODES, None)
@@ -296,12 +296,12 @@ class View:
         return top, rows[top : top + self._room]
 
     def shown_nodes(self) -> list[str]:
-        """The nodes that are on the terminal now."""
+        """Return the nodes in sight."""
         rows = self.window(self._room)[1] if self.page is Page.NODES else ()
         return [row.node for row in rows if isinstance(row, NodeState)]
 
     def rows(self, page: Page | None = None) -> Sequence[Row]:
-        """All rows of a page, by default the present one, that match the filter."""
+        """Return all rows of a page, by default the current one, that match the filter."""
         page = page or self.page
         if page not in self._rows:
             every = self._all(page, self.picture) if self.picture else ()
@@ -339,12 +339,12 @@ class View:
         return self._folded in text.casefold()
 
     def matching(self, node: NodeState) -> Iterable[ResourceState]:
-        """The resources beside a node that match the filter; all if the node itself does."""
+        """Return the resources beside a node that match the filter; all if the node itself matches."""
         concerned = self.concerned(node)
         if not self.pattern or self._has(node.label):
             return concerned
         return (each for each in concerned if self._has(each.resource))
 
     def concerned(self, node: NodeState) -> Sequence[ResourceState]:
-        """The resources that a node holds, gets or gives up."""
+        """Return the resources that a node holds, gets or gives up."""
         return self.picture.concerned.get(node.node, ()) if self.picture else ()

@@ -1,4 +1,4 @@
-"""``rebalanser watch``: a group as it changes, on a terminal or as lines."""
+"""``rebalanser watch``: shows a group as it changes, on a terminal or as lines."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from rebalanser.settings import Settings
 from rebalanser.state import GroupState, describe
 
 SHORTEST_PAUSE_S: Final = 0.1
-"""Seconds for which changes are collected before the group is read again."""
+"""Minimum seconds between two reads of the group, in which changes are collected."""
 QUIET_READS: Final = 4
-"""Reading a group that shows no change takes at most one part in so many and one of the time."""
+"""Minimum pause between two reads without a change, in durations of the last read."""
 REDRAW_S: Final = 0.25
-"""Seconds between looks at what is new for the terminal; a key is seen at once."""
+"""Seconds between two updates of the terminal; keys are handled at once."""
 MOST_NEWS: Final = 16
-"""Maximum number of looks that wait to be shown, on a terminal that is slow or stopped."""
+"""Maximum number of reads that wait to be shown, on a terminal that is slow or stopped."""
 MOST_KEY_BYTES: Final = 1024
 ESCAPE: Final = b"\x1b"
 ESCAPE_S: Final = 0.05
-"""Seconds to wait for the rest of a key that begins as Escape does."""
+"""Seconds to wait for the rest of a key sequence that begins with Escape."""
 WATCHED: Final = (TopicKind.GROUP, TopicKind.LEADERSHIP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The ages of the last heartbeats of the nodes that were asked for."""
+    """The ages of the last heartbeats of the nodes in ``asked``."""
 
     asked: Sequence[str]
     ages: Mapping[str, LeaseAge]
@@ -52,7 +52,7 @@ class Heard:
 
 News: TypeAlias = GroupState | Heard | RetryLater
 Choose: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
-"""Chooses of all nodes those whose heartbeats are asked for."""
+"""Chooses, of all nodes, those whose heartbeats are read."""
 
 
 def watch(
@@ -96,11 +96,11 @@ def watch(
 def follow(
     coordinator: Coordinator, group: str, interval_s: float, choose: Choose | None = None
 ) -> Iterator[News]:
-    """The group's state whenever it may have changed, and every ``interval_s`` seconds; without end.
+    """Yield the group's state whenever it may have changed, and every ``interval_s`` seconds; without end.
 
     A group that takes long to read is read less often while nothing seems to change. After each state, and
-    every ``interval_s`` seconds, the heartbeats of the nodes that ``choose`` names. Where the registry could
-    not be read there is the error instead; it is tried again.
+    every ``interval_s`` seconds, yield the heartbeats of the nodes that ``choose`` returns. If the registry
+    can't be read, yield the error and try again.
     """
     changed = threading.Event()
     watching = False
@@ -137,12 +137,12 @@ def follow(
 
 
 def hear(coordinator: Coordinator, nodes: Sequence[str]) -> Heard | None:
-    """The ages of these nodes' heartbeats; None while the registry is away."""
+    """Return the ages of these nodes' heartbeats; None while the registry is away."""
     try:
         return Heard(nodes, coordinator.heartbeats(nodes))
-    except RetryLater:  # which reading the group tells of, if it lasts
+    except RetryLater:  # if it lasts, the next read of the group reports it
         return None
-    except FixConfiguration:  # who may read a group may not be one who may look at its leases
+    except FixConfiguration:  # a user who may read the group may lack the right to read leases
         return Heard(nodes, {})
 
 
@@ -169,7 +169,7 @@ def _show_live(coordinator: Coordinator, group: str, interval_s: float) -> None:
 
 
 class _Reader:
-    """Reads a group in a thread of its own, so that keys are answered meanwhile."""
+    """Reads a group in another thread, so that keys are handled meanwhile."""
 
     def __init__(self, coordinator: Coordinator, group: str, interval_s: float, view: View) -> None:
         self._news: Queue[Picture | Heard | Exception] = Queue(maxsize=MOST_NEWS)
@@ -194,7 +194,7 @@ class _Reader:
             self._news.put(error)
 
     def take(self) -> bool:
-        """Take what is new into the view; True if there was anything."""
+        """Update the view with new reads. Return True if there were any."""
         changed = False
         while True:
             try:
@@ -216,7 +216,7 @@ class _Reader:
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], list[str]]]:
-    """Read single keys from standard input: a function that waits some seconds for the next ones."""
+    """Read single keys from standard input; return a function that waits some seconds for the next ones."""
     if not sys.stdin.isatty():
         yield _no_keys
         return

@@ -1,4 +1,4 @@
-"""Weights from the audit's loads: what they would change in a registry, and changing it (AU-7)."""
+"""Weights from the audit's loads: computes the changes in a registry, and writes them (AU-7)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rebalanser.admin import Admin
 from rebalanser.history import Protocol as Writer
 
 LEAST_CHANGE: Final = 0.2
-"""A weight is changed if it does by this much or more: a move costs more than a little imbalance."""
+"""Minimum relative change of a weight: a move costs more than a little imbalance."""
 MOST_SHOWN: Final = 10
 
 
@@ -26,17 +26,17 @@ class Load(Protocol):
 
 
 class Weighing(BaseModel):
-    """What the loads of one group ask for."""
+    """The weights computed from the loads of one group."""
 
     model_config = ConfigDict(frozen=True)
 
     group: str
     weights: dict[str, float]
-    """The weight of each resource that is to change, or, where no registry was asked, of each with a load."""
+    """The weights that change in the registry, by resource; without a registry, all computed ones."""
     applied: bool
 
     def lines(self) -> Iterator[str]:
-        """For people: the first of them, and how many there are."""
+        """Return lines with the first weights and their number."""
         if not self.weights:
             yield f"Weights of {self.group}: nothing to change."
             return
@@ -49,14 +49,14 @@ class Weighing(BaseModel):
 
 
 def by_group(rows: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """The loads of each group, from rows that are sorted by group; those that a group shares out only."""
+    """Yield the loads of each group from rows sorted by group; only of resources of groups."""
     of_groups = (row for row in rows if row.protocol == Writer.GROUP)
     for group, loads in groupby(of_groups, key=lambda row: row.group):
         yield str(group), list(loads)
 
 
 def asked(group: str, loads: Sequence[Load]) -> Weighing:
-    """The weights that the loads ask for, whatever the registry has."""
+    """Return the weights computed from the loads, without a registry."""
     return Weighing(group=group, weights={each.resource: each.weight for each in loads}, applied=False)
 
 
@@ -66,9 +66,9 @@ def apply(
     changes: Callable[[Iterable[Any], Mapping[str, float], float], dict[str, float]],
     progress: Callable[[int, int], None],
 ) -> Weighing:
-    """Write the weights that differ; resources that are not there any more stay away.
+    """Write the weights that differ, and no other field; removed resources are not added again.
 
-    Nothing else that is said of them is touched. ``changes`` says which weights differ by enough.
+    ``changes`` decides which weights differ enough.
     """
     current = {resource.resource: resource.weight for resource in admin.resources()}
     weights = changes(loads, current, LEAST_CHANGE)

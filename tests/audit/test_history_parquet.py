@@ -46,7 +46,7 @@ def test_parquet_has_every_record_and_the_rest_is_told(
     to = tmp_path / "out"
     assert main(["history", "export", str(folder), "--to", str(to), "--format", "parquet"]) == 0
     out, err = capsys.readouterr()
-    assert out == f"wrote 10 records to {to}; 2 lines left out, being no record\n"
+    assert out == f"wrote 10 records to {to}; 2 lines left out, not being records\n"
     assert "unreadable, not_a_record: 1 line" in err
     assert "unreadable, not_json: 1 line" in err
     rows = spark.read.parquet(to.as_uri()).orderBy("sequence").collect()
@@ -89,7 +89,7 @@ def test_parquet_is_refused_where_it_would_be_nothing_or_overwrite(
 
     to = str(tmp_path / "out")
     assert "not empty" in refused(str(folder), "--to", str(folder))
-    assert "no record fits" in refused(str(folder), "--to", to, "--group", "nobody")
+    assert "no record matches" in refused(str(folder), "--to", to, "--group", "nobody")
     bad = tmp_path / "bad.jsonl"
     bad.write_bytes(b"{}\n{}\n")
     assert "2 not_a_record" in refused(str(bad), "--to", to)

@@ -150,7 +150,7 @@ class TestBadInput:
         )
 
     def test_a_time_that_is_none(self, capsys: pytest.CaptureFixture[str], history: str) -> None:
-        refused(capsys, [history, "--since", "yesterday"], 2, "is no time")
+        refused(capsys, [history, "--since", "yesterday"], 2, "invalid time")
 
     def test_a_folder_that_is_not_there(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         refused(capsys, [str(tmp_path / "nowhere")], 3, "nowhere does not exist")

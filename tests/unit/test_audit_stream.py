@@ -38,14 +38,14 @@ class TestOptions:
             (["--stream", "--out", "o"], "--stream needs --checkpoint FOLDER"),
             (
                 ["--stream", "--out", "o", "--checkpoint", "c", "--since", "2h"],
-                "--since don't go with --stream",
+                "--since can't be used with --stream",
             ),
             (
                 ["--stream", "--out", "o", "--checkpoint", "c", "--apply", "--report", "r"],
                 "--report, --apply",
             ),
-            (["--checkpoint", "c"], "--checkpoint go with --stream only"),
-            (["--delay", "3"], "--delay go with --stream only"),
+            (["--checkpoint", "c"], "--checkpoint need --stream"),
+            (["--delay", "3"], "--delay need --stream"),
         ],
     )
     def test_what_does_not_go_together_is_refused(

@@ -445,7 +445,7 @@ def test_check_finds_all_well_and_leaves_nothing_behind(cli: Cli) -> None:
     ]
     plain = cli("check")
     assert plain.code == 0
-    assert "granted for 10 s, as asked" in plain.out
+    assert "granted for 10 s, as requested" in plain.out
 
 
 @pytest.mark.rule("RB-46")

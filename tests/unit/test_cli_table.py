@@ -451,7 +451,7 @@ class TestTable:
     def test_a_registry_that_can_not_tell_is_named(self) -> None:
         view = seeing(group({"a": "one"}))
         view.hear(["one-id"], {})
-        assert "  nodes 1 to 1 of 1; this registry tells no heartbeats" in screen(view)
+        assert "  nodes 1 to 1 of 1; this registry reports no heartbeats" in screen(view)
 
     def test_waits_and_moves_stand_below_and_what_is_left_out_is_counted(self) -> None:
         names = [f"r{number}" for number in range(9)]

@@ -297,7 +297,7 @@ def test_stats_for_people_name_what_is_not_as_it_should_be(cli: Cli, tmp_path: P
     put(tmp_path, "a", [record(2, "a"), record(3, "a"), record(2, "a"), record(9, "a")])
     answer = cli("stats", tmp_path)
     assert answer.out.startswith("orders/a (group): 3 records of 1 process, ")
-    assert "1 duplicate, 5 missing in 1 gap, 2 earlier not there; 3 barrier_added" in answer.out
+    assert "1 duplicate, 5 missing in 1 gap, 2 missing before; 3 barrier_added" in answer.out
 
 
 def test_stats_on_a_terminal_are_a_table() -> None:
@@ -310,7 +310,7 @@ def test_stats_on_a_terminal_are_a_table() -> None:
     text = console.export_text()
     console.file.close()
     assert "[bold]a" in text
-    assert "1 earlier not there" in text
+    assert "1 missing before" in text
     assert "1 record of 1 node" in text
 
 
@@ -361,7 +361,7 @@ def test_export_to_a_file_and_to_a_folder(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     answer = cli("export", tmp_path, "--to", target / "all.jsonl")
-    assert answer.out == f"wrote 4 records to {target / 'all.jsonl'}; 1 line left out, being no record\n"
+    assert answer.out == f"wrote 4 records to {target / 'all.jsonl'}; 1 line left out, not being records\n"
     assert "not_a_record" in answer.err
     lines = (target / "all.jsonl").read_bytes()
     assert lines == b"".join(record(n, label).to_line() for n, label in ((0, "a"), (1, "b"), (2, "a"))) + (
@@ -410,7 +410,7 @@ def test_an_export_that_fails_leaves_nothing(
         patch.setattr(os, "fsync", full)
         refused(cli("export", source, "--to", tmp_path / "out"), 3, "No space left", "nothing is left")
     refused(cli("export", source, "--to", tmp_path / "no" / "out"), 3, "No such file")
-    refused(cli("export", source, "--to", tmp_path / "out", "--group", "none"), 3, "no record fits")
+    refused(cli("export", source, "--to", tmp_path / "out", "--group", "none"), 3, "no record matches")
     backwards = ("--since", "1h", "--until", "2h")
     refused(cli("export", source, "--to", tmp_path / "out", *backwards), 2, "no time between")
     assert list(tmp_path.iterdir()) == [source]
@@ -450,7 +450,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "fragment"),
     [
-        (("tail", "FOLDER", "--kind", "start_enterd"), 2, "such are start_entered"),
+        (("tail", "FOLDER", "--kind", "start_enterd"), 2, "similar kinds are start_entered"),
         (("tail", "FOLDER", "--since", "yesterday"), 2, "15m or 2h"),
         (("tail", "FOLDER", "--last", "-1"), 2, "--last"),
         (("tail",), 2, "SOURCE"),
@@ -509,7 +509,7 @@ def test_times_that_are_so_long_ago(text: str, ago_s: float, monkeypatch: pytest
 
 @pytest.mark.parametrize("text", ["", "h", "2", "-2h", "2 y", "2023-13-01", "now", "9999999999999d x"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no time"):
+    with pytest.raises(typer.BadParameter, match="invalid time"):
         parse_time(text)
 
 

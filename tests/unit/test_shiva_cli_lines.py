@@ -78,7 +78,7 @@ def test_what_a_start_has_led_to(state: ApplicationState, worker: str | None, li
 
 
 def test_a_registry_that_is_no_kafka_is_refused_by_what_shiva_needs() -> None:
-    with pytest.raises(InvalidUrl, match=r"Shiva lives on Kafka, and not on sqlite://.*kafka://HOST"):
+    with pytest.raises(InvalidUrl, match=r"Shiva needs Kafka, not sqlite://.*kafka://HOST"):
         _url("sqlite:///groups.db", None, None)
     assert _url("kafka://h:1/c", None, None) == "kafka://h:1/c"
 

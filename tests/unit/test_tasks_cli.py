@@ -142,8 +142,8 @@ def test_enqueueing_one_id_again_is_harmless_and_with_other_content_refused(stag
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [
-        (("enqueue", "work", "send", "{"), ("the arguments are no JSON",)),
-        (("enqueue", "work", "send", "[NaN]"), ("the arguments are no JSON", "NaN")),
+        (("enqueue", "work", "send", "{"), ("the arguments are not JSON",)),
+        (("enqueue", "work", "send", "[NaN]"), ("the arguments are not JSON", "NaN")),
         (("enqueue", "work", "send", "--after", "x"), ("after", "40 hexadecimal digits")),
         (("enqueue", "work", "send", "--after", UNKNOWN), (UNKNOWN, "does not exist")),
         (("enqueue", "work", "send", "--priority", "9999999999"), ("priority",)),
@@ -279,7 +279,7 @@ def test_nothing_is_collected_that_could_not_be_written_first(stage: Stage, tmp_
     assert stage.queue.get(task).state.status is Status.COMPLETED
     answer = stage.cli("collect", "work", "--older-than", "yesterday")
     assert (answer.code, answer.out) == (2, "")
-    assert "'yesterday' is no span of time; write one such as 90s" in answer.err
+    assert "invalid duration 'yesterday': use one such as 90s" in answer.err
 
 
 def test_what_a_task_says_gives_no_orders_to_the_terminal(stage: Stage) -> None:
