@@ -1,7 +1,7 @@
-"""The wake-up across processes: a writer rings after its commit, every watcher of the file hears it.
+"""A wake-up across processes: a writer rings after its commit, and every watcher of the file is woken up.
 
-Ringing touches the times of the database file. SQLite itself only writes to that file, never changes its
-attributes, so that an attribute event means the bell and nothing else.
+Ringing touches the times of the database file. SQLite only writes to that file and never changes its
+attributes, so that an attribute event always means the bell.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if sys.platform == "linux" or TYPE_CHECKING:
     import inotify_simple  # type: ignore[import-untyped]
 
 POLL_S = 0.01
-"""How often to look where the bell cannot be heard."""
+"""Seconds between two looks if the bell can't be heard."""
 
 
 class Bell(ABC):
-    """What a watcher thread sleeps on. ``wake`` may be called from any thread, the rest from its own."""
+    """A sleep that the bell ends. ``wake`` may be called from any thread, the rest from the sleeping one."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -34,7 +34,7 @@ class Bell(ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float | None) -> None:
-        """Return when the bell rings, when woken, or when the time is up; now and then for no reason."""
+        """Return when the bell rings, when woken, or on a timeout; sometimes without a reason."""
 
     @abstractmethod
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Bell(ABC):
 
 
 class PollingBell(Bell):
-    """Hears nothing from other processes and so wakes every 10 ms. It needs no descriptor."""
+    """Wakes up every 10 ms, as it hears nothing from other processes. It needs no descriptor."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
@@ -68,7 +68,7 @@ class InotifyBell(Bell):
     """
 
     def __init__(self, path: Path) -> None:
-        # inotify_simple would look for the C library by running ldconfig, which takes 25 ms.
+        # inotify_simple would search the C library by running ldconfig, which takes 25 ms.
         if inotify_simple._libc is None:  # noqa: SLF001
             inotify_simple._libc = ctypes.CDLL(None, use_errno=True)  # noqa: SLF001
         self._inotify = inotify_simple.INotify(nonblocking=True)
@@ -91,7 +91,7 @@ class InotifyBell(Bell):
             os.write(self._wake_writer, b"\0")
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when the bell rings, when woken, or when the time is up."""
+        """Return when the bell rings, when woken, or on a timeout."""
         for descriptor, _ in self._poll.poll(_milliseconds(timeout_s)):
             if descriptor == self._wake_reader:
                 self._silence()
@@ -116,7 +116,7 @@ def _milliseconds(timeout_s: float | None) -> float | None:
 
 
 def bell_of(path: Path) -> Bell:
-    """The best bell that is to be had for a database file."""
+    """Return the best available sleep for a database file."""
     if sys.platform == "linux":
         with suppress(OSError):
             return InotifyBell(path)

@@ -1,4 +1,4 @@
-"""The clock that all processes of one host share, and the name of its present run."""
+"""The clock that all processes of one host share, and the id of its current run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rebalanser_sqlite.failures import OUT_OF_FILES, out_of_files
 
 
 class Clock(Protocol):
-    """Seconds that never step back while the host runs and mean the same in all of its processes."""
+    """A clock that never goes back while the host runs and is the same in all of its processes."""
 
     def now(self) -> float:
         """The present time in seconds."""
 
 
 class HostClock:
-    """``CLOCK_BOOTTIME`` where there is one, so that leases end while the host sleeps; else monotonic."""
+    """``CLOCK_BOOTTIME`` if available, so that leases end while the host is suspended; else monotonic."""
 
     _id = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -28,10 +28,10 @@ class HostClock:
 
 
 def host_boot_id() -> str:
-    """What tells one run of this host's clock from every other.
+    """Return the id of the current run of this host's clock.
 
     Raises:
-        UnusableStore: this platform does not tell; leases could not be counted.
+        UnusableStore: this platform has no such id, without which leases can't be used.
         RegistryUnavailable: the process or the host has no file descriptor left.
     """
     try:

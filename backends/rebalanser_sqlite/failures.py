@@ -1,4 +1,4 @@
-"""SQLite's result codes as errors that say what the caller must do."""
+"""Maps SQLite's result codes to errors that say what the caller must do."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def code_of(error: BaseException) -> int:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether another connection holds a lock that will be given back, so that waiting helps."""
+    """Return True if another connection holds a lock that it will release, so that waiting helps."""
     return code_of(error) & _PRIMARY in _WAIT
 
 
 def out_of_files(path: Path | str) -> RegistryUnavailable:
-    """The error of a file that can't be opened only now, because the descriptors are used up."""
+    """Return the error for a file that can't be opened now because no descriptor is left."""
     return RegistryUnavailable(
         f"{path} could not be opened: this process or this host has no file descriptor left; "
         "try again, close some, or raise the limit (ulimit -n)"
@@ -61,7 +61,7 @@ def out_of_files(path: Path | str) -> RegistryUnavailable:
 
 
 def _is_out_of_files(path: Path) -> bool:
-    """SQLite does not say why it could not open a file, so another one is opened."""
+    """Return True if no descriptor is left; SQLite gives no reason, so this opens another file to see."""
     try:
         os.close(os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -70,13 +70,11 @@ def _is_out_of_files(path: Path) -> bool:
 
 
 def failure(error: sqlite3.Error, path: Path) -> RebalanserError:
-    """What an error before ``COMMIT`` means: the transaction had no effect."""
+    """Return the error for a failure before ``COMMIT``: the transaction had no effect."""
     code = code_of(error)
     primary = code & _PRIMARY
     if primary in _WAIT:
-        return RegistryUnavailable(
-            f"{path} stayed locked by another process until the time was up; try again"
-        )
+        return RegistryUnavailable(f"{path} stayed locked by another process until the time limit; try again")
     if primary == sqlite3.SQLITE_FULL:
         return QuotaExceeded(f"no space to write {path} ({error}); free space on its disk or raise the quota")
     if code in _NOT_WRITTEN:
@@ -96,7 +94,7 @@ def failure(error: sqlite3.Error, path: Path) -> RebalanserError:
 
 
 def commit_failure(error: sqlite3.Error, path: Path) -> RebalanserError:
-    """What an error of ``COMMIT`` itself means: only a full disk is known to have had no effect."""
+    """Return the error for a failure of ``COMMIT`` itself; only a full disk certainly had no effect."""
     code = code_of(error)
     if is_busy(error) or code in _NO_EFFECT_AT_COMMIT:
         return failure(error, path)

@@ -1,4 +1,4 @@
-"""The changes that watches are told, kept for a bounded number of revisions and bytes."""
+"""The changes for watches, kept for a bounded number of revisions and bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 MAX_REVISIONS = 10_000
 MAX_BYTES = 64 << 20
 FORGET_STEP = 1_000
-"""So many revisions are forgotten at once, so that most transactions need not delete any."""
+"""Number of revisions that are deleted at once, so that most transactions delete none."""
 REVISIONS_PER_READ = 500
 
 _ADVANCE = "UPDATE meta SET revision = ?, history_bytes = history_bytes + ?"
@@ -44,18 +44,18 @@ class Extent:
 
 
 def extent(store: Store) -> Extent:
-    """What is kept, as this transaction sees it."""
+    """Return the kept revisions, as this transaction sees them."""
     latest, forgotten, _ = store.connection.execute(_STATE).fetchone()
     return Extent(latest, forgotten)
 
 
 def record_size(store: Store, revision: int, size: int) -> None:
-    """Make ``revision`` the latest, ``size`` bytes of keys and values having been recorded for it."""
+    """Make ``revision`` the latest; its recorded keys and values have ``size`` bytes."""
     store.connection.execute(_ADVANCE, (revision, size))
 
 
 def trim(store: Store) -> None:
-    """Forget the oldest changes if there are more than the bounds allow."""
+    """Delete the oldest changes if there are more than the bounds allow."""
     latest, forgotten, size = store.connection.execute(_STATE).fetchone()
     if latest - forgotten >= MAX_REVISIONS + FORGET_STEP:
         forget(store, latest - MAX_REVISIONS)
@@ -64,13 +64,13 @@ def trim(store: Store) -> None:
 
 
 def forget_part(store: Store, part: int) -> None:
-    """Forget the oldest of the changes, one of ``part``."""
+    """Delete the oldest one ``part``-th of the changes."""
     kept = extent(store)
     forget(store, kept.forgotten + (kept.latest - kept.forgotten + part - 1) // part)
 
 
 def forget(store: Store, up_to: int) -> None:
-    """Forget the changes up to and including a revision."""
+    """Delete the changes up to and including a revision."""
     latest, forgotten, _ = store.connection.execute(_STATE).fetchone()
     bounds = (forgotten, min(up_to, latest))
     if bounds[0] < bounds[1]:
@@ -80,10 +80,10 @@ def forget(store: Store, up_to: int) -> None:
 
 
 def with_room(store: Store, write: Callable[[], T], deadline: Deadline) -> T:
-    """Carry out a write; if there is no room, in that of the log, and then in that of the history.
+    """Carry out a write; if the disk is full, empty the log first, and then trim the history.
 
     Raises:
-        QuotaExceeded: there is no room in these either.
+        QuotaExceeded: that does not make enough room either.
     """
     for make_room in (store.checkpoint, lambda: _forget_some(store, deadline)):
         try:
@@ -94,7 +94,7 @@ def with_room(store: Store, write: Callable[[], T], deadline: Deadline) -> T:
 
 
 def _forget_some(store: Store, deadline: Deadline) -> None:
-    """Forget as much of the history as the log has room for: to delete takes room there, too."""
+    """Delete as much of the history as the log has room for, as a deletion takes room there too."""
     for part in (2, 8, 32):
         with suppress(QuotaExceeded), store.writing(deadline):
             forget_part(store, part)
@@ -103,5 +103,5 @@ def _forget_some(store: Store, deadline: Deadline) -> None:
 
 
 def changes(store: Store, first: int, last: int) -> list[Changed]:
-    """The changes of these revisions, in order."""
+    """Return the changes of these revisions, in order."""
     return [Changed(*row) for row in store.connection.execute(_READ, (first, last))]

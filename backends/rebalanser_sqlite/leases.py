@@ -1,4 +1,4 @@
-"""Leases: granted, renewed, and ended by whoever finds them over."""
+"""Leases: granting, renewal, and the end of those that are over."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _FORGET = "DELETE FROM leases WHERE id = ?"
 
 
 def any_over(store: Store) -> bool:
-    """Whether a lease is over that nobody has ended yet."""
+    """Return True if a lease is over and not ended yet."""
     return store.connection.execute(_OVER, (store.clock.now(), store.boot_id)).fetchone() is not None
 
 
 def end_those_over(store: Store) -> bool:
-    """End every lease that is over, each at a revision of its own; whether a key went with one."""
+    """End every lease that is over, each at its own revision. Return True if a key was deleted."""
     over = store.connection.execute(_OVER, (store.clock.now(), store.boot_id)).fetchall()
     ended = [end(store, lease) for (lease,) in over]
     return any(ended)
 
 
 def end(store: Store, lease: int) -> bool:
-    """End one lease, whether over or not, with all its keys at one revision; whether it had any."""
+    """End one lease and delete its keys at one revision. Return True if it had any."""
     count, size = store.connection.execute(_SIZE_OF_KEYS, (lease,)).fetchone()
     if count:
         revision = store.revision() + 1
@@ -55,13 +55,13 @@ def end(store: Store, lease: int) -> bool:
 
 
 def next_end_s(store: Store) -> float | None:
-    """When, on the store's clock, the next lease will be over; None if there is none."""
+    """Return the time on the store's clock at which the next lease is over; None without leases."""
     (ends_at_s,) = store.connection.execute(_NEXT_END, (store.boot_id,)).fetchone()
     return None if ends_at_s is None else float(ends_at_s)
 
 
 def grant(store: Store, ttl_s: float) -> Granted:
-    """Create a lease under an id that no lease had before."""
+    """Create a lease with an id that was never used."""
     granted_s = max(ttl_s, MIN_TTL_S)
     store.connection.execute(_NEXT_ID)
     (lease,) = store.connection.execute(_LAST_ID).fetchone()
@@ -70,7 +70,7 @@ def grant(store: Store, ttl_s: float) -> Granted:
 
 
 def ages(store: Store, leases: Sequence[int]) -> dict[int, LeaseAge]:
-    """The age of each of these leases that lives."""
+    """Return the ages of these leases that live."""
     now = store.clock.now()
     found: dict[int, LeaseAge] = {}
     for lease in leases:
@@ -80,7 +80,7 @@ def ages(store: Store, leases: Sequence[int]) -> dict[int, LeaseAge]:
 
 
 def keep_alive(store: Store, lease: int) -> None:
-    """Renew a lease to its full time, counted from now.
+    """Renew a lease to its full time from now on.
 
     Raises:
         LeaseNotFound: it has ended.

@@ -1,4 +1,4 @@
-"""The one thread of an open file's watches: it listens for the bell, and looks what is new."""
+"""The one thread for all watches of an open file: it waits for the bell, and reads new changes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rebalanser_sqlite.store import Store
 
 LOOK_S: Final = 0.25
-"""The slow look that finds what was committed and not rung for, as by a writer that was killed before it."""
+"""Seconds between looks without the bell, which find commits of writers killed before they rang."""
 PATIENCE_S: Final = 1.0
-"""How long the thread waits for a lock before it looks again."""
+"""Maximum seconds that the thread waits for a lock before it looks again."""
 
 _log = logging.getLogger("rebalanser.sqlite")
 
@@ -34,7 +34,7 @@ WatchT = TypeVar("WatchT", bound=Watch)
 
 
 class Listener(ABC, Generic[WatchT]):
-    """Runs while its file is open, once it has had a watch. ``name`` is the thread's, beside the file's."""
+    """Runs from the first watch until the file is closed. ``name`` is part of the thread's name."""
 
     def __init__(self, path: Path, open_store: Callable[[], Store], name: str) -> None:
         self._path = path
@@ -48,7 +48,7 @@ class Listener(ABC, Generic[WatchT]):
 
     @abstractmethod
     def _look(self, store: Store) -> float | None:
-        """Tell what is new; how many seconds there is nothing to do, None for any time."""
+        """Report new changes. Return the seconds until there is more to do, None for never."""
 
     def _begin(self, watch: WatchT) -> WatchT:
         """Begin a watch; the first one starts the thread."""
@@ -70,13 +70,13 @@ class Listener(ABC, Generic[WatchT]):
                 self._watches.remove(watch)
 
     def wake(self) -> None:
-        """Have a look now."""
+        """Look for changes now."""
         with self._lock:
             if self._bell is not None and not self._closing:
                 self._bell.wake()
 
     def close(self) -> None:
-        """End all watches and the thread, and wait for it, unless it is the one that asks."""
+        """End all watches and the thread, and wait for the thread unless it is the caller."""
         with self._lock:
             watches, self._watches = self._watches, []
             was_closing, self._closing = self._closing, True

@@ -1,4 +1,4 @@
-"""Where a registry file may be: on this host's own disk, in a folder that can be written."""
+"""Checks the place of a registry file: on this host's own disk, in a writable folder."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ SHARED_FILESYSTEMS = frozenset(
         *("fuse.seaweedfs", "fuse.smbnetfs", "fuse.sshfs", "fuse.virtiofs", "fuse.vmhgfs-fuse"),
     }
 )
-"""Filesystems that other hosts (or the host of a virtual machine) write too: shared memory does not reach
-across, so the write-ahead log would be torn."""
+"""Filesystems that other hosts (or the host of a virtual machine) also write. They do not share memory, so
+the write-ahead log would be torn."""
 
 
 def file_of(url: RegistryUrl) -> Path:
-    """The file that ``sqlite:///relative`` or ``sqlite:////absolute`` names.
+    """Return the file of ``sqlite:///relative`` or ``sqlite:////absolute``.
 
     Raises:
-        InvalidUrl: it names none.
+        InvalidUrl: the URL names no file.
         UnusableStore: it names SQLite's in-memory database.
     """
     slash, name = url.path[:1], url.path[1:]
@@ -52,10 +52,10 @@ def file_of(url: RegistryUrl) -> Path:
 
 
 def file_mode_from(url: RegistryUrl) -> int:
-    """The mode of the files that are made, from the URL's ``file_mode=0640``; this user's alone without it.
+    """Return the mode of new files, from the URL's ``file_mode=0640``; by default for the user alone.
 
     Raises:
-        InvalidUrl: it is no mode of a file, or the URL has an option that is not known.
+        InvalidUrl: it is not a mode of a file, or the URL has an unknown option.
     """
     unknown = sorted(set(url.options) - {"file_mode"})
     if unknown:
@@ -67,11 +67,11 @@ def file_mode_from(url: RegistryUrl) -> int:
 
 
 def check_place(path: Path) -> tuple[str, ...]:
-    """Refuse a place that a registry file cannot work in; the reasons to doubt one that it may work in.
+    """Refuse a place where a registry file can't work. Return warnings about a doubtful one.
 
     Raises:
-        UnusableStore: no folder, a folder, no plain file, one with several names, one that is a mount point
-            itself, not writable, or on a network filesystem.
+        UnusableStore: the folder is missing or read-only, or the path is a folder, not a regular file, a file
+            with several names, a mount point itself, not writable, or on a network filesystem.
         RegistryUnavailable: the process or the host has no file descriptor left.
     """
     folder = path.parent
@@ -136,9 +136,9 @@ def _mount_lines() -> list[str]:
 
 
 def mount_of(path: Path, mount_lines: Iterable[str]) -> tuple[Path, str]:
-    """The mount point that an absolute path is below, or is, and its filesystem's type; "" if unknown.
+    """Return the mount point of an absolute path and the filesystem's type; "" if unknown.
 
-    Lines are as in ``/proc/self/mounts``. The longest mount point wins, and of several mounts at one point
+    Lines are as in ``/proc/self/mounts``. The longest mount point counts, and of several mounts at one point
     the last, which hides the others.
     """
     found, filesystem, depth = Path("/"), "", -1
@@ -151,5 +151,5 @@ def mount_of(path: Path, mount_lines: Iterable[str]) -> tuple[Path, str]:
 
 
 def _unescaped(text: str) -> str:
-    """Undo the octal escapes with which the kernel writes blanks in mount points."""
+    """Decode the octal escapes of blanks in mount points."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

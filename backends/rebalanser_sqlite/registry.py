@@ -49,13 +49,13 @@ OPEN_TIMEOUT_S = 10.0
 
 
 def open_sqlite(url: RegistryUrl, timeout_s: float) -> Registry:
-    """Open the registry that ``sqlite:///relative`` or ``sqlite:////absolute`` names; make it if it is new.
+    """Open the registry at ``sqlite:///relative`` or ``sqlite:////absolute``; create it if it is new.
 
     Raises:
-        InvalidUrl: the URL names no file, or an option that is not known.
-        UnusableStore: a registry cannot be there; the message says why and what to do.
+        InvalidUrl: the URL names no file, or has an unknown option.
+        UnusableStore: the place can't have a registry; the message says why and what to do.
         QuotaExceeded: the disk is full.
-        RegistryUnavailable: others kept the file locked for ``timeout_s`` seconds.
+        RegistryUnavailable: other processes kept the file locked for ``timeout_s`` seconds.
     """
     return SqliteRegistry(file_of(url), timeout_s, file_mode=file_mode_from(url))
 
@@ -64,11 +64,11 @@ class SqliteRegistry(Registry):
     """A registry in one file, shared by the processes of one host.
 
     Args:
-        path: the file; made if it does not exist. Its folder must exist.
-        timeout_s: how many seconds to wait for others that hold it locked.
-        clock: what leases are counted on; the host's clock unless a test gives another.
-        boot_id: the run of the host that the clock belongs to.
-        file_mode: the mode of the file, if it is made, and of those beside it.
+        path: the file; created if it does not exist. Its folder must exist.
+        timeout_s: maximum seconds to wait while other processes keep it locked.
+        clock: the clock for leases; the host's unless a test passes another.
+        boot_id: the id of the clock's run.
+        file_mode: the mode of the file, if it is created, and of those beside it.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class SqliteRegistry(Registry):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this registry can do, and why its place may be no safe one."""
+        """Abilities and limits of this registry, with warnings about its place."""
         return replace(CAPABILITIES, unsafe_reasons=self._store.unsafe_reasons)
 
     def execute(self, request: Request, timeout_s: float) -> Reply:
         """Carry out one request; see :meth:`rebalanser.registry.contract.Registry.execute`.
 
         Raises:
-            RegistryUnavailable: others kept the file locked until the time was up, or the registry is closed;
-                no effect.
+            RegistryUnavailable: other processes kept the file locked until the time limit, or the registry
+                is closed; no effect.
             OutcomeUnknown: the disk failed during the commit.
             LeaseNotFound: the lease of a keep-alive or of a put does not exist.
-            QuotaExceeded: the disk is full, but for what heartbeats need; no effect.
+            QuotaExceeded: the disk is full except for the room that heartbeats need; no effect.
             UnusableStore: the file or one beside it was removed, replaced or damaged while in use; no effect.
             RequestTooLarge: more operations or bytes than the capabilities say; no effect.
             InternalError: the request is not well formed; no effect.
@@ -125,19 +125,19 @@ class SqliteRegistry(Registry):
             return history.with_room(self._store, lambda: self._write(request, deadline), deadline)
 
     def lease_ages(self, asked: Sequence[int], timeout_s: float) -> Mapping[int, LeaseAge]:
-        """The ages of those leases that live, as of one snapshot; see the contract."""
+        """Return the ages of live leases, as of one snapshot; see the contract."""
         deadline = Deadline.after(timeout_s)
         with self._alone(self._bulk_lock, deadline), self._bulk.reading(deadline):
             return leases.ages(self._bulk, asked)
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
-        """Tell ``sink`` every change of ``target`` from ``from_revision`` on, from the registry's thread."""
+        """Call ``sink`` in the registry's thread with every change of ``target`` from a revision on."""
         if self._closed:
             raise RegistryUnavailable("this connection to the registry is closed")
         return self._watcher.add(target, from_revision, sink)
 
     def close(self) -> None:
-        """Close the file and all watches; leases are left alone. Closing twice does nothing."""
+        """Close the file and all watches, but no leases. Closing twice does nothing."""
         self._watcher.close()
         with self._bulk_lock, self._lock:
             if not self._closed:
@@ -146,14 +146,14 @@ class SqliteRegistry(Registry):
                 self._store.close()
 
     def wake(self) -> None:
-        """Have the watches look at the file now, as after a step of a clock that a test moves."""
+        """Let the watches look at the file now, as after a step of a test's clock."""
         self._watcher.wake()
 
     def forget_history(self, before_revision: int, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Forget the changes before a revision: a watch from before it is told of the loss (RB-28).
+        """Delete the changes before a revision; an earlier watch gets ``HistoryLost`` (RB-28).
 
         Raises:
-            RegistryUnavailable: others kept the file locked until the time was up.
+            RegistryUnavailable: other processes kept the file locked until the time limit.
         """
         deadline = Deadline.after(timeout_s)
         with self._alone(self._lock, deadline), self._store.writing(deadline):
@@ -175,8 +175,8 @@ class SqliteRegistry(Registry):
     def _read(self, request: Transaction, deadline: Deadline) -> Outcome:
         """Answer from a snapshot, after ending the leases that are over in it.
 
-        A range may be long, and so has a connection of its own: a heartbeat never waits for it. Nor is it
-        read while the file is locked.
+        A range may be long, so it is read on a second connection and outside of the write lock: no heartbeat
+        waits for it.
         """
         bulk = transactions.has_range(request)
         store, lock = (self._bulk, self._bulk_lock) if bulk else (self._store, self._lock)
@@ -191,7 +191,7 @@ class SqliteRegistry(Registry):
     def _snapshot(self, store: Store, request: Transaction, deadline: Deadline) -> Outcome | None:
         """Answer from a snapshot; None if a lease in it is over."""
         with store.reading(deadline) as revision:
-            # The clock is read after the snapshot was taken: a lease that this passes was alive in it.
+            # Read the clock after taking the snapshot: a lease that is not over by then was alive in it.
             if leases.any_over(store):
                 return None
             chosen = transactions.choose(store.connection, request)
@@ -210,7 +210,7 @@ class SqliteRegistry(Registry):
             leases.end_those_over(self._store)
             may_grow = isinstance(request, Transaction | Grant)
             pages = self._store.pages() if may_grow else 0
-            # Raised after the commit only: the ended leases stay ended, and nothing else was written.
+            # Raise only after the commit: the ended leases stay ended, and nothing else was written.
             reply = self._reply(request)
             if may_grow:
                 self._store.check_room(pages)

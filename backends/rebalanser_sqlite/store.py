@@ -1,4 +1,4 @@
-"""One connection to the registry's file: how it is opened, and how a transaction begins and ends."""
+"""One connection to the registry's file: opening, transactions and checkpoints."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ SETTINGS = (
     "PRAGMA secure_delete = OFF",
 )
 COMMITS_PER_CHECKPOINT = 100
-"""Keeps the write-ahead log at about 1,000 pages, SQLite's own measure, for each process that writes."""
+"""Commits between two checkpoints, so that the write-ahead log has about 1,000 pages, SQLite's default."""
 
 RESERVE_BYTES = 4 << 20
-"""Room on the disk that is left for heartbeats, which need it for the log.
+"""Bytes on the disk that are reserved for heartbeats, which need them for the log.
 
-A database that can't grow keeps the log from being emptied, and a log that can't grow refuses everything.
+A database that can't grow keeps the log from being emptied, and a log that can't grow refuses every write.
 """
 LOG_WARNING_BYTES = 64 << 20
-"""Minimum size of the write-ahead log that is warned about, if no checkpoint can empty it."""
+"""Minimum size of a write-ahead log that causes a warning, if no checkpoint can empty it."""
 SCARCE_BYTES = 16 * RESERVE_BYTES
 """With less room, the file grows at once and not with a later checkpoint, when others may have taken it."""
 
@@ -82,23 +82,23 @@ _log = logging.getLogger("rebalanser.sqlite")
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a request's time is up, on this process's monotonic clock."""
+    """The time limit of a request, on this process's monotonic clock."""
 
     at: float
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """The deadline of a request that begins now."""
+        """Return the deadline of a request that begins now."""
         return cls(time.monotonic() + seconds)
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left, 0 when it is over."""
+        """Return the seconds left, 0 if it has passed."""
         return max(0.0, self.at - time.monotonic())
 
 
 def patiently(action: Callable[[], T], deadline: Deadline) -> T:
-    """Do it, again and again while another connection holds the lock that it needs, until the deadline."""
+    """Call a function; retry until the deadline while another connection holds its lock."""
     return Retrying(
         retry=retry_if_exception(is_busy),
         wait=wait_random_exponential(multiplier=0.0005, max=0.008),
@@ -108,22 +108,22 @@ def patiently(action: Callable[[], T], deadline: Deadline) -> T:
 
 
 class Store:
-    """One connection. Its user sees to it that one thread at a time uses it.
+    """One connection. The caller ensures that one thread at a time uses it.
 
     It is closed while this process is forked, and opened again at its next use, here and in the child; see
     :mod:`rebalanser.forks`.
 
     Args:
-        path: the file; made if it does not exist.
-        clock: leases are counted on it.
-        boot_id: the run of the host that the clock belongs to; leases of another run are over.
-        deadline: until when to wait for others that open or write it.
-        file_mode: the mode of the file, if it is made, and of those that SQLite keeps beside it.
+        path: the file; created if it does not exist.
+        clock: the clock for leases.
+        boot_id: the id of the clock's run; leases of another run are over.
+        deadline: time limit for waiting while other processes open or write it.
+        file_mode: the mode of the file, if it is created, and of those that SQLite keeps beside it.
 
     Raises:
-        UnusableStore: a registry cannot be there; the message says why and what to do.
+        UnusableStore: the place can't have a registry; the message says why and what to do.
         QuotaExceeded: the disk is full.
-        RegistryUnavailable: others kept it locked.
+        RegistryUnavailable: other processes kept it locked.
         Forked: the parent was busy with it when this process was forked.
     """
 
@@ -131,9 +131,9 @@ class Store:
         self, path: Path, clock: Clock, boot_id: str, deadline: Deadline, file_mode: int = 0o600
     ) -> None:
         self.unsafe_reasons = check_place(path)
-        """Why the file's place may not be a safe one, one sentence each."""
+        """Warnings about the file's place, one sentence each."""
         self.path = path
-        # SQLite follows links, so that all names of a file which are links to it share what is beside it.
+        # SQLite follows symbolic links, so that all links to a file share the files beside it.
         self._beside = tuple(Path(f"{path.resolve()}{suffix}") for suffix in ("-wal", "-shm"))
         self.boot_id = boot_id
         self.clock = clock
@@ -214,7 +214,7 @@ class Store:
             self._roll_back()
 
     def _is_new(self) -> bool:
-        """Whether it is an empty database; raises UnusableStore if it is not this program's."""
+        """Return True if the database is empty; raise UnusableStore if it is another program's."""
         self.connection.execute("BEGIN")
         ((application_id,), (version,), (objects,)) = (
             self.connection.execute(sql).fetchone()
@@ -243,10 +243,11 @@ class Store:
         self.connection.execute("COMMIT")
 
     def _see_that_none_is_cut_off(self, deadline: Deadline) -> None:
-        """Refuse a file that another process has open with a log or shared memory that is not beside it now.
+        """Refuse a file that another process has open with a log or shared memory that is not beside it.
 
-        Its log was removed, or it opened the file by a name of its own, as in another container. SQLite would
-        make new files beside this name: neither would see what the other writes, and each would own all.
+        That log was removed, or the process has the file by another name, as in another container. SQLite
+        would create new files beside this name. Then neither process would see the other's writes, and each
+        would own all resources.
         """
         try:
             patiently(self._see_that_none_has_it_open, deadline)
@@ -261,13 +262,13 @@ class Store:
             ) from error
 
     def _see_that_none_has_it_open(self) -> None:
-        """Lock it wholly, if a file beside it is missing; that fails as long as anybody has it open."""
+        """Lock the whole file if one beside it is missing; fails while a process has it open."""
         is_new = not self.path.exists() or not self.path.stat().st_size
         if is_new or all(file.exists() for file in self._beside):
             return
         with closing(self._connect()) as alone:
             try:
-                # Keeps what is else in the shared memory to itself, so that no new shared memory is made.
+                # In this mode SQLite keeps the log's index in its own memory and creates no shared memory.
                 alone.execute("PRAGMA locking_mode = EXCLUSIVE")
                 alone.execute("BEGIN EXCLUSIVE")
                 alone.execute("ROLLBACK")
@@ -285,9 +286,9 @@ class Store:
         return found.st_dev, found.st_ino
 
     def _check_identity(self) -> None:
-        """Refuse to work on if the file or one beside it is not the one that was opened.
+        """Refuse to continue if the file or one beside it is not the one that was opened.
 
-        Another has another history: two sets of processes would each own all.
+        Another file has another history: two sets of processes would each own all resources.
         """
         for file, opened in self._identities.items():
             if self._identity(file) != opened or opened == (0, 0):
@@ -305,7 +306,7 @@ class Store:
 
     @contextmanager
     def reading(self, deadline: Deadline) -> Iterator[int]:
-        """A snapshot; gives its revision. Waits for no writer and keeps none waiting."""
+        """Take a snapshot and return its revision. Neither waits for a writer nor blocks one."""
         with forks.postponed:
             self._resume(deadline)
             self._check_identity()
@@ -313,14 +314,14 @@ class Store:
                 yield patiently(self._begin_reading, deadline)
 
     def _begin_reading(self) -> int:
-        # Rolled back first: a busy SELECT leaves the BEGIN behind, and that must not begin twice.
+        # Roll back first: a busy SELECT leaves the BEGIN open, and a second BEGIN would fail.
         self._roll_back()
         self.connection.execute("BEGIN")
         return self.revision()
 
     @contextmanager
     def writing(self, deadline: Deadline, ends_within_s: float | None = None) -> Iterator[None]:
-        """The one write transaction of the host: commits at the end, or rolls back on an error.
+        """Run the only write transaction of the host; commit at the end, or roll back on an error.
 
         It begins before the deadline, and commits before that too, or ``ends_within_s`` seconds after it has
         begun.
@@ -359,21 +360,21 @@ class Store:
             self.connection.execute("ROLLBACK")
 
     def revision(self) -> int:
-        """The latest revision, as this transaction sees it."""
+        """Return the latest revision, as this transaction sees it."""
         (revision,) = self.connection.execute("SELECT revision FROM meta").fetchone()
         return int(revision)
 
     def pages(self) -> int:
-        """The pages of the database, as this transaction sees it."""
+        """Return the number of the database's pages, as this transaction sees it."""
         (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
         return int(pages)
 
     def check_room(self, pages_before: int) -> None:
-        """Refuse a transaction that makes the database larger when the disk has only room for heartbeats.
+        """Refuse a transaction that enlarges the database when the disk has room only for heartbeats.
 
         Raises:
             QuotaExceeded: the disk is nearly full.
-            RegistryUnavailable: it does not say how full it is.
+            RegistryUnavailable: the free space can't be read.
         """
         pages = self.pages()
         if pages <= pages_before:
@@ -402,10 +403,10 @@ class Store:
                 self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Copy the write-ahead log into the database, so that the next commit begins it anew.
+        """Copy the write-ahead log into the database, so that the next commit starts the log again.
 
-        A second connection does it while this one holds the write lock, so that no commit can reset the log
-        meanwhile. If the lock is not free now, or the disk fails, a later commit's turn will do.
+        A second connection does this while this one holds the write lock, so that no commit can reset the log
+        meanwhile. If the lock is not free now, or the disk fails, a later commit tries again.
         """
         pinned = None
         with suppress(sqlite3.Error), self._rolled_back_at_end():
@@ -422,9 +423,9 @@ class Store:
             self._warn_of_log(pinned)
 
     def _warn_of_log(self, kept_bytes: int) -> None:
-        """Warn, again at each doubling, of a log that grows since somebody reads for ever from its beginning.
+        """Warn of a log that grows because a reader never ends; again whenever its size has doubled.
 
-        Nobody can end the read of another process: it was stopped meanwhile, or a person began it by hand.
+        No other process can end that read: its process was stopped, or a person began it by hand.
         """
         if kept_bytes < LOG_WARNING_BYTES:
             self._log_warned_bytes = 0
@@ -440,7 +441,7 @@ class Store:
             )
 
     def close(self) -> None:
-        """Close the connection; the last one of the host also empties the write-ahead log."""
+        """Close the connection; the host's last one also empties the write-ahead log."""
         with forks.postponed:
             if not self._is_suspended:
                 self._close_connections()
@@ -454,7 +455,7 @@ class Store:
 
 
 def ring(path: Path) -> None:
-    """Tell the watchers of all processes that something was committed; see :mod:`rebalanser_sqlite.bell`."""
-    # By its name: closing a descriptor of the file would drop the locks that SQLite holds on it.
+    """Wake up the watchers of all processes after a commit; see :mod:`rebalanser_sqlite.bell`."""
+    # By its path: closing a descriptor of the file would drop SQLite's locks on it.
     with suppress(OSError):
         os.utime(path)

@@ -1,7 +1,7 @@
 """A transaction of the contract as SQL: first all guards and reads, then all writes at one revision.
 
-A transaction may write a key once only and reads of what it writes are unspecified, so the order among its
-operations does not show. Every statement is a constant, so that SQLite's prepared form is used again.
+A transaction may write a key only once, and reads of what it writes are unspecified, so the order of its
+operations makes no difference. Every statement is a constant, so that SQLite reuses its prepared form.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_OPERATIONS = 1024
-"""Bounds how long one transaction keeps the others from writing: about 5 ms."""
+"""Limit that bounds the time for which one transaction blocks other writers to about 5 ms."""
 MAX_REQUEST_BYTES = 4 << 20
 
 _AFTER_PRINTABLE = "\x7f"
@@ -62,13 +62,13 @@ _RECORD = "INSERT INTO changes (revision, key, value) VALUES (?, ?, ?)"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A transaction whose guards have been looked at: the branch that runs."""
+    """The branch of a transaction that runs, after its guards were checked."""
 
     succeeded: bool
     operations: tuple[Put | Delete | Get | Range | Stat | Chosen, ...]
 
     def writes(self) -> Iterator[Put | Delete]:
-        """All puts and deletes, of nested transactions too."""
+        """Yield all puts and deletes, of nested transactions too."""
         for operation in self.operations:
             if isinstance(operation, Chosen):
                 yield from operation.writes()
@@ -80,7 +80,7 @@ _Revisions: TypeAlias = dict[str, tuple[int, int] | None]
 
 
 def has_range(transaction: Transaction) -> bool:
-    """True if either branch reads a range, whose length nobody knows before."""
+    """Return True if a branch reads a range, whose length is not known in advance."""
     return any(
         has_range(operation) if isinstance(operation, Transaction) else isinstance(operation, Range)
         for operation in (*transaction.then, *transaction.otherwise)
@@ -88,7 +88,7 @@ def has_range(transaction: Transaction) -> bool:
 
 
 def choose(connection: sqlite3.Connection, transaction: Transaction) -> Chosen:
-    """Look at all guards, in the state before the transaction."""
+    """Check all guards, in the state before the transaction."""
     return _choose(connection, transaction, {})
 
 
@@ -142,14 +142,14 @@ def _result(connection: sqlite3.Connection, operation: Operation | Chosen, revis
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What a transaction changes; empty if it deletes absent keys only."""
+    """The changes of a transaction; empty if it only deletes absent keys."""
 
     puts: tuple[Put, ...]
     deletes: tuple[str, ...]
 
     @property
     def size(self) -> int:
-        """Bytes that these changes take in the history."""
+        """Number of bytes that these changes take in the history."""
         return sum(len(put.key) + len(put.value) for put in self.puts) + sum(map(len, self.deletes))
 
     def __bool__(self) -> bool:
@@ -157,7 +157,7 @@ class Writes:
 
 
 def writes_of(connection: sqlite3.Connection, chosen: Chosen) -> Writes:
-    """What the chosen branches change, looked at before any of it is written.
+    """Compute the changes of the chosen branches before any is written.
 
     Raises:
         LeaseNotFound: a put is under a lease that does not exist.
@@ -176,7 +176,7 @@ def writes_of(connection: sqlite3.Connection, chosen: Chosen) -> Writes:
 
 
 def write(connection: sqlite3.Connection, writes: Writes, revision: int) -> None:
-    """Write it all at one revision, and record it for the watches."""
+    """Write all changes at one revision, and record them for the watches."""
     connection.executemany(_PUT, [(put.key, put.value, revision, revision, put.lease) for put in writes.puts])
     connection.executemany(_DELETE, [(key,) for key in writes.deletes])
     connection.executemany(_RECORD, [(revision, put.key, put.value) for put in writes.puts])

@@ -1,4 +1,4 @@
-"""The one thread of a registry: tells its watches what changed, and ends leases that nobody else ended."""
+"""The one thread of a registry: reports changes to its watches, and ends leases that are over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("rebalanser.sqlite")
 
 @dataclass(eq=False, slots=True)
 class FileWatch:
-    """A running watch: the changes from revision ``next`` on have not been told yet."""
+    """A running watch: the changes from revision ``next`` on have not been reported yet."""
 
     target: Target
     next: int
@@ -30,12 +30,12 @@ class FileWatch:
     open: bool = True
 
     def close(self) -> None:
-        """Stop it. Events already under way may still be told. Closing twice does nothing."""
+        """Stop the watch. Events under way may still arrive. Closing twice does nothing."""
         self.open = False
         self.forget(self)
 
     def tell(self, events: list[WatchEvent]) -> None:
-        """Hand events to the sink, whose errors must not end the thread that all watches share."""
+        """Pass events to the sink, whose errors must not end the thread that all watches share."""
         if not self.open:
             return
         try:
@@ -45,7 +45,7 @@ class FileWatch:
 
 
 class Watcher(Listener[FileWatch]):
-    """Runs while its registry is open, once it has had a watch."""
+    """Runs from the first watch until the registry is closed."""
 
     def __init__(self, path: Path, open_store: Callable[[], Store]) -> None:
         super().__init__(path, open_store, "registry")
@@ -55,7 +55,7 @@ class Watcher(Listener[FileWatch]):
         return self._begin(FileWatch(target, from_revision, sink, self._forget))
 
     def _look(self, store: Store) -> float | None:
-        """Tell what is new and end what is over; how many seconds there is nothing to do."""
+        """Report new changes and end leases. Return the seconds until there is more to do."""
         with self._lock:
             watches = list(self._watches)
         if not watches:
@@ -84,7 +84,7 @@ class Watcher(Listener[FileWatch]):
 
     @staticmethod
     def _tell(watches: list[FileWatch], changes: list[Changed], forgotten: int, last: int) -> None:
-        """Tell each watch what concerns it, by a look-up for those of one key, for they can be many."""
+        """Report to each watch its changes; watches of one key are found by look-up, as they can be many."""
         events: defaultdict[FileWatch, list[WatchEvent]] = defaultdict(list)
         of_key: defaultdict[str, list[FileWatch]] = defaultdict(list)
         of_prefix: list[FileWatch] = []
