@@ -1,7 +1,7 @@
 """The etcd backend: ``etcd://``, ``etcd+tls://`` and both with ``+srv``, etcd 3.4 or later.
 
-It uses the generated stubs of ``python3-etcd3`` (imported as ``etcd3``); failover, the judgement of errors
-and the watches are its own, because a registry must know of every request whether it had an effect.
+It uses the generated stubs of ``python3-etcd3`` (imported as ``etcd3``). Failover, error mapping and watches
+are its own, because a registry must know of every request whether it had an effect.
 """
 
 from __future__ import annotations

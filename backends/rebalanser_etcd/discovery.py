@@ -1,7 +1,7 @@
 """Members found in DNS, by the SRV records that etcd's own clients use.
 
 ``etcd+srv://DOMAIN`` asks for ``_etcd-client._tcp.DOMAIN``, ``etcd+tls+srv://DOMAIN`` for
-``_etcd-client-ssl._tcp.DOMAIN``. Priorities and weights are not regarded, as etcd's clients don't.
+``_etcd-client-ssl._tcp.DOMAIN``. Like etcd's clients it ignores priorities and weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def find_members(scheme: str, domain: str, timeout_s: float = LONGEST_LOOKUP_S) 
     Raises:
         InvalidUrl: the domain can't be a name in DNS.
         RegistryUnavailable: there is no such record, or no answer.
-        MissingExtra: the package that asks DNS is not installed.
+        MissingExtra: the package for DNS is not installed.
     """
     found = _records(SERVICES[scheme], domain, timeout_s)
     if found:

@@ -1,13 +1,13 @@
-"""The endpoints of one etcd cluster: which one to talk to now, with what credentials, and for how long.
+"""The endpoints of one etcd cluster: the choice of an endpoint, its credentials, and failover.
 
-A request is sent only on an endpoint that has answered a ``Status`` on its present connection. So a broken
-connection is nearly always found by a call that has no effect, and not by one whose outcome is then unknown.
-An endpoint that fails rests for a growing while and the next one takes over. Unary calls and the watch
-stream share the endpoint and its connection: a call that finds it silent takes the watches elsewhere too.
+A request is sent only on an endpoint that has answered a ``Status`` on its current connection. So a broken
+connection is nearly always found by a call that has no effect, not by one whose outcome is then unknown. An
+endpoint that fails is set aside for a growing time and the next one takes over. Unary calls and the watch
+stream share the endpoint and its connection: when a call finds it silent, the watches move too.
 
-All endpoints must belong to one store, the one that answered first, and its revision must never go back. What
-shows otherwise ends the use of this connection for good: each later request is refused, so that nodes stop
-access in time. Nobody could say which of two stores is the right one.
+All endpoints must belong to one store, the one that answered first, and its revision must never go back. If
+an answer shows otherwise, the connection can't be used any more: each later request is refused, so that nodes
+stop access in time. There is no way to find out which of two stores is the right one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CHANNEL_OPTIONS: Final = (
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 NEEDS_LEADER: Final = ("hasleader", "true")
-"""Has a member that is cut off from the others refuse at once, and end its streams, instead of waiting."""
+"""With this metadata a member that is cut off from the others refuses at once, and ends its streams."""
 
 CLOSED: Final = "this registry connection is closed"
 
@@ -82,12 +82,12 @@ _log = logging.getLogger("rebalanser.etcd")
 
 
 class Repeat(Enum):
-    """Whether a request may be sent again after a call whose effect is unknown."""
+    """Permission to send a request again after a call whose effect is unknown."""
 
     READ = auto()
-    """Yes, it changes nothing."""
+    """Allowed, as the request changes nothing."""
     HARMLESS = auto()
-    """Yes: done twice is as good as done once."""
+    """Allowed, as the request is idempotent."""
     NEVER = auto()
 
 
@@ -95,7 +95,7 @@ class Account:
     """A user of etcd's own authentication. A password in a file is read again for each login."""
 
     def __init__(self, user: str, password: str | Path) -> None:
-        """``password`` is the password, or the file that it is in.
+        """Create a user; ``password`` is the password, or a file that has it.
 
         Raises:
             InvalidUrl: the file can't be read.
@@ -107,7 +107,7 @@ class Account:
 
     @property
     def password(self) -> str:
-        """The password now; the one before while its file can't be read."""
+        """The current password; the previous one while its file can't be read."""
         if self._file is not None:
             with contextlib.suppress(InvalidUrl):
                 self._password = self._read(self._file)
@@ -131,7 +131,7 @@ def _read(file: Path | None, option: str) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What the files of TLS hold, as they are."""
+    """The contents of the TLS files."""
 
     ca: bytes | None = None
     cert: bytes | None = None
@@ -141,14 +141,14 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The files of TLS: whom to trust, and how to show who we are."""
+    """The TLS files: trusted certificates, and the client's certificate and key."""
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
     key_password_file: Path | None = None
     server_name: str | None = None
-    """The name that the servers' certificates have, if it is not that of the URL."""
+    """The name in the servers' certificates, if it differs from the URL's host."""
 
     def read(self) -> Credentials:
         """Read the files.
@@ -163,11 +163,11 @@ class Trust:
         return Credentials(_read(self.ca, "ca"), _read(self.cert, "cert"), _read(self.key, "key"), passphrase)
 
     def unlocked(self, found: Credentials) -> bytes | None:
-        """The private key as gRPC takes it: without a passphrase.
+        """Return the private key without its passphrase, as gRPC needs it.
 
         Raises:
             InvalidUrl: the passphrase is missing or wrong.
-            MissingExtra: the key has a passphrase, and the package that opens it is not installed.
+            MissingExtra: the key has a passphrase, and the package for that is not installed.
         """
         if found.key is None or ENCRYPTED not in found.key:
             return found.key
@@ -196,7 +196,7 @@ class Trust:
 
 
 class CallFailed(Exception):
-    """A call ended with an error status; what that means is its verdict."""
+    """A call that ended with an error status, with its verdict."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.text)
@@ -204,15 +204,15 @@ class CallFailed(Exception):
 
 
 class Endpoint:
-    """One member's address, its lazily connected channel, and the calls that are used on it."""
+    """One member: its address, its lazily connected channel, and the calls on it."""
 
     def __init__(self, address: str, trust: Trust | None) -> None:
         self.address = address
         self.login: Any = None
-        """The future of a login under way: who gives up waiting leaves it to the next request.
+        """The future of a login under way; a request that stops waiting leaves it to the next one.
 
-        To check a password keeps a server busy, also after its client has gone. If all nodes had to log in
-        anew, and each sent its login again after a time, the server would never get through.
+        Checking a password keeps a server busy, even after its client has gone. If all nodes had to log in
+        again, and each repeated its login after a timeout, the server would never finish.
         """
         self.proven = False
         self.failures = 0
@@ -241,7 +241,7 @@ class Endpoint:
             "grant": lease.LeaseGrant,
             "revoke": lease.LeaseRevoke,
             "time_to_live": lease.LeaseTimeToLive,
-            # One request and one answer of the stream, made as a unary call: the same on the wire, and no
+            # One request and one answer of the stream, as a unary call: the same on the wire, and no
             # thread is needed that feeds the stream.
             "keep_alive": self.channel.unary_unary(
                 "/etcdserverpb.Lease/LeaseKeepAlive",
@@ -252,7 +252,7 @@ class Endpoint:
         self.watch: Callable[..., Any] = etcdrpc.WatchStub(self.channel).Watch
 
     def renew_trust(self) -> bool:
-        """Connect anew if files of TLS were replaced since it was last done; True if they were."""
+        """Reconnect if TLS files were replaced since the last connection. Return True if they were."""
         if self._trust is None:
             return False
         with self._connecting:
@@ -262,7 +262,10 @@ class Endpoint:
                 if found == self._credentials:
                     return False
                 self._connect(found)
-            except (InvalidUrl, MissingExtra) as error:  # it is being replaced just now, or wrongly
+            except (
+                InvalidUrl,
+                MissingExtra,
+            ) as error:  # it is being replaced now, or its new content is wrong
                 if str(error) != self._unusable:
                     self._unusable = str(error)
                     _log.warning("replaced files of TLS: %s", error, extra={"action": "tls_files_unusable"})
@@ -271,7 +274,7 @@ class Endpoint:
         return True
 
     def send(self, call: str, message: Any, metadata: Metadata, timeout_s: float) -> Any:
-        """Send one request and answer its reply, or raise :class:`CallFailed`."""
+        """Send one request and return its reply, or raise :class:`CallFailed`."""
         try:
             return self._calls[call](message, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
@@ -280,7 +283,7 @@ class Endpoint:
             raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
 
     def begin(self, call: str, message: Any, metadata: Metadata, timeout_s: float) -> Any:
-        """Send one request and answer the future of its reply, or raise :class:`CallFailed`."""
+        """Send one request and return the future of its reply, or raise :class:`CallFailed`."""
         method: Any = self._calls[call]
         try:
             return method.future(message, timeout=timeout_s, metadata=metadata)
@@ -289,7 +292,7 @@ class Endpoint:
 
 
 class _Tries:
-    """What one request has met on its way from endpoint to endpoint."""
+    """The tries of one request on several endpoints."""
 
     def __init__(self, timeout_s: float, repeat: Repeat = Repeat.READ) -> None:
         self.began = time.monotonic()
@@ -299,32 +302,32 @@ class _Tries:
         self.perhaps_done = False
         self.authenticated_again = False
         self.busy = 0
-        """Times in a row that etcd had too many requests."""
+        """Number of consecutive answers "too many requests"."""
 
     def left_s(self) -> float:
-        """Seconds until the request's time is over, a little more than none."""
+        """Seconds until the request's time limit; always above 0."""
         return max(0.001, self.deadline - time.monotonic())
 
     def pause_s(self) -> float:
-        """Seconds to leave a busy etcd alone, other ones for each client."""
+        """Seconds to wait for an overloaded etcd, with random jitter."""
         if not self.busy:
             return 0.0
         longest_s: float = min(FIRST_REST_S * 2.0**self.busy, LONGEST_PAUSE_S)
         return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
 
     def note(self, address: str, verdict: Verdict) -> None:
-        """Remember what an endpoint said; that time ran out on it later does not replace a cause."""
+        """Keep an endpoint's error; a later timeout does not replace a cause."""
         if address not in self.met or verdict.effect is not Effect.UNKNOWN:
             self.met[address] = verdict
 
     def story(self) -> str:
-        """What was tried and for how long, in one line."""
+        """Return the tried endpoints and the time, in one line."""
         tried = ", ".join(f"{address} ({verdict.text})" for address, verdict in self.met.items())
         return f"tried {tried or 'no endpoint'} for {time.monotonic() - self.began:.1f} s"
 
 
 class _TryAgain(Exception):
-    """Another endpoint, or the same a little later, may do it."""
+    """Try another endpoint, or the same a little later."""
 
 
 class Endpoints:
@@ -338,9 +341,10 @@ class Endpoints:
         look: Callable[[int], Any],
         find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        """``look`` makes the request for a linearizable read with this many guards, for comparisons.
+        """Create the endpoints without connecting.
 
-        ``find`` finds the addresses anew, after one of them failed.
+        ``look`` builds the request for a linearizable read with that many guards, to compare endpoints.
+        ``find`` finds the addresses again after one of them failed.
         """
         self._trust = trust
         self._find = find
@@ -365,33 +369,35 @@ class Endpoints:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Addresses of the endpoints that have not answered yet, so that their cluster is not known."""
+        """Addresses of the endpoints that have not answered yet, whose cluster is therefore unknown."""
         return tuple(sorted(endpoint.address for endpoint in self._absent))
 
     def on_rest(self, listener: Callable[[Endpoint], None]) -> None:
-        """Tell ``listener`` each endpoint that is set aside, from the thread that found it failing."""
+        """Call ``listener`` with each endpoint that is set aside, in the thread that found it failing."""
         self._listeners.append(listener)
 
     def call(self, call: str, message: Any, timeout_s: float, repeat: Repeat) -> Any:
-        """Send one request and answer its reply, within ``timeout_s`` seconds.
+        """Send one request and return its reply, within ``timeout_s`` seconds.
 
         Raises:
             RegistryUnavailable: it had no effect; the message says what was tried and for how long.
             OutcomeUnknown: it may have taken effect, now or later.
-            RegistryRefused, LeaseNotFound: etcd answered and said no, or this is another store than before.
-            CallFailed: the revision asked for is compacted.
+            RegistryRefused, LeaseNotFound: etcd answered with a refusal, or it is another store than before.
+            CallFailed: the requested revision is compacted.
         """
         tries = _Tries(timeout_s, repeat)
         try:
-            return self._try(call, message, tries)  # nearly every call ends here, a tenth of a ms earlier
+            return self._try(
+                call, message, tries
+            )  # the fast path of nearly every call, a tenth of a ms shorter
         except _TryAgain:
             return self._try_again(call, message, tries)
 
     def ready(self, timeout_s: float) -> tuple[Endpoint, Metadata]:
-        """An endpoint that is proven, and the metadata to send with a stream on it.
+        """Return a proven endpoint, and the metadata for a stream on it.
 
         Raises:
-            CallFailed: it could not be proven within ``timeout_s`` seconds; it rests now.
+            CallFailed: it could not be proven within ``timeout_s`` seconds; it is set aside.
         """
         endpoint = self._choose()
         try:
@@ -402,10 +408,10 @@ class Endpoints:
             raise
 
     def compare(self, longest: int, timeout_s: float) -> int:
-        """Compare all endpoints that answer; the longest transaction that each takes, ``longest`` at most.
+        """Compare all endpoints that answer. Return the longest transaction of each, at most ``longest``.
 
-        They read one after the other, twice: if two stores say that they are one cluster, such as copies of
-        one, the revision goes back.
+        The endpoints read one after the other, twice: if two stores have the same cluster id, such as copies,
+        the revision goes back.
 
         Raises:
             RegistryRefused: they belong to different clusters, or to different stores.
@@ -425,10 +431,10 @@ class Endpoints:
         return taken
 
     def check_store(self, endpoint: Endpoint, header: Any, newest: int = 0) -> None:
-        """Make sure that an answer is from the store that answered first, at revision ``newest`` or later.
+        """Check that an answer is from the store that answered first, at revision ``newest`` or later.
 
         Raises:
-            RegistryRefused: it does not. This connection can't be used any more.
+            RegistryRefused: it is not. This connection can't be used any more.
         """
         with self._lock:
             first = self._wrong is None
@@ -454,7 +460,7 @@ class Endpoints:
         raise RegistryRefused(wrong)
 
     def doubt(self, endpoint: Endpoint, *, token: bool = False) -> None:
-        """Have the endpoint, and the ``token`` if told so, proven before the next request is sent."""
+        """Prove the endpoint again before the next request, and log in again if ``token`` is set."""
         endpoint.proven = False
         if token and self._account:
             self._metadata = None
@@ -481,7 +487,7 @@ class Endpoints:
             if tries.perhaps_done:
                 raise OutcomeUnknown(f"etcd gave no answer; {tries.story()}") from None
             if tries.busy:
-                self._set_aside(self._current)  # another may be less behind, for the next request
+                self._set_aside(self._current)  # for the next request: another may be less overloaded
                 raise RegistryUnavailable(f"etcd is overloaded; {tries.story()}") from None
             raise RegistryUnavailable(f"etcd does not answer; {tries.story()}") from None
 
@@ -496,7 +502,7 @@ class Endpoints:
             metadata = self._prove(endpoint, tries)
             newest = self._newest
             sent = True
-            # A request that is sent once only may as well wait for as long as its caller does.
+            # A request that is sent only once can wait as long as its caller does.
             patience_s = tries.left_s() if tries.repeat is Repeat.NEVER else self._share_s(tries)
             reply = endpoint.send(call, message, metadata, patience_s)
         except CallFailed as failed:
@@ -512,7 +518,7 @@ class Endpoints:
         return reply
 
     def _accept(self, endpoint: Endpoint, call: str, reply: Any, newest: int, tries: _Tries) -> None:
-        """Take a reply from the right store; only transactions read the latest revision."""
+        """Accept a reply from the right store; only transactions read the latest revision."""
         linearizable = call == "transact"
         try:
             self.check_store(endpoint, reply.header, newest if linearizable else 0)
@@ -525,7 +531,7 @@ class Endpoints:
                 self._newest = max(self._newest, reply.header.revision)
 
     def _ask(self, endpoints: Iterable[Endpoint], call: str, message: Any, deadline: float) -> bool:
-        """Ask all of them at once; False if one says that the message is too long."""
+        """Send a request to all of them at once. Return False if one says that it is too long."""
         metadata, newest = self._metadata or (NEEDS_LEADER,), self._newest
         asked = []
         for endpoint in endpoints:
@@ -536,7 +542,7 @@ class Endpoints:
         return all(taken)
 
     def _compared(self, endpoint: Endpoint, call: str, future: Any, newest: int) -> bool:
-        """Take in the answer of an endpoint that was asked; False if the message was too long for it."""
+        """Handle the answer of an endpoint. Return False if the message was too long for it."""
         try:
             reply = future.result()
         except grpc.RpcError as error:
@@ -549,7 +555,7 @@ class Endpoints:
         return True
 
     def _compare_absent(self, metadata: Metadata) -> None:
-        """Ask those that never answered now and then, without waiting: somebody else may use them."""
+        """Try endpoints that never answered now and then, without waiting, as other clients may use them."""
         now = time.monotonic()
         with self._lock:
             if now < self._compare_at:
@@ -592,7 +598,7 @@ class Endpoints:
         return verdict.error is AccessDenied and verdict.effect is Effect.NONE
 
     def _refuse_handshakes(self, tries: _Tries) -> None:
-        """A certificate does not get better by waiting, once it is known that no endpoint takes it."""
+        """Raise AccessDenied at once if no endpoint accepts the certificate: waiting would not help."""
         if len(tries.met) == len(self._all) and all(map(self._is_handshake, tries.met.values())):
             raise AccessDenied(f"etcd was not reached; {tries.story()}")
 
@@ -607,11 +613,11 @@ class Endpoints:
         return max(0.0, min(each.rests_until for each in self._all) - time.monotonic())
 
     def _share_s(self, tries: _Tries) -> float:
-        """The part of the time left that one endpoint gets, so that each can be tried."""
+        """Return the share of the remaining time for one endpoint, so that each can be tried."""
         return max(0.001, tries.left_s() / len(self._all))
 
     def _prove(self, endpoint: Endpoint, tries: _Tries) -> Metadata:
-        """Make sure that the endpoint answers now and has a leader; answer the metadata for a request."""
+        """Check that the endpoint answers and has a leader. Return the metadata for a request."""
         metadata = self._metadata or self._authenticate(endpoint, tries)
         if not endpoint.proven:
             patience_s = min(LONGEST_PROOF_S, self._share_s(tries))
@@ -626,7 +632,7 @@ class Endpoints:
         except CallFailed as failed:
             if failed.verdict.error is not AccessDenied or failed.verdict.effect is not Effect.REFUSED:
                 raise
-            # Some releases, such as 3.6.9 to 3.6.11, tell their status only to administrators.
+            # Some releases, such as 3.6.9 to 3.6.11, show their status only to administrators.
             reply = endpoint.send("transact", self._look(1), metadata, patience_s)
             self.check_store(endpoint, reply.header, newest)
             self.versions.add("")
@@ -664,7 +670,7 @@ class Endpoints:
         return self._end_login(endpoint, login, (NEEDS_LEADER, ("token", reply.token)))
 
     def _end_login(self, endpoint: Endpoint, login: Any, metadata: Metadata | None = None) -> Metadata:
-        """Take in what became of a login, once for all that waited for it."""
+        """Handle the result of a login, once for all requests that waited for it."""
         with self._authenticating:
             if endpoint.login is login:
                 endpoint.login = None
@@ -672,7 +678,7 @@ class Endpoints:
             return metadata or self._metadata or (NEEDS_LEADER,)
 
     def _learn(self, endpoint: Endpoint, verdict: Verdict) -> None:
-        """Take from a failure what the next request should know."""
+        """Update the state of an endpoint after a failure, for the next request."""
         if verdict.effect is Effect.STALE_TOKEN:
             self.doubt(endpoint, token=True)
         if verdict.effect in {Effect.NONE, Effect.UNKNOWN}:
@@ -689,13 +695,13 @@ class Endpoints:
                 self._find_at = math.inf
         for listener in self._listeners:
             listener(endpoint)
-        if find is not None:  # in a thread of its own, as a heartbeat may not wait for DNS
+        if find is not None:  # in another thread, as heartbeats must not wait for DNS
             threading.Thread(
                 target=self._find_again, args=(find,), name="etcd-discovery", daemon=True
             ).start()
 
     def _find_again(self, find: Callable[[], Sequence[str]]) -> None:
-        """Take in which members there are now; one thread at a time does."""
+        """Find the current members; one thread at a time does."""
         try:
             self._replace(set(find()))
         except RebalanserError as error:
@@ -706,7 +712,7 @@ class Endpoints:
             self._find_at = time.monotonic() + FIND_AGAIN_S
 
     def _replace(self, addresses: AbstractSet[str]) -> None:
-        """Use these members, and others only as long as they go on answering."""
+        """Use these members, and former ones only as long as they answer."""
         known = {endpoint.address for endpoint in self._all}
         new = [Endpoint(address, self._trust) for address in addresses - known]
         random.shuffle(new)

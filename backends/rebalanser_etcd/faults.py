@@ -1,4 +1,4 @@
-"""Faults of released etcd versions, what they break here, and whether that is survived.
+"""Faults of released etcd versions, with their harm here and the countermeasures.
 
 From etcd's changelogs of 3.4 to 3.7; docs/deployment.md has them as a table.
 """
@@ -17,23 +17,23 @@ class Fault:
 
     sentence: str
     fixed: Mapping[tuple[int, int], int]
-    """For each release line that had it the first patch version without it."""
+    """For each release line that had the fault, the first patch version without it."""
     breaks: str
     """The harm to a group, and the countermeasure."""
     survived: bool = False
-    """True if no promise is weaker for it, so that nobody is warned."""
+    """True if it weakens no promise, so that there is no warning."""
     since: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """For each release line that got it later than with its first version the version that did."""
+    """For each release line whose first version did not have the fault, the version that introduced it."""
 
     def concerns(self, version: tuple[int, int, int]) -> bool:
-        """True if a server of this version has the fault."""
+        """Return True if a server of this version has the fault."""
         major, minor, patch = version
         line = (major, minor)
         return self.since.get(line, 0) <= patch < self.fixed.get(line, 0)
 
 
 NEVER: Final = 1_000_000
-"""The patch version that fixes what the last version of a release line still has."""
+"""Stands for a fix in a version after the last one of a release line."""
 
 FAULTS: Final = (
     Fault(
@@ -144,13 +144,13 @@ FAULTS: Final = (
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:
-    """``3.6.16`` or ``3.7.0-rc.0`` as numbers; None where it is neither."""
+    """Parse ``3.6.16`` or ``3.7.0-rc.0`` to numbers; None if it is neither."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def unsafe_reasons(versions: Iterable[str]) -> tuple[str, ...]:
-    """One sentence for each fault of each server version that weakens a promise."""
+    """Return a sentence for each fault of these server versions that weakens a promise."""
     reasons = []
     for text in sorted(set(versions)):
         version = parse_version(text)

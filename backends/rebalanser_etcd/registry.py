@@ -136,15 +136,15 @@ _GRPC: Final = _Grpc()
 
 
 def open_etcd(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
-    """Open the etcd at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
+    """Open the etcd at ``url``; wait at most ``timeout_s`` seconds for its first answer.
 
-    User and password stand in the URL, the password also in the file of its option ``password_file``; else
-    in ``REBALANSER_ETCD_USER`` and ``REBALANSER_ETCD_PASSWORD``.
+    The user and the password are in the URL; the password may be in the file of the option ``password_file``.
+    The defaults are ``REBALANSER_ETCD_USER`` and ``REBALANSER_ETCD_PASSWORD``.
 
     Raises:
-        InvalidUrl: an option is not known, or a certificate file cannot be read.
+        InvalidUrl: an option is unknown, or a certificate file can't be read.
         RegistryUnavailable: no endpoint answered; the message says what was tried and for how long.
-        RegistryRefused: endpoints belong to different clusters, or take too short transactions.
+        RegistryRefused: the endpoints belong to different clusters, or their limit of operations is too low.
         AccessDenied: wrong credentials or a wrong certificate.
         Forked: gRPC was in use when this process was forked, and does not work here.
     """
@@ -164,12 +164,12 @@ def _opened(url: RegistryUrl, timeout_s: float) -> EtcdRegistry:
 
 
 def connect_etcd(url: RegistryUrl, timeout_s: float = LONGEST_LOOKUP_S) -> EtcdRegistry:
-    """Make the connection to the etcd at ``url``, without asking it anything yet.
+    """Create a connection to the etcd at ``url`` without sending it a request.
 
-    Only DNS is asked, for ``timeout_s`` seconds at most, if the members are in SRV records.
+    If the members are in SRV records, DNS is queried, for at most ``timeout_s`` seconds.
 
     Raises:
-        InvalidUrl: an option is not known, or a file cannot be read.
+        InvalidUrl: an option is unknown, or a file can't be read.
         RegistryUnavailable: DNS names no member, or gave no answer.
         MissingExtra: an option or a scheme needs a package that is not installed.
     """
@@ -192,10 +192,10 @@ def connect_etcd(url: RegistryUrl, timeout_s: float = LONGEST_LOOKUP_S) -> EtcdR
 
 
 class EtcdRegistry(Registry):
-    """A connection to an etcd cluster. Made by :func:`open_etcd`."""
+    """A connection to an etcd cluster, as :func:`open_etcd` returns it."""
 
     def __init__(self, endpoints: Endpoints, anchor: str, reasons: tuple[str, ...] = ()) -> None:
-        """``anchor`` is a key that the user may read; it need not exist. ``reasons`` are those to warn."""
+        """Create a registry. ``anchor`` is a key that the user may read; it need not exist."""
         self._reasons = reasons
         self._endpoints = endpoints
         self._anchor = anchor
@@ -207,8 +207,8 @@ class EtcdRegistry(Registry):
     def capabilities(self) -> Capabilities:
         """etcd's limits, and the known faults of the members that have answered so far.
 
-        etcd does not tell its smallest lease, which depends on its election timeout: ``min_lease_ttl_s`` is
-        1 until a grant has shown that it is more. What counts is ``Granted.ttl_s``.
+        etcd does not report its shortest lease, which depends on its election timeout: ``min_lease_ttl_s`` is
+        1 until a grant shows that it is longer. ``Granted.ttl_s`` has the true time to live.
         """
         return replace(
             CAPABILITIES,
@@ -222,7 +222,7 @@ class EtcdRegistry(Registry):
         )
 
     def execute(self, request: Request, timeout_s: float) -> Reply:
-        """Carry out one request within ``timeout_s`` seconds, and answer it; see the contract."""
+        """Carry out one request within ``timeout_s`` seconds, and return its answer; see the contract."""
         match request:
             case Transaction():
                 return self._transact(request, timeout_s)
@@ -234,39 +234,39 @@ class EtcdRegistry(Registry):
                 return self._revoke(lease, timeout_s)
 
     def lease_ages(self, leases: Sequence[int], timeout_s: float) -> Mapping[int, LeaseAge]:
-        """The ages of those leases that live, one small request for each; see the contract.
+        """Return the ages of live leases, by one small request for each; see the contract.
 
-        etcd tells whole seconds. After an election of its leader it counts every lease from then on.
+        etcd reports whole seconds. After an election of its leader it counts every lease from then on.
         """
         deadline = time.monotonic() + timeout_s
         ages = {}
         for lease in leases:
             ask = etcdrpc.LeaseTimeToLiveRequest(ID=lease)
             reply = self._endpoints.call("time_to_live", ask, _left_s(deadline), Repeat.READ)
-            if reply.TTL >= 0:  # what is left is rounded down, so that a second of the age may be too much
+            if reply.TTL >= 0:  # the rest is rounded down, so that the age may be a second too high
                 age_s = max(0.0, float(reply.grantedTTL - reply.TTL - 1))
                 ages[lease] = LeaseAge(age_s, float(reply.grantedTTL))
         return ages
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
-        """Tell ``sink`` every change of ``target`` from ``from_revision`` on; see the contract."""
+        """Call ``sink`` with every change of ``target`` from ``from_revision`` on; see the contract."""
         return self._watches.add(target, from_revision, sink)
 
     def close(self) -> None:
-        """Close the connections and all watches; leases are left alone. Closing twice does nothing."""
+        """Close the connections and all watches, but no leases. Closing twice does nothing."""
         self._watches.close()
         self._endpoints.close()  # which ends what the thread of the watches may be waiting for
         self._watches.join()
 
     def read_revision(self, timeout_s: float = REVISION_TIMEOUT_S) -> int:
-        """The store's revision now, by a linearizable read."""
+        """Return the store's current revision, by a linearizable read."""
         return self._transact(Transaction(), timeout_s).revision
 
     def compare_endpoints(self, timeout_s: float) -> None:
-        """Make sure that all endpoints that answer belong to one store, and learn their ``--max-txn-ops``.
+        """Check that all endpoints that answer belong to one store, and find out their ``--max-txn-ops``.
 
         Raises:
-            RegistryRefused: they do not, or a group's transactions are longer than they take.
+            RegistryRefused: they do not, or their limit is too low for a group's transactions.
         """
         self._max_operations = self._endpoints.compare(self._max_operations, timeout_s)
         if self._max_operations < MIN_OPERATIONS:
@@ -282,7 +282,7 @@ class EtcdRegistry(Registry):
             reply = self._endpoints.call("grant", grant, timeout_s, Repeat.NEVER)
         except OutcomeUnknown as unknown:
             if isinstance(unknown.__cause__, QuotaExceeded):
-                raise unknown.__cause__ from None  # a lease whose id nobody was told has no effect
+                raise unknown.__cause__ from None  # a lease whose id no client knows has no effect
             raise
         if asked_s < reply.TTL:
             self._min_lease_ttl_s = float(reply.TTL)
@@ -315,12 +315,12 @@ class EtcdRegistry(Registry):
             raise
 
     def _lower_limit(self, max_operations: int, timeout_s: float) -> None:
-        """Take in that a member takes less than the others, which was away when they were measured."""
+        """Adopt the lower limit of a member that was away when the others were measured."""
         self._max_operations = min(self._max_operations, max_operations)
         self.compare_endpoints(timeout_s)
 
     def _read_whole(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
-        """Read, and anew where a compaction took the revision of the first page before the last was read."""
+        """Read, and start again if a compaction removed the first page's revision before the last page."""
         deadline = time.monotonic() + timeout_s
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(CallFailed),
@@ -346,7 +346,7 @@ class EtcdRegistry(Registry):
             ) from error
 
     def _pages(self, timeout_s: float) -> Callable[[Any], Any]:
-        """Read further pages of a range; each has the time of a request, however many there are."""
+        """Read further pages of a range; each page has the time limit of a request."""
         return lambda page: self._endpoints.call("range", page, timeout_s, Repeat.READ)
 
 
@@ -368,7 +368,7 @@ def _account(url: RegistryUrl) -> Account | None:
 
 
 def _is_local(url: RegistryUrl) -> bool:
-    """True if nothing that is sent leaves this host."""
+    """Return True if no packet leaves this host."""
     for host, _ in url.hosts:
         try:
             if not ip_address(host).is_loopback:
@@ -396,6 +396,6 @@ def _trust(url: RegistryUrl) -> Trust | None:
         raise InvalidUrl(f"{url} has key_password_file without key and cert")
     names = ("ca", "cert", "key", "key_password_file")
     files = {name: Path(url.options[name]) for name in names if name in url.options}
-    # Whoever can forge records could name a server with a true certificate of its own, so the domain counts.
+    # Forged records could name a server with a valid certificate of its own, so check the domain.
     domain = url.hosts[0][0] if url.scheme in SRV_SCHEMES else None
     return Trust(**files, server_name=url.options.get("server_name", domain))

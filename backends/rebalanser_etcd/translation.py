@@ -1,4 +1,4 @@
-"""The contract's transactions as etcd's messages, and etcd's answers as the contract's outcomes."""
+"""Converts the contract's transactions to etcd's messages, and etcd's answers to the contract's outcomes."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from rebalanser.registry.contract import (
 )
 
 MAX_OPERATIONS: Final = 128
-"""etcd's default ``--max-txn-ops``; more than that is not used."""
+"""etcd's default ``--max-txn-ops``; higher limits are not used."""
 MIN_OPERATIONS: Final = 10
-"""The number of reads that one transaction needs to read a whole group."""
+"""Number of operations in the transaction that reads a whole group."""
 MAX_REQUEST_BYTES: Final = 1_500_000
-"""etcd's default ``--max-request-bytes`` (1.5 MiB) less what its encoding adds to keys and values."""
+"""etcd's default ``--max-request-bytes`` (1.5 MiB) minus the overhead of its encoding."""
 PAGE_KEYS: Final = 10_000
-"""Keys of a range that are read at once. For each page etcd counts all the keys that follow."""
+"""Keys per page of a range. For each page etcd counts all the keys that follow."""
 
 FollowUp: TypeAlias = Callable[[Any], Any]
-"""Sends a RangeRequest for a further page and answers its RangeResponse."""
+"""Sends a RangeRequest for a further page and returns its RangeResponse."""
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key after all keys with the prefix, as etcd's ``range_end`` wants it."""
+    """Return the first key after all keys with the prefix, for etcd's ``range_end``."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
 
 
 def prefix_span(prefix: str) -> tuple[bytes, bytes]:
-    """``key`` and ``range_end`` of a request for all keys with the prefix."""
+    """Return ``key`` and ``range_end`` of a request for all keys with the prefix."""
     start = prefix.encode()
     return start or b"\0", prefix_end(start)
 
 
 def check_limits(transaction: Transaction, max_operations: int = MAX_OPERATIONS) -> None:
-    """Refuse what etcd would refuse, before anything is sent.
+    """Refuse a transaction that etcd would refuse, before anything is sent.
 
     Raises:
         RequestTooLarge: too many operations or too many bytes, with the numbers.
@@ -70,10 +70,10 @@ def check_limits(transaction: Transaction, max_operations: int = MAX_OPERATIONS)
 
 
 def to_request(transaction: Transaction, anchor: str) -> Any:
-    """The TxnRequest that carries it.
+    """Return the TxnRequest for a transaction.
 
-    etcd answers a transaction without any operation from the member's own, perhaps outdated, state: all of
-    its operations ask for nothing better. So a transaction of guards alone reads the key ``anchor`` as well.
+    etcd answers a transaction without operations from the member's own, perhaps outdated, state. So a
+    transaction that has only guards reads the key ``anchor`` as well.
     """
     if _is_bare(transaction):
         look = etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=anchor.encode(), keys_only=True))
@@ -84,7 +84,7 @@ def to_request(transaction: Transaction, anchor: str) -> Any:
 
 
 def to_outcome(transaction: Transaction, reply: Any, follow_up: FollowUp) -> Outcome:
-    """The outcome that a TxnResponse tells; ranges longer than a page are completed by ``follow_up``."""
+    """Return the outcome in a TxnResponse; ``follow_up`` reads the further pages of long ranges."""
     if _is_bare(transaction):
         outcome = Outcome(succeeded=reply.succeeded, revision=reply.header.revision, results=())
     else:
@@ -93,7 +93,7 @@ def to_outcome(transaction: Transaction, reply: Any, follow_up: FollowUp) -> Out
 
 
 def to_watch_request(target: Target, from_revision: int) -> Any:
-    """The WatchRequest that begins to watch; from now on where ``from_revision`` is 0."""
+    """Return the WatchRequest that begins a watch; from now on if ``from_revision`` is 0."""
     start, end = prefix_span(target.key) if target.prefix else (target.key.encode(), b"")
     create = etcdrpc.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision)
     return etcdrpc.WatchRequest(create_request=create)
@@ -186,7 +186,7 @@ def _first_page(asked: Range) -> Any:
 
 
 def _page(key: bytes, range_end: bytes, wanted: int, revision: int = 0) -> Any:
-    """The request for the next keys of a range, ``wanted`` of them at most, or all where that is 0."""
+    """Return the request for the next keys of a range, at most ``wanted``, or all if that is 0."""
     limit = min(wanted, PAGE_KEYS) or PAGE_KEYS
     return etcdrpc.RangeRequest(key=key, range_end=range_end, limit=limit, revision=revision)
 

@@ -1,7 +1,7 @@
-"""What a failed call to etcd means: had it an effect, may it be tried elsewhere, what must the caller do.
+"""Maps a failed call to etcd to its effect, to a possible retry elsewhere, and to an error for the caller.
 
-This is where a failed outcome and an unknown outcome are told apart. Where it is in doubt whether a request
-took effect, the verdict is :attr:`Effect.UNKNOWN`.
+This module separates failed outcomes from unknown ones. If in doubt whether a request took effect, the
+verdict is :attr:`Effect.UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from rebalanser.errors import (
 
 
 class Effect(Enum):
-    """What a failed call did to the store."""
+    """Effect of a failed call on the store."""
 
     NONE = auto()
-    """Nothing, and another endpoint, or this one a little later, may carry the request out."""
+    """None, and another endpoint, or this one a little later, may carry out the request."""
     BUSY = auto()
-    """Nothing, and the same endpoint may carry it out later: another one would only share its load."""
+    """None, and the same endpoint may carry it out later: another one would only share its load."""
     UNKNOWN = auto()
-    """Something now, something later, or nothing."""
+    """The request took effect, will take effect later, or never."""
     REFUSED = auto()
-    """Nothing: the store answered, and would answer the same again."""
+    """None: the store refused, and would refuse again."""
     PERHAPS_REFUSED = auto()
-    """All of it or nothing: the store said no, and may have carried the request out nevertheless."""
+    """All or none: the store refused, but may have carried out the request nevertheless."""
     STALE_TOKEN = auto()
-    """Nothing: the credentials have to be shown again first."""
+    """None: the client has to log in again first."""
     COMPACTED = auto()
-    """Nothing: the revision asked for is gone."""
+    """None: the requested revision is compacted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The meaning of one failed call; ``text`` never holds a secret."""
+    """The verdict on one failed call; ``text`` never has a secret."""
 
     effect: Effect
     error: type[RebalanserError]
@@ -63,7 +63,7 @@ TOO_MANY_OPERATIONS: Final = "too many operations in txn"
 
 _BY_MESSAGE: Final[tuple[tuple[str, Effect, type[RebalanserError], str], ...]] = (
     ("requested lease not found", Effect.REFUSED, LeaseNotFound, "the lease has ended"),
-    # Said of the request, too, by which the quota was passed, and of those beside it: these were applied.
+    # etcd also says so of the request that passed the quota, and of concurrent ones: these were applied.
     ("database space exceeded", Effect.PERHAPS_REFUSED, QuotaExceeded, OVER_QUOTA),
     ("request is too large", Effect.REFUSED, RequestTooLarge, ""),
     (TOO_MANY_OPERATIONS, Effect.REFUSED, RequestTooLarge, ""),
@@ -79,17 +79,17 @@ _BY_MESSAGE: Final[tuple[tuple[str, Effect, type[RebalanserError], str], ...]] =
     ("not capable", Effect.NONE, RegistryUnavailable, ""),
     ("rpc not supported for learner", Effect.NONE, RegistryUnavailable, ""),
 )
-"""By a part of etcd's own message; a message of our own replaces it where there is one."""
+"""Verdicts by a part of etcd's message; our own message, if there is one, replaces etcd's."""
 
 _NEVER_SENT: Final = ("failed to connect to all addresses", "DNS resolution failed", "empty address list")
-"""gRPC found no connection to send on. It says so before a request has left, and never after."""
+"""gRPC's messages for a missing connection. It reports them only before the request is sent."""
 
 _HANDSHAKE: Final = (
     "tls handshake failed",
     "certificate_verify_failed",
     "failed to create security handshaker",
     "hostname verification check failed",
-    "tsi_data_corrupted",  # how a server's alert looks that wants a client certificate
+    "tsi_data_corrupted",  # the alert of a server that requires a client certificate
 )
 
 _IN_DOUBT: Final = frozenset(
@@ -107,7 +107,7 @@ _IN_DOUBT: Final = frozenset(
 
 
 def judge(code: grpc.StatusCode, details: str) -> Verdict:
-    """The verdict on a call that ended with this status."""
+    """Return the verdict on a call that ended with this status."""
     if details.startswith("etcdserver: "):
         return _judge_answer(code, details)
     if details == "raft proposal dropped":
@@ -119,7 +119,7 @@ def judge(code: grpc.StatusCode, details: str) -> Verdict:
     if code in _IN_DOUBT:
         return Verdict(Effect.UNKNOWN, OutcomeUnknown, _shorten(details) or code.name)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Verdict(Effect.REFUSED, RegistryRefused, f"this server is no etcd of version 3 ({details})")
+        return Verdict(Effect.REFUSED, RegistryRefused, f"this server is not etcd 3 ({details})")
     return Verdict(Effect.REFUSED, RegistryRefused, f"{code.name}: {_shorten(details)}")
 
 
@@ -144,7 +144,7 @@ def _judge_connection(details: str) -> Verdict:
 
 
 def _shorten(details: str) -> str:
-    """The last cause in gRPC's chain of messages, without the address: the first ones only repeat it."""
+    """Return the last cause in gRPC's chain of messages, without the address; the others repeat it."""
     *_, last = details.rpartition("last error: ")
     first_line, *_ = last.splitlines() or [""]
     return re.sub(r"^[A-Z]+: ipv[46]:\S+: ", "", first_line.strip())[:200]

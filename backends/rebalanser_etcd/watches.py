@@ -1,16 +1,15 @@
-"""All watches of one registry connection, on one stream that is made anew whenever it breaks.
+"""All watches of one registry connection, on one stream that is reopened whenever it breaks.
 
-A watch is resumed after the last revision that it told, on whatever endpoint serves then. Where etcd has
-compacted what comes next, the watch tells that history is lost up to a revision read freshly, and goes on
-after it. etcd's progress notes are not used to resume from: before 3.5.8 they can run ahead of events.
+A watch resumes after the last revision that it reported, on any endpoint. If etcd has compacted the next
+revisions, the watch reports lost history up to the current revision, and continues after that. etcd's
+progress notifications are not used: before 3.5.8 they can run ahead of events.
 
-A watch that begins at a revision which etcd has passed already is served by etcd only every 100 ms until it
-has caught up. A *scout* bridges that time: a second watch of the same target that begins now. What the scout
-sees is told at once as lost history, which makes the reader read; the watch itself then tells every change,
-in order, and the scout is dismissed. What may have changed before the scout began is told as lost too, if the
-target is one key. To read all keys of a prefix costs more than the 100 ms, and would be in vain wherever
-others write to the same etcd. A watch that is resumed has no scout: after a broken stream 100 ms more do not
-matter.
+etcd serves a watch that begins in the past only every 100 ms until the watch has caught up. A *scout* bridges
+that time: a second watch of the same target that begins now. A change that the scout sees is reported at once
+as lost history, so that the client reads again; the watch itself then reports every change, in order, and the
+scout ends. If the target is one key, a change before the scout began is reported as lost history too. For a
+prefix, reading all keys would take longer than the 100 ms, and would be useless if other clients write to the
+same etcd. A resumed watch has no scout: after a broken stream, 100 ms more do not matter.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _log = logging.getLogger("rebalanser.etcd")
 
 
 class EtcdWatch:
-    """One watch; ``resume_at`` is the revision of the next event that its sink has not been told."""
+    """One watch; ``resume_at`` is the revision from which on its sink has got no events."""
 
     def __init__(self, target: Target, resume_at: int, sink: Sink, stream: WatchStream) -> None:
         self.target = target
@@ -55,24 +54,24 @@ class EtcdWatch:
         self._stream = stream
 
     def tell(self, events: Sequence[WatchEvent]) -> None:
-        """Tell the sink. One that raises harms nobody else."""
+        """Pass events to the sink. An error in it affects no other watch."""
         try:
             self.sink(events)
         except Exception:
             _log.exception("a sink raised for %s", self.target.key, extra={"action": "sink_failed"})
 
     def close(self) -> None:
-        """Stop it. Events already under way may still be told. Closing twice does nothing."""
+        """Stop the watch. Events under way may still arrive. Closing twice does nothing."""
         self._stream.remove(self)
 
 
 class _Broken(Exception):
-    """The stream ended, or told that it cannot serve a watch."""
+    """The stream has ended, or can't serve a watch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What etcd serves under one number: a watch, or the scout of one."""
+    """A watch of etcd's, with its number: one of ours, or its scout."""
 
     watch: EtcdWatch
     scout: bool
@@ -80,29 +79,29 @@ class _Served:
 
 
 class _Session:
-    """One life of the stream on one endpoint."""
+    """One stream on one endpoint, until it ends."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.by_id: dict[int, _Served] = {}
         self.creating: deque[tuple[EtcdWatch, bool]] = deque()
-        """In the order of their requests, which is the order in which etcd confirms them."""
+        """Unconfirmed watches in the order of their requests, in which etcd confirms them."""
         self.answered = False
         self.call: Any = None
         self._ids: dict[tuple[EtcdWatch, bool], int] = {}
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def requests(self) -> Iterator[Any]:
-        """What gRPC's own thread sends, until the session ends."""
+        """Yield the requests for gRPC's sending thread, until the session ends."""
         return iter(self._outbox.get, None)
 
     def create(self, watch: EtcdWatch, scout: bool = False) -> None:
-        """Ask for a watch, or for its scout, without waiting for the answer."""
+        """Request a watch, or its scout, without waiting for the answer."""
         self.creating.append((watch, scout))
         self._outbox.put(to_watch_request(watch.target, NOW if scout else max(1, watch.resume_at)))
 
     def confirm(self, watch_id: int) -> _Served:
-        """etcd has given the oldest unconfirmed watch its number."""
+        """Handle etcd's confirmation, which has the number of the oldest unconfirmed watch."""
         watch, scout = self.creating.popleft()
         served = self.by_id[watch_id] = _Served(watch, scout, time.monotonic())
         self._ids[watch, scout] = watch_id
@@ -111,19 +110,19 @@ class _Session:
         return served
 
     def forget(self, watch_id: int) -> _Served | None:
-        """etcd has ended the watch with this number; answer it."""
+        """Handle etcd's end of the watch with this number, and return the watch."""
         served = self.by_id.pop(watch_id, None)
         if served is not None:
             self._ids.pop((served.watch, served.scout), None)
         return served
 
     def cancel(self, watch: EtcdWatch) -> None:
-        """Ask for the end of a watch, now or once etcd has confirmed it; what still comes goes nowhere."""
+        """Cancel a watch, now or once etcd has confirmed it, and ignore its further events."""
         self._cancel(watch, scout=False)
         self.dismiss(watch)
 
     def dismiss(self, watch: EtcdWatch) -> None:
-        """Ask for the end of a watch's scout, if it has one."""
+        """Cancel a watch's scout, if it has one."""
         self._cancel(watch, scout=True)
 
     def _cancel(self, watch: EtcdWatch, scout: bool) -> None:
@@ -140,7 +139,7 @@ class _Session:
 
 
 class WatchStream:
-    """Serves watches from a thread of its own, which starts with the first of them."""
+    """Serves watches in another thread, which starts with the first watch."""
 
     def __init__(self, endpoints: Endpoints, read_revision: Callable[[], int]) -> None:
         self._endpoints = endpoints
@@ -194,14 +193,14 @@ class WatchStream:
             thread.join(CLOSE_TIMEOUT_S)
 
     def _leave(self, endpoint: Endpoint) -> None:
-        """An endpoint is set aside: a stream on it might be silent for ever."""
+        """Handle an endpoint that is set aside: a stream on it might be silent for ever."""
         with self._lock:
             if self._session is not None and self._session.endpoint is endpoint:
                 self._session.end()
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            # A session that was answered and then broke is replaced at once; one that never was, later.
+            # Replace a session at once if it was answered before it broke, else after a pause.
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(_Broken),
                 stop=tenacity.stop_when_event_set(self._closed),
@@ -228,7 +227,7 @@ class WatchStream:
                 self._endpoints.doubt(session.endpoint)
         except _Broken:
             raise
-        except Exception as error:  # whatever it is, the watches have no other thread to go on in
+        except Exception as error:  # the watches must go on after any error: this is their only thread
             _log.exception("the watches begin again", extra={"action": "watches_failed"})
             raise _Broken(str(error)) from error
 
@@ -241,7 +240,7 @@ class WatchStream:
             raise _Broken(str(error)) from error
         with self._lock:
             self._session = session
-            if self._closed.is_set() or not endpoint.proven:  # closed or set aside a moment ago
+            if self._closed.is_set() or not endpoint.proven:  # closed or set aside just now
                 session.end()
             for watch in self._watches:
                 session.create(watch)
@@ -293,7 +292,7 @@ class WatchStream:
         watch.tell(changes)
 
     def _scouted(self, session: _Session, served: _Served, revision: int) -> None:
-        """A scout saw a change, which the watch itself may only tell when it has caught up."""
+        """Report a change that a scout saw; the watch itself reports it once it has caught up."""
         watch = served.watch
         if time.monotonic() > served.since + CAUGHT_UP_AFTER_S:
             with self._lock:

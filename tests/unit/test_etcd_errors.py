@@ -133,7 +133,7 @@ def test_no_status_without_a_known_message_is_taken_for_no_effect(code: grpc.Sta
         ),
         (Code.PERMISSION_DENIED, "etcdserver: permission denied", AccessDenied, "no permission"),
         (Code.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request", RegistryRefused, "dupl"),
-        (Code.UNIMPLEMENTED, "unknown service etcdserverpb.KV", RegistryRefused, "no etcd of version 3"),
+        (Code.UNIMPLEMENTED, "unknown service etcdserverpb.KV", RegistryRefused, "is not etcd 3"),
     ],
 )
 def test_these_are_refusals(
