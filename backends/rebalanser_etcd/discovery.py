@@ -49,7 +49,7 @@ def _records(service: str, domain: str, timeout_s: float) -> Sequence[str]:
     except (dns.exception.DNSException, ValueError) as error:
         raise InvalidUrl(f"{domain!r} can't be a name in DNS: {error}") from error
     try:
-        resolver = dns.resolver.Resolver()  # anew each time, as /etc/resolv.conf may have changed
+        resolver = dns.resolver.Resolver()  # read again each time, as /etc/resolv.conf may have changed
         answer = resolver.resolve(name, "SRV", lifetime=timeout_s)
     except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
         return ()

@@ -568,7 +568,7 @@ class Endpoints:
                 asked.add_done_callback(partial(self._compared_late, endpoint, newest))
 
     def _compared_late(self, endpoint: Endpoint, newest: int, asked: Any) -> None:
-        with contextlib.suppress(RegistryRefused):  # which the next request is told
+        with contextlib.suppress(RegistryRefused):  # the next request reports it
             self._compared(endpoint, "transact", asked, newest)
 
     def _decide(self, endpoint: Endpoint, failed: CallFailed, tries: _Tries, *, sent: bool) -> NoReturn:
@@ -707,7 +707,7 @@ class Endpoints:
         except RebalanserError as error:
             if str(error) != self._not_found:
                 self._not_found = str(error)
-                _log.warning("members not found anew: %s", error, extra={"action": "members_not_found"})
+                _log.warning("DNS did not give the members: %s", error, extra={"action": "members_not_found"})
         finally:
             self._find_at = time.monotonic() + FIND_AGAIN_S
 

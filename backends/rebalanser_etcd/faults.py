@@ -48,7 +48,7 @@ FAULTS: Final = (
         "A lease ends early, before its node knows: only receivers of fencing tokens are safe.",
     ),
     Fault(
-        "may carry out a part of a transaction",
+        "may carry out only a part of a transaction",
         {(3, 5): 17},
         "A barrier or a term may change without what belongs to it.",
     ),
@@ -116,7 +116,7 @@ FAULTS: Final = (
         survived=True,
     ),
     Fault(
-        "may tell watchers an event twice, old events, or progress ahead of events",
+        "may report to watchers an event twice, old events, or progress ahead of events",
         {(3, 4): 38, (3, 5): 22, (3, 6): 2},
         "Nothing: a watch is only a wake-up, and its progress is not used.",
         survived=True,
@@ -128,7 +128,7 @@ FAULTS: Final = (
         survived=True,
     ),
     Fault(
-        "tells its status only to administrators",
+        "shows its status only to administrators",
         {(3, 4): NEVER, (3, 5): 32, (3, 6): 12},
         "Nothing: a read takes its place. The version isn't known then, which is warned about.",
         survived=True,
@@ -155,7 +155,7 @@ def unsafe_reasons(versions: Iterable[str]) -> tuple[str, ...]:
     for text in sorted(set(versions)):
         version = parse_version(text)
         if version is None:
-            reasons.append(f"etcd tells no version that is known ({text!r})")
+            reasons.append(f"etcd reports an unknown version ({text!r})")
         elif version < (3, 4, 0):
             reasons.append(f"etcd {text} is older than 3.4, the oldest that is tested")
         else:

@@ -41,11 +41,11 @@ class HistorySource(Protocol):
 
     @property
     def found(self) -> str:
-        """What the source has, for the message that it has no record."""
+        """A description of the source, for the message that it has no record."""
 
     @property
     def trouble(self) -> str | None:
-        """Why no new records may arrive now; None if the source works."""
+        """Reason why no new records may arrive now; None if the source works."""
 
     def read(self, *, growing: bool) -> Iterator[Item]:
         """Yield all that is new since the last read, merged by wall time.

@@ -67,7 +67,7 @@ Events: TypeAlias = "queue.SimpleQueue[Outcome | StopAsked]"
 
 
 class Restart(StrEnum):
-    """When to restart a subprocess that has exited by itself."""
+    """Condition for restarting a subprocess that has exited by itself."""
 
     ALWAYS = "always"
     ON_FAILURE = "on-failure"

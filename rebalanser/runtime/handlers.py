@@ -181,7 +181,7 @@ class HandlerRunner:
     def _ask(self, resources: Collection[str], owned: Mapping[str, Owned]) -> None:
         """Set the stop events of these resources; of many in another thread, as the loop must not wait.
 
-        ``owned`` are the resources owned at the request, as one may be owned anew before its turn.
+        ``owned`` are the resources owned at the request, as one may be owned again before its turn.
         """
 
         def ask() -> None:

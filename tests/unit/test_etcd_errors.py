@@ -250,7 +250,7 @@ def test_a_connection_error_is_told_by_its_last_cause() -> None:
         ("3.7.0-rc.0", []),
         ("3.7.0", []),
         ("3.3.27", ["older than 3.4"]),
-        ("unheard of", ["tells no version"]),
+        ("unheard of", ["an unknown version"]),
     ],
 )
 @pytest.mark.lesson(17)
