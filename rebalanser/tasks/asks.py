@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeAlias, TypeVar
 
@@ -37,6 +37,9 @@ class Ask(ABC, Generic[ResultT]):
     condition did not hold, told what is there now by :meth:`found`, and written again. One that is
     ``lasting`` is kept for as long as the engine is away: nobody could ask again.
     """
+
+    after: Sequence[TaskId] = ()
+    """Tasks about which all earlier asks must be settled before this one is written."""
 
     def __init__(self, task: TaskId, *, lasting: bool = False) -> None:
         self.task = task
@@ -142,6 +145,7 @@ class EnqueueAsk(Ask[Answer]):
 
     def __init__(self, enqueue: Enqueue) -> None:
         super().__init__(enqueue.task.head.id)
+        self.after = enqueue.task.head.after
         self._enqueue = enqueue
 
     def write(self) -> Enqueue:

@@ -54,7 +54,7 @@ class Context:
         self.timeout_s = timeout_s
         self.history = history
         self.errors = errors
-        self.ledger = Ledger(engine, queue, timeout_s, errors)
+        self.ledger = Ledger(engine, queue, timeout_s, errors, engine.capabilities.max_in_flight)
         self.max_bytes = engine.capabilities.max_update_bytes
         """The engine's limit of an update, and of a result."""
         self.is_inherited = False
@@ -84,6 +84,11 @@ class Context:
     def submit(self, ask: Ask[ResultT]) -> Future[ResultT]:
         """Have something written; see :meth:`~rebalanser.tasks.ledger.Ledger.submit`."""
         return self.ledger.submit(ask)
+
+    def write(self, ask: Ask[ResultT]) -> ResultT:
+        """Have something written, and wait for the outcome; raises what the ask's future does."""
+        self.ledger.write_all([ask])
+        return ask.future.result()
 
     def check(self, what: str, content: object) -> bytes:
         """The content of an update or a result; see :func:`~rebalanser.tasks.claim.check_content`."""

@@ -54,6 +54,8 @@ class EngineCapabilities:
     """What an answered write survives, as a phrase for people."""
     unsafe_reasons: tuple[str, ...] = ()
     """What is known to weaken its promises, one sentence each; shown when a queue is opened."""
+    max_in_flight: int = 1
+    """Number of calls of ``apply`` at the same time up to which one process writes more in a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,11 +257,12 @@ class Loop:
         try:
             goes_on = self._step()
         except BaseException as error:  # whatever ended this thread would be seen by nobody
-            return self._pause_s(error)
+            return self.failed(error)
         self._errors.worked(self.name)
         return 0.0 if goes_on else None
 
-    def _pause_s(self, error: BaseException) -> float:
+    def failed(self, error: BaseException) -> float:
+        """Take note of an error of a step, whoever took it; seconds to pause. Raises nothing."""
         try:
             return self._errors.failed(self.name, error)
         except Exception:  # a handler of the host's logging, or whatever else

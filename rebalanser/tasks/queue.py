@@ -469,7 +469,7 @@ class Queue:
             ancestry.refuse_cycle(each.task.head, coming)
             coming[each.task.head.id] = each.task.head
         asks = [EnqueueAsk(each) for each in tasks]
-        self._context.ledger.submit_all(asks)
+        self._context.ledger.write_all(asks)
         for each, ask in zip(tasks, asks, strict=True):
             check_answer(each, ask.future.result())
             yield EnqueueAnswer.COMMITTED
@@ -563,7 +563,7 @@ class Queue:
         return self._change(task, lambda stored: rules.requeue(stored.state))
 
     def _change(self, task: TaskId, rule: Callable[[Stored], Decision]) -> Status:
-        settled = self._context.submit(MoveAsk(self.get(task), rule)).result()
+        settled = self._context.write(MoveAsk(self.get(task), rule))
         return self.get(task).state.status if isinstance(settled, Refused) else settled.state.status
 
     def collect(self, older_than_s: float = 86_400.0, archive: Path | None = None) -> Collected:

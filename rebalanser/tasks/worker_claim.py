@@ -254,7 +254,7 @@ class WorkerClaim(Claim):
         """Write what the rule gives; refused only where another update has the number."""
         if self._life.ended is not None:
             raise Fenced(self._message(self._life.ended))
-        settled = self._context.submit(MoveAsk(self._stored, rule, update=update)).result()
+        settled = self._context.write(MoveAsk(self._stored, rule, update=update))
         if not isinstance(settled, Refused):
             self._know(settled)
         elif settled.reason is not Reason.OTHER_CONTENT:

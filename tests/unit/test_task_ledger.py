@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from itertools import count
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from rebalanser.errors import (
     InternalError,
+    InvalidState,
     OutcomeUnknown,
     QuotaExceeded,
     RegistryUnavailable,
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
 class Asked(Ask[str]):
     """Settled by the first answer."""
+
+    def __init__(self, task: str, *, lasting: bool = False, after: Sequence[str] = ()) -> None:
+        super().__init__(task, lasting=lasting)
+        self.after = after
 
     def write(self) -> Write:
         return cast("Write", self.task)
@@ -65,6 +72,8 @@ class Gated:
 
     def __init__(self) -> None:
         self.has_begun = threading.Event()
+        self.begun = threading.Semaphore(0)
+        """Counts the calls."""
         self.may = threading.Event()
         self.errors: list[BaseException] = []
         """Raised by the next calls, whatever they write."""
@@ -72,12 +81,20 @@ class Gated:
         """Raised by each call that writes one of these."""
         self.written: list[list[str]] = []
         """What each call was to write."""
+        self.writers: list[threading.Thread] = []
+        """The thread of each call."""
+        self.meeting: threading.Barrier | None = None
+        """Where calls wait for each other."""
 
     def apply(self, writes: Sequence[Write], _timeout_s: float) -> Sequence[Answer]:
         tasks = cast("Sequence[str]", writes)
+        self.writers.append(threading.current_thread())
         self.written.append(list(tasks))
         self.has_begun.set()
+        self.begun.release()
         self.may.wait()
+        if self.meeting is not None:
+            self.meeting.wait(PATIENCE_S)
         if self.errors:
             raise self.errors.pop(0)
         for task in tasks:
@@ -109,6 +126,22 @@ def ledger(engine: Gated, errors: ErrorPolicy) -> Iterator[Ledger]:
     yield made
     engine.may.set()
     made.close()
+
+
+@pytest.fixture
+def wide(engine: Gated, errors: ErrorPolicy) -> Iterator[Ledger]:
+    """A ledger that writes two batches at the same time."""
+    made = Ledger(cast("Engine", engine), "work", 0.0, errors, max_in_flight=2)
+    yield made
+    engine.may.set()
+    made.close()
+
+
+def begin(ledger: Ledger, asked: Sequence[Ask[str]]) -> threading.Thread:
+    """Write in a thread that waits for the outcome."""
+    thread = threading.Thread(target=ledger.write_all, args=(asked,), daemon=True)
+    thread.start()
+    return thread
 
 
 def outcomes(asked: Sequence[Ask[str]]) -> list[str]:
@@ -307,3 +340,224 @@ def test_who_has_given_up_waiting_ends_nothing(engine: Gated, ledger: Ledger) ->
     later = Asked("c")
     ledger.submit(later)
     assert outcomes([later]) == ["c"]
+
+
+def test_a_caller_that_waits_and_is_alone_hands_over_to_nobody(engine: Gated, ledger: Ledger) -> None:
+    engine.may.set()
+    for task in "abc":
+        asked = [Asked(task)]
+        ledger.write_all(asked)
+        assert asked[0].settled
+    assert engine.writers == [threading.current_thread()] * 3
+
+
+def test_callers_that_come_while_one_writes_share_the_next_batch(engine: Gated, ledger: Ledger) -> None:
+    begin(ledger, [Asked("first")])
+    engine.has_begun.wait()
+    asked = [Asked(str(number)) for number in range(20)]
+    for each in asked:
+        ledger.write_all([each])  # returns, as another thread is to write it
+    engine.may.set()
+    assert outcomes(asked) == [each.task for each in asked]
+    assert engine.written == [["first"], [each.task for each in asked]]
+
+
+def test_what_one_batch_does_not_hold_is_written_by_the_ledger_s_own_thread(
+    engine: Gated, ledger: Ledger
+) -> None:
+    engine.may.set()
+    asked = [Asked("a"), Asked("b"), Asked("a")]
+    ledger.write_all(asked)
+    assert outcomes(asked) == ["a", "b", "a"]
+    assert engine.written == [["a", "b"], ["a"]]
+    assert engine.writers[0] is threading.current_thread() is not engine.writers[1]
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("error", [AWAY, FULL, TypeError("no bytes"), OutcomeUnknown("no answer")])
+def test_a_caller_that_writes_is_told_and_the_ledger_goes_on(
+    engine: Gated, ledger: Ledger, errors: ErrorPolicy, error: Exception
+) -> None:
+    engine.poison = {"a": error}
+    engine.may.set()
+    asked = [Asked("a"), Asked("b")]
+    ledger.write_all(asked)
+    told = type(error).__name__
+    assert outcomes(asked) == [told, "b" if isinstance(error, TypeError) else told]
+    engine.poison = {}
+    later = Asked("c")
+    ledger.write_all([later])
+    assert outcomes([later]) == ["c"]
+    assert errors.troubles == ()
+
+
+@pytest.mark.rule("SK-15")
+def test_what_is_lasting_is_kept_for_the_ledger_s_own_thread(
+    engine: Gated, ledger: Ledger, errors: ErrorPolicy
+) -> None:
+    engine.errors = [FULL] * 3
+    engine.may.set()
+    lasting = Asked("a", lasting=True)
+    ledger.write_all([lasting])  # does not wait for the engine to take something again
+    assert outcomes([lasting]) == ["a"]
+    assert [each is threading.current_thread() for each in engine.writers] == [True, False, False, False]
+    ledger.flush()
+    later = Asked("b")
+    ledger.write_all([later])
+    assert outcomes([later]) == ["b"]
+    assert errors.troubles == ()
+
+
+@pytest.mark.rule("SK-15")
+def test_who_waits_beside_what_is_kept_does_not_ask_an_engine_that_rests(
+    engine: Gated, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause after an error is one of all writers: else each caller would ask a full store once more."""
+    paused, goes_on = threading.Event(), threading.Event()
+
+    def pause(_: float) -> None:
+        paused.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(ledger._loops[0], "pause", pause)
+    engine.errors = [FULL]
+    engine.may.set()
+    asked = [Asked("a", lasting=True), Asked("b")]
+    ledger.submit(asked[0])
+    paused.wait()
+    ledger.write_all(asked[1:])
+    assert len(engine.written) == 1
+    goes_on.set()
+    assert outcomes(asked) == ["a", "b"]
+    assert threading.current_thread() not in engine.writers
+
+
+@pytest.mark.rule("SK-15")
+def test_an_error_nobody_foresaw_counts_whoever_wrote(
+    engine: Gated, ledger: Ledger, errors: ErrorPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.may.set()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "_see_through", broken)
+        asked = Asked("a")
+        ledger.write_all([asked])
+        assert outcomes([asked]) == ["ZeroDivisionError"]
+        assert [(each.loop, each.attempts) for each in errors.troubles] == [("ledger", 1)]
+    ledger.write_all([Asked("b")])
+    assert errors.troubles == ()
+
+
+@pytest.mark.rule("SK-15")
+def test_a_caller_that_is_interrupted_keeps_nobody_from_writing(
+    engine: Gated, ledger: Ledger, errors: ErrorPolicy
+) -> None:
+    engine.errors = [KeyboardInterrupt()]
+    engine.may.set()
+    asked = Asked("a")
+    with pytest.raises(KeyboardInterrupt):
+        ledger.write_all([asked])
+    assert asked.settled
+    later = [Asked("a"), Asked("b")]
+    ledger.submit(later[0])
+    ledger.write_all(later[1:])
+    assert outcomes(later) == ["a", "b"]
+    assert errors.troubles == ()
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_who_ends_waits_for_a_caller_that_writes(engine: Gated, ledger: Ledger, end: str) -> None:
+    asked = Asked("a")
+    begin(ledger, [asked])
+    engine.has_begun.wait()
+    ended: list[bool] = []
+    ending = threading.Thread(target=lambda: (getattr(ledger, end)(), ended.append(asked.settled)))
+    ending.start()
+    ending.join(0.05)
+    assert ended == []
+    engine.may.set()
+    ending.join(PATIENCE_S)
+    assert ended == [True]
+
+
+def test_what_is_closed_takes_nothing_from_a_caller_that_waits(engine: Gated, ledger: Ledger) -> None:
+    engine.may.set()
+    ledger.close()
+    with pytest.raises(InvalidState):
+        ledger.write_all([Asked("a")])
+    assert engine.written == []
+
+
+def test_batches_about_different_tasks_are_in_flight_together(engine: Gated, wide: Ledger) -> None:
+    engine.meeting = threading.Barrier(2)
+    asked = [Asked("a"), Asked("b")]
+    wide.submit(asked[0])
+    engine.has_begun.wait()
+    engine.may.set()
+    wide.write_all(asked[1:])
+    assert outcomes(asked) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "second", [Asked("a"), Asked("b", after=["a"])], ids=["the same task", "one that comes after it"]
+)
+def test_what_concerns_a_task_in_flight_waits_for_it(engine: Gated, wide: Ledger, second: Asked) -> None:
+    first, other, last = Asked("a"), Asked("c"), Asked(second.task)
+    begin(wide, [first])
+    engine.has_begun.wait()
+    wide.submit_all([second, last])
+    wide.write_all([other])
+    for _ in range(2):
+        assert engine.begun.acquire(timeout=PATIENCE_S)
+    assert engine.written == [["a"], ["c"]]
+    engine.may.set()
+    assert outcomes([first, second, last, other]) == ["a", second.task, last.task, "c"]
+    assert engine.written[2:] == [[second.task], [last.task]]
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 3])
+def test_many_callers_are_all_told_and_each_task_keeps_its_order(
+    engine: Gated, errors: ErrorPolicy, max_in_flight: int
+) -> None:
+    """Also while every tenth call fails, and no task is ever in two calls at the same time."""
+    engine.may.set()
+    calls = count()
+    inside: set[str] = set()
+    done: dict[str, list[int]] = {}
+    futures: list[Future[str]] = []
+    apply = engine.apply
+
+    def checked(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        tasks = cast("Sequence[str]", writes)
+        assert inside.isdisjoint(tasks)
+        inside.update(tasks)
+        try:
+            if next(calls) % 10 == 9:
+                raise AWAY
+            return apply(writes, timeout_s)
+        finally:
+            inside.difference_update(tasks)
+
+    engine.apply = checked  # type: ignore[method-assign]
+    ledger = Ledger(cast("Engine", engine), "work", 0.0, errors, max_in_flight)
+
+    def caller(name: str) -> None:
+        for number in range(200):
+            asked = Asked(name, lasting=True)
+            asked.future.add_done_callback(lambda _, number=number: done[name].append(number))
+            futures.append(asked.future)
+            (ledger.submit if number % 3 else lambda ask: ledger.write_all([ask]))(asked)
+
+    threads = [threading.Thread(target=caller, args=(str(number),), daemon=True) for number in range(8)]
+    for number, thread in enumerate(threads):
+        done[str(number)] = []
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert all(each.result(PATIENCE_S) for each in futures)
+    ledger.close()
+    assert all(each == list(range(200)) for each in done.values())
+    assert errors.troubles == ()

@@ -84,7 +84,7 @@ class Holding:
 
     def _settled(self, rule: Decide, update: Update | None = None) -> Stored:
         stored = self._queue.get(self._task)
-        settled = self._context.submit(MoveAsk(stored, rule, update=update)).result()
+        settled = self._context.write(MoveAsk(stored, rule, update=update))
         if not isinstance(settled, Refused):
             return settled
         told = f"claim {self._held.number} of task {self._task}: {settled.reason.value}"
