@@ -84,3 +84,7 @@ class EnqueueOptions(BaseModel):
     """An id from ``new_id``, for enqueueing it again to be harmless (SK-3); a new one where it is None."""
     waits_for_unknown: bool = False
     """Whether ``after`` may name tasks that don't exist yet."""
+
+
+OPTION_NAMES: Final = frozenset(EnqueueOptions.model_fields)
+NO_OPTIONS: Final = EnqueueOptions()

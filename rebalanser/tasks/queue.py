@@ -51,7 +51,14 @@ from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
 from rebalanser.tasks.opening import Opened, Opening
-from rebalanser.tasks.options import FAR_FUTURE_S, EnqueueOptions, TaskOptions, problems_of
+from rebalanser.tasks.options import (
+    FAR_FUTURE_S,
+    NO_OPTIONS,
+    OPTION_NAMES,
+    EnqueueOptions,
+    TaskOptions,
+    problems_of,
+)
 from rebalanser.tasks.outbox import Outbox, engine_name
 from rebalanser.tasks.outbox_spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
@@ -357,9 +364,9 @@ class Queue:
 
     def made(self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Enqueue:
         """A task of a function, from a call; raises InvalidTask where it can't be one."""
-        options = {key: value for key, value in named.items() if key in EnqueueOptions.model_fields}
+        options = {key: value for key, value in named.items() if key in OPTION_NAMES}
         try:
-            chosen = EnqueueOptions(**options)
+            chosen = EnqueueOptions(**options) if options else NO_OPTIONS
         except ValidationError as error:
             raise InvalidTask(f"{body.name}: {problems_of(error)}") from error
         rest = {key: value for key, value in named.items() if key not in options}
