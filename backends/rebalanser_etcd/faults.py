@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 
@@ -151,8 +152,13 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
 
 def unsafe_reasons(versions: Iterable[str]) -> tuple[str, ...]:
     """Return a sentence for each fault of these server versions that weakens a promise."""
+    return _unsafe_reasons(tuple(sorted(set(versions))))
+
+
+@lru_cache(maxsize=16)  # asked for with every request
+def _unsafe_reasons(versions: tuple[str, ...]) -> tuple[str, ...]:
     reasons = []
-    for text in sorted(set(versions)):
+    for text in versions:
         version = parse_version(text)
         if version is None:
             reasons.append(f"etcd reports an unknown version ({text!r})")

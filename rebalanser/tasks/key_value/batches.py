@@ -178,12 +178,11 @@ class Batch:
         """
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_result(bool),
-            stop=tenacity.stop_after_attempt(MAX_TRIES),
-            retry_error_callback=lambda _state: None,
+            stop=tenacity.stop_after_attempt(MAX_TRIES - 1),
+            retry_error_callback=lambda _state: True,
         )
         try:
-            retrying(self._carry_out)
-            if self._unanswered():
+            if self._carry_out() and retrying(self._carry_out):
                 raise RegistryUnavailable(f"others were quicker {MAX_TRIES} times")
         except OutcomeUnknown:
             raise
