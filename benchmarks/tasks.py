@@ -9,9 +9,9 @@ where the queue can, 100 at a time; two workers drain tasks that do nothing but 
 an idle queue with one worker it is measured how long it is from the call of enqueue to the start of the body.
 A rate is measured for 15 s at most.
 
-Of Skuld alone it is measured what a deep queue costs, with ``--waiting`` tasks that may all be claimed (a
-million take minutes to enqueue), and what dependencies do: a chain of 1,000 tasks, each after the one before,
-and a fan: 10,000 tasks after one, and one after all of these.
+Of Skuld alone it is measured what one call of enqueue costs its process; what a deep queue costs, with
+``--waiting`` tasks that may all be claimed (a million take minutes to enqueue); and what dependencies do: a
+chain of 1,000 tasks, each after the one before, and a fan: 10,000 tasks after one, and one after all of these.
 
 The packages of the other queues may be in an environment of their own, whose interpreter is
 ``QUEUES_PYTHON``; ``make bench-tasks`` sees to that. Redis and PostgreSQL are started where they are
@@ -33,6 +33,8 @@ from rich.table import Table
 
 DEEP_S = 1800.0
 """How long a deep queue, or tasks that depend on each other, may take to be enqueued and run."""
+PRODUCED = 5_000
+"""Number of calls whose cost is measured."""
 console = Console()
 
 
@@ -71,6 +73,21 @@ def side_by_side(peers: list[Peer], tasks: int) -> Table:
             per_second(rates.get("enqueue in batches")), per_second(rates.get("drain")),
             milliseconds(starts.get("seconds", [])),
         )  # fmt: skip
+    return table
+
+
+def one_producer(peers: Iterable[Peer], tasks: int) -> Table:
+    """What a call of enqueue costs."""
+    table = Table(
+        "queue", "enqueue/s", "CPU per call", "write calls", "written", "8 threads, enqueue/s",
+        title="Enqueued one by one by one process",
+    )  # fmt: skip
+    for peer in peers:
+        if (found := told(peer, "producing", tasks)) is not None:
+            table.add_row(
+                peer.name, per_second(found["enqueue"]), f"{found['cpu us']:.0f} us",
+                f"{found['writes']:.1f}", f"{found['kB']:.1f} kB", per_second(found["eight threads"]),
+            )  # fmt: skip
     return table
 
 
@@ -116,7 +133,7 @@ def main() -> None:
     options.add_argument("--tasks", type=int, default=20_000)
     options.add_argument("--waiting", default="10,1000", help="numbers of waiting tasks, as 10,1000,1000000")
     options.add_argument("--queues", default="skuld,huey,rq,celery,dramatiq,procrastinate")
-    options.add_argument("--parts", default="side-by-side,deep,dependent")
+    options.add_argument("--parts", default="side-by-side,producer,deep,dependent")
     given = options.parse_args()
     peers = list(chosen(given.queues))
     own = [each for each in peers if each.module == "on_skuld"]
@@ -125,6 +142,8 @@ def main() -> None:
         console.print(side_by_side(peers, given.tasks))
         for peer in peers:
             console.print(f"{peer.name}: {peer.settings}", markup=False)
+    if "producer" in parts:
+        console.print(one_producer(own, min(given.tasks, PRODUCED)))
     if "deep" in parts:
         console.print(deep(own, [int(each) for each in given.waiting.split(",")]))
     if "dependent" in parts:
