@@ -35,7 +35,11 @@ MIN_OPERATIONS: Final = 10
 MAX_REQUEST_BYTES: Final = 1_500_000
 """etcd's default ``--max-request-bytes`` (1.5 MiB) minus the overhead of its encoding."""
 PAGE_KEYS: Final = 10_000
-"""Keys per page of a range. For each page etcd counts all the keys that follow."""
+"""Keys per page of a range. For each page etcd counts all the keys that follow.
+
+With ``min_mod_revision`` it also reads them all, and only then leaves out older keys and cuts the page:
+``more`` is about the keys that are left, but ``count`` is not.
+"""
 
 FollowUp: TypeAlias = Callable[[Any], Any]
 """Sends a RangeRequest for a further page and returns its RangeResponse."""
@@ -182,13 +186,18 @@ def _first_page(asked: Range) -> Any:
     start, end = prefix_span(asked.prefix)
     if asked.after:
         start = max(start, asked.after.encode() + b"\0")
-    return _page(start, end, asked.limit)
+    return _page(asked, start, end, asked.limit)
 
 
-def _page(key: bytes, range_end: bytes, wanted: int, revision: int = 0) -> Any:
+def _page(asked: Range, key: bytes, range_end: bytes, wanted: int, revision: int = 0) -> Any:
     """Return the request for the next keys of a range, at most ``wanted``, or all if that is 0."""
-    limit = min(wanted, PAGE_KEYS) or PAGE_KEYS
-    return etcdrpc.RangeRequest(key=key, range_end=range_end, limit=limit, revision=revision)
+    return etcdrpc.RangeRequest(
+        key=key,
+        range_end=range_end,
+        limit=min(wanted, PAGE_KEYS) or PAGE_KEYS,
+        revision=revision,
+        min_mod_revision=asked.modified_after and asked.modified_after + 1,
+    )
 
 
 def _result(operation: Operation, response: Any, revision: int, follow_up: FollowUp) -> Result:
@@ -214,7 +223,7 @@ def _all_pages(asked: Range, page: Any, revision: int, follow_up: FollowUp) -> I
     read = len(page.kvs)
     while page.more and (not asked.limit or read < asked.limit):
         wanted = asked.limit - read if asked.limit else 0
-        page = follow_up(_page(page.kvs[-1].key + b"\0", end, wanted, revision))
+        page = follow_up(_page(asked, page.kvs[-1].key + b"\0", end, wanted, revision))
         yield from map(_key_value, page.kvs)
         read += len(page.kvs)
 

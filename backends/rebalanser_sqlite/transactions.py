@@ -47,8 +47,9 @@ _GET = "SELECT key, value, create_revision, mod_revision, lease FROM kv WHERE ke
 _LOOK = "SELECT key, x'', create_revision, mod_revision, lease FROM kv WHERE key = ?"
 _RANGE = (
     "SELECT key, value, create_revision, mod_revision, lease FROM kv WHERE key >= ? AND key < ? "
-    "ORDER BY key LIMIT ?"
+    "AND mod_revision > ? ORDER BY key LIMIT ?"
 )
+"""Visits the keys with the prefix, and no others, also where few of them are new enough."""
 _STAT = "SELECT count(*), coalesce(max(mod_revision), 0) FROM kv WHERE key >= ? AND key < ?"
 _LEASE = "SELECT 1 FROM leases WHERE id = ?"
 _PUT = (
@@ -130,9 +131,10 @@ def _result(connection: sqlite3.Connection, operation: Operation | Chosen, revis
         case Get(key, keys_only):
             row = connection.execute(_LOOK if keys_only else _GET, (key,)).fetchone()
             return KeyValue(*row) if row else None
-        case Range(prefix, after, limit):
+        case Range(prefix, after, limit, modified_after):
             start = max(prefix, after + _BEFORE_PRINTABLE) if after else prefix
-            rows = connection.execute(_RANGE, (start, prefix + _AFTER_PRINTABLE, limit or _NO_LIMIT))
+            span = (start, prefix + _AFTER_PRINTABLE)
+            rows = connection.execute(_RANGE, (*span, modified_after, limit or _NO_LIMIT))
             return tuple(KeyValue(*row) for row in rows)
         case Stat(prefix):
             return Stats(*connection.execute(_STAT, (prefix, prefix + _AFTER_PRINTABLE)).fetchone())

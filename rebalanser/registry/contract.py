@@ -113,11 +113,15 @@ class Range:
 
     A ``limit`` above 0 is the maximum number of keys. So a long range can be read in pages, each ``after``
     the last key of the previous page.
+
+    With ``modified_after`` the result has only those of the keys that were last put after this revision.
+    Deleted keys are never in a result. A :class:`Stat` beside the range tells whether there were any.
     """
 
     prefix: str
     after: str = ""
     limit: int = 0
+    modified_after: int = 0
 
 
 @record

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
@@ -181,10 +182,16 @@ class KeyValueStore(ABC, Generic[LeaseT]):
         """All leases by id."""
         return self._leases
 
-    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
-        """Return keys with the prefix that are greater than ``after``, at most ``limit`` unless it is 0."""
+    def items(
+        self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
+    ) -> tuple[KeyValue, ...]:
+        """Return what a :class:`Range` with these fields reads."""
         items = self._items
-        return tuple([items[key] for key in self._keys(prefix, after, limit)])
+        if not modified_after:
+            return tuple([items[key] for key in self._keys(prefix, after, limit)])
+        found = (items[key] for key in self._keys(prefix, after, 0))
+        later = (item for item in found if item.mod_revision > modified_after)
+        return tuple(islice(later, limit or None))
 
     def get(self, key: str) -> KeyValue | None:
         """Return one key, or None if it is absent."""
@@ -285,8 +292,8 @@ class KeyValueStore(ABC, Generic[LeaseT]):
             case Delete(key=key):
                 self._remove(key)
                 return None
-            case Range(prefix=prefix, after=after, limit=limit):
-                return self.items(prefix, after, limit)
+            case Range(prefix=prefix, after=after, limit=limit, modified_after=modified_after):
+                return self.items(prefix, after, limit, modified_after)
             case Stat(prefix=prefix):
                 revisions = [item.mod_revision for item in self.items(prefix)]
                 return Stats(len(revisions), max(revisions, default=0))

@@ -124,10 +124,12 @@ class MemoryStore(KeyValueStore[_Lease]):
         with self._lock:
             return self._revision
 
-    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
-        """Keys with the prefix, as :class:`Range` says, without ending any lease first."""
+    def items(
+        self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
+    ) -> tuple[KeyValue, ...]:
+        """Return what a :class:`Range` with these fields reads, without ending any lease first."""
         with self._lock:
-            return super().items(prefix, after, limit)
+            return super().items(prefix, after, limit, modified_after)
 
     def execute(self, request: Request) -> Reply:
         """End the leases that are over, then carry out the request.

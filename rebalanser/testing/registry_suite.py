@@ -563,6 +563,47 @@ class RegistryConformance:
             first = key_values(commit(registry, Range(prefix, after, 1)).results[0])
             assert first == found[:1]
 
+    def test_range_of_later_keys(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "only those of the keys that were last put after this revision", and "Deleted keys are never
+        in a result"."""
+        prefix = harness.prefix + "l/"
+        revisions = {name: put(registry, prefix + name) for name in "abcde"}
+        put(registry, harness.prefix + "l0")
+
+        def later(revision: int) -> str:
+            found = key_values(commit(registry, Range(prefix, modified_after=revision)).results[0])
+            assert [*found] == [item for item in read_all(registry, prefix) if item.mod_revision > revision]
+            return "".join(item.key.removeprefix(prefix) for item in found)
+
+        assert later(0) == later(revisions["a"] - 1) == "abcde"
+        assert later(revisions["c"]) == "de"
+        assert later(revisions["e"]) == ""
+        revisions["b"] = put(registry, prefix + "b", b"rewritten")
+        assert later(revisions["e"]) == "b"
+        commit(registry, Delete(prefix + "b"), Delete(prefix + "d"))
+        assert later(revisions["c"]) == "e"
+        recreated = put(registry, prefix + "d", b"again")
+        assert later(recreated - 1) == "d"
+        assert later(recreated) == ""
+
+    def test_range_of_later_keys_in_pages(self, registry: Registry, harness: RegistryHarness) -> None:
+        """Holds: "A ``limit`` above 0 is the maximum number of keys", and "only those of the keys that were
+        last put after this revision": older keys do not count against it, nor do they end a range."""
+        prefix = harness.prefix + "r/"
+        put_all(registry, [(f"{prefix}{number:04}", b"old") for number in range(3000)])
+        earlier = max(item.mod_revision for item in read_all(registry, prefix))
+        put_all(registry, [(f"{prefix}{number:04}", b"new") for number in range(1, 3000, 2)])
+        expected = [item for item in read_all(registry, prefix) if item.mod_revision > earlier]
+        assert len(expected) == 1500
+        for limit in (0, 400, 1500, 2000):
+            found: list[KeyValue] = []
+            while page := key_values(
+                commit(registry, Range(prefix, _last_key(found), limit, earlier)).results[0]
+            ):
+                assert len(page) == min(limit or len(expected), len(expected) - len(found))
+                found += page
+            assert found == expected
+
     def test_range_orders_by_bytes(self, registry: Registry, harness: RegistryHarness) -> None:
         """Holds: "Keys are printable ASCII text, not empty, ordered by their bytes"."""
         printable = [chr(code) for code in range(0x20, 0x7F)]
@@ -1351,6 +1392,34 @@ class RegistryConformance:
                 assert outcome.results[2] == Stats(len(keys), found[0].mod_revision)
                 assert outcome.revision >= found[0].mod_revision
             writing.result()
+
+    def test_later_keys_are_all_that_changed(self, connect: Connect, harness: RegistryHarness) -> None:
+        """Holds: "only those of the keys that were last put after this revision": a reader that adds them to
+        what it has read before always has what is stored, as a :class:`Stat` in the same read shows."""
+        keys = [f"{harness.prefix}{number}" for number in range(7)]
+        writer, reader = connect(), connect()
+        put_all(writer, [(key, b"") for key in keys])
+        known = {item.key: item for item in read_all(reader, harness.prefix)}
+        revision = max(item.mod_revision for item in known.values())
+
+        def write() -> None:
+            for number in range(200):
+                put(writer, keys[number * number % 7], b"%d" % number)
+
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write)
+            finished = False
+            while not finished:
+                finished = writing.done()
+                outcome = commit(reader, Range(harness.prefix, modified_after=revision), Stat(harness.prefix))
+                found = key_values(outcome.results[0])
+                known |= {item.key: item for item in found}
+                newest = max(item.mod_revision for item in known.values())
+                assert outcome.results[1] == Stats(len(keys), newest)
+                assert bool(found) == (newest > revision)
+                revision = max(revision, outcome.revision)
+            writing.result()
+        assert [*known.values()] == [*read_all(reader, harness.prefix)]
 
     def test_no_update_is_lost(self, connect: Connect, harness: RegistryHarness) -> None:
         """Holds: "Every transaction that changes something gets a revision, an integer greater than every

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import threading
 import uuid
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from rebalanser_etcd import open_etcd
+from rebalanser_etcd import open_etcd, translation
+from rebalanser_etcd.endpoints import Endpoints, Repeat
 
-from rebalanser.registry.contract import Put, Target, Transaction
+from rebalanser.registry.contract import Put, Range, Target, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.proxy import TcpProxy
-from rebalanser.testing.registry_suite import Recorder, RegistryConformance, RegistryHarness
+from rebalanser.testing.registry_suite import (
+    Recorder,
+    RegistryConformance,
+    RegistryHarness,
+    commit,
+    key_values,
+    put_all,
+)
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -102,3 +110,31 @@ def test_a_prefix_is_not_read_again_because_others_wrote(etcd: EtcdCluster) -> N
     key.wait_until(lambda told: bool(told), "a loss told of a single key")
     assert own.told == ()
     registry.close()
+
+
+@pytest.mark.parametrize("limit", [0, 9, 10, 11, 25])
+def test_later_keys_are_read_in_pages_of_one_revision(
+    etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """etcd cuts a page after it has left out the older keys, and says whether more of the others follow."""
+    monkeypatch.setattr(translation, "PAGE_KEYS", 10)
+    prefix = f"conformance/{uuid.uuid4().hex}/"
+    registry = open_etcd(parse_url(etcd.url()), PATIENCE_S)
+    keys = [f"{prefix}{number:03}" for number in range(100)]
+    put_all(registry, [(key, b"old") for key in keys])
+    earlier = registry.read_revision()
+    put_all(registry, [(key, b"new") for key in keys[1::2]])
+    call, pages = Endpoints.call, []
+
+    def overtaken(endpoints: Endpoints, name: str, message: Any, timeout_s: float, repeat: Repeat) -> Any:
+        if name == "range":
+            pages.append(message)
+            put_all(other, [(key, b"newer") for key in keys])
+        return call(endpoints, name, message, timeout_s, repeat)
+
+    with closing(open_etcd(parse_url(etcd.url()), PATIENCE_S)) as other, closing(registry):
+        monkeypatch.setattr(Endpoints, "call", overtaken)
+        found = key_values(commit(registry, Range(prefix, "", limit, earlier)).results[0])
+    expected = keys[1::2][: limit or None]
+    assert [(item.key, item.value) for item in found] == [(key, b"new") for key in expected]
+    assert len(pages) == (len(expected) - 1) // 10

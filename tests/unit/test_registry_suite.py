@@ -109,22 +109,68 @@ class OneRevisionPerKey(MemoryStore):
 class FirstPageOnly(MemoryStore):
     """A range ends after a thousand keys."""
 
-    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
-        return super().items(prefix, after, limit)[:1000]
+    def items(
+        self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
+    ) -> tuple[KeyValue, ...]:
+        return super().items(prefix, after, limit, modified_after)[:1000]
 
 
 class PagesShort(MemoryStore):
     """A range that is asked for more than a thousand keys gives a thousand."""
 
-    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
-        return super().items(prefix, after, min(limit, 1000))
+    def items(
+        self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
+    ) -> tuple[KeyValue, ...]:
+        return super().items(prefix, after, min(limit, 1000), modified_after)
 
 
 class PagesFromTheKey(MemoryStore):
     """A range after a key begins with it."""
 
-    def items(self, prefix: str = "", after: str = "", limit: int = 0) -> tuple[KeyValue, ...]:
-        return tuple(item for item in super().items(prefix) if item.key >= after)[: limit or None]
+    def items(
+        self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
+    ) -> tuple[KeyValue, ...]:
+        found = super().items(prefix, modified_after=modified_after)
+        return tuple(item for item in found if item.key >= after)[: limit or None]
+
+
+class LaterFromTheRevision(MemoryStore):
+    """Keys put at the revision are read as well."""
+
+    def items(
+        self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
+    ) -> tuple[KeyValue, ...]:
+        return super().items(prefix, after, limit, max(0, modified_after - 1))
+
+
+class LaterCreatedOnly(MemoryStore):
+    """Keys that were put again after the revision are left out."""
+
+    def items(
+        self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
+    ) -> tuple[KeyValue, ...]:
+        found = super().items(prefix, after)
+        return tuple(item for item in found if item.create_revision > modified_after)[: limit or None]
+
+
+class CutsBeforeItFilters(MemoryStore):
+    """Older keys count against the limit."""
+
+    def items(
+        self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
+    ) -> tuple[KeyValue, ...]:
+        found = super().items(prefix, after, limit)
+        return tuple(item for item in found if item.mod_revision > modified_after)
+
+
+class LaterOfAnOlderState(MemoryStore):
+    """A transaction that reads later keys misses the last change."""
+
+    def items(
+        self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
+    ) -> tuple[KeyValue, ...]:
+        found = super().items(prefix, after, limit, modified_after)
+        return tuple(item for item in found if not modified_after or item.mod_revision < self.revision)
 
 
 class FoldsCase(MemoryStore):
@@ -448,6 +494,10 @@ FAULTS: dict[type[MemoryStore], str] = {
     FirstPageOnly: "test_range_is_complete_and_ordered",
     PagesShort: "test_range_in_pages",
     PagesFromTheKey: "test_range_after_any_key",
+    LaterFromTheRevision: "test_range_of_later_keys",
+    LaterCreatedOnly: "test_range_of_later_keys",
+    CutsBeforeItFilters: "test_range_of_later_keys_in_pages",
+    LaterOfAnOlderState: "test_later_keys_are_all_that_changed",
     FoldsCase: "test_prefixes_are_literal",
     ReadsOld: "test_reads_see_what_was_answered_before",
     EndsEarly: "test_a_lease_never_ends_early",

@@ -105,8 +105,9 @@ def _operation(operation: Operation, prefix: str) -> str:
             return f"delete {key.removeprefix(prefix)}"
         case Get(key=key):
             return f"get {key.removeprefix(prefix)}"
-        case Range(prefix=under):
-            return f"read {under.removeprefix(prefix)}*"
+        case Range(prefix=under, modified_after=revision):
+            since = f" since {revision}" if revision else ""
+            return f"read {under.removeprefix(prefix)}*{since}"
         case Stat(prefix=under):
             return f"count {under.removeprefix(prefix)}*"
         case Transaction():
