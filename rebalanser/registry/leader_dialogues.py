@@ -62,7 +62,6 @@ from rebalanser.registry.dialogue import (
     one_entry,
     outcome_of,
     readable,
-    revision_of,
     sized,
     stats_of,
 )
@@ -217,10 +216,11 @@ class LeaderDialogues(Dialogues):
     def _read_changes(self, command: ReadGroup, update: _Update) -> Reading[Outcome | None]:
         """Read in rounds until nothing is missing. None if that leads to nothing.
 
-        Which resources and drains changed stands in the record of each operator request. Which members did is
-        told by the watch, and proven by how many there are and how new they are; where one rewrote its key,
-        others may have as well, so that all are read. The shares are the leader's own. What watches told of
-        is read in the first round, which is therefore the only one as a rule.
+        The record of each operator request names the resources and drains that changed. Every round reads all
+        members that were put since the group is known, whatever watches reported. So no member is missing,
+        and if there are as many keys as the leader holds, none is gone either. Watches report which are gone:
+        otherwise all members are read. The shares are the leader's own. What watches reported is read in the
+        first round, which is usually the only one.
         """
         for _ in range(MAX_ROUNDS):
             if update.takes_longer:
@@ -238,7 +238,10 @@ class LeaderDialogues(Dialogues):
         return None
 
     def _round(self, update: _Update) -> list[list[Operation]]:
-        """The transactions of a round; the last one has the head, which tells whether anything is missing."""
+        """The transactions of a round; the last one has the head, which tells whether anything is missing.
+
+        Of a member's key only its presence is read: the head reads its value if that is new.
+        """
         keys = self.keys
         head: list[Operation] = [
             Get(keys.header),
@@ -246,14 +249,11 @@ class LeaderDialogues(Dialogues):
             self._records(update),
             Stat(keys.nodes),
             Stat(keys.acks),
+            self._members(update),
         ]
-        in_doubt = {
-            keys.nodes: not update.members_known,
-            keys.shares: not update.shares_known,
-            keys.acks: update.missed,
-        }
+        in_doubt = {keys.shares: not update.shares_known, keys.acks: update.missed}
         head += [Range(prefix) for prefix, doubt in in_doubt.items() if doubt]
-        gets = ((Get(key), len(key)) for key in sorted(update.to_read))
+        gets = ((Get(key, key.startswith(keys.nodes)), len(key)) for key in sorted(update.to_read))
         chunks: list[list[Operation]] = list(self._chunks(gets))
         if chunks and len(head) + len(chunks[-1]) <= self._max_operations:
             head += chunks.pop()
@@ -263,6 +263,11 @@ class LeaderDialogues(Dialogues):
         """The records of what operators changed that are not known yet."""
         return Range(self.keys.changes, after=self.keys.change(update.requests))
 
+    def _members(self, update: _Update) -> Range:
+        """The members that were put since the group is known, or all if a member may be gone."""
+        since = update.known.revision if update.members_known else 0
+        return Range(self.keys.nodes, modified_after=since)
+
     def _take_entries(self, update: _Update, found: Mapping[Operation, Result]) -> None:
         """Take in the keys of members, resources and drains that were read one by one."""
         keys = self.keys
@@ -271,23 +276,25 @@ class LeaderDialogues(Dialogues):
                 continue
             key, entry = read.key, one_entry(result)
             entries = () if entry is None else (entry,)
-            was_there = update.unreadable.pop(key, None) is not None
             if key.startswith(keys.nodes):
-                node = self._name(key, keys.nodes)
-                was_there = was_there or update.has_member(node)
-                update.rewritten |= any(map(update.is_rewrite, entries))
-                update.members[node] = readable(entries, self._member, update.unreadable).get(node)
-                update.stats = (
-                    update.stats[0] + len(entries) - was_there,
-                    max(update.stats[1], revision_of(result)),
-                )
-            elif key.startswith(keys.resources):
+                if entry is None:
+                    self._take_member(update, key, entries)
+                continue
+            update.unreadable.pop(key, None)
+            if key.startswith(keys.resources):
                 name = self._name(key, keys.resources)
                 update.resources[name] = self._resources_in(entries, update.unreadable).get(name)
             elif key.startswith(keys.drains):
                 label = self._name(key, keys.drains)
                 drains = readable(entries, self._drain, update.unreadable)
                 update.drains[label] = label if label in drains else None
+
+    def _take_member(self, update: _Update, key: str, entries: tuple[KeyValue, ...]) -> None:
+        """Take in the key of a member that was put, or is gone."""
+        node = self._name(key, self.keys.nodes)
+        was_there = update.unreadable.pop(key, None) is not None or update.has_member(node)
+        update.members[node] = readable(entries, self._member, update.unreadable).get(node)
+        update.member_keys += len(entries) - was_there
 
     def _take_head(self, update: _Update, found: Mapping[Operation, Result]) -> None:
         """Take in the rest, and find out what is missing."""
@@ -301,27 +308,29 @@ class LeaderDialogues(Dialogues):
         update.to_read -= {read.key for read in found if isinstance(read, Get)}
         update.acknowledgements = stats_of(found[Stat(keys.acks)])
         if Range(keys.acks) in found:
-            entries = update.reread(keys.acks, found)
+            entries = update.reread(keys.acks, found[Range(keys.acks)])
             update.acknowledged = readable(entries, self._completed, update.unreadable)
         self._take_members(update, found)
         self._take_shares(update, found)
 
     def _take_members(self, update: _Update, found: Mapping[Operation, Result]) -> None:
-        if Range(self.keys.nodes) in found:
-            entries = update.reread(self.keys.nodes, found)
+        result = found[self._members(update)]
+        if update.members_known:
+            for entry in all_entries(result):
+                self._take_member(update, entry.key, (entry,))
+        else:
+            entries = update.reread(self.keys.nodes, result)
             update.known = replace(update.known, members=readable(entries, self._member, update.unreadable))
             update.members.clear()
-            update.stats = fingerprint_of(entries)
-            update.rewritten = False
-        count, newest = stats_of(found[Stat(self.keys.nodes)])
-        update.members_known = count == update.stats[0] and newest <= update.stats[1] and not update.rewritten
-        update.stats = (update.stats[0], newest) if update.members_known else update.stats
+            update.member_keys = len(entries)
+        update.stats = stats_of(found[Stat(self.keys.nodes)])
+        update.members_known = update.stats[0] == update.member_keys
 
     def _take_shares(self, update: _Update, found: Mapping[Operation, Result]) -> None:
         entry = one_entry(found[Get(self.keys.header)])
         header = values.load_header(entry) if entry else None
         if Range(self.keys.shares) in found:
-            entries = update.reread(self.keys.shares, found)
+            entries = update.reread(self.keys.shares, found[Range(self.keys.shares)])
             shares, leftover = self._allocation_in(header, entries, update.unreadable)
             update.known = replace(update.known, header=header, shares=shares, leftover_shares=leftover)
             update.shares_known = True
@@ -437,11 +446,12 @@ class _Update:
         self.acknowledgements = known.fingerprint.acknowledgements
         self.requests = known.fingerprint.changes
         self.stats = known.fingerprint.members
+        self.member_keys = self.stats[0]
+        """Number of keys of members, readable or not, as far as was read."""
         self.to_read = set(command.keys)
         self.missed = command.missed
         self.members_known = True
-        self.rewritten = False
-        """True if a member is known to have rewritten its record, and others perhaps as well."""
+        """False if a member is gone that is not known to be."""
         self.shares_known = not command.doubtful
         self.read: dict[str, int] = {}
         """The keys and prefixes that were read, each at its latest revision."""
@@ -467,14 +477,10 @@ class _Update:
         """Return True if the node is a member, as far as was read."""
         return self.members.get(node, self.known.members.get(node)) is not None
 
-    def is_rewrite(self, entry: KeyValue) -> bool:
-        """Return True if the key of a member was put again since the group is known."""
-        return entry.create_revision != entry.mod_revision > self.known.revision
-
-    def reread(self, prefix: str, found: Mapping[Operation, Result]) -> tuple[KeyValue, ...]:
-        """Take in all entries with a prefix anew, and forget which of them were unreadable."""
+    def reread(self, prefix: str, result: Result) -> tuple[KeyValue, ...]:
+        """Return all entries with a prefix, and forget which of them were unreadable."""
         self.unreadable = {k: why for k, why in self.unreadable.items() if not k.startswith(prefix)}
-        return all_entries(found[Range(prefix)])
+        return all_entries(result)
 
     def group(self, revision: int) -> Group:
         """The group as of ``revision``, at which nothing was missing."""

@@ -476,8 +476,8 @@ MUTANTS = (
     ),
     Mutant(
         "members never in doubt",
-        "a leader that missed a change of members reads them all",
-        _edit(Translation, "_take_members", "newest <= update.stats[1]", "True"),
+        "a leader that missed that a member is gone reads them all",
+        _edit(Translation, "_take_members", "update.stats[0] == update.member_keys", "True"),
         frozenset({"RB-3", "RB-7"}),
         "silent watches",
     ),
@@ -1110,6 +1110,13 @@ MUTANTS = (
         _edit(Translation, "_refuse", ", session.lease)", ")"),
         frozenset({"RB-4"}),
         "releases",
+    ),
+    Mutant(
+        "members read from a later revision",
+        "a leader reads every record that was put since it knows the group",
+        _edit(Translation, "_members", "update.known.revision", "update.known.revision + 1"),
+        frozenset({"RB-2"}),
+        "silent releases",
     ),
     Mutant(
         "needless moves among refusals",

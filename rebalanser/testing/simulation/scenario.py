@@ -389,6 +389,15 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 prompt_within_s=0.15,
             ),
             _closer(
+                "silent releases",
+                {
+                    FaultKind.WATCH_SILENT: 6,
+                    FaultKind.RELEASE: 8,
+                    FaultKind.GRACEFUL_STOP: 4,
+                    FaultKind.CRASH: 1,
+                },
+            ),
+            _closer(
                 "overruns",
                 {**_CHANGES, FaultKind.HANDLER_OVERRUN: 6, FaultKind.HANDLER_SLOW: 3},
             ),
