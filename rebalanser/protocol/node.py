@@ -143,8 +143,8 @@ class Node:
         self._guard: float | None = None
         self._watched: frozenset[Topic] = frozenset()
         self._lanes = Lanes(timings.retry_initial_s, timings.retry_max_s)
-        self._rebalancing = Rebalancing(member.mode, options.start_in_batches)
         self._refusals = Refusals()
+        self._rebalancing = Rebalancing(member.mode, options.start_in_batches, self._refusals)
         self._record: Member | None = None
         """What the present incarnation registers as, however often it tries."""
         self._leading = Leading(member.may_lead, timings, allocate, measure)

@@ -77,8 +77,9 @@ class Refusals:
 class Rebalancing:
     """One node's side of the rebalances that it takes part in."""
 
-    def __init__(self, mode: Mode, start_in_batches: bool) -> None:
+    def __init__(self, mode: Mode, start_in_batches: bool, refusals: Refusals) -> None:
         self._mode = mode
+        self._refusals = refusals
         self._start_in_batches = start_in_batches and mode is Mode.COOPERATIVE
         self.header: Header | None = None
         self.share: Share | None = None
@@ -249,10 +250,23 @@ class Rebalancing:
     def to_start(self) -> dict[Resource, Token] | None:
         """Step 4: what may be started; empty for "you own nothing" (RB-18); None for nothing to say."""
         if self._ready and (self._start_in_batches or not self.missing):
-            return self._ready
+            ready = self._ready_and_not_refused()
+            if ready:
+                return ready
         if self.share is not None and not self.wanted and not self.started and not self._told_of_nothing:
             return {}
         return None
+
+    def _ready_and_not_refused(self) -> dict[Resource, Token]:
+        """Return what may be started, without what the application gave up while it was stopped.
+
+        Its barrier is kept until the leader gives it to another node. In eager mode OnStart gets all of a
+        share, so that what was given up starts once more.
+        """
+        refused = self._refusals.resources if self._mode is Mode.COOPERATIVE else NOTHING
+        if self._ready.keys().isdisjoint(refused):
+            return self._ready
+        return {resource: token for resource, token in self._ready.items() if resource not in refused}
 
     @property
     def completed(self) -> bool:
@@ -276,7 +290,8 @@ class Rebalancing:
         self._call(Handler.START)
         self.starting = owned
         self.started.update(owned)
-        self._ready = {}
+        kept = self._ready.keys() - owned.keys() if len(owned) < len(self._ready) else NOTHING
+        self._ready = {resource: self._ready[resource] for resource in kept}
         self._told_of_nothing = not owned
 
     def ask(self, resources: Collection[Resource]) -> None:

@@ -1119,6 +1119,13 @@ MUTANTS = (
         "silent releases",
     ),
     Mutant(
+        "released started again",
+        "what is released while it is stopped does not start again",
+        _edit(Rebalancing, "_ready_and_not_refused", "self._mode is Mode.COOPERATIVE", "False"),
+        frozenset({"RB-2"}),
+        "releases",
+    ),
+    Mutant(
         "needless moves among refusals",
         "as few resources move as refusals and balance allow",
         _edit(placement, "_ways", "cost=1", "cost=0"),

@@ -1607,6 +1607,63 @@ def test_what_is_released_stands_in_the_nodes_record_for_its_time() -> None:
 
 
 @pytest.mark.rule("RB-2")
+@pytest.mark.parametrize("batches", [True, False])
+@pytest.mark.parametrize("ends", ["the leader", "the application", "time"])
+@pytest.mark.parametrize("running", [True, False])
+def test_what_is_released_while_it_is_stopped_does_not_start_again(
+    running: bool, ends: str, batches: bool
+) -> None:
+    """Until the leader has given it away, or the application wants it back."""
+    driven = Driven(options=NodeOptions(start_in_batches=batches))
+    driven.own("a", "b")
+    version, others = 1, {"b": 200}
+    if running:
+        driven.notice(2)
+        driven.give(2, "a", "b", "c")
+        driven.add(210, "c")
+        version, others = 2, {"b": 200, "c": 210}
+    driven.pass_to(TIMINGS.detect_s)
+    if running:
+        driven.returns(Handler.START)
+    assert driven.all(CallStop) == [CallStop(frozenset({"a", *others}))]
+    driven.now += 0.1
+    driven.feed(Release("a", 200, for_s=1.0))
+    driven.returns(Handler.STOP)
+    driven.beat()
+    assert [call.owned for call in driven.all(CallStart)] == [others]
+    driven.returns(Handler.START)
+    assert driven.all(CallStart) == []
+    assert not driven.node.settled
+    assert driven.node.step is Step.SETTLED, "it waits for the leader, which has to hear of it"
+    driven.answer(Refuse, Refused(frozenset({"a"}), 300))
+    match ends:
+        case "the leader":
+            driven.notice(version + 1)
+            driven.give(version + 1, *others)
+            assert driven.sent(RemoveBarriers) == RemoveBarriers(SESSION, {"a": 200})
+            return
+        case "the application":
+            driven.feed(Accept("a"))
+        case "time":
+            driven.pass_to(driven.now + 1.0)
+    assert [call.owned for call in driven.all(CallStart)] == [{"a": 200}]
+    driven.returns(Handler.START)
+    assert driven.node.settled
+
+
+@pytest.mark.rule("RB-2", "RB-17")
+def test_in_eager_mode_onstart_gets_all_of_a_share_also_what_was_released() -> None:
+    """The next allocation is without it."""
+    driven = Driven(Mode.EAGER)
+    driven.own("a", "b")
+    driven.pass_to(TIMINGS.detect_s)
+    driven.feed(Release("a", 200))
+    driven.returns(Handler.STOP)
+    driven.beat()
+    assert [call.owned for call in driven.all(CallStart)] == [{"a": 200, "b": 200}]
+
+
+@pytest.mark.rule("RB-2")
 def test_of_two_releases_the_later_time_counts() -> None:
     driven = owning("a")
     told: list[tuple[float | None, int]] = []

@@ -112,7 +112,7 @@ class Duties:
         self._stopping: frozenset[Resource] = frozenset()
         self._started: dict[Resource, int] = {}
         """Started resources, with the version of the share that started them."""
-        self._starting: frozenset[Resource] = frozenset()
+        self._starting: Mapping[Resource, int] = {}
         self.refused: dict[Resource, float] = {}
         """What the application gave up, and until when."""
         self._registered: Member | None = None
@@ -172,7 +172,8 @@ class Duties:
             case PlanMade(plan=None):
                 self._tries = 0
             case Release(resource=resource, token=token, for_s=for_s):
-                if self._process.tokens.get(resource) == token:
+                called = self._starting if self._running is Handler.START else {}
+                if token in (self._process.tokens.get(resource), called.get(resource)):
                     until = math.inf if for_s is None else self._now + for_s
                     self.refused[resource] = max(until, self.refused.get(resource, _NEVER))
                     self._told_to_refuse()
@@ -384,11 +385,15 @@ class Duties:
             old = sorted(r for r, since in self._started.items() if since != version)
             if old:
                 raise Violation("RB-17", f"{self._label} starts in eager mode and goes on with {old}")
-        missing = self._share.resources - self._started.keys() - owned.keys() if self._share else ()
+        missing = self._share.resources - self._started.keys() - owned.keys() if self._share else frozenset()
+        if plan.mode is Mode.COOPERATIVE:
+            missing -= self.refuses()
+            if refused := self.refuses() & owned.keys():
+                raise Violation("RB-2", f"{self._label} starts what it refuses: {sorted(refused)}")
         if missing and (plan.mode is Mode.EAGER or not plan.start_in_batches):
             raise Violation("RB-17", f"{self._label} starts a part of its share, without {sorted(missing)}")
         self._calls(Handler.START)
-        self._starting = frozenset(owned)
+        self._starting = owned
         self._started.update(dict.fromkeys(owned, version))
 
     def _check_reason(self, resources: Collection[Resource]) -> None:
