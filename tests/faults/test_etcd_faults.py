@@ -8,9 +8,12 @@ import json
 import math
 import os
 import random
+import re
 import shutil
+import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -1029,6 +1032,68 @@ def test_a_long_read_delays_no_heartbeat(etcd: EtcdCluster, connect: Opener, pre
     assert beats > 3, "with one lock for all requests they would wait for the read to end"
     for start in range(0, len(keys), 128):
         transact(registry, Transaction((), tuple(Delete(key) for key in keys[start : start + 128])))
+
+
+def tokens_of_a_node(url: str, meanwhile: Callable[[], object] = lambda: None) -> list[int]:
+    """Run a node until it owns both resources of its group, and return their tokens."""
+    group = Group("restored", url, settings=Settings(lease_ttl_s=2))
+    group.on_start(lambda _: None)
+    group.on_stop(lambda _: None)
+    with group:
+        wait_until(lambda: len(group.resources) == 2)
+        meanwhile()
+        return [owned.token for owned in group.resources.values()]
+
+
+def save_snapshot(etcd: EtcdCluster, file: Path) -> None:
+    request = urllib.request.Request(f"http://{etcd.endpoints[0]}/v3/maintenance/snapshot", b"{}")
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer, file.open("wb") as into:
+        for line in answer:
+            into.write(base64.b64decode(json.loads(line)["result"].get("blob", "")))
+
+
+@pytest.mark.rule("RB-1", "RB-12")
+@pytest.mark.parametrize("as_told", [True, False])
+def test_tokens_only_grow_over_a_restore_as_the_guide_says(
+    tmp_path: Path, connect: Opener, etcdutl: Path, as_told: bool
+) -> None:
+    """They go back without the options of the guide. A process that still runs refuses the restored store.
+
+    The snapshot has the lease of a node that has left since.
+    """
+    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    told = re.search(r"`etcdutl (snapshot restore FILE [^`]*)`", guide)
+    assert told is not None
+    with EtcdCluster(data_folder=tmp_path / "etcd") as etcd:
+        with Admin("restored", etcd.url()) as admin:
+            admin.add("a", "b")
+        tokens_of_a_node(etcd.url(), lambda: save_snapshot(etcd, tmp_path / "snapshot"))
+        forgotten = connect(etcd.url())
+        for _ in range(100):
+            put(forgotten, "later")
+        latest = max(tokens_of_a_node(etcd.url()))
+        etcd.stop()
+        member = etcd.data_folder / "member-0"
+        peer = f"http://127.0.0.1:{etcd._peer_ports[0]}"
+        restore = told[1] if as_told else "snapshot restore FILE"
+        shutil.rmtree(member)
+        subprocess.run(
+            [
+                etcdutl,
+                *restore.replace("FILE", str(tmp_path / "snapshot")).split(),
+                "--name=m0",
+                f"--data-dir={member}",
+                f"--initial-cluster=m0={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+            ],
+            check=True,
+            capture_output=True,
+            timeout=PATIENCE_S,
+        )
+        etcd.restart_all()
+        assert (min(tokens_of_a_node(etcd.url())) > latest) == as_told
+        with pytest.raises(RegistryRefused):
+            read(forgotten, "later")
 
 
 @pytest.mark.rule("RB-1", "RB-21", "RB-28")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from contextlib import closing, contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from rebalanser_sqlite import SqliteRegistry
 
+from rebalanser import Admin, Group, Settings
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.registry.contract import (
     Changed,
@@ -30,11 +34,10 @@ from rebalanser.registry.contract import (
     Target,
     Transaction,
 )
-from rebalanser.testing.waiting import PATIENCE_S, patience_ratio
+from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
     from rebalanser.registry.contract import WatchEvent
 
@@ -297,6 +300,49 @@ def test_a_log_that_is_removed_makes_no_second_history(tmp_path: Path, suffixes:
         keeper.wait()
         with running(OPENER, path) as opener:
             assert line(opener) == f"opened and found {'nothing' if '-wal' in suffixes else 'mine'}\n"
+
+
+def tokens_of_a_node(path: Path, meanwhile: Callable[[], object] = lambda: None) -> list[int]:
+    """Run a node until it owns both resources of its group, and return their tokens."""
+    group = Group("restored", f"sqlite:///{path}", settings=Settings(lease_ttl_s=2))
+    group.on_start(lambda _: None)
+    group.on_stop(lambda _: None)
+    with group:
+        wait_until(lambda: len(group.resources) == 2)
+        meanwhile()
+        return [owned.token for owned in group.resources.values()]
+
+
+@pytest.mark.rule("RB-1", "RB-12")
+@pytest.mark.parametrize("as_told", [True, False])
+def test_tokens_only_grow_over_a_restore_as_the_guide_says(tmp_path: Path, as_told: bool) -> None:
+    """They go back if only the file is put back. The backup has the lease of a node that has left since."""
+    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    told = re.search(r'`sqlite3 orders.db "(UPDATE meta [^"]*)"`', guide)
+    assert told is not None
+    path, backup = tmp_path / "orders.db", tmp_path / "backup.db"
+
+    def back_up() -> None:
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as target:
+            source.backup(target)
+
+    with Admin("restored", f"sqlite:///{path}") as admin:
+        admin.add("a", "b")
+    tokens_of_a_node(path, back_up)
+    forgotten = SqliteRegistry(path)
+    for _ in range(100):
+        forgotten.execute(Transaction(then=(Put("later", b""),)), PATIENCE_S)
+    latest = max(tokens_of_a_node(path))
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+    with pytest.raises(UnusableStore, match="removed or replaced while in use"):
+        forgotten.execute(Transaction(then=(Get("later"),)), PATIENCE_S)
+    forgotten.close()
+    backup.replace(path)
+    if as_told:
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute(told[1])
+    assert (min(tokens_of_a_node(path)) > latest) == as_told
 
 
 @pytest.mark.rule("RB-1")
