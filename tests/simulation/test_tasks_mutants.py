@@ -71,11 +71,11 @@ def _gaps_are_skipped(_: Any) -> Any:
 
 
 def _by_the_others_clock(_: Any) -> Any:
-    return lambda self, claim, now: claim.term.ends_at_s + self._buffer_s
+    return lambda claim, _now, _clock, buffer_s: claim.term.ends_at_s + buffer_s
 
 
 def _over_when_read(_: Any) -> Any:
-    return lambda self, claim, now: now
+    return lambda _claim, now, _clock, _buffer_s: now
 
 
 def _any_of_them(_: Any) -> Any:
@@ -160,13 +160,13 @@ MUTANTS = (
     Mutant(
         "one's own clock",
         "the time of a claim is not compared with the clock of another host",
-        (Switch(Owner, "_over", _by_the_others_clock),),
+        (Switch(owner_module, "over_at", _by_the_others_clock),),
         frozenset({"SK-8"}),
     ),
     Mutant(
         "claims that a new owner has read",
         "whoever takes over waits until they are over",
-        (Switch(Owner, "_over", _over_when_read),),
+        (Switch(owner_module, "over_at", _over_when_read),),
         frozenset({"SK-8"}),
     ),
     Mutant(
