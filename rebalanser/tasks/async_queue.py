@@ -315,16 +315,19 @@ class AsyncQueue:
         """
         queue = await self._opened()
         caller = LoopCaller(asyncio.get_running_loop(), self._threads, queue.errors)
+        # A body may begin before this returns.
+        before, self._caller = self._caller, caller
         starting = self._threads.submit(queue.start_with, caller, concurrency)
         try:
             await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # The thread can't be cancelled: what it starts has to be stopped.
-            await asyncio.wait([starting])
-            if starting.exception() is None:
-                await self._threads.run(queue.stop, 0.0)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                # The thread can't be cancelled: what it starts has to be stopped.
+                await asyncio.wait([starting])
+                if starting.exception() is None:
+                    await self._threads.run(queue.stop, 0.0)
+            self._caller = before
             raise
-        self._caller = caller
 
     def request_stop(self) -> None:
         """Begin to stop, and return at once."""

@@ -108,6 +108,8 @@ def test_who_waits_again_and_again_for_a_request_to_stop_leaves_nothing_behind(s
 
         @queue.task()
         async def patient(claim: AsyncClaim) -> int:
+            while not claim.stop_requested._listeners:  # who cancels the body listens soon after it began
+                await asyncio.sleep(0)
             before = len(claim.stop_requested._listeners)
             for _ in range(3):
                 with contextlib.suppress(TimeoutError):
@@ -412,6 +414,37 @@ def test_a_body_may_ask_to_stop_but_not_wait_for_that(stage: Stage) -> None:
             await queue.start()
             with pytest.raises(InvalidState, match="already"):
                 await queue.start()
+
+    within_patience(main)
+
+
+def test_a_body_that_begins_while_the_queue_starts_may_not_wait_for_its_end(stage: Stage) -> None:
+    tried = threading.Event()
+
+    async def main() -> None:
+        queue = stage.queue()
+
+        @queue.task(retries=0)
+        async def leave(claim: AsyncClaim) -> None:
+            try:
+                with pytest.raises(InvalidState, match="request_stop"):
+                    await queue.stop()
+            finally:
+                tried.set()
+
+        async with queue:
+            task = await leave.enqueue()
+            inner = queue._queue
+            assert inner is not None
+            start = inner.start_with
+
+            def slow_start(*arguments: Any) -> None:
+                start(*arguments)
+                assert tried.wait(PATIENCE_S)
+
+            inner.start_with = slow_start  # type: ignore[method-assign]
+            await queue.start()
+            assert await queue.wait(task, PATIENCE_S) is None
 
     within_patience(main)
 
