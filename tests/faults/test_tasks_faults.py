@@ -213,7 +213,8 @@ def test_no_task_waits_behind_a_slow_body_while_another_worker_is_idle(shared: S
     assert busy in {worker.pid for worker in workers}
     begun = [each for each in shared.events("began") if each["task"] in quick]
     assert {each["pid"] for each in begun} == {worker.pid for worker in workers} - {busy}
-    assert {each["number"] for each in begun} == {0}
+    # Not by the numbers of their claims: one that was given back before it began has one more.
+    assert sorted(each["task"] for each in begun) == sorted(quick)
 
 
 @pytest.mark.rule("SK-13", "SK-20")
