@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from rebalanser_sqlite import SqliteRegistry, history, place, store
-from rebalanser_sqlite.tasks import SqliteEngine, claims, open_engine, reading, rows, writing
+from rebalanser_sqlite.tasks import SqliteEngine, claims, committing, open_engine, reading, rows, writing
 from rebalanser_sqlite.tasks.following import Follower
 
 from rebalanser.errors import (
@@ -444,6 +444,39 @@ def test_closing_refuses_what_waits(engine: SqliteEngine, contention: Contention
         outcomes = [future.exception(PATIENCE_S) for future in asked]
     assert [type(outcome) for outcome in outcomes].count(RegistryUnavailable) == 2
     assert outcomes.count(None) == 1, "the one that led was done"
+
+
+@pytest.mark.rule("SK-12")
+@pytest.mark.parametrize("leads", [False, True], ids=["while it waits", "as it is to lead"])
+def test_a_thread_that_is_interrupted_keeps_nobody_from_committing(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch, *, leads: bool
+) -> None:
+    """Were the lead handed to a thread that is gone, nobody could write any more."""
+    begun, may = threading.Event(), threading.Event()
+    waits = committing._Job.woken
+
+    def slow(_: object) -> None:
+        begun.set()
+        may.wait(PATIENCE_S)
+
+    def interrupted(job: committing._Job[Any], timeout_s: float) -> bool:
+        if leads:
+            may.set()
+            assert waits(job, timeout_s)
+        raise KeyboardInterrupt
+
+    committer, deadline = engine._committer, store.Deadline.after(PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(committer.submit, committing.Action(slow), deadline)
+        assert begun.wait(PATIENCE_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(committing._Job, "woken", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.apply([enqueue(1)], PATIENCE_S)
+        may.set()
+        first.result(PATIENCE_S)
+    assert engine.apply([enqueue(2)], PATIENCE_S) == [Applied(1)]
+    assert engine.read(QUEUE, [task_id(1)], PATIENCE_S) == {}
 
 
 # -- files

@@ -68,6 +68,11 @@ class _Job(Generic[T]):
             if not self.leads:
                 self._wake.release()
 
+    @property
+    def has_ended(self) -> bool:
+        """True once it has its outcome or an error."""
+        return self._ended
+
     def woken(self, timeout_s: float) -> bool:
         """Wait until it leads or has ended; for ever where the time is negative."""
         return self._wake.acquire(timeout=timeout_s)
@@ -98,15 +103,20 @@ class Committer:
             Exception: what the action raised; no effect.
         """
         job = _Job(action, deadline)
-        with self._changed:
-            if self._closed:
-                raise RegistryUnavailable("this engine is closed")
-            self._waiting.append(job)
-            job.leads, self._led = not self._led, True
-        if not job.leads and not job.woken(deadline.left_s):
-            self._withdraw(job)
-        if job.leads:
-            self._lead(job)
+        group: list[_Job[Any]] = []
+        try:
+            with self._changed:
+                if self._closed:
+                    raise RegistryUnavailable("this engine is closed")
+                self._waiting.append(job)
+                job.leads, self._led = not self._led, True
+            if not job.leads and not job.woken(deadline.left_s):
+                self._withdraw(job)
+            if job.leads:
+                self._carry_out(group, deadline)
+        finally:  # also where the thread was interrupted: nobody else hands the lead on
+            if job.leads or not job.has_ended:
+                self._leave(job, group)
         return job.result()
 
     def close(self) -> None:
@@ -132,21 +142,20 @@ class Committer:
                 )
         job.woken(-1)
 
-    def _lead(self, own: _Job[Any]) -> None:
-        group: list[_Job[Any]] = []
-        try:
-            self._carry_out(group, own.deadline)
-        finally:
-            for job in group:
-                job.end(OutcomeUnknown("the thread that committed was interrupted; read back"))
-            with self._changed:
-                if own in self._waiting:
-                    self._waiting.remove(own)
-                if self._waiting:
-                    self._waiting[0].lead()
-                else:
-                    self._led = False
-                    self._changed.notify_all()
+    def _leave(self, own: _Job[Any], group: list[_Job[Any]]) -> None:
+        """Take a job back that waits still, end those that it was to commit, and hand the lead on."""
+        for job in group:
+            job.end(OutcomeUnknown("the thread that committed was interrupted; read back"))
+        with self._changed:
+            if own in self._waiting:
+                self._waiting.remove(own)
+            if not own.leads:
+                return
+            if self._waiting:
+                self._waiting[0].lead()
+            else:
+                self._led = False
+                self._changed.notify_all()
 
     def _carry_out(self, group: list[_Job[Any]], deadline: Deadline) -> None:
         """Commit what waits once the write lock is had; ``group`` is then what was taken."""
