@@ -364,6 +364,20 @@ def test_an_epoch_that_was_taken_over_unseen_conflicts(engine: KeyValueEngine, o
     assert all(isinstance(answer, Applied) for answer in answers)
 
 
+@pytest.mark.rule("SK-13")
+def test_a_conflict_in_a_batch_beside_another_deposes_nobody(
+    engine: KeyValueEngine, meddler: Meddler
+) -> None:
+    """It makes the engine forget what it knows of the epoch, which stands: an owner believes two refusals."""
+    epoch = Epoch(0, 1)
+    apply(engine, make(1), make(2), TakeOver(QUEUE, epoch))
+    task, changed = everything(engine)
+    stale = replace(move(changed, claimed(), epoch=epoch, head=changed.head), revision=changed.revision + 99)
+    meddler.interrupt(0, lambda: apply(engine, stale))
+    assert isinstance(apply(engine, move(task, claimed(), epoch=epoch))[0], Applied)
+    assert meddler.happened == [Conflict()]
+
+
 @pytest.mark.rule("SK-6", "SK-20")
 def test_a_slot_that_is_used_while_it_is_withdrawn_is_told(
     engine: KeyValueEngine, other: KeyValueEngine, meddler: Meddler

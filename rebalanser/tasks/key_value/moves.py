@@ -32,6 +32,8 @@ class MoveStep(Step):
         self._epochs = epochs
         self._state_key = keys.state(write.partition, write.id)
         self._epoch_key = None if write.epoch is None else keys.epoch(write.epoch.partition)
+        self._epoch_revision: int | None = None
+        """At which revision this move's epoch was written, as it was known when its reads were asked for."""
         slot = write.slot
         self._slot_key = None if slot is None else keys.slot(slot.process, slot.holder)
         self._head = None if write.head is None else dump_head(write.head)
@@ -46,8 +48,10 @@ class MoveStep(Step):
         reads: list[Read] = []
         if self._head is None:
             reads.append(Get(self._state_key))
-        if self._epoch_key is not None and self._epoch_revision() is None:
-            reads.append(Get(self._epoch_key))
+        if self._epoch_key is not None and self._write.epoch is not None:
+            self._epoch_revision = self._epochs.revision(self._epoch_key, self._write.epoch)
+            if self._epoch_revision is None:
+                reads.append(Get(self._epoch_key))
         return reads
 
     def plan(self, found: Found) -> Planned:
@@ -59,7 +63,7 @@ class MoveStep(Step):
             self._head = head_text(item.key, item.value)
         guards: tuple[Guard, ...] = (Unchanged(self._state_key, self._write.revision),)
         if self._epoch_key is not None:
-            revision = self._epoch_revision(found)
+            revision = self._written_at(self._epoch_key, found)
             if revision is None:
                 return Conflict()
             guards = (*guards, Unchanged(self._epoch_key, revision))
@@ -94,15 +98,18 @@ class MoveStep(Step):
             puts.append(Put(self._slot_key, dump_used_slot(write.id), write.slot.lease))
         return tuple(puts)
 
-    def _epoch_revision(self, found: Found | None = None) -> int | None:
-        """At which revision this move's epoch was written; None if another epoch is the partition's."""
-        epoch, key = self._write.epoch, self._epoch_key
-        if epoch is None or key is None:
-            return None
-        item = found.items.get(key) if found else None
-        if item is not None:
-            self._epochs.learn(key, load_token(item), item.mod_revision)
-        return self._epochs.revision(key, epoch)
+    def _written_at(self, epoch_key: str, found: Found) -> int | None:
+        """At which revision this move's epoch was written; None if another epoch is the partition's.
+
+        Not as it is known now: a batch beside this one may have forgotten it since, though it stands still.
+        """
+        item = found.items.get(epoch_key)
+        if item is None:
+            return self._epoch_revision
+        token = load_token(item)
+        self._epochs.learn(epoch_key, token, item.mod_revision)
+        epoch = self._write.epoch
+        return item.mod_revision if epoch is not None and token == epoch.token else None
 
     def _meets_other(self, value: bytes, revision: int) -> bool:
         """Whether the task stands at another revision than this move's; notes the mark that it bears."""

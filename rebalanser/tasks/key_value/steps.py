@@ -94,7 +94,7 @@ class Step(ABC):
 
 
 class Epochs:
-    """The revisions at which epochs were written, as far as they are known here.
+    """The revisions at which epochs were written, as far as they are known here. For any threads.
 
     Only a greater token is written over an epoch, so a token has one revision, and what is known of it stays
     true for as long as a guard on it holds.
