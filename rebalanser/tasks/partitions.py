@@ -157,7 +157,8 @@ class Partitions(ClaimSource):
             else:
                 claimed += [] if made is None else [replace(made, payload=payloads.get(ask.task))]
             if ask.slot is not None and self._slots is not None:
-                self._slots.settled(ask.slot, is_free=keeps_slot(ask))
+                is_known = ask.future.exception() is None
+                self._slots.settled(ask.slot, is_free=keeps_slot(ask), is_known=is_known)
         if failed and not claimed:
             raise failed[0]
         return claimed

@@ -100,13 +100,20 @@ class SlotOffers:
         with self._lock:
             return self._others.take(names)
 
-    def settled(self, slot: FreeSlot, *, is_free: bool) -> None:
-        """The claim for a slot is settled: it was used, or may have been, unless it ``is_free`` still."""
+    def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
+        """The claim for a slot is settled: it was used, or may have been, unless it ``is_free`` still.
+
+        Unless the outcome ``is_known`` all slots are read: one that is free brings no news, and would not be
+        used any more.
+        """
         with self._lock:
             if is_free:
                 self._others.put_back(slot)
             else:
                 self._others.drop(slot)
+        if not is_known:
+            self._lost = True
+            self._changed.set()
 
     def arrived(self, limit: int) -> list[Arrived]:
         """The claims that others have made for this process since the last call, at most ``limit``.
@@ -156,7 +163,8 @@ class SlotOffers:
         self._loop.join(LEASE_S)
         if self._lease is not None:
             self._withdraw(None, LEASE_S)
-            self._give_back()
+        self._give_back()  # what was used before a lease ended, too
+        if self._lease is not None:
             self._engine.end_slots(self._lease, LEASE_S)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from rebalanser.admin import Admin
-from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, UnusableStore
+from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.tasks import Claim, Queue, free_slots
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim_source import Claimed
@@ -444,6 +444,22 @@ def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neig
 
 
 @pytest.mark.rule("SK-6", "SK-20")
+def test_what_was_claimed_before_the_lease_ended_is_given_back_too(neighbours: Neighbours) -> None:
+    owner, leaving = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    leaving.partitions.offer(1, 1, NAMES)
+    task = owner.enqueue()
+    lends(owner, task)
+    slots = leaving.partitions._slots
+    assert slots is not None
+    wait_until(lambda: len(slots._own.arrived) == 1)
+    slots._lease_ended()
+    leaving.partitions.retire()
+    leaving.queue.context.ledger.flush()
+    assert owner.queue.get(task).state.status is Status.WAITING
+
+
+@pytest.mark.rule("SK-6", "SK-20")
 def test_claims_for_which_there_is_no_room_any_more_are_given_back_at_once(neighbours: Neighbours) -> None:
     """The threads of the slots have begun something else before these could be withdrawn."""
     owner, idle = neighbours.open(), neighbours.open()
@@ -530,6 +546,27 @@ def test_slots_that_could_not_be_published_are_published_later(
     lends(owner, *tasks)
     assert {each.stored.head.id for each in idle.claims(2)} == tasks
     assert not faults
+
+
+@pytest.mark.rule("SK-20")
+def test_a_slot_serves_another_task_after_a_claim_that_could_not_be_written(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is free still, of which nothing tells: its worker would stay idle."""
+    owner, idle = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    bad = owner.enqueue()
+    idle.partitions.offer(1, 1, NAMES)
+    knows(owner, tasks=1, slots=1)
+    with monkeypatch.context() as patch:
+        too_large = RequestTooLarge("the head of this task")
+        patch.setattr(owner.queue.context.engine, "apply", Mock(side_effect=too_large))
+        with pytest.raises(RequestTooLarge):
+            owner.partitions.lend()
+    good = owner.enqueue()
+    lends(owner, good)
+    assert [each.stored.head.id for each in idle.claims()] == [good]
+    assert owner.queue.get(bad).state.status is Status.WAITING
 
 
 @pytest.mark.rule("SK-17", "SK-20")
