@@ -657,6 +657,8 @@ class Queue:
             _open(source, group)
         except BaseException:
             worker.stop(0.0)
+            source.retire()  # the worker has offered its threads already
+            source.close()
             raise
         self._group, self._worker, self._source = group, worker, source
         self._ticker = Ticker(
@@ -680,7 +682,11 @@ class Queue:
         """
         self._refuse_second_start()
         source, group = self._joined(wake)
-        _open(source, group)
+        try:
+            _open(source, group)
+        except BaseException:
+            source.close()
+            raise
         self._group, self._source = group, source
         return source
 

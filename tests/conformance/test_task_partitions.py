@@ -16,6 +16,7 @@ import pytest
 
 from rebalanser.admin import Admin
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge, UnusableStore
+from rebalanser.group import Group
 from rebalanser.tasks import Claim, Queue, free_slots
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim_source import Claimed
@@ -713,6 +714,32 @@ def test_a_worker_that_has_stopped_offers_nothing(shop: Shop) -> None:
     wait_until(lambda: process in processes())
     idle.stop()
     assert process not in processes()
+
+
+@pytest.mark.rule("SK-20")
+def test_a_worker_that_could_not_be_started_offers_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others claimed for it would run nowhere, as long as its process lives."""
+    queue, _ = shop.queues
+    engine = queue.context.engine
+    assert isinstance(engine, SharesSlots)
+
+    def slots() -> Sequence[SlotNews]:
+        return engine.slots("work", PATIENCE_S)[0]
+
+    def away(_: Group) -> None:
+        wait_until(lambda: len(slots()) == 1)
+        raise RegistryUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Group, "start", away)
+        with pytest.raises(RegistryUnavailable):
+            queue.start()
+    assert slots() == []
+    queue.start()
+    (task,) = shop.enqueue("quick", 1)
+    queue.wait(task, PATIENCE_S)
 
 
 def label_of(queue: Queue) -> str:
