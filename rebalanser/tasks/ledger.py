@@ -31,7 +31,7 @@ from rebalanser.tasks.engine import Answer, Engine, Write
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 
 NAME: Final = "ledger"
-"""Loop whose errors those of all batches are."""
+"""Name of all its loops: what one of them could not write may be written by another."""
 MAX_BATCH: Final = 512
 _MAX_ROUNDS: Final = 50
 """How often a batch is read back and written again before its asks are told to come back later."""
@@ -68,8 +68,7 @@ class Ledger:
         self._closing = False
         self._is_inherited = False
         self._flushing = 0
-        names = (NAME, *(f"{NAME}-{number}" for number in range(2, max_in_flight + 1)))
-        self._loops = [Loop(name, self._step, errors) for name in names]
+        self._loops = [Loop(NAME, self._step, errors) for _ in range(max_in_flight)]
         for loop in self._loops:
             loop.start()
 
@@ -121,8 +120,10 @@ class Ledger:
         with self._more:
             asked = set(self._unsettled())
             self._flushing += 1
-            self._more.wait_for(lambda: asked.isdisjoint(self._unsettled()))
-            self._flushing -= 1
+            try:
+                self._more.wait_for(lambda: asked.isdisjoint(self._unsettled()))
+            finally:  # also where the caller was interrupted: else nothing lasting would be kept any more
+                self._flushing -= 1
 
     def _unsettled(self) -> Iterator[Ask[object]]:
         """What waits or is being written. The lock is held."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import count
 from typing import TYPE_CHECKING, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +23,7 @@ from rebalanser.errors import (
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.ledger import Ledger
-from rebalanser.tasks.loops import ErrorPolicy
+from rebalanser.tasks.loops import ErrorKind, ErrorPolicy
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
@@ -481,6 +482,32 @@ def test_who_ends_waits_for_a_caller_that_writes(engine: Gated, ledger: Ledger, 
     engine.may.set()
     ending.join(PATIENCE_S)
     assert ended == [True]
+
+
+def test_what_is_lasting_is_kept_after_a_flush_that_was_interrupted(
+    engine: Gated, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger._more, "wait_for", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ledger.flush()
+    engine.errors = [FULL]
+    engine.may.set()
+    lasting = Asked("a", lasting=True)
+    ledger.submit(lasting)
+    assert outcomes([lasting]) == ["a"]
+
+
+@pytest.mark.rule("SK-15")
+def test_a_trouble_of_any_batch_is_over_once_another_is_written(
+    engine: Gated, wide: Ledger, errors: ErrorPolicy
+) -> None:
+    """By whichever thread: one that has nothing more to write would be in trouble for ever."""
+    engine.may.set()
+    wide._loops[1].failed(FULL)
+    assert [each.kind for each in errors.troubles] == [ErrorKind.OUTAGE]
+    wide.write_all([Asked("a")])
+    assert errors.troubles == ()
 
 
 def test_what_is_closed_takes_nothing_from_a_caller_that_waits(engine: Gated, ledger: Ledger) -> None:
