@@ -109,7 +109,7 @@ class Worker:
         """How long there is nothing to claim, if nobody wakes; None for ever."""
         self._claims = Loop("claims", self._claim, context.errors)
         self._loops = [self._claims, Loop("renews", self._renew, context.errors)]
-        self._runs = [self._another(number) for number in range(min(concurrency, FEW))]
+        self._runs = [self._another() for _ in range(min(concurrency, FEW))]
         self._loops += self._runs
         # A body takes a place, a coroutine no thread.
         self._places = threading.Semaphore(concurrency)
@@ -126,19 +126,23 @@ class Worker:
         for loop in [*self._loops]:
             loop.start()
 
-    def _another(self, number: int) -> Loop:
-        return Loop(f"runs-{number}", self._run, self._context.errors)
+    def _another(self) -> Loop:
+        return Loop("runs", self._run, self._context.errors)
 
     def _take_thread(self) -> None:
-        """Start one more thread where a body takes the last one."""
+        """Start one more thread where a body takes the last one, if there can be one more."""
         with self._lock:
             self._taken += 1
             if self._stopping or not self._taken == len(self._runs) < self._concurrency:
                 return
-            loop = self._another(len(self._runs))
+            loop = self._another()
+            try:
+                loop.start()
+            except RuntimeError as error:  # the host gives no more of them: those that there are go on
+                self._context.errors.ignored("a thread", error)
+                return
             self._runs.append(loop)
             self._loops.append(loop)
-        loop.start()
 
     def stop_claiming(self, grace_s: float) -> None:
         """Claim no more and give back what has not begun.
@@ -325,7 +329,9 @@ class Worker:
         """End a try that has taken no thread."""
         error = ended.exception()
         try:
-            if error is not None:
+            if error is None:
+                self._context.errors.worked("runs")
+            else:
                 self._context.errors.failed("runs", error)
                 self._bodies.fail(held.claim, held.head, error)
         finally:
@@ -337,12 +343,16 @@ class Worker:
         if held.began_at is not None:
             self._measure(time.monotonic() - held.began_at)
         with self._lock:
+            was_unrenewed = held.claim.held.holder in self._unrenewed
             self._forget(held)
+            all_renewed = not self._unrenewed
             if self._stopping:
                 self._fewer.notify()
                 self._sooner.notify()
         self._places.release()
         self._woken.set()
+        if was_unrenewed and all_renewed:
+            self._context.errors.worked("renewals")
 
     def _forget(self, held: _Try) -> None:
         """Renew it no more, and await no news of it. With the lock."""
@@ -426,17 +436,19 @@ class Worker:
         interval_s = self._context.ttl_s / RENEWALS
         holder = each.claim.held.holder
         with self._lock:
+            is_held = holder in self._tries
             if error is None:
                 each.renew_at = sent_at + interval_s
                 self._unrenewed.discard(holder)
             else:
                 each.renew_at = time.monotonic() + min(interval_s, PAUSE_S)
-                if holder in self._tries:
+                if is_held:
                     self._unrenewed.add(holder)
             all_renewed = not self._unrenewed
             self._look_at(each.renew_at)
         if error is not None:
-            self._context.errors.failed("renewals", error)
+            if is_held:  # else its body has ended, and nothing would end this trouble
+                self._context.errors.failed("renewals", error)
         elif all_renewed:
             self._context.errors.worked("renewals")
 

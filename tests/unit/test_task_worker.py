@@ -28,7 +28,7 @@ from rebalanser.tasks.loops import UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.options import TaskOptions
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.worker import AHEAD_S, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
+from rebalanser.tasks.worker import AHEAD_S, FEW, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
 from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S
@@ -278,16 +278,45 @@ def test_renewals_that_fail_are_seen_until_they_succeed() -> None:
     assert stand.store.errors.troubles == ()
 
 
-class StillClock:
-    """A clock that a test moves."""
+@pytest.mark.rule("SK-15")
+def test_a_renewal_that_failed_is_no_trouble_once_its_body_has_ended() -> None:
+    """A worker whose bodies are quick may renew nothing more for days."""
+    stand = Stand(claims=2)
+    woken = stand.worker._woken = threading.Event()
+    for asked in stand.renew():
+        asked.future.set_exception(QuotaExceeded("full"))
+    first, last = stand.tries
+    stand.worker._end(first)
+    assert [each.loop for each in stand.store.errors.troubles] == ["renewals"]
+    stand.worker._end(last)
+    assert stand.store.errors.troubles == ()
+    assert woken.is_set()
 
-    at = 0.0
 
-    def now(self) -> float:
-        return self.at
+@pytest.mark.rule("SK-15")
+def test_a_renewal_that_fails_after_its_body_has_ended_is_no_trouble() -> None:
+    stand = Stand()
+    stand.worker._woken = threading.Event()
+    (asked,) = stand.renew()
+    stand.worker._end(stand.tries[0])
+    asked.future.set_exception(QuotaExceeded("full"))
+    assert stand.store.errors.troubles == ()
 
-    def wall(self) -> float:
-        return 1e9 + self.at
+
+@pytest.mark.rule("SK-15")
+def test_a_body_that_could_not_be_ended_elsewhere_is_no_trouble_once_another_has_ended() -> None:
+    """Ten such errors in years would end the process: each would count as if nothing had worked since."""
+    stand = Stand(claims=2)
+    stand.worker._woken = threading.Event()
+    stand.bodies.fail = Mock()
+    bad, good = stand.tries
+    ended: list[Future[None]] = [Future(), Future()]
+    ended[0].set_exception(ZeroDivisionError())
+    ended[1].set_result(None)
+    stand.worker._ended_elsewhere(bad, ended[0])
+    assert [each.loop for each in stand.store.errors.troubles] == ["runs"]
+    stand.worker._ended_elsewhere(good, ended[1])
+    assert stand.store.errors.troubles == ()
 
 
 class Unread:
@@ -317,7 +346,7 @@ def send(claim: Claim, to: str) -> None:
 def test_a_task_that_can_not_be_read_waits_ever_longer_and_has_not_failed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = StillClock()
+    clock = FakeClock()
     errors = ErrorPolicy("work", clock, lambda: None)
     options = TaskOptions(backoff_s=1.0, max_backoff_s=100.0, retries=0)
     bodies = Bodies({"send": TaskBody(send, "send", options)}, (), clock, ThreadCaller(), errors)
@@ -334,7 +363,7 @@ def test_a_task_that_can_not_be_read_waits_ever_longer_and_has_not_failed(
     assert [each.getMessage().count("this worker can't read") for each in caplog.records] == [1]
     (trouble,) = errors.troubles
     assert (trouble.loop, trouble.kind, trouble.attempts) == ("task send", ErrorKind.POISON, 10)
-    clock.at = UNREADABLE_S
+    clock.advance(UNREADABLE_S)
     assert errors.troubles == ()
 
 
@@ -480,6 +509,22 @@ def test_a_leaving_worker_gives_back_first_what_has_not_begun(monkeypatch: pytes
     stopping.join(PATIENCE_S)
     assert not stopping.is_alive()
     assert running.source.waiting == 19, "it claims no more"
+
+
+@pytest.mark.rule("SK-15")
+def test_a_body_runs_though_no_further_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running(tasks=1, concurrency=8)
+    starts = Mock(side_effect=RuntimeError("can't start new thread"))
+    monkeypatch.setattr(worker.Loop, "start", starts)
+    running.source.add(FEW - 1)
+    running.woken.set()
+    for _ in range(FEW - 1):
+        assert running.bodies.begun.acquire(timeout=PATIENCE_S)
+    assert starts.called
+    assert len(running.worker._runs) == FEW
+    running.end()
+    assert running.worker._taken == 0
+    assert running.source.waiting == 0, "none of them was given back"
 
 
 @pytest.mark.rule("SK-20")
