@@ -71,7 +71,7 @@ class _Try:
 
 
 class Worker:
-    """Runs the bodies of the tasks that its process owns, ``concurrency`` at a time.
+    """Runs the bodies of the tasks that its source of claims gives, ``concurrency`` at a time.
 
     ``woken`` is set by whoever knows that there may be something to claim.
     """

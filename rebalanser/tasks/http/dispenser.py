@@ -1,4 +1,4 @@
-"""Hands out claims of the partitions that a server owns, to whoever asks, in the order of asking."""
+"""Hands out the claims that a server's source gives, to whoever asks, in the order of asking."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Dispenser:
         self._loop = Loop("dispenser", self._step, context.errors)
 
     def start(self, source: ClaimSource) -> None:
-        """Begin to hand out claims of these partitions.
+        """Begin to hand out claims of this source.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.
