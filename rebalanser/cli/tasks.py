@@ -27,7 +27,7 @@ from rebalanser.errors import InvalidTask, UnknownTask
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.model import Status
+from rebalanser.tasks.model import AfterFailure, Status
 from rebalanser.tasks.options import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.queue import MAX_SHOWN, RETRIES, Queue
 
@@ -65,6 +65,13 @@ def enqueue(
             metavar="ID", show_default=False, help="A task that must be complete first; repeatable."
         ),
     ] = None,
+    after_failure: Annotated[
+        AfterFailure,
+        typer.Option(
+            metavar="CHOICE",
+            help="Whether to `wait`, `run` or `fail` once a task that it comes after is dead or cancelled.",
+        ),
+    ] = AfterFailure.WAIT,
     priority: Annotated[int, typer.Option(metavar="NUMBER", help="Higher first.")] = 0,
     retries: Annotated[
         int, typer.Option(metavar="NUMBER", help="Maximum number of tries after the first one.")
@@ -94,7 +101,13 @@ def enqueue(
     """
     payload = _payload(arguments)
     try:
-        options = EnqueueOptions(delay_s=delay, after=tuple(after or ()), priority=priority, task_id=task_id)
+        options = EnqueueOptions(
+            delay_s=delay,
+            after=tuple(after or ()),
+            after_failure=after_failure,
+            priority=priority,
+            task_id=task_id,
+        )
         tried = TaskOptions(retries=retries, timeout_s=timeout)
     except ValidationError as error:
         raise InvalidTask(problems_of(error)) from error

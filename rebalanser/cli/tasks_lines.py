@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.flakes import born_at, is_flake
+from rebalanser.tasks.model import AfterFailure
 
 
 def task_line(task: TaskDocument) -> str:
@@ -20,7 +21,7 @@ def task_line(task: TaskDocument) -> str:
     if task.failures:
         parts.append(f"failed {task.failures} of {task.retries + 1} tries")
     if task.after:
-        parts.append(f"after {len(task.after)}")
+        parts.append(f"after {len(task.after)}{_choice(task)}")
     if task.blocked_by:
         first, *more = task.blocked_by
         others = f", and {len(more)} more" if more else ""
@@ -38,12 +39,12 @@ def shown(task: FullTaskDocument) -> Iterator[str]:
     if task.timeout_s is not None:
         yield f"timeout: {task.timeout_s:g} s a try"
     for each in task.after:
-        yield f"after: {each}"
+        yield f"after: {each}{_choice(task)}"
     for blocker in task.blocked_by:
-        yield (
-            f"waits for {blocker.id} {printable(blocker.name)}, which is {blocker.status}: requeue that one, "
-            "or cancel this one"
-        )
+        advice = "requeue that one, or cancel this one"
+        if task.after_failure is AfterFailure.FAIL and blocker.id in task.after:
+            advice = "a worker that has its function makes it dead"
+        yield f"waits for {blocker.id} {printable(blocker.name)}, which is {blocker.status}: {advice}"
     yield f"payload: {_text(task.payload)}"
     if task.claim is not None:
         yield f"last claim: {task.claim.number}, {task.claim.updates} updates"
@@ -56,6 +57,11 @@ def shown(task: FullTaskDocument) -> Iterator[str]:
 def update_line(update: UpdateDocument) -> str:
     """Return an update of a log in one line."""
     return f"claim {update.claim}, update {update.sequence}: {_text(update.content)}"
+
+
+def _choice(task: TaskDocument) -> str:
+    waits = task.after_failure is AfterFailure.WAIT
+    return "" if waits else f", else {task.after_failure}"
 
 
 def _text(content: Content) -> str:

@@ -14,10 +14,9 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from rebalanser.errors import InternalError
-from rebalanser.tasks.cycles import CLOSED_UNDONE
 from rebalanser.tasks.engine import Engine
 from rebalanser.tasks.flakes import is_flake, partition_of
-from rebalanser.tasks.model import OPEN, Status, Stored, TaskId, Update
+from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, Status, Stored, TaskId, Update
 
 PAGE: Final = 500
 LOG_PAGE: Final = 1000
@@ -209,10 +208,16 @@ def contradictions(stored: Stored) -> Iterator[str]:
         yield f"it is {state.status} and has a result"
     if state.failures < 0 or (state.status in OPEN and state.failures > head.retries):
         yield f"it is {state.status} after {state.failures} failures and {head.retries} retries"
-    if state.status is Status.DEAD and state.failures == 0:
+    if state.status is Status.DEAD and not state.failures and not _fails_with_others(stored):
         yield "it is dead and no try has failed"
     if state.status is Status.CLAIMED and state.due:
         yield "it is claimed and waits for a time"
+
+
+def _fails_with_others(stored: Stored) -> bool:
+    """True if a task that was never claimed may be dead, as a dependency failed."""
+    head = stored.head
+    return stored.state.claim is None and bool(head.after) and head.after_failure is AfterFailure.FAIL
 
 
 def log_faults(stored: Stored, log: Iterator[Update]) -> list[Finding]:
@@ -237,17 +242,30 @@ def log_faults(stored: Stored, log: Iterator[Update]) -> list[Finding]:
 
 
 def _of_dependency(stored: Stored, needed: TaskId, found: Stored | None) -> Iterator[Finding]:
-    """A completed task may have outlived what it depended on, which was collected (SK-14)."""
+    """A completed task may have outlived what it depended on, which was collected (SK-14).
+
+    One that does not wait for what is dead or cancelled is judged by nothing that may have been requeued.
+    """
     task, status = stored.head.id, stored.state.status
+    after_failure = stored.head.after_failure
     if found is None:
         if status in OPEN:
             yield Finding(Fault.UNKNOWN_DEPENDENCY, task, f"it waits for {needed}, which does not exist")
     elif found.head.id != needed:
         raise InternalError(f"the task {found.head.id} was read for {needed}")
-    elif stored.state.claim is None and status in OPEN and found.state.status in CLOSED_UNDONE:
+    elif (
+        stored.state.claim is None
+        and status in OPEN
+        and found.state.status in CLOSED_UNDONE
+        and after_failure is AfterFailure.WAIT
+    ):
         message = f"it waits for {needed}, which is {found.state.status}: requeue that one or cancel this"
         yield Finding(Fault.BLOCKED, task, message)
-    elif stored.state.claim is not None and found.state.status is not Status.COMPLETED:
+    elif (
+        stored.state.claim is not None
+        and found.state.status is not Status.COMPLETED
+        and after_failure is not AfterFailure.RUN
+    ):
         yield Finding(Fault.TOO_EARLY, task, f"it was claimed, and {needed} is {found.state.status}")
 
 

@@ -12,7 +12,7 @@ from rebalanser.tasks.engine import Epoch
 from rebalanser.tasks.free_slots import FreeSlot
 from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.rules import Decision, Reason, Refused
+from rebalanser.tasks.rules import Decision, FailedDependency, Reason, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,26 @@ class ClaimAsk(MoveAsk):
 
     What the owner knows, that the task is due, what it depends on complete and an earlier claim over, it
     knows of the revision that it offered. So where the store has another one, the claim is refused, not made
-    anew. With a ``slot`` it is made for that, by its holder (SK-20).
+    anew. With a ``slot`` it is made for that, by its holder (SK-20). With a ``failed`` dependency it makes
+    the task dead.
     """
 
     def __init__(
-        self, offered: Stored, asker: Asker, epoch: Epoch, *, over: bool, slot: FreeSlot | None = None
+        self,
+        offered: Stored,
+        asker: Asker,
+        epoch: Epoch,
+        *,
+        over: bool,
+        slot: FreeSlot | None = None,
+        failed: FailedDependency | None = None,
     ) -> None:
         super().__init__(offered, self._claimed, epoch=epoch, slot=slot)
         self.asker = asker
         self.slot = slot
         self._offered = offered
         self._over = over
+        self._failed = failed
 
     def is_mine(self, stored: Stored) -> bool:
         """Whether the task's last claim is this one, whatever became of it."""
@@ -51,8 +60,13 @@ class ClaimAsk(MoveAsk):
         return self._stored
 
     @property
+    def fails(self) -> bool:
+        """Whether it makes no claim, as a dependency failed."""
+        return self._failed is not None
+
+    @property
     def buries(self) -> bool:
-        """Whether it makes no claim: the last try was cut off, and the task is dead (SK-15)."""
+        """Whether it makes no claim but the task dead: its last try was cut off, or a dependency failed."""
         decision = self._claimed(self._offered)
         return not isinstance(decision, Refused) and decision.status is Status.DEAD
 
@@ -60,13 +74,22 @@ class ClaimAsk(MoveAsk):
         if stored.revision != self._offered.revision and not self.is_mine(stored):
             return Refused(Reason.HELD)
         asker = self.asker
-        return rules.claim(stored.head, stored.state, asker.holder, asker.worker, asker.term, over=self._over)
+        return rules.claim(
+            stored.head,
+            stored.state,
+            asker.holder,
+            asker.worker,
+            asker.term,
+            over=self._over,
+            failed=self._failed,
+        )
 
 
 def ask_of(owner: Owner, task: TaskId, asker: Asker, slot: FreeSlot | None = None) -> ClaimAsk:
     """The claim of a task that an owner offers; it is not offered again until the claim is settled."""
+    failed = owner.failed_dependency(task)
     stored, over = owner.taken(task)
-    return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over, slot=slot)
+    return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over, slot=slot, failed=failed)
 
 
 def claim_for(slot: FreeSlot, clock_name: str, now: float) -> Asker:

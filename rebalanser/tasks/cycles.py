@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 from rebalanser.errors import DependencyCycle
-from rebalanser.tasks.model import Head, Status, Stored, TaskId
+from rebalanser.tasks.model import CLOSED_UNDONE, Head, Status, Stored, TaskId
+from rebalanser.tasks.rules import settles
 
 MAX_ANCESTORS: Final = 10_000
 """How many tasks are looked at to see that a new one does not wait for itself."""
@@ -22,8 +23,6 @@ MAX_REMEMBERED: Final = 100_000
 
 MAX_BLOCKERS: Final = 10
 """Maximum number of dead or cancelled tasks that are named for one that waits for them."""
-CLOSED_UNDONE: Final = frozenset({Status.DEAD, Status.CANCELLED})
-"""What a task is that nothing which depends on it is ever ready for."""
 _PAGE: Final = 500
 
 Read: TypeAlias = Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]
@@ -128,20 +127,20 @@ def _ancestors(tasks: Sequence[Stored], read: Read) -> dict[TaskId, Stored]:
 def _blockers(task: Stored, known: Mapping[TaskId, Stored]) -> tuple[Stored, ...]:
     blockers: list[Stored] = []
     seen: set[TaskId] = set()
-    ahead = list(_awaited(task))
+    ahead = [(needed, task.head.after_failure) for needed in _awaited(task)]
     while ahead and len(blockers) < MAX_BLOCKERS and len(seen) < _PAGE:
-        needed = ahead.pop()
+        needed, after_failure = ahead.pop()
         found = known.get(needed)
-        if found is None or needed in seen:
+        if found is None or needed in seen or settles(found.state.status, after_failure):
             continue
         seen.add(needed)
         if found.state.status in CLOSED_UNDONE:
             blockers.append(found)
-        ahead += _awaited(found)
+        ahead += [(each, found.head.after_failure) for each in _awaited(found)]
     return tuple(blockers)
 
 
 def _awaited(task: Stored) -> tuple[TaskId, ...]:
-    """What keeps a task from being claimed, unless it is complete; of one that was claimed all is."""
+    """What keeps a task from being claimed, unless it is settled; of one that was claimed all is."""
     waits = task.state.status is Status.WAITING and task.state.claim is None
     return task.head.after if waits else ()

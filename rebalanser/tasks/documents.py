@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
-from rebalanser.tasks.model import ClaimState, Status, Stored, Task, Update
+from rebalanser.tasks.model import AfterFailure, ClaimState, Status, Stored, Task, Update
 
 
 class Content(BaseModel):
@@ -74,6 +74,9 @@ class TaskDocument(BaseModel):
     status: Status
     priority: int = Field(description="Higher first.")
     after: tuple[str, ...] = Field(description="The tasks that must be complete first.")
+    after_failure: AfterFailure = Field(
+        description="What it does once one of `after` is dead or cancelled: wait, run, or fail."
+    )
     retries: int = Field(description="How often it is tried again after a try that failed.")
     timeout_s: float | None = Field(description="How many seconds one try may take; null for any time.")
     due: float = Field(description="Seconds since 1970 before which it waits; 0 for no time.")
@@ -99,6 +102,7 @@ class TaskDocument(BaseModel):
             status=state.status,
             priority=head.priority,
             after=head.after,
+            after_failure=head.after_failure,
             retries=head.retries,
             timeout_s=head.timeout_s,
             due=state.due,

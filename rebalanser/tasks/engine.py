@@ -448,16 +448,18 @@ class ClaimsFromIndex(ABC):
 
     One claim is one write, as a :class:`Move` is, decided by :func:`rebalanser.tasks.rules.claim`. A task can
     be claimed from the commit on that makes it ready: by which it is enqueued, or the last task that it
-    depends on becomes complete. Time makes ready what is due, and what is claimed and over: where the claim's
-    time was counted on the clock of the request, at its end; else ``ttl_s`` after this engine object first
-    saw the term. In both cases ``buffer_s`` comes on top. Nothing is held in memory of a task that waits.
+    depends on becomes complete, or is settled otherwise (:func:`rebalanser.tasks.rules.settles`). Time makes
+    ready what is due, and what is claimed and over: where the claim's time was counted on the clock of the
+    request, at its end; else ``ttl_s`` after this engine object first saw the term. In both cases
+    ``buffer_s`` comes on top. Nothing is held in memory of a task that waits.
     """
 
     @abstractmethod
     def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
         """Claim the best tasks that are ready: the highest priority first, then the lowest id (SK-5).
 
-        A task whose last try was cut off becomes dead on the way, and serves no holder (SK-15).
+        A task whose last try was cut off becomes dead on the way, and serves no holder (SK-15). A task that
+        fails with a dependency (:class:`~rebalanser.tasks.model.AfterFailure`) becomes dead on the way, too.
 
         Raises:
             OutcomeUnknown: all of the claims were made, or none.

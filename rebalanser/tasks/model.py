@@ -29,6 +29,19 @@ class Status(StrEnum):
 
 OPEN: Final = frozenset({Status.WAITING, Status.CLAIMED})
 """What an owner keeps in its index."""
+CLOSED_UNDONE: Final = frozenset({Status.DEAD, Status.CANCELLED})
+"""What a task is that has failed for those that depend on it."""
+
+
+class AfterFailure(StrEnum):
+    """What a task does once one that it depends on is dead or cancelled."""
+
+    WAIT = "wait"
+    """It waits until that one is requeued and complete."""
+    RUN = "run"
+    """It waits for that one no more."""
+    FAIL = "fail"
+    """It becomes dead itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,8 @@ class Head:
 
     ``name`` is the function that works on the payload. ``after`` are the tasks that must be complete first.
     ``retries`` is how often it is tried again after a try that failed or was cut off. ``timeout_s`` is how
-    long one try may take, None for any time.
+    long one try may take, None for any time. ``after_failure`` is what a dead or cancelled one of ``after``
+    means, as long as the task was never claimed.
     """
 
     id: TaskId
@@ -47,6 +61,7 @@ class Head:
     after: tuple[TaskId, ...] = ()
     retries: int = 0
     timeout_s: float | None = None
+    after_failure: AfterFailure = AfterFailure.WAIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pydantic import (
     ValidationError,
 )
 
-from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, TaskId
+from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, AfterFailure, TaskId
 
 MAX_SECONDS: Final = 315_576_000.0
 """Maximum of a delay, a pause and a time limit: ten years. No thread can wait for much longer."""
@@ -78,6 +78,8 @@ class EnqueueOptions(BaseModel):
     """How many seconds from now it waits at least, up to :data:`MAX_SECONDS`."""
     after: Ids = ()
     """Tasks of the same queue that must be complete first, at most :data:`MAX_AFTER`, or the only one."""
+    after_failure: AfterFailure = AfterFailure.WAIT
+    """What the task does once one of ``after`` is dead or cancelled: ``wait``, ``run`` or ``fail``."""
     priority: Priority | None = None
     """Instead of the function's."""
     task_id: Id | None = None

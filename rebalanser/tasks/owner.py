@@ -10,8 +10,8 @@ Every open task is in exactly one place:
 place       what it is there for
 ==========  ==========================================================================================
 scheduled   waiting until it is due, by the wall clock
-blocked     waiting until all that it depends on is complete, here or in other partitions
-ready       to be offered: waiting and due, or claimed and over
+blocked     waiting until all that it depends on is settled, here or in other partitions
+ready       to be offered: waiting and due, or claimed and over, or to become dead with a dependency
 running     claimed; it will be over when its time and the buffer have passed
 taken       a claim of it is being written
 doubtful    what its state is must be read, as a claim of it was refused by the store
@@ -30,6 +30,7 @@ from typing import Final
 
 from rebalanser.tasks.dependencies import Dependencies
 from rebalanser.tasks.model import OPEN, ClaimState, Status, Stored, TaskId
+from rebalanser.tasks.rules import FailedDependency, fails
 from rebalanser.tasks.shelves import Rank, Shelves
 from rebalanser.tasks.terms import is_same_term, over_at
 from rebalanser.tasks.timers import Timers
@@ -58,6 +59,8 @@ class Owner:
         self._scheduled = Timers()
         self._running = Timers()
         self._blocked = Dependencies()
+        self._failed: dict[TaskId, FailedDependency] = {}
+        """Of ready tasks that become dead: why."""
         self._taken: dict[TaskId, int] = {}
         self._doubtful: dict[TaskId, None] = {}
 
@@ -72,13 +75,12 @@ class Owner:
     def learn(self, stored: Stored, now: float) -> None:
         """What was read or told by a watch, not later than ``now``. Older news change nothing (SK-11).
 
-        Of tasks in other partitions it matters only that they are complete.
+        Of tasks in other partitions it matters only whether they are complete, dead or cancelled.
         """
-        if stored.partition != self.partition:
-            if stored.state.status is Status.COMPLETED:
-                self._free(stored.head.id)
-            return
         task = stored.head.id
+        if stored.partition != self.partition:
+            self._heard(task, stored.state.status)
+            return
         before = self._open.get(task)
         known = self._closed.get(task, -1) if before is None else before.revision
         if stored.revision < known:
@@ -88,10 +90,10 @@ class Owner:
                 self._keep(stored, before, now)
             self._doubtful.pop(task, None)
             self._place(task, now)
+            self.heard(task, stored.state.status)
         elif stored.revision > known:
-            self._close(stored.head.id, stored.revision)
-            if stored.state.status is Status.COMPLETED:
-                self._free(stored.head.id)
+            self._close(task, stored.revision)
+            self._heard(task, stored.state.status)
 
     def completed(self, task: TaskId, partition: int, revision: int) -> bool:
         """As :meth:`learn` of a complete task of any partition; whether another may be claimed now."""
@@ -107,20 +109,37 @@ class Owner:
         """Whether a claim of the task is being written, whose outcome tells what has become of it."""
         return task in self._taken
 
-    def learn_dependency(self, task: TaskId, complete: bool) -> None:
-        """What a read answered of an unknown dependency: one that does not exist is not complete.
+    def heard(self, task: TaskId, status: Status) -> bool:
+        """Take news of a task of any partition that is not complete; True if the driver must ask about it."""
+        return self._blocked.heard(task, status)
 
-        While it is not, its completion must be learnt from a watch that has run since before that read; where
-        the watch has lost changes, the driver calls :meth:`doubt_dependencies`.
+    def learn_dependency(self, task: TaskId, status: Status | None) -> None:
+        """What a read answered of an unknown dependency, None for one that does not exist.
+
+        While it is not complete, changes of it must be learnt from a watch that has run since before that
+        read; where the watch has lost changes, the driver calls :meth:`doubt_dependencies`.
         """
-        if complete:
-            self._free(task)
-        else:
-            self._blocked.learn(task, complete=False)
+        freed = self._blocked.answered(task, status)
+        for each in freed:
+            head = self._open[each].head
+            if status is not None and fails(status, head.after_failure):
+                self._failed[each] = FailedDependency(task, status)
+            self._ready.add(head)
 
     def unknown_dependencies(self, limit: int | None = None) -> list[TaskId]:
         """Tasks that the driver must ask the engine about, at most ``limit`` of them."""
         return self._blocked.unknown(limit)
+
+    def ask_dependencies(self, limit: int | None = None) -> list[TaskId]:
+        """As :meth:`unknown_dependencies`, for a read that is sent from now on.
+
+        Its answers, given to :meth:`learn_dependency`, tell nothing of what has changed meanwhile.
+        """
+        return self._blocked.ask(limit)
+
+    def failed_dependency(self, task: TaskId) -> FailedDependency | None:
+        """Why a task that is offered becomes dead instead of being claimed; None if it does not."""
+        return self._failed.get(task)
 
     def awaits(self, task: TaskId) -> bool:
         """Whether a task here waits for this one to be complete."""
@@ -225,10 +244,11 @@ class Owner:
             self._unblock(task)
 
     def _unblock(self, task: TaskId) -> None:
-        """A task is due. One that was claimed before has all it depends on complete, as that is final."""
+        """A task is due. Of one that was claimed before, all that it depends on was settled then."""
         stored = self._open[task]
         is_claimed_before = stored.state.claim is not None
-        if is_claimed_before or not self._blocked.add(task, stored.head.after):
+        head = stored.head
+        if is_claimed_before or not self._blocked.add(task, head.after, head.after_failure):
             self._ready.add(stored.head)
 
     def _leave(self, task: TaskId) -> None:
@@ -238,6 +258,7 @@ class Owner:
         self._scheduled.drop(task)
         self._running.drop(task)
         self._blocked.drop(task)
+        self._failed.pop(task, None)
 
     def _close(self, task: TaskId, revision: int) -> None:
         self._drop(task)
@@ -251,9 +272,15 @@ class Owner:
         self._over_at.pop(task, None)
         self._doubtful.pop(task, None)
 
+    def _heard(self, task: TaskId, status: Status) -> None:
+        if status is Status.COMPLETED:
+            self._free(task)
+        else:
+            self.heard(task, status)
+
     def _free(self, completed: TaskId) -> bool:
         """Whether something waited for nothing else."""
-        freed = self._blocked.learn(completed, complete=True)
+        freed = self._blocked.completed(completed)
         for each in freed:
             self._ready.add(self._open[each].head)
         return bool(freed)

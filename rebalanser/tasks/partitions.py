@@ -204,8 +204,9 @@ class Partitions(ClaimSource):
     def _wants(self, change: Change) -> bool:
         """Whether the task of a change must be read: not if nothing more is to be learnt from it.
 
-        That a task is complete is all that matters of it, here or in other partitions. And a claim that is
-        being written here is told of by its outcome.
+        That a task is complete is all that matters of it, here or in other partitions; one that is dead or
+        cancelled is read if something here waits for it and must not. And a claim that is being written here
+        is told of by its outcome.
         """
         try:
             return self._is_wanted(change)
@@ -221,21 +222,21 @@ class Partitions(ClaimSource):
         self._wake()
 
     def _is_wanted(self, change: Change) -> bool:
-        freed = False
+        is_news = wakes = False
         with self._lock:
             if change.status is Status.COMPLETED:
                 for each in self._owners.values():
-                    freed |= each.owner.completed(change.task, change.partition, change.revision)
+                    wakes |= each.owner.completed(change.task, change.partition, change.revision)
             else:
+                for each in self._owners.values():
+                    wakes |= each.owner.heard(change.task, change.status)
                 claiming = self._owners.get(change.partition)
                 is_news = claiming is not None and not (
                     change.status is Status.CLAIMED and claiming.owner.is_taken(change.task)
                 )
-                if is_news:
-                    return True
-        if freed:
+        if wakes:
             self._wake()
-        return False
+        return is_news
 
     def _told(self, news: Sequence[Stored] | Lost) -> None:
         try:
@@ -311,7 +312,7 @@ class Partitions(ClaimSource):
             doubtful = {
                 task: owner for owner in owners for task in owner.doubtful() if task not in self._aside
             }
-            needed = {task for owner in owners for task in owner.unknown_dependencies(PAGE)}
+            needed = {task for owner in owners for task in owner.ask_dependencies(PAGE)}
         if not doubtful and not needed:
             return
         found = self._context.read([*doubtful, *needed])
@@ -325,9 +326,8 @@ class Partitions(ClaimSource):
                     owner.learn(stored, now)
             for task in needed:
                 stored = found.get(task)
-                is_complete = stored is not None and stored.state.status is Status.COMPLETED
                 for owner in owners:
-                    owner.learn_dependency(task, complete=is_complete)
+                    owner.learn_dependency(task, None if stored is None else stored.state.status)
 
     def _arrived(self, limit: int) -> list[Claimed]:
         """The claims that other owners have made for this process, at most ``limit``."""
@@ -341,13 +341,15 @@ class Partitions(ClaimSource):
     def _asks(
         self, limit: int, names: Collection[str] | None, worker: str
     ) -> list[tuple[Claiming, ClaimAsk]]:
-        """Claims of the best candidates of all partitions."""
+        """Claims of the best candidates of all partitions; what becomes dead on the way takes no room."""
         asks: list[tuple[Claiming, ClaimAsk]] = []
         with self._lock:
             for claiming, task in self._best_first(names) if limit > 0 else ():
                 asker = Asker(secrets.token_hex(8), worker, self._context.term())
-                asks.append((claiming, ask_of(claiming.owner, task, asker)))
-                if len(asks) == limit:
+                ask = ask_of(claiming.owner, task, asker)
+                asks.append((claiming, ask))
+                limit -= not ask.fails
+                if limit == 0 or len(asks) == MAX_CLAIMS:
                     break
         return asks
 

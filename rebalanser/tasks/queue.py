@@ -378,6 +378,7 @@ class Queue:
             name=body.name,
             priority=body.options.priority if chosen.priority is None else chosen.priority,
             after=chosen.after,
+            after_failure=chosen.after_failure,
             retries=body.options.retries,
             timeout_s=body.options.timeout_s,
         )
@@ -406,6 +407,7 @@ class Queue:
             name=name,
             priority=options.priority or 0,
             after=options.after,
+            after_failure=options.after_failure,
             retries=retries,
             timeout_s=timeout_s,
         )

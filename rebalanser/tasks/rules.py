@@ -8,6 +8,7 @@ rule         from                                   to
 ===========  =====================================  =====================================================
 claim        waiting; claimed, its time being over  claimed, by the next number
 claim        claimed, over, and it was the last try dead
+claim        waiting, and it fails with a dependency dead, the try not counted
 renew        claimed, by this claim                 claimed, for longer
 update       claimed, by this claim                 claimed, one update more
 complete     claimed, by this claim                 completed
@@ -24,7 +25,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
-from rebalanser.tasks.model import OPEN, ClaimState, Head, State, Status, Term
+from rebalanser.tasks.model import (
+    CLOSED_UNDONE,
+    OPEN,
+    AfterFailure,
+    ClaimState,
+    Head,
+    State,
+    Status,
+    TaskId,
+    Term,
+)
 
 
 class Reason(StrEnum):
@@ -72,19 +83,51 @@ class Held:
     holder: str
 
 
-def claim(head: Head, state: State, holder: str, worker: str, term: Term, *, over: bool) -> Decision:
+@dataclass(frozen=True, slots=True)
+class FailedDependency:
+    """A task that is dead or cancelled, on which one depends that fails with it."""
+
+    id: TaskId
+    status: Status
+
+
+def settles(status: Status | None, after_failure: AfterFailure) -> bool:
+    """True if a dependency of this status is waited for no more (SK-5); None if it does not exist."""
+    return status is Status.COMPLETED or (after_failure is AfterFailure.RUN and status in CLOSED_UNDONE)
+
+
+def fails(status: Status | None, after_failure: AfterFailure) -> bool:
+    """True if a dependency of this status makes the task dead (SK-5); None if it does not exist."""
+    return after_failure is AfterFailure.FAIL and status in CLOSED_UNDONE
+
+
+def claim(
+    head: Head,
+    state: State,
+    holder: str,
+    worker: str,
+    term: Term,
+    *,
+    over: bool,
+    failed: FailedDependency | None = None,
+) -> Decision:
     """Claim a task (SK-5, SK-6); ``over`` says that the present claim's time and buffer have passed (SK-8).
+
+    With a ``failed`` dependency a task that was never claimed becomes dead instead; no try of it is counted.
 
     Asked again by the same ``holder``, whose answer was lost, it changes nothing. A claim whose time is over
     has failed: a task whose body kills its process every time comes to an end (SK-15), which is the one case
-    in which a state comes back that nobody holds. Whether a task is due, and what it depends on complete, is
-    not asked here: the owner knows (:mod:`~rebalanser.tasks.owner`).
+    other case in which a state comes back that nobody holds. Whether a task is due, and what it depends on
+    complete, is not asked here: the owner knows (:mod:`~rebalanser.tasks.owner`).
     """
     before = state.claim
     if before is not None and before.holder == holder:
         return state if state.status is Status.CLAIMED else Refused(_why_not_open(state))
     if state.status not in OPEN:
         return Refused(_why_not_open(state))
+    if failed is not None and before is None:
+        error = f"it depends on {failed.id}, which is {failed.status}"
+        return replace(state, status=Status.DEAD, error=error)
     if state.status is Status.CLAIMED and before is not None:
         if not over:
             return Refused(Reason.HELD)

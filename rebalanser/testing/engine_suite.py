@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TypeAlias
 
 import pytest
@@ -55,6 +55,7 @@ from rebalanser.tasks.model import (
     ID_DIGITS,
     LOWEST_PRIORITY,
     OPEN,
+    AfterFailure,
     ClaimState,
     Head,
     State,
@@ -373,6 +374,8 @@ class EngineSuite:
             make(1, payload=BIT_FOR_BIT, priority=LOWEST_PRIORITY, retries=7, timeout_s=0.25),
             make(2, payload=b"", priority=HIGHEST_PRIORITY, name="größe 🐙"),
             make(3, after=[2, 1], priority=-1, timeout_s=86400.0),
+            *(make(4 + number, after=[1], after_failure=each) for number, each in enumerate(AfterFailure)),
+            make(7, after_failure=AfterFailure.FAIL),
             *(make(10 + number, state=state) for number, state in enumerate(EVERY_STATE)),
         ]
         revisions = applied(engine, *writes)
@@ -1366,6 +1369,64 @@ class EngineSuite:
         applied(engine, make(9, state=done))
         (six,) = index.claim(request("h"), TIMEOUT_S).claimed
         assert six[0].head.id == task_id(6)
+
+    @pytest.mark.rule("SK-5")
+    def test_an_index_settles_what_depends_on_what_is_dead_or_cancelled(self, engine: Engine) -> None:
+        """Holds: "A task that fails with a dependency (AfterFailure) becomes dead on the way, too"."""
+        worlds = product((Status.DEAD, Status.CANCELLED), (False, True))
+        for world, (status, is_late) in enumerate(worlds, 1):
+            self._settles(engine, 100 * world, status, is_late=is_late)
+
+    def _settles(self, engine: Engine, base: int, status: Status, *, is_late: bool) -> None:
+        """Try all choices, with dependents that are enqueued before or after one of two becomes dead."""
+        index = index_of(engine)
+        one, two, run, fail, wait, chain, timed, absent = range(base, base + 8)
+
+        def state(number: int) -> State:
+            return read(engine, task_id(number)).state
+
+        def put(number: int, state: State) -> None:
+            applied(engine, move(read(engine, task_id(number)), state))
+
+        def claim(*holders: str, wall: float = 0.0) -> list[int]:
+            names = [str(number) for number in range(run, absent)]
+            answer = index.claim(request(*holders, names=names, wall=wall), TIMEOUT_S)
+            return [int(task.head.id, 16) - base for task, _ in answer.claimed]
+
+        choices = ((run, AfterFailure.RUN), (fail, AfterFailure.FAIL), (wait, AfterFailure.WAIT))
+        dependents = [
+            *(make(each, name=f"{each}", after=[one, two], after_failure=choice) for each, choice in choices),
+            make(chain, name=f"{chain}", after=[fail], after_failure=AfterFailure.RUN),
+            make(
+                timed,
+                name=f"{timed}",
+                after=[one, absent],
+                after_failure=AfterFailure.FAIL,
+                waits_for_unknown=True,
+                state=State(due=9.0),
+            ),
+        ]
+        applied(engine, make(one), make(two), *(() if is_late else dependents))
+        assert claim("a") == []
+        put(one, State(status))
+        applied(engine, *(dependents if is_late else ()))
+        assert claim("b", "c") == [chain - base]
+        failed = state(fail)
+        assert (failed.status, failed.failures, failed.claim) == (Status.DEAD, 0, None)
+        assert failed.error == f"it depends on {task_id(one)}, which is {status}"
+        put(one, State())
+        assert state(fail) == failed, "a requeue does not undo it"
+        put(two, State(Status.CANCELLED))
+        assert claim("d", wall=9.0) == [], "nothing has failed when one is due, and the other waits again"
+        put(one, State(Status.DEAD))
+        assert claim("e", "f") == [run - base]
+        assert state(timed).status is Status.DEAD
+        put(one, State(Status.COMPLETED))
+        assert claim("g") == []
+        put(two, State(Status.COMPLETED))
+        assert claim("h", "i") == [wait - base]
+        put(fail, State())
+        assert claim("j", "k") == [fail - base]
 
     @pytest.mark.rule("SK-6", "SK-8", "SK-10")
     def test_an_index_hands_out_a_claim_that_is_over_once(self, engine: Engine) -> None:

@@ -29,7 +29,7 @@ class SqliteHarness(EngineHarness):
     def lose_history(self, revision: int) -> None:
         with closing(sqlite3.connect(self.path)) as connection, connection:
             connection.execute("DELETE FROM skuld_changes WHERE revision < ?", (revision,))
-            connection.execute("UPDATE skuld_meta SET forgotten = ?", (revision - 1,))
+            connection.execute("UPDATE skuld_meta SET forgotten_to = ?", (revision - 1,))
 
 
 class TestSqliteEngine(EngineSuite):

@@ -23,7 +23,7 @@ from rebalanser.tasks.claim_source import Claimed
 from rebalanser.tasks.engine import Change, Lost, Page, SharesSlots
 from rebalanser.tasks.free_slots import FreeSlot, SlotNews
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.model import State, Status, TaskId
+from rebalanser.tasks.model import AfterFailure, State, Status, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Ticker
@@ -57,10 +57,16 @@ class Stage:
         owned: list[Any] = [SimpleNamespace(resource=str(number), token=1) for number in numbers]
         self.partitions.take(owned)
 
-    def enqueue(self, partition: int | None = None, after: tuple[TaskId, ...] = ()) -> TaskId:
+    def enqueue(
+        self,
+        partition: int | None = None,
+        after: tuple[TaskId, ...] = (),
+        after_failure: AfterFailure = AfterFailure.WAIT,
+    ) -> TaskId:
         """Enqueue a task that lies in a partition, or in any."""
+        options = EnqueueOptions(after=after, after_failure=after_failure)
         while True:
-            made = self.queue.made_raw("send", b"a payload", EnqueueOptions(after=after))
+            made = self.queue.made_raw("send", b"a payload", options)
             if partition in (None, made.partition):
                 (task,) = self.queue.commit([made])
                 return task
@@ -141,6 +147,25 @@ def test_of_other_partitions_it_matters_only_what_is_complete(stage: Stage) -> N
     assert [each.stored.head.id for each in stage.claims()] == [last]
     assert {change.partition for change in stage.asked} == {0}
     assert {change.status for change in stage.asked} <= {Status.WAITING, Status.CLAIMED}
+
+
+@pytest.mark.rule("SK-5", "SK-13")
+def test_what_becomes_dead_with_another_takes_no_room(stage: Stage) -> None:
+    """One claim is asked for, and is made in the same step as all that is not claimed."""
+    dead, late = stage.enqueue(partition=1), stage.enqueue(partition=1)
+    failing = [stage.enqueue(partition=0, after=(dead,), after_failure=AfterFailure.FAIL) for _ in range(3)]
+    runs = stage.enqueue(partition=0, after=(dead, late), after_failure=AfterFailure.RUN)
+    stage.queue.cancel(dead)
+    stage.take(0)
+    stage.queue.cancel(late)
+    assert [each.stored.head.id for each in stage.claims()] == [runs]
+    assert {stage.queue.get(task).state.status for task in failing} == {Status.DEAD}
+    again = stage.enqueue(partition=0, after=(runs,), after_failure=AfterFailure.FAIL)
+    stage.queue.cancel(runs)
+    last = stage.enqueue(partition=0, after=(again,), after_failure=AfterFailure.RUN)
+    assert [each.stored.head.id for each in stage.claims()] == [last]
+    stage.queue.requeue(failing[0])
+    wait_until(lambda: not stage.partitions.claim(1, None) and stage.queue.count()[Status.DEAD] == 4)
 
 
 @pytest.mark.rule("SK-5")

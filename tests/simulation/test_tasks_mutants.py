@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from rebalanser.tasks import dependencies, rules
 from rebalanser.tasks import owner as owner_module
-from rebalanser.tasks import rules
 from rebalanser.tasks.claiming import ClaimAsk
 from rebalanser.tasks.components import Components
 from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
-from rebalanser.tasks.model import OPEN, ClaimState, State, Status, Stored
+from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, instead, scan
@@ -84,7 +84,16 @@ def _any_of_them(_: Any) -> Any:
 
 
 def _not_looked_at(_: Any) -> Any:
-    return lambda self, task, after: False
+    return lambda self, task, after, after_failure: False
+
+
+def _as_if_complete(original: Callable[..., bool]) -> Callable[..., bool]:
+    def waits_no_more(self: dependencies.Dependencies, task: Any, needed: Any, status: Any) -> bool:
+        if status in CLOSED_UNDONE:
+            self._complete.add(needed)
+        return original(self, task, needed, status)
+
+    return waits_no_more
 
 
 def _counted_from_arrival(_: Any) -> Any:
@@ -249,6 +258,24 @@ MUTANTS = (
         "a task is claimed once all is complete that it depends on",
         (Switch(owner_module.Dependencies, "add", _not_looked_at),),
         frozenset({"SK-5"}),
+    ),
+    Mutant(
+        "failed dependencies",
+        "a task that fails with a dependency is not claimed",
+        (Switch(owner_module, "fails", always(False)),),  # type: ignore[arg-type]
+        frozenset({"SK-5"}),
+    ),
+    Mutant(
+        "dead is not for ever",
+        "a dependency that was dead once is waited for again by what comes later",
+        (Switch(dependencies.Dependencies, "_waits_no_more", _as_if_complete),),
+        frozenset({"SK-5"}),
+    ),
+    Mutant(
+        "end of dependencies",
+        "that a task is dead or cancelled is learnt by what does not wait for it",
+        (Switch(dependencies.Dependencies, "heard", always(False)),),
+        frozenset({"SK-17"}),
     ),
 )
 

@@ -361,7 +361,15 @@ class BlocksNothing(SqliteEngine):
     def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
         answers = super().apply(writes, timeout_s)
         with closing(sqlite3.connect(self._path)) as connection, connection:
-            connection.execute("UPDATE skuld_tasks SET ready = 1 WHERE status = 0")
+            connection.execute("UPDATE skuld_tasks SET ready = 1, blocked = 0 WHERE status = 0")
+        return answers
+
+
+class RunsWhatFails(SqliteEngine):
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        answers = super().apply(writes, timeout_s)
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            connection.execute("UPDATE skuld_tasks SET after_failure = 1 WHERE after_failure = 2")
         return answers
 
 
@@ -377,6 +385,8 @@ FAULTS = [
     (HandsOutBackwards, "test_an_index_hands_out_the_best_first"),
     (HandsOutTwice, "test_of_many_only_one_is_handed_a_task"),
     (BlocksNothing, "test_an_index_hands_out_what_depends_on_nothing_more"),
+    (RunsWhatFails, "test_an_index_settles_what_depends_on_what_is_dead_or_cancelled"),
+    (RunsWhatFails, "test_a_task_is_stored_as_it_was_enqueued"),
     (WatchesNoCommits, "test_a_watch_of_commits_hears_of_other_connections"),
     (KeepsNoTallies, "test_an_entry_of_an_outbox_is_taken_once"),
     (KeepsNoTallies, "test_of_many_that_send_an_entry_one_has_it_taken"),

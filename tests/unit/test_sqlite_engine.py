@@ -26,7 +26,18 @@ from rebalanser.registry.contract import Put, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import Queue
 from rebalanser.tasks.engine import Applied, ClaimRequest, Conflict, Enqueue, Forwarded, Lost, Move, Taken
-from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
+from rebalanser.tasks.model import (
+    ID_DIGITS,
+    AfterFailure,
+    ClaimState,
+    Head,
+    State,
+    Status,
+    Stored,
+    Task,
+    Term,
+    Update,
+)
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -607,11 +618,35 @@ def test_a_process_of_the_first_version_can_write_no_more(path: Path) -> None:
             old.execute(begin)
 
 
+@pytest.mark.rule("SK-5")
+def test_a_file_of_the_second_version_is_turned_into_one_of_this(
+    engine: SqliteEngine, own: sqlite3.Connection, path: Path
+) -> None:
+    """A process of that version would let tasks wait for ever, and run those that must fail."""
+    engine.apply([enqueue(1), Enqueue(enqueue(2, after=(task_id(1),)).task, 0)], PATIENCE_S)
+    before = engine.page(QUEUE, PATIENCE_S).items
+    engine.close()
+    schema = "SELECT name, sql FROM sqlite_master WHERE name LIKE 'skuld%' AND name != 'skuld_tasks'"
+    tables = own.execute(schema).fetchall()
+    own.execute("ALTER TABLE skuld_tasks DROP COLUMN after_failure")
+    own.execute("ALTER TABLE skuld_meta RENAME COLUMN forgotten_to TO forgotten")
+    own.execute("UPDATE skuld_meta SET version = 2")
+    assert own.execute("SELECT forgotten FROM skuld_meta").fetchone() == (0,)
+    with closing(SqliteEngine(path)) as again:
+        with pytest.raises(sqlite3.OperationalError, match="no such column"):
+            own.execute("SELECT forgotten FROM skuld_meta")
+        assert own.execute(schema).fetchall() == tables
+        assert again.page(QUEUE, PATIENCE_S).items == before
+        head = Head(task_id(3), QUEUE, "send", after=(task_id(1),), after_failure=AfterFailure.RUN)
+        again.apply([Enqueue(Task(head, b""), 0)], PATIENCE_S)
+        assert again.read(QUEUE, [task_id(3)], PATIENCE_S)[task_id(3)].head == head
+
+
 def test_tasks_of_a_newer_version_are_refused(
     engine: SqliteEngine, own: sqlite3.Connection, path: Path
 ) -> None:
-    own.execute("UPDATE skuld_meta SET version = 3")
-    with pytest.raises(UnusableStore, match=r"schema 3 .* upgrade rebalanser"):
+    own.execute("UPDATE skuld_meta SET version = 4")
+    with pytest.raises(UnusableStore, match=r"schema 4 .* upgrade rebalanser"):
         SqliteEngine(path)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from rebalanser.errors import DependencyCycle
 from rebalanser.tasks import cycles
 from rebalanser.tasks.cycles import Ancestry, with_blockers
-from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
 
 
 class Store:
@@ -126,6 +127,27 @@ def test_what_a_task_waits_for_in_vain_is_found_through_others_and_round_a_circl
         "tried": set(),
     }
     assert store.reads == 6, "each once"
+
+
+@pytest.mark.rule("SK-5")
+def test_a_task_that_runs_after_a_failure_waits_for_nothing_that_is_dead(store: Store) -> None:
+    dead = State(Status.DEAD)
+    for head, state in {
+        task("dead"): dead,
+        replace(task("runs", "dead"), after_failure=AfterFailure.RUN): State(),
+        replace(task("fails", "dead"), after_failure=AfterFailure.FAIL): State(),
+        task("waits", "runs"): State(),
+        task("both", "runs", "dead"): State(),
+        replace(task("later", "fails"), after_failure=AfterFailure.RUN): State(),
+    }.items():
+        store.tasks[head.id] = Stored(head, state, 1, 0)
+    assert told(store, "runs", "fails", "waits", "both", "later") == {
+        "runs": set(),
+        "fails": {"dead"},
+        "waits": set(),
+        "both": {"dead"},
+        "later": {"dead"},
+    }
 
 
 @pytest.mark.rule("SK-12")

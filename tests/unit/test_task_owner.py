@@ -15,10 +15,10 @@ from rebalanser.tasks.claiming import Asker, Claiming
 from rebalanser.tasks.components import Components
 from rebalanser.tasks.dependencies import Dependencies
 from rebalanser.tasks.engine import Applied, Conflict, Epoch
-from rebalanser.tasks.model import OPEN, ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.tasks.model import OPEN, AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.ready import Ready
-from rebalanser.tasks.rules import Reason, Refused
+from rebalanser.tasks.rules import FailedDependency, Reason, Refused
 from rebalanser.tasks.timers import Timers
 
 TTL_S, BUFFER_S = 10.0, 1.0
@@ -40,8 +40,10 @@ def stored(
     claim: ClaimState | None = None,
     partition: int = 0,
     retries: int = 3,
+    after_failure: AfterFailure = AfterFailure.WAIT,
 ) -> Stored:
-    head = Head(task(number), "q", "f", priority, tuple(task(each) for each in after), retries)
+    needed = tuple(task(each) for each in after)
+    head = Head(task(number), "q", "f", priority, needed, retries, after_failure=after_failure)
     return Stored(head, State(status, claim, due), revision, partition)
 
 
@@ -93,9 +95,9 @@ def test_a_task_waits_for_all_that_it_depends_on_wherever_that_lies() -> None:
     owner = make(stored(1, after=(7, 8, 9)), stored(8))
     assert owner.unknown_dependencies() == [task(7), task(8), task(9)]
     assert owner.unknown_dependencies(2) == [task(7), task(8)]
-    owner.learn_dependency(task(7), complete=True)
-    owner.learn_dependency(task(8), complete=False)
-    owner.learn_dependency(task(9), complete=False)
+    owner.learn_dependency(task(7), Status.COMPLETED)
+    owner.learn_dependency(task(8), Status.WAITING)
+    owner.learn_dependency(task(9), Status.WAITING)
     assert owner.unknown_dependencies() == []
     assert offered(owner) == [8]
     owner.learn(stored(8, Status.COMPLETED, revision=2), 0.0)
@@ -107,6 +109,134 @@ def test_a_task_waits_for_all_that_it_depends_on_wherever_that_lies() -> None:
     assert not owner.awaits(task(9))
 
 
+WAIT, RUN, FAIL = AfterFailure
+
+
+def ask(owner: Owner, *answers: Status | None) -> None:
+    """A read of all that is unknown, with these answers."""
+    for needed, status in zip(owner.ask_dependencies(), answers, strict=True):
+        owner.learn_dependency(needed, status)
+
+
+@pytest.mark.rule("SK-5")
+@pytest.mark.parametrize("status", [Status.DEAD, Status.CANCELLED])
+@pytest.mark.parametrize("partition", [0, 4])
+def test_what_depends_on_a_failed_task_is_offered_or_waits(status: Status, partition: int) -> None:
+    owner = make(
+        stored(1, after=(7,)),
+        stored(2, after=(7,), after_failure=RUN),
+        stored(3, after=(7,), after_failure=FAIL),
+        stored(4, after=(7, 8), after_failure=RUN),
+        stored(5, after=(7, 8), after_failure=FAIL),
+    )
+    ask(owner, Status.WAITING, None)
+    assert offered(owner) == []
+    owner.learn(stored(7, status, revision=2, partition=partition), 0.0)
+    assert offered(owner) == [], "news may be old"
+    assert owner.unknown_dependencies() == [task(7)]
+    ask(owner, status)
+    assert owner.failed_dependency(task(2)) is None
+    assert owner.failed_dependency(task(3)) == FailedDependency(task(7), status)
+    assert offered_once(owner) == [2, 3, 5]
+    assert owner.unknown_dependencies() == []
+
+
+def offered_once(owner: Owner) -> list[int]:
+    """What is offered; nothing is put back."""
+    found = []
+    while (best := owner.best(0.0, 0.0)) is not None:
+        found.append(int(best[1], 16))
+        owner.taken(best[1])
+    return found
+
+
+@pytest.mark.rule("SK-5")
+def test_an_offered_task_that_fails_says_why_until_more_is_known_of_it() -> None:
+    owner = make(stored(1, after=(7,), after_failure=FAIL))
+    ask(owner, Status.DEAD)
+    assert owner.failed_dependency(task(1)) == FailedDependency(task(7), Status.DEAD)
+    (made,) = Claiming(owner).asks([Asker("h", "w", Term(TTL_S, HERE, TTL_S))], 0.0, 0.0)
+    assert (made.fails, made.buries) == (True, True)
+    write = made.write()
+    assert write is not None
+    assert (write.state.status, write.slot) == (Status.DEAD, None)
+    assert write.epoch == Epoch(0, 5)
+    owner.put_back(task(1), 0.0)
+    assert owner.failed_dependency(task(1)) is None
+    assert owner.unknown_dependencies() == [task(7)], "the next who looks decides"
+    ask(owner, Status.WAITING)
+    assert offered(owner) == []
+
+
+@pytest.mark.rule("SK-5")
+@pytest.mark.parametrize("choice", [RUN, FAIL])
+def test_an_answer_counts_for_those_that_waited_when_it_was_asked_for(choice: AfterFailure) -> None:
+    """What was dead before a task was enqueued may have been requeued since."""
+    owner = make(stored(1, after=(7,), after_failure=choice), stored(3, after=(7,)))
+    assert owner.ask_dependencies() == [task(7)]
+    owner.learn(stored(2, after=(7,), after_failure=choice), 0.0)
+    owner.learn_dependency(task(7), Status.DEAD)
+    assert offered_once(owner) == [1]
+    assert owner.unknown_dependencies() == [task(7)]
+    owner.learn_dependency(task(7), Status.DEAD)
+    assert offered_once(owner) == [], "who has not asked learns nothing"
+    ask(owner, Status.WAITING)
+    assert offered_once(owner) == []
+    assert owner.unknown_dependencies() == []
+
+
+@pytest.mark.rule("SK-5")
+def test_an_answer_counts_only_if_nothing_has_changed_since_it_was_asked_for() -> None:
+    owner = make(stored(1, after=(7,), after_failure=FAIL))
+    assert owner.ask_dependencies() == [task(7)]
+    owner.learn(stored(7, Status.DEAD, revision=5, partition=3), 0.0)
+    owner.learn_dependency(task(7), Status.WAITING)
+    assert owner.unknown_dependencies() == [task(7)]
+    owner.ask_dependencies()
+    owner.learn(stored(7, revision=6, partition=3), 0.0)
+    owner.learn_dependency(task(7), Status.DEAD)
+    assert offered(owner) == []
+    owner.ask_dependencies()
+    owner.doubt_dependencies()
+    owner.learn_dependency(task(7), Status.DEAD)
+    assert offered(owner) == []
+    ask(owner, Status.DEAD)
+    assert offered_once(owner) == [1]
+
+
+@pytest.mark.rule("SK-5")
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_was_requeued_is_waited_for_again_by_what_was_not_offered(*, is_told: bool) -> None:
+    owner = make(stored(1, after=(7, 8), after_failure=RUN))
+    ask(owner, Status.DEAD, Status.WAITING)
+    if is_told:
+        owner.learn(stored(7, revision=4, partition=3), 0.0)
+    else:
+        owner.doubt_dependencies()
+        ask(owner, Status.CLAIMED, Status.WAITING)
+    owner.completed(task(8), 3, 5)
+    assert offered_once(owner) == []
+    if is_told:
+        ask(owner, Status.CLAIMED)
+    owner.completed(task(7), 3, 6)
+    assert offered_once(owner) == [1]
+    assert not owner._blocked._waiting
+    assert not owner._blocked._choices
+    assert not owner._blocked._asked
+
+
+@pytest.mark.rule("SK-5")
+def test_a_task_with_a_choice_that_is_gone_leaves_nothing_behind() -> None:
+    owner = make(stored(1, after=(7, 8), after_failure=RUN), stored(2, after=(8,), after_failure=FAIL))
+    ask(owner, Status.DEAD, Status.WAITING)
+    owner.ask_dependencies()
+    for number in (1, 2):
+        owner.learn(stored(number, Status.CANCELLED, revision=9), 0.0)
+    blocked = owner._blocked
+    assert not any((blocked._waiting, blocked._missing, blocked._choices, blocked._asked, blocked._unknown))
+    assert not owner.heard(task(7), Status.DEAD)
+
+
 @pytest.mark.rule("SK-10")
 def test_a_known_completion_is_not_asked_for_again() -> None:
     owner = make(stored(1, Status.COMPLETED, revision=4), stored(2, after=(1,), revision=5))
@@ -116,7 +246,7 @@ def test_a_known_completion_is_not_asked_for_again() -> None:
 
 def test_after_lost_changes_all_that_is_waited_for_is_asked_for_again() -> None:
     owner = make(stored(1, after=(7,)))
-    owner.learn_dependency(task(7), complete=False)
+    owner.learn_dependency(task(7), Status.WAITING)
     owner.doubt_dependencies()
     assert owner.unknown_dependencies() == [task(7)]
     owner.learn(stored(1, Status.CANCELLED, revision=2, after=(7,)), 0.0)
@@ -372,7 +502,8 @@ class OwnerAsAList:
 
     def ask_about_dependencies(self) -> None:
         for needed in self.owner.unknown_dependencies():
-            self.owner.learn_dependency(needed, complete=int(needed, 16) in self.complete)
+            is_complete = int(needed, 16) in self.complete
+            self.owner.learn_dependency(needed, Status.COMPLETED if is_complete else None)
 
     def take(self, limit: int) -> None:
         for each, _ in candidates(self.owner, limit, self.now, self.wall):

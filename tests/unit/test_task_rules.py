@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebalanser.tasks import rules
-from rebalanser.tasks.model import ClaimState, Head, State, Status, Term
-from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Term
+from rebalanser.tasks.rules import Decision, FailedDependency, Held, Reason, Refused
 
 HEAD = Head("0" * 40, "q", "f", retries=2)
 TERM = Term(10.0, "boot", 110.0)
@@ -34,8 +34,15 @@ WAITING, CLAIMED, COMPLETED, DEAD, CANCELLED = (state(status) for status in Stat
 FRESH = State()
 
 
-def claimed(before: State, holder: str = "h9", *, over: bool = False, head: Head = HEAD) -> Decision:
-    return rules.claim(head, before, holder, "w", LATER, over=over)
+def claimed(
+    before: State,
+    holder: str = "h9",
+    *,
+    over: bool = False,
+    head: Head = HEAD,
+    failed: FailedDependency | None = None,
+) -> Decision:
+    return rules.claim(head, before, holder, "w", LATER, over=over, failed=failed)
 
 
 @pytest.mark.rule("SK-6")
@@ -53,6 +60,30 @@ def test_a_claim_is_followed_by_another_only_once_it_is_over() -> None:
     assert taken.claim == ClaimState(2, "h9", "w", LATER)
     assert taken.failures == CLAIMED.failures + 1
     assert taken.error == "claim 1 of worker ended without a word"
+
+
+@pytest.mark.rule("SK-5")
+def test_a_task_that_fails_with_a_dependency_is_dead_and_no_try_of_it_is_counted() -> None:
+    failed = FailedDependency("1" * 40, Status.CANCELLED)
+    told = f"it depends on {failed.id}, which is cancelled"
+    assert claimed(FRESH, failed=failed) == State(Status.DEAD, error=told)
+    assert claimed(WAITING, failed=failed) == claimed(WAITING), "it was claimed before, so it may go on"
+    assert claimed(DEAD, failed=failed) == Refused(Reason.NOT_OPEN)
+
+
+@pytest.mark.rule("SK-5")
+def test_what_settles_a_dependency_and_what_fails_with_it() -> None:
+    wait, run, fail = AfterFailure
+    settled = {
+        (each, choice) for each in (None, *Status) for choice in AfterFailure if rules.settles(each, choice)
+    }
+    undone = (Status.DEAD, Status.CANCELLED)
+    complete = {(Status.COMPLETED, choice) for choice in (wait, run, fail)}
+    assert settled == complete | {(each, run) for each in undone}
+    failing = {
+        (each, choice) for each in (None, *Status) for choice in AfterFailure if rules.fails(each, choice)
+    }
+    assert failing == {(each, fail) for each in undone}
 
 
 @pytest.mark.rule("SK-15")

@@ -21,7 +21,8 @@ from rebalanser.tasks import Queue, rules
 from rebalanser.tasks.checking import Check, Fault
 from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
 from rebalanser.tasks.http import operations
-from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task, Term, Update
+from rebalanser.tasks.http.messages import NewTask
+from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.rules import Held
 
@@ -399,6 +400,35 @@ def test_what_waits_for_a_dead_or_cancelled_task_says_so(stage: Stage) -> None:
     assert over_http == {dead: 0, cancelled: 0, done: 0, first: 1, second: 2}
     stage.queue.requeue(dead)
     assert [each.id for each in operations.full(stage.queue, second).blocked_by] == [cancelled]
+
+
+@pytest.mark.rule("SK-5")
+def test_what_runs_or_fails_after_a_failure_says_so(stage: Stage) -> None:
+    dead = stage.enqueue()
+    stage.kill(dead)
+    made = [
+        stage.cli("enqueue", "work", "send", "--after", dead, "--after-failure", choice).out.strip()
+        for choice in AfterFailure
+    ]
+    waits, runs, fails = made
+    assert stage.cli("enqueue", "work", "send", "--after-failure", "stop").code == 2
+    found = {each["id"]: each for each in stage.cli("list", "work", "--json").documents}
+    assert [found[task]["after_failure"] for task in made] == ["wait", "run", "fail"]
+    assert [len(found[task]["blocked_by"]) for task in made] == [1, 0, 1]
+    listed = stage.cli("list", "work").out
+    assert f"{runs} send: waiting, after 1, else run\n" in listed
+    shown = stage.cli("show", "work", fails).out
+    assert f"after: {dead}, else fail\n" in shown
+    assert "which is dead: a worker that has its function makes it dead" in shown
+    assert faults(stage) == {"blocked": {waits}}
+    stage.write(fails, State(Status.DEAD, error="it depends on another"))
+    stage.claim(runs)
+    assert faults(stage) == {"blocked": {waits}}, "one was claimed, and one died, as they may"
+    over_http = NewTask.model_validate(
+        {"name": "send", "payload": {"value": {}}, "after": [dead], "after_failure": "fail"}
+    )
+    (task,) = operations.enqueue(stage.queue, [over_http])
+    assert operations.full(stage.queue, task).after_failure is AfterFailure.FAIL
 
 
 @pytest.mark.rule("SK-1", "SK-2")

@@ -6,13 +6,13 @@ import json
 import logging
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rebalanser.errors import InternalError
 from rebalanser.tasks import rules
 from rebalanser.tasks.model import State, Status, Stored
 from rebalanser_sqlite.tasks.rows import COLUMNS, READY, RUNNING, Row, code_of, state_row, stored_of
-from rebalanser_sqlite.tasks.schema import CLAIMED
+from rebalanser_sqlite.tasks.schema import CLAIMED, FAIL
 from rebalanser_sqlite.tasks.writing import MOVE, Writing
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ ASIDE_S: Final = 60.0
 """Seconds before a task is offered again that could not be claimed."""
 _MAKE_DUE = (
     "UPDATE skuld_tasks SET timer = NULL, "  # noqa: S608
-    "ready = CASE WHEN blocked = 0 OR claim IS NOT NULL THEN 1 END "
+    f"ready = CASE WHEN blocked = 0 OR claim IS NOT NULL OR after_failure = {FAIL} THEN 1 END "
     "WHERE number IN (SELECT number FROM skuld_tasks INDEXED BY skuld_tasks_timed "
     f"WHERE queue = ? AND timer IS NOT NULL AND timer <= ? ORDER BY timer LIMIT {MADE_READY})"
 )
@@ -44,13 +44,14 @@ _CLAIM = (
     "FROM json_each(?)) AS new WHERE skuld_tasks.number = new.number"
 )
 """Of those that wait, all at once: between two statements another thread may keep the interpreter."""
+_WAITS = "UPDATE skuld_tasks SET ready = NULL WHERE number = ?"
 _SET_ASIDE = "UPDATE skuld_tasks SET ready = NULL, timer = ? WHERE number = ?"
 _NEXT_NAME = f"SELECT name FROM skuld_tasks {READY} AND name > ? ORDER BY name LIMIT 1"  # noqa: S608
 _BEST = (
-    f"SELECT priority, number, payload, {COLUMNS} FROM skuld_tasks {READY} "  # noqa: S608
+    f"SELECT priority, number, payload, blocked, {COLUMNS} FROM skuld_tasks {READY} "  # noqa: S608
     "AND name = ? ORDER BY priority DESC, id LIMIT ?"
 )
-_ID: Final = 3
+_ID: Final = 4
 _log = logging.getLogger("rebalanser.sqlite")
 
 
@@ -82,8 +83,8 @@ class Claims:
             best = self._best(writing, queue, names, wanted)
             made = self._claim(writing, queue, best, request.holders[len(claimed) :])
             claimed += made
-            if len(best) < wanted or len(made) == wanted:
-                break
+            if len(made) == wanted or len(made) == len(best) < wanted:
+                break  # else a task became dead, which may have made others ready
         return claimed
 
     @staticmethod
@@ -103,14 +104,22 @@ class Claims:
     def _claim(
         self, writing: Writing, queue: int, best: Sequence[Row], holders: Sequence[str]
     ) -> list[tuple[Stored, bytes | None]]:
-        """Claim these tasks; those that are dead now serve no holder."""
+        """Claim these tasks; those that are dead now serve no holder, nor those that wait again."""
         request = self._request
         claimed: list[tuple[Stored, bytes | None]] = []
         moves: list[Row] = []
+        dead: list[Stored] = []
         waited: list[tuple[int, int, str, int]] = []
-        for _, number, payload, *row in best:
+        for _, number, payload, blocked, *row in best:
             try:
-                stored, state = self._decided(row, holders[len(claimed)])
+                stored = stored_of(request.queue, tuple(row))
+                failed = None
+                if blocked and stored.state.claim is None:
+                    failed = writing.failed_dependency(queue, stored.head)
+                    if failed is None:
+                        writing.cursor.execute(_WAITS, (number,))
+                        continue
+                state = self._decided(stored, holders[len(claimed)], failed)
             except Exception:  # a bug, which must not keep all other tasks from being claimed
                 _log.exception(
                     "a task can't be claimed and is left aside", extra={"action": "task_set_aside"}
@@ -125,20 +134,25 @@ class Claims:
                 waited.append((number, state.claim.number, state.claim.holder, revision))
             if state.status is Status.CLAIMED:
                 claimed.append((Stored(stored.head, state, revision, stored.partition), payload))
+            else:
+                dead.append(stored)
         if moves:
             writing.cursor.executemany(MOVE, moves)
         if waited:
             term = request.term
             given = (request.worker, term.ttl_s, term.clock, term.ends_at_s, json.dumps(waited))
             writing.cursor.execute(_CLAIM, given)
+        for each in dead:
+            writing.changed_to(queue, each.head.id, each.state.status, Status.DEAD)
         return claimed
 
-    def _decided(self, row: Sequence[Any], holder: str) -> tuple[Stored, State]:
-        """The task of a row, and its next state."""
+    def _decided(self, stored: Stored, holder: str, failed: rules.FailedDependency | None) -> State:
+        """The next state of a ready task."""
         request = self._request
-        stored = stored_of(request.queue, tuple(row))
         is_over = stored.state.status is Status.CLAIMED
-        state = rules.claim(stored.head, stored.state, holder, request.worker, request.term, over=is_over)
+        state = rules.claim(
+            stored.head, stored.state, holder, request.worker, request.term, over=is_over, failed=failed
+        )
         if isinstance(state, rules.Refused):
             raise InternalError(f"a ready task is refused to a new holder: {state.reason}")
-        return stored, state
+        return state

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rebalanser.tasks.engine import Change
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, TaskId, Term
-from rebalanser_sqlite.tasks.schema import CLAIMED, STATUSES, WAITING
+from rebalanser_sqlite.tasks.schema import CHOICES, CLAIMED, STATUSES, WAITING
 
 if TYPE_CHECKING:
     import sqlite3
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = tuple[Any, ...]
 
 COLUMNS: Final = (
-    "id, partition, name, priority, retries, timeout_s, "
+    "id, partition, name, priority, retries, timeout_s, after_failure, "
     "CASE dependencies WHEN 0 THEN x'' ELSE "
     "(SELECT after FROM skuld_contents WHERE task = skuld_tasks.number) END, "
     "revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, result"
@@ -24,13 +24,13 @@ COLUMNS: Final = (
 
 READY: Final = "INDEXED BY skuld_tasks_ready WHERE ready = 1 AND queue = ?"
 RUNNING: Final = f"INDEXED BY skuld_tasks_running WHERE status = {CLAIMED} AND ready IS NULL AND queue = ?"
-_REVISION: Final = 7
-_STATUS: Final = 8
+_REVISION: Final = 8
+_STATUS: Final = 9
 _NO_CLAIM: Final = (None,) * 7
 _CODES: Final = {status: code for code, status in enumerate(STATUSES)}
 _LATEST = (
     "SELECT max(counted, coalesce((SELECT max(number) FROM skuld_tasks), 0), "
-    "coalesce((SELECT max(revision) FROM skuld_changes), 0)), counted, forgotten FROM skuld_meta"
+    "coalesce((SELECT max(revision) FROM skuld_changes), 0)), counted, forgotten_to FROM skuld_meta"
 )
 _NEW = "SELECT queue, status FROM skuld_tasks WHERE number > ?"
 _CHANGES = "SELECT queue, before, status FROM skuld_changes WHERE revision > ? AND task BETWEEN 1 AND ?"
@@ -115,10 +115,10 @@ def change_of(row: Row) -> Change:
 
 def stored_of(queue: str, row: Row) -> Stored:
     """The task of a row of ``COLUMNS``."""
-    task, partition, name, priority, retries, timeout_s, after, revision, *state = row
+    task, partition, name, priority, retries, timeout_s, choice, after, revision, *state = row
     status, number, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, result = state
     claim = None
     if number is not None:
         claim = ClaimState(number, holder, worker, Term(ttl_s, clock, ends_at_s), updates)
-    head = Head(task.hex(), queue, name, priority, ids_of(after), retries, timeout_s)
+    head = Head(task.hex(), queue, name, priority, ids_of(after), retries, timeout_s, CHOICES[choice])
     return Stored(head, State(STATUSES[status], claim, due, failures, error, result), revision, partition)

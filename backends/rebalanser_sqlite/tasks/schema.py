@@ -12,9 +12,12 @@ place       column                        what it is there for
 ==========  ============================  ==================================================================
 ready       ``ready`` is 1                waiting and due, or claimed and over: in the order of SK-5
 timed       ``timer`` is no NULL          waiting until the wall clock shows this time
-blocked     ``blocked`` is more than 0    waiting for as many tasks that are not complete
+blocked     ``blocked`` is more than 0    waiting for as many tasks that are not settled
 running     ``status`` is 1, not ready    claimed; by clock and end
 ==========  ============================  ==================================================================
+
+A ready task that was never claimed may be ``blocked`` too: one that fails with a dependency, or of which a
+dependency was requeued. The claim looks at what it depends on, and the task becomes dead, or waits again.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rebalanser.errors import UnusableStore
-from rebalanser.tasks.model import Status
+from rebalanser.tasks.model import AfterFailure, Status
 
 if TYPE_CHECKING:
     import sqlite3
 
     from rebalanser_sqlite.store import Deadline, Store
 
-VERSION: Final = 2
+VERSION: Final = 3
 MIGRATION_S: Final = 3600.0
 """Maximum seconds that turning the tables of an earlier version into these may take."""
 INLINE_BYTES: Final = 256
@@ -39,6 +42,9 @@ STATUSES: Final = (Status.WAITING, Status.CLAIMED, Status.COMPLETED, Status.DEAD
 WAITING: Final = STATUSES.index(Status.WAITING)
 CLAIMED: Final = STATUSES.index(Status.CLAIMED)
 COMPLETED: Final = STATUSES.index(Status.COMPLETED)
+CHOICES: Final = (AfterFailure.WAIT, AfterFailure.RUN, AfterFailure.FAIL)
+"""What a task does after a failure is stored as its position here."""
+FAIL: Final = CHOICES.index(AfterFailure.FAIL)
 FEW: Final = frozenset({Status.DEAD, Status.CANCELLED})
 """Statuses with an index by id: the others are those of most tasks."""
 SCHEMA: Final = """
@@ -46,7 +52,7 @@ CREATE TABLE skuld_meta (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     version INTEGER NOT NULL,
     counted INTEGER NOT NULL,
-    forgotten INTEGER NOT NULL
+    forgotten_to INTEGER NOT NULL
 );
 CREATE TABLE skuld_queues (
     number INTEGER PRIMARY KEY,
@@ -85,7 +91,8 @@ CREATE TABLE skuld_tasks (
     result BLOB,
     blocked INTEGER NOT NULL,
     ready INTEGER,
-    timer REAL
+    timer REAL,
+    after_failure INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE skuld_contents (
     task INTEGER PRIMARY KEY,
@@ -129,7 +136,7 @@ CREATE TABLE skuld_outboxes (
 """``dependencies`` is how many ids ``skuld_contents.after`` has, of 20 bytes each, so that most need not be
 read; ``skuld_dependents`` has the same the other way round. ``skuld_changes`` has what became of tasks after
 they were enqueued, the latest of it; a deleted one has no status. ``skuld_counts`` is as of the revision
-``counted``: what came after that is added when it is read. The changes up to ``forgotten`` are deleted."""
+``counted``: what came after that is added when it is read. The changes up to ``forgotten_to`` are deleted."""
 INDEXES: Final = f"""
 CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
 CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;
@@ -154,7 +161,7 @@ INSERT INTO skuld_outboxes SELECT queue, outbox, number, skipped FROM first_outb
 INSERT INTO skuld_tasks SELECT number, queue, id, partition, name, priority, dependencies, retries, timeout_s,
     (SELECT payload FROM first_contents WHERE task = number AND length(payload) <= {INLINE_BYTES}),
     revision, {_STATUS_OF_TEXT}, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures,
-    error, result, 0, NULL, NULL FROM first_tasks ORDER BY number;
+    error, result, 0, NULL, NULL, 0 FROM first_tasks ORDER BY number;
 """  # noqa: S608 - of constants
 _INCOMPLETE: Final = f"""
 UPDATE skuld_tasks SET blocked = (
@@ -175,7 +182,16 @@ _IS_THERE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_
 _HAS_OUTBOXES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_outboxes'"
 _OUTBOXES = SCHEMA[SCHEMA.index("CREATE TABLE skuld_outboxes") :].strip().rstrip(";")
 _VERSION = "SELECT version FROM skuld_meta"
-_BEGIN = "INSERT INTO skuld_meta (one, version, counted, forgotten) VALUES (1, ?, 0, 0)"
+_BEGIN = "INSERT INTO skuld_meta (one, version, counted, forgotten_to) VALUES (1, ?, 0, 0)"
+_FROM_SECOND = (
+    "ALTER TABLE skuld_tasks ADD COLUMN after_failure INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE skuld_meta RENAME COLUMN forgotten TO forgotten_to",
+    f"UPDATE skuld_meta SET version = {VERSION}",  # noqa: S608 - of a constant
+)
+"""A process of version 2 that still runs fails from then on, as it does nothing without ``forgotten``.
+
+Else it would run tasks that must fail, and let others wait for ever.
+"""
 
 
 def prepare(store: Store, deadline: Deadline) -> None:
@@ -195,8 +211,11 @@ def prepare(store: Store, deadline: Deadline) -> None:
             if version is None:
                 _run(store.connection, SCHEMA + INDEXES)
                 store.connection.execute(_BEGIN, (VERSION,))
-            elif version != VERSION:
+            elif version == 1:
                 _turn_first_into_present(store.connection)
+            elif version != VERSION:
+                for statement in _FROM_SECOND:
+                    store.connection.execute(statement)
         store.checkpoint()
 
 

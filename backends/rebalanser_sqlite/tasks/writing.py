@@ -24,6 +24,8 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
+from rebalanser.tasks.model import OPEN, AfterFailure, Status
+from rebalanser.tasks.rules import FailedDependency, fails, settles
 from rebalanser_sqlite.tasks.rows import (
     COLUMNS,
     counts_since,
@@ -35,18 +37,19 @@ from rebalanser_sqlite.tasks.rows import (
     state_row,
     stored_of,
 )
-from rebalanser_sqlite.tasks.schema import COMPLETED, INLINE_BYTES, WAITING
+from rebalanser_sqlite.tasks.schema import CHOICES, FAIL, INLINE_BYTES, STATUSES, WAITING
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Iterable
 
-    from rebalanser.tasks.model import TaskId
+    from rebalanser.tasks.model import Head, TaskId
 
 _COUNT = (
     "INSERT INTO skuld_counts (queue, status, tasks) VALUES (?, ?, ?) "
     "ON CONFLICT (queue, status) DO UPDATE SET tasks = tasks + excluded.tasks"
 )
-_COUNTED = "UPDATE skuld_meta SET counted = ?, forgotten = ?"
+_COUNTED = "UPDATE skuld_meta SET counted = ?, forgotten_to = ?"
 _FORGET_CHANGES = "DELETE FROM skuld_changes WHERE revision > ? AND revision <= ?"
 _CHANGES = (
     "INSERT INTO skuld_changes (revision, queue, task, before, status) "
@@ -66,14 +69,14 @@ _PAYLOAD = (
 _ADD = (
     "INSERT INTO skuld_tasks (number, queue, id, partition, name, priority, dependencies, retries, "
     "timeout_s, payload, revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, "
-    "failures, error, result, blocked, ready, timer) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "failures, error, result, blocked, ready, timer, after_failure) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (queue, id) DO NOTHING"
 )
 _ADD_CONTENT = "INSERT INTO skuld_contents (task, after, payload) VALUES (?, ?, ?)"
 _ADD_DEPENDENT = "INSERT OR IGNORE INTO skuld_dependents (queue, id, task) VALUES (?, ?, ?)"
 _FIND = (
-    "SELECT number, status, blocked FROM skuld_tasks "
+    "SELECT number, status, blocked, after_failure FROM skuld_tasks "
     "WHERE queue = ? AND id = ? AND partition = ? AND revision = ?"
 )
 MOVE = (
@@ -83,10 +86,18 @@ MOVE = (
 )
 _ADD_UPDATE = "INSERT OR REPLACE INTO skuld_updates (task, claim, sequence, content) VALUES (?, ?, ?, ?)"
 _HAS_DEPENDENTS = "SELECT 1 FROM skuld_dependents WHERE queue = ? LIMIT 1"
+_OF_DEPENDENTS = (
+    "number IN (SELECT task FROM skuld_dependents WHERE queue = ? AND id = ?) AND (? >> after_failure) & 1"
+)
 _FREE = (
     "UPDATE skuld_tasks SET blocked = blocked - 1, "  # noqa: S608
     f"ready = CASE WHEN blocked = 1 AND status = {WAITING} AND timer IS NULL THEN 1 ELSE ready END "
-    "WHERE blocked > 0 AND number IN (SELECT task FROM skuld_dependents WHERE queue = ? AND id = ?)"
+    f"WHERE blocked > 0 AND {_OF_DEPENDENTS}"
+)
+_BLOCK = f"UPDATE skuld_tasks SET blocked = blocked + 1 WHERE {_OF_DEPENDENTS}"  # noqa: S608
+_OFFER = (
+    f"UPDATE skuld_tasks SET ready = 1 WHERE status = {WAITING} AND timer IS NULL "  # noqa: S608
+    f"AND claim IS NULL AND {_OF_DEPENDENTS}"
 )
 _OWNER = "SELECT token FROM skuld_owners WHERE queue = ? AND partition = ?"
 _OWN = (
@@ -108,6 +119,20 @@ _FORGET = (
 )
 
 
+def _mask(choices: Iterable[AfterFailure]) -> int:
+    """Choices as a set of bits."""
+    return sum(1 << CHOICES.index(each) for each in choices)
+
+
+def _masks(before: Status | None, status: Status) -> tuple[int, int, int]:
+    """The choices of which a dependency is settled now, is not any more, and has failed."""
+    freed = (each for each in CHOICES if settles(status, each) and not settles(before, each))
+    blocked = (each for each in CHOICES if settles(before, each) and not settles(status, each))
+    failed = (each for each in CHOICES if fails(status, each) and not fails(before, each))
+    return _mask(freed), _mask(blocked), _mask(failed)
+
+
+_MASKS = {(before, status): _masks(before, status) for before in (None, *STATUSES) for status in STATUSES}
 COUNT_EVERY = 128
 """Maximum number of changes that are counted anew for each who asks for the counts."""
 KEPT_CHANGES = 20_000
@@ -230,14 +255,16 @@ class Writing:
             if unknown:
                 return Unknown(unknown)
         number, is_large = self._revision + 1, len(payload) > INLINE_BYTES
-        blocked = sum(status != COMPLETED for _, status in found)
+        choice = head.after_failure
+        blocked = sum(not settles(status, choice) for _, status in found)
+        waits = blocked > 0 and state.claim is None and not any(fails(status, choice) for _, status in found)
         row = state_row(state)
         self.cursor.execute(
             _ADD,
             (
                 *(number, queue, id_bytes(head.id), write.partition, head.name, head.priority),
                 *(len(head.after), head.retries, head.timeout_s, None if is_large else payload, number),
-                *(*row, blocked, *place(row[0], state.due, blocked=blocked > 0 and state.claim is None)),
+                *(*row, blocked, *place(row[0], state.due, blocked=waits), CHOICES.index(choice)),
             ),
         )
         if not self.cursor.rowcount:
@@ -249,22 +276,35 @@ class Writing:
             self._with_dependents[queue] = True
             dependents = ((queue, id_bytes(task), number) for task, _ in found)
             self.cursor.executemany(_ADD_DEPENDENT, dependents)
-        if row[0] == COMPLETED:
-            self._free(queue, head.id)
+        if state.status not in OPEN:
+            self.changed_to(queue, head.id, None, state.status)
         return Applied(number)
 
-    def _status(self, queue: int, task: TaskId) -> int | None:
+    def _status(self, queue: int, task: TaskId) -> Status | None:
         row = self.cursor.execute(_STATUS, (queue, id_bytes(task))).fetchone()
-        return None if row is None else row[0]
+        return None if row is None else STATUSES[row[0]]
 
-    def _free(self, queue: int, completed: TaskId) -> None:
-        """Count a task down that others wait for."""
+    def failed_dependency(self, queue: int, head: Head) -> FailedDependency | None:
+        """The first task with which this one fails."""
+        for task in head.after:
+            status = self._status(queue, task)
+            if status is not None and fails(status, head.after_failure):
+                return FailedDependency(task, status)
+        return None
+
+    def changed_to(self, queue: int, task: TaskId, before: Status | None, status: Status) -> None:
+        """Tell those that depend on a task what it is now, and was before; None if it is new."""
+        freed, blocked, offered = _MASKS[before, status]
+        if not freed | blocked | offered:
+            return
         has_dependents = self._with_dependents.get(queue)
         if has_dependents is None:
             has_dependents = self.cursor.execute(_HAS_DEPENDENTS, (queue,)).fetchone() is not None
             self._with_dependents[queue] = has_dependents
         if has_dependents:
-            self.cursor.execute(_FREE, (queue, id_bytes(completed)))
+            for statement, choices in ((_FREE, freed), (_BLOCK, blocked), (_OFFER, offered)):
+                if choices:
+                    self.cursor.execute(statement, (queue, id_bytes(task), choices))
 
     def _exists(self, queue: int, write: Enqueue) -> Exists:
         head = write.task.head
@@ -282,16 +322,17 @@ class Writing:
         found = self.cursor.execute(_FIND, key).fetchone()
         if found is None:
             return Conflict()
-        number, before, blocked = found
+        number, before, blocked, choice = found
         row = state_row(write.state)
-        where = place(row[0], write.state.due, blocked=blocked > 0 and write.state.claim is None)
+        waits = blocked > 0 and write.state.claim is None and choice != FAIL
+        where = place(row[0], write.state.due, blocked=waits)
         revision = self.changes(queue, number, before, row[0])
         self.cursor.execute(MOVE, (*row, *where, revision, number))
         if write.update is not None:
             update = write.update
             self.cursor.execute(_ADD_UPDATE, (number, update.claim, update.sequence, update.content))
-        if row[0] == COMPLETED and before != COMPLETED:
-            self._free(queue, write.id)
+        if row[0] != before:
+            self.changed_to(queue, write.id, STATUSES[before], write.state.status)
         return Applied(revision)
 
     def _token(self, queue: int, partition: int) -> int | None:

@@ -19,7 +19,7 @@ from pydantic_core import from_json
 
 from rebalanser.tasks.documents import Content
 from rebalanser.tasks.enqueued import EnqueueAnswer
-from rebalanser.tasks.model import Status
+from rebalanser.tasks.model import AfterFailure, Status
 from rebalanser.tasks.options import Id, Ids, PositiveSeconds, Priority, Seconds
 
 MAX_BATCH: Final = 1000
@@ -108,6 +108,11 @@ class NewTask(Asked):
     )
     priority: Priority = Field(default=0, description="Higher first.")
     after: Ids = Field(default=(), description="Tasks of the queue that must be complete first.")
+    after_failure: AfterFailure = Field(
+        default=AfterFailure.WAIT,
+        description="What it does once one of `after` is dead or cancelled: `wait` until that is requeued "
+        "and complete, `run`, or `fail`, that is, become dead itself.",
+    )
     waits_for_unknown: bool = Field(
         default=False, description="Whether `after` may name tasks that don't exist yet."
     )

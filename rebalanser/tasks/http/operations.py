@@ -29,6 +29,7 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
     options = EnqueueOptions(
         delay_s=task.delay_s,
         after=task.after,
+        after_failure=task.after_failure,
         priority=task.priority,
         task_id=task.id,
         waits_for_unknown=task.waits_for_unknown,

@@ -18,7 +18,7 @@ from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import KeyValue
 from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.free_slots import FreeSlot, UsedSlot
-from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
 
 SCHEMA_VERSION: Final = 1
 SHORT_PAYLOAD_BYTES: Final = 8192
@@ -89,13 +89,20 @@ def load_tally(entry: KeyValue) -> Tally:
 
 def dump_head(head: Head) -> str:
     """A head, as a part of the value of its task; the id and the queue stand in the key."""
-    if head.after:
-        return _dump_head(head.name, head.priority, head.after, head.retries, head.timeout_s)
+    if head.after or head.after_failure is not AfterFailure.WAIT:
+        return _dump_head(
+            head.name, head.priority, head.after, head.retries, head.timeout_s, head.after_failure
+        )
     return _dump_lone_head(head.name, head.priority, head.retries, head.timeout_s)
 
 
 def _dump_head(
-    name: str, priority: int, after: Sequence[TaskId], retries: int, timeout_s: float | None
+    name: str,
+    priority: int,
+    after: Sequence[TaskId],
+    retries: int,
+    timeout_s: float | None,
+    after_failure: AfterFailure = AfterFailure.WAIT,
 ) -> str:
     value: dict[str, Any] = {"name": name}
     if priority:
@@ -106,6 +113,8 @@ def _dump_head(
         value["retries"] = retries
     if timeout_s is not None:
         value["timeout_s"] = timeout_s
+    if after_failure is not AfterFailure.WAIT:
+        value["after_failure"] = after_failure.value
     return _dump(value)
 
 
@@ -195,6 +204,7 @@ def _head(queue: str, task: TaskId, value: Mapping[str, Any]) -> Head:
         tuple(get("after", ())),
         get("retries", 0),
         get("timeout_s"),
+        AfterFailure(value["after_failure"]) if "after_failure" in value else AfterFailure.WAIT,
     )
 
 

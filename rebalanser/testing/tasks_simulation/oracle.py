@@ -9,12 +9,13 @@ accesses something at that very instant is never later than the next claim, unle
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rebalanser.tasks.engine import Epoch, Forwarded, Move
-from rebalanser.tasks.model import ClaimState, Status, Stored, Task, TaskId
+from rebalanser.tasks.model import CLOSED_UNDONE, AfterFailure, ClaimState, Status, Stored, Task, TaskId
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.simulation.oracle import Violation
 
@@ -30,6 +31,8 @@ class Oracle:
     """The tasks that were ever completed, and at which revision."""
     hopeless: set[TaskId] = field(default_factory=set)
     """Tasks that wait for ever: what they depend on was collected before they were enqueued."""
+    _failed_until: dict[TaskId, float] = field(default_factory=dict)
+    """The revision at which a task was no more dead or cancelled that has been so; infinity while it is."""
     _contents: dict[TaskId, Task] = field(default_factory=dict)
     _holders: dict[tuple[TaskId, int], str] = field(default_factory=dict)
     _granted: set[tuple[TaskId, int]] = field(default_factory=set)
@@ -104,6 +107,12 @@ class Oracle:
             self._claims(before, after, write)
         elif after.state.claim != before.state.claim:
             self._is_of_author(before, author, "SK-7")
+        if after.state.status in CLOSED_UNDONE:
+            self._failed_until[after.head.id] = math.inf
+        elif before.state.status in CLOSED_UNDONE:
+            self._failed_until[after.head.id] = after.revision
+        if after.state.status is Status.DEAD and after.state.claim is None:
+            self._fails(before, after)
         if after.state.status is Status.COMPLETED:
             self._is_of_author(before, author, "SK-10")
             self.counts["completed"] += 1
@@ -181,13 +190,30 @@ class Oracle:
         if write.epoch is None or write.epoch.token < self._epochs.get(after.partition, 0):
             raise Violation("SK-13", f"{_told(after)} is claimed by an owner that was followed by another")
         missing = [needed for needed in after.head.after if needed not in self.completed]
+        if missing and after.head.after_failure is AfterFailure.RUN:
+            self.counts["runs after a failure"] += not number
+            # One that was claimed before has run after it already.
+            missing = [] if number else [each for each in missing if not self._has_failed(each, before)]
         if missing:
-            raise Violation("SK-5", f"{_told(after)} is claimed before {_short(missing[0])} is complete")
+            raise Violation("SK-5", f"{_told(after)} is claimed before {_short(missing[0])} is settled")
         self._holders[key] = after.state.claim.holder
         self.counts["claims"] += 1
         if before.state.status is Status.CLAIMED:
             self.counts["claims of what was over"] += 1
             self._taken_from[after.head.id, number - 1] = self.now()
+
+    def _fails(self, before: Stored, after: Stored) -> None:
+        """A task becomes dead that was never claimed."""
+        self.counts["fails with a dependency"] += 1
+        head = before.head
+        if head.after_failure is not AfterFailure.FAIL or before.state.status is not Status.WAITING:
+            raise Violation("SK-5", f"{_told(after)} is dead, and was {_told(before)}")
+        if not any(self._has_failed(each, before) for each in head.after):
+            raise Violation("SK-5", f"{_told(after)} is dead, and nothing that it depends on has failed")
+
+    def _has_failed(self, needed: TaskId, dependent: Stored) -> bool:
+        """Whether a task was dead or cancelled at any time since its dependent waits as it does."""
+        return self._failed_until.get(needed, -1.0) > dependent.revision
 
     def _is_of_author(self, before: Stored, author: Held | None, rule: str) -> None:
         claim = before.state.claim

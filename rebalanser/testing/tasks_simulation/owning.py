@@ -143,14 +143,13 @@ class Tenancy:
             slots = yield network.request(process, lambda: (list(engine.slots.values()), engine.revision))
             if not isinstance(slots, Unanswered):
                 self._slots.replace(*slots)
-        needed, doubtful = self.owner.unknown_dependencies(), self.owner.doubtful()
+        needed, doubtful = self.owner.ask_dependencies(), self.owner.doubtful()
         if needed or doubtful:
             found = yield network.read(process, [*needed, *doubtful])
             if isinstance(found, Unanswered):
                 return
             for task in needed:
-                is_complete = task in found and found[task].state.status is Status.COMPLETED
-                self.owner.learn_dependency(task, is_complete)
+                self.owner.learn_dependency(task, found[task].state.status if task in found else None)
             for task in doubtful:
                 if task in found:
                     self._learn(found[task])

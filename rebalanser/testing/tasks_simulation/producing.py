@@ -24,7 +24,7 @@ from rebalanser.tasks.engine import (
     Unknown,
 )
 from rebalanser.tasks.flakes import Generator, partition_of
-from rebalanser.tasks.model import Head, State, Task, TaskId
+from rebalanser.tasks.model import AfterFailure, Head, State, Task, TaskId
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import Unanswered
 from rebalanser.testing.tasks_simulation.owning import QUEUE
@@ -137,6 +137,7 @@ class Producer(Process):
             priority=random.choice((0, 0, 0, 5, -3)),
             after=after,
             retries=random.randint(0, 4),
+            after_failure=random.choice(tuple(AfterFailure)) if after else AfterFailure.WAIT,
         )
         due = self.world.now + random.uniform(0.0, 2.0) if random.random() < 0.2 else 0.0
         return Enqueue(

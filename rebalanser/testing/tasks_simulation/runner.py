@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.model import CLOSED_UNDONE, AfterFailure, Status, TaskId
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.simulation.reports import MIN_SEEDS_TO_JUDGE, RunReport, command_to_replay
 from rebalanser.testing.simulation.trace import Trace, Write
@@ -77,7 +77,26 @@ def _unsettled(world: World) -> str | None:
     for task in world.oracle.tasks():
         if task not in world.oracle.completed and _is_completable(world, task, completable):
             return f"task {task} could be completed and is not"
+        if _fails_for_ever(world, task):
+            return f"task {task} waits for what is dead, and is to fail with it"
     return None
+
+
+def _is_dead_for_ever(world: World, task: TaskId) -> bool:
+    """Whether a task is dead or cancelled that no operator requeues."""
+    stored = world.engine.tasks.get(task)
+    return stored is not None and stored.head.name != PLAIN and stored.state.status in CLOSED_UNDONE
+
+
+def _fails_for_ever(world: World, task: TaskId) -> bool:
+    stored = world.engine.tasks.get(task)
+    return (
+        stored is not None
+        and stored.head.name != PLAIN
+        and stored.head.after_failure is AfterFailure.FAIL
+        and stored.state.status is Status.WAITING
+        and any(_is_dead_for_ever(world, needed) for needed in stored.head.after)
+    )
 
 
 def _is_completable(world: World, task: TaskId, known: dict[TaskId, bool]) -> bool:
@@ -88,8 +107,10 @@ def _is_completable(world: World, task: TaskId, known: dict[TaskId, bool]) -> bo
             known[task] = False
         else:
             head = world.oracle.task(task).head
+            passes = head.after_failure is AfterFailure.RUN
             known[task] = head.name == PLAIN and all(
-                _is_completable(world, needed, known) for needed in head.after
+                _is_completable(world, needed, known) or (passes and _is_dead_for_ever(world, needed))
+                for needed in head.after
             )
     return known[task]
 
@@ -105,6 +126,8 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
             "stale accesses": 0.1,
             "enqueued twice": 0.2,
         }
+        if profile.dependent_ratio >= 0.5:
+            least |= {"runs after a failure": 0.05, "fails with a dependency": 0.05}
         if Fault.REPLY_LOST in profile.faults:
             least["forwarded again"] = 0.2
         if profile.is_collecting:

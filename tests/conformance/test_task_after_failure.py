@@ -1,0 +1,143 @@
+"""What a task does once one that it depends on is dead or cancelled: the same on all engines (SK-5)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rebalanser import Settings
+from rebalanser.errors import TaskFailed
+from rebalanser.tasks import Claim, Queue, Status
+from rebalanser.tasks.checking import Check
+from rebalanser.tasks.model import AfterFailure, State, TaskId
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
+
+QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
+WAIT, RUN, FAIL = AfterFailure
+
+
+class Stage:
+    """A queue with one function, which fails if it is told so, and what was run."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.queue = Queue(
+            "work", url, partitions=3, state_folder=folder, settings=QUICK, timeout_s=PATIENCE_S
+        )
+        self.ran: list[str] = []
+        self.is_broken = True
+
+        @self.queue.task(retries=0)
+        def step(claim: Claim, name: str) -> None:
+            self.ran.append(name)
+            if name == "broken" and self.is_broken:
+                raise ValueError(name)
+
+        self.step = step
+
+    def state(self, task: TaskId) -> State:
+        return self.queue.get(task).state
+
+    def await_status(self, task: TaskId, status: Status) -> State:
+        wait_until(lambda: self.state(task).status is status)
+        return self.state(task)
+
+    def has_failed_with(self, task: TaskId, needed: TaskId, status: Status) -> None:
+        with pytest.raises(TaskFailed, match=f"{needed}, which is {status}"):
+            self.queue.wait(task, PATIENCE_S)
+        state = self.state(task)
+        assert (state.status, state.claim, state.failures) == (Status.DEAD, None, 0)
+
+    def faults(self) -> list[str]:
+        check = Check(self.queue.context.engine, "work", 3, PATIENCE_S)
+        return [f"{each.fault} {each.task}" for each in check.findings()]
+
+
+@pytest.fixture(params=["sqlite", "memory", "etcd"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    name = uuid.uuid4().hex
+    match request.param:
+        case "sqlite":
+            url = f"sqlite:///{tmp_path}/tasks.db"
+        case "memory":
+            url = f"memory://{name}"
+        case _:
+            url = f"{request.getfixturevalue('etcd_url')}/after-failure/{name}"
+    stage = Stage(url, tmp_path)
+    with stage.queue:
+        yield stage
+
+
+@pytest.mark.rule("SK-5")
+@pytest.mark.parametrize("is_late", [False, True], ids=["dies later", "is dead"])
+def test_dependents_wait_run_or_fail(stage: Stage, *, is_late: bool) -> None:
+    step = stage.step
+    broken = step.enqueue("broken")
+    if is_late:
+        stage.queue.start(concurrency=2)
+        stage.await_status(broken, Status.DEAD)
+    waits = step.enqueue("waits", after=broken)
+    runs = step.enqueue("runs", after=broken, after_failure="run")
+    fails = step.enqueue("fails", after=broken, after_failure="fail")
+    too = step.enqueue("fails too", after=[fails, runs], after_failure="fail")
+    after_all = step.enqueue("after all", after=[fails, too, runs], after_failure=RUN)
+    if not is_late:
+        stage.queue.start(concurrency=2)
+    assert stage.queue.wait(runs, PATIENCE_S) is None
+    assert stage.queue.wait(after_all, PATIENCE_S) is None
+    stage.has_failed_with(fails, broken, Status.DEAD)
+    stage.has_failed_with(too, fails, Status.DEAD)
+    assert stage.ran == ["broken", "runs", "after all"]
+    assert stage.state(waits) == State()
+    assert stage.faults() == [f"blocked {waits}"]
+
+    stage.is_broken = False
+    decided = {task: stage.queue.get(task) for task in (runs, fails, too, after_all)}
+    stage.queue.requeue(broken)
+    assert stage.queue.wait(waits, PATIENCE_S) is None
+    assert {task: stage.queue.get(task) for task in decided} == decided, "a requeue does not undo it"
+    stage.queue.requeue(fails)
+    assert stage.queue.wait(fails, PATIENCE_S) is None
+    assert stage.ran[3:] == ["broken", "waits", "fails"]
+    assert stage.faults() == []
+
+
+@pytest.mark.rule("SK-5")
+def test_what_is_cancelled_or_unknown_settles_as_what_is_dead_does(stage: Stage) -> None:
+    step, queue = stage.step, stage.queue
+    coming = queue.new_id()
+    runs = step.enqueue("runs", after=coming, after_failure="run", waits_for_unknown=True)
+    fails = step.enqueue("fails", after=coming, after_failure="fail", waits_for_unknown=True, delay_s=0.01)
+    queue.start(concurrency=2)
+    done = step.enqueue("done")
+    queue.wait(done, PATIENCE_S)
+    assert (stage.state(runs).status, stage.state(fails).status) == (Status.WAITING,) * 2
+    step.enqueue("never", task_id=coming, delay_s=3600.0)
+    queue.cancel(coming)
+    assert queue.wait(runs, PATIENCE_S) is None
+    stage.has_failed_with(fails, coming, Status.CANCELLED)
+    assert queue.wait(step.enqueue("last", after=done, after_failure="fail"), PATIENCE_S) is None
+    assert stage.ran == ["done", "runs", "last"]
+
+
+@pytest.mark.rule("SK-5", "SK-13")
+def test_the_next_worker_decides_what_the_last_one_left(stage: Stage) -> None:
+    """Nothing is lost between the end of one task and that of its dependents, whoever is gone by then."""
+    step, queue = stage.step, stage.queue
+    first, second = step.enqueue("first"), step.enqueue("second")
+    fails = step.enqueue("fails", after=[first, second], after_failure="fail")
+    queue.start()
+    assert queue.wait(second, PATIENCE_S) is None
+    queue.stop()
+    other = step.enqueue("other")
+    last = step.enqueue("last", after=[fails, other], after_failure="run")
+    late = step.enqueue("late", after=other, after_failure="fail")
+    queue.cancel(other)
+    assert stage.state(late).status is Status.WAITING
+    queue.start()
+    stage.has_failed_with(late, other, Status.CANCELLED)
+    assert queue.wait(last, PATIENCE_S) is None
+    assert queue.wait(fails, PATIENCE_S) is None
+    assert "other" not in stage.ran
