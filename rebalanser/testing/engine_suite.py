@@ -1380,7 +1380,7 @@ class EngineSuite:
     def _settles(self, engine: Engine, base: int, status: Status, *, is_late: bool) -> None:
         """Try all choices, with dependents that are enqueued before or after one of two becomes dead."""
         index = index_of(engine)
-        one, two, run, fail, wait, chain, timed, absent = range(base, base + 8)
+        one, two, run, fail, wait, chain, timed, later, absent = range(base, base + 9)
 
         def state(number: int) -> State:
             return read(engine, task_id(number)).state
@@ -1405,6 +1405,7 @@ class EngineSuite:
                 waits_for_unknown=True,
                 state=State(due=9.0),
             ),
+            make(later, name=f"{later}", after=[one], after_failure=AfterFailure.FAIL, state=State(due=20.0)),
         ]
         applied(engine, make(one), make(two), *(() if is_late else dependents))
         assert claim("a") == []
@@ -1414,13 +1415,22 @@ class EngineSuite:
         failed = state(fail)
         assert (failed.status, failed.failures, failed.claim) == (Status.DEAD, 0, None)
         assert failed.error == f"it depends on {task_id(one)}, which is {status}"
+        put(fail, State())
+        assert claim("x") == []
+        assert state(fail) == failed, "it is the same when it is tried again"
         put(one, State())
         assert state(fail) == failed, "a requeue does not undo it"
         put(two, State(Status.CANCELLED))
         assert claim("d", wall=9.0) == [], "nothing has failed when one is due, and the other waits again"
         put(one, State(Status.DEAD))
         assert claim("e", "f") == [run - base]
-        assert state(timed).status is Status.DEAD
+        assert (state(timed).status, state(later).status) == (Status.DEAD, Status.WAITING)
+        put(one, State())
+        put(run, replace(state(run), status=Status.WAITING))
+        assert claim("y") == [run - base], "nor does one undo that it ran"
+        put(one, State(Status.CANCELLED))
+        assert claim("z", wall=20.0) == []
+        assert state(later).status is Status.DEAD
         put(one, State(Status.COMPLETED))
         assert claim("g") == []
         put(two, State(Status.COMPLETED))

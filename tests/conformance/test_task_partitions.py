@@ -156,9 +156,9 @@ def test_what_becomes_dead_with_another_takes_no_room(stage: Stage) -> None:
     failing = [stage.enqueue(partition=0, after=(dead,), after_failure=AfterFailure.FAIL) for _ in range(3)]
     runs = stage.enqueue(partition=0, after=(dead, late), after_failure=AfterFailure.RUN)
     stage.queue.cancel(dead)
-    stage.take(0)
     stage.queue.cancel(late)
-    assert [each.stored.head.id for each in stage.claims()] == [runs]
+    stage.take(0)
+    assert [each.stored.head.id for each in stage.partitions.claim(1, None)] == [runs]
     assert {stage.queue.get(task).state.status for task in failing} == {Status.DEAD}
     again = stage.enqueue(partition=0, after=(runs,), after_failure=AfterFailure.FAIL)
     stage.queue.cancel(runs)

@@ -205,24 +205,43 @@ def test_an_answer_counts_only_if_nothing_has_changed_since_it_was_asked_for() -
 
 
 @pytest.mark.rule("SK-5")
-@pytest.mark.parametrize("is_told", [True, False])
-def test_what_was_requeued_is_waited_for_again_by_what_was_not_offered(*, is_told: bool) -> None:
+@pytest.mark.parametrize("partition", [0, 3, None], ids=["its own", "another", "not told"])
+def test_what_was_requeued_is_waited_for_again_by_what_was_not_offered(partition: int | None) -> None:
     owner = make(stored(1, after=(7, 8), after_failure=RUN))
     ask(owner, Status.DEAD, Status.WAITING)
-    if is_told:
-        owner.learn(stored(7, revision=4, partition=3), 0.0)
+    if partition is not None:
+        owner.learn(stored(7, Status.CLAIMED, revision=4, partition=partition, claim=held()), 0.0)
     else:
         owner.doubt_dependencies()
         ask(owner, Status.CLAIMED, Status.WAITING)
     owner.completed(task(8), 3, 5)
     assert offered_once(owner) == []
-    if is_told:
+    if partition is not None:
         ask(owner, Status.CLAIMED)
-    owner.completed(task(7), 3, 6)
+    owner.completed(task(7), partition or 0, 6)
     assert offered_once(owner) == [1]
     assert not owner._blocked._waiting
     assert not owner._blocked._choices
     assert not owner._blocked._asked
+
+
+@pytest.mark.rule("SK-5")
+def test_what_comes_later_asks_again_about_what_another_waits_for() -> None:
+    owner = make(stored(1, after=(7,)))
+    ask(owner, Status.DEAD)
+    owner.learn(stored(2, after=(7,), after_failure=FAIL), 0.0)
+    assert owner.unknown_dependencies() == [task(7)]
+    ask(owner, Status.DEAD)
+    assert offered_once(owner) == [2]
+
+
+@pytest.mark.rule("SK-5")
+def test_what_was_dead_and_is_complete_leaves_nothing_behind() -> None:
+    owner = make(stored(1, after=(7, 8), after_failure=RUN))
+    ask(owner, Status.DEAD, Status.WAITING)
+    owner.completed(task(7), 3, 5)
+    owner.learn(stored(1, Status.CANCELLED, revision=9), 0.0)
+    assert not owner._blocked._waiting
 
 
 @pytest.mark.rule("SK-5")
