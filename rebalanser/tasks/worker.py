@@ -17,6 +17,7 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Head, Stored, TaskId
 from rebalanser.tasks.waiting import WaitingBodies
-from rebalanser.tasks.worker_claim import Renewal, WorkerClaim
+from rebalanser.tasks.worker_claim import ENDS_CLAIM, Renewal, WorkerClaim
 
 AHEAD_S: Final = 0.05
 BEGINS_S: Final = 0.075
@@ -49,6 +50,8 @@ FEW: Final = 4
 """Threads to begin with: a body that takes the last one starts another, up to the concurrency."""
 TOGETHER: Final = 0.05
 """Part of a claim's time by which it is renewed early, together with others that are due."""
+RECENT_CHANGES: Final = 1024
+"""How many changes are remembered that may end a claim which is being handed out."""
 _SMOOTHING: Final = 0.05
 
 
@@ -92,6 +95,8 @@ class Worker:
         self._tries: dict[str, _Try] = {}
         self._claim_of: dict[TaskId, WorkerClaim] = {}
         """The last claim of each task whose body runs, for news of it."""
+        self._recent: deque[Change] = deque(maxlen=RECENT_CHANGES)
+        """The last changes that end a claim, as the news may come before the claim does."""
         self._unrenewed: set[str] = set()
         """The holders of claims whose last renewal has failed."""
         self._watch: Watch | None = None
@@ -282,6 +287,8 @@ class Worker:
         if is_too_late:
             self._give_back(tries)
             return
+        for change in self._recent.copy():
+            self._tell(change)
         for each in tries:
             self._ready.put((each, payloads[each.head.id]))
 
@@ -454,10 +461,15 @@ class Worker:
 
     def _hear(self, change: Change) -> bool:
         """End the claim of a task that has changed, if it is over. The task need not be read for that."""
+        if change.status in ENDS_CLAIM:
+            self._recent.append(change)  # before the look: a claim that comes now looks here
+            self._tell(change)
+        return False
+
+    def _tell(self, change: Change) -> None:
         claim = self._claim_of.get(change.task)
         if claim is not None:
             claim.heard(change.status, change.revision)
-        return False
 
     def _lost(self, _news: Sequence[Stored] | Lost) -> None:
         """Renew all claims now, which shows those that are over: a watch has missed changes."""

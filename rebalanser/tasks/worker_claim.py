@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rebalanser.errors import Fenced, InternalError
 from rebalanser.history import SkuldKind
@@ -29,7 +29,7 @@ _GONE: dict[Reason, str] = {
     Reason.FINISHED: "the task is complete",
     Reason.GONE: "the task was collected",
 }
-_OVER = frozenset({Status.WAITING, Status.DEAD, Status.CANCELLED})
+ENDS_CLAIM: Final = frozenset({Status.WAITING, Status.DEAD, Status.CANCELLED})
 """Statuses that a claimed task gets only by the end of its claim, its completion aside."""
 
 
@@ -210,7 +210,7 @@ class WorkerClaim(Claim):
 
     def heard(self, status: Status, revision: int) -> None:
         """Learn from a watch what the task is at a revision: the claim may be over."""
-        if status in _OVER and revision > self.token:
+        if status in ENDS_CLAIM and revision > self.token:
             self.lose(Reason.ENDED)
 
     def check_result(self, result: bytes) -> bytes:

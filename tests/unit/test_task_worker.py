@@ -423,6 +423,19 @@ class FakeSource:
         pass
 
 
+@pytest.mark.rule("SK-7", "SK-10")
+def test_a_body_hears_that_its_claim_was_over_before_it_came() -> None:
+    """Between the commit of a claim and its arrival, a watch may tell that the task was cancelled."""
+    stand, source = Stand(claims=0), FakeSource()
+    stand.worker._source = cast("Any", source)
+    cancelled, other, renewed = (source._claimed() for _ in range(3))
+    stand.worker._hear(Change(cancelled.stored.head.id, 0, Status.CANCELLED, 2))
+    stand.worker._hear(Change(other.stored.head.id, 0, Status.WAITING, 0))
+    stand.worker._hear(Change(renewed.stored.head.id, 0, Status.CLAIMED, 2))
+    stand.worker._hand_out([cancelled, other, renewed])
+    assert [each.claim.is_over for each in stand.tries] == [True, False, False]
+
+
 class FakeBodies:
     """Bodies that last until a test ends them."""
 
