@@ -432,7 +432,7 @@ def test_a_result_is_kept_while_the_store_takes_nothing(stage: Stage, error: Exc
 
     @stage.queue.task(retries=0)
     def charge(claim: Claim) -> str:
-        ran.append(claim.number)
+        ran.append(claim.failures)
         away.set()
         return "charged"
 
@@ -640,16 +640,16 @@ def test_a_body_reads_all_that_was_written_before_it(stage: Stage, monkeypatch: 
     @stage.queue.task(retries=1, backoff_s=0.001)
     def steps(claim: Claim) -> list[str]:
         for number in range(5):
-            claim.update(b"%d" % number)
-        if claim.number == 0:
+            claim.update(b"%d.%d" % (claim.failures, number))
+        if claim.failures == 0:
             raise Retry(delay_s=0.0)
-        return [f"{each.claim}.{each.content.decode()}" for each in claim.log()]
+        return [each.content.decode() for each in claim.log()]
 
     task = steps.enqueue()
     stage.queue.start()
-    expected = [f"{claim}.{number}" for claim in range(2) for number in range(5)]
+    expected = [f"{failures}.{number}" for failures in range(2) for number in range(5)]
     assert json.loads(stage.queue.wait(task, PATIENCE_S) or b"") == expected
-    assert [f"{each.claim}.{each.content.decode()}" for each in stage.queue.log(task)] == expected
+    assert [each.content.decode() for each in stage.queue.log(task)] == expected
 
 
 @pytest.mark.rule("SK-15")
@@ -713,7 +713,7 @@ def test_a_result_is_kept_for_longer_than_its_claim(stage: Stage) -> None:
 
         @queue.task(retries=5)
         def charge(claim: Claim) -> str:
-            ran.append(claim.number)
+            ran.append(claim.failures)
             return "charged"
 
         def away(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:

@@ -29,7 +29,7 @@ CLEANING_S = 0.5
 
 def tell(event: str, claim: Claim, **more: Any) -> None:
     """Append what happened, in one piece."""
-    line = {"event": event, "task": claim.task_id, "number": claim.number, "pid": os.getpid(), **more}
+    line = {"event": event, "task": claim.task_id, "failures": claim.failures, "pid": os.getpid(), **more}
     file = os.open(os.environ["TOLD"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, json.dumps(line).encode() + b"\n")
@@ -57,7 +57,7 @@ def add(claim: Claim, a: int, b: int) -> int:
 
 def linger(claim: Claim) -> str:
     """The first try takes for ever, with a process that it has started; later ones just end."""
-    if claim.number > 0:
+    if claim.failures > 0:
         first = Path(os.environ["TOLD"]).read_text().splitlines()[0]
         tell("began", claim, beside=_is_there(json.loads(first)))
         return "at last"
@@ -82,7 +82,7 @@ def _is_there(told: dict[str, Any]) -> bool:
 
 def freeze(claim: Claim) -> str:
     """As :func:`linger`, but no thread of the process runs any more, and nothing short of SIGKILL ends it."""
-    if claim.number > 0:
+    if claim.failures > 0:
         return "at last"
     tell("began", claim)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -56,7 +56,7 @@ class Host:
         """Append what happened."""
         line = {
             "event": event, "task": claim.task_id, "number": claim.number, "token": claim.token,
-            "pid": os.getpid(), "at": time.monotonic(), **more,
+            "failures": claim.failures, "pid": os.getpid(), "at": time.monotonic(), **more,
         }  # fmt: skip
         os.write(self._log, json.dumps(line).encode() + b"\n")
 
@@ -69,9 +69,9 @@ class Host:
     def outlive(self, claim: Claim) -> None:
         """The first try writes on once its claim is over, everywhere it can; later tries just end."""
         self.tell("began", claim)
-        claim.update(f"by {claim.number}".encode())
+        claim.update(f"after {claim.failures} failures".encode())
         self._write(claim)
-        if claim.number > 0:
+        if claim.failures > 0:
             return
         while claim.still_mine():
             time.sleep(0.05)

@@ -72,7 +72,7 @@ def test_while_the_file_is_locked_results_are_kept_and_it_is_seen(tmp_path: Path
 
         @queue.task(retries=0)
         def charge(claim: Claim) -> str:
-            runs.append(claim.number)
+            runs.append(claim.failures)
             began.set()
             assert may_end.wait(PATIENCE_S)
             return "charged"

@@ -66,9 +66,7 @@ def test_wherever_the_worker_is_killed_output_and_completion_are_both_there_or_n
             assert outputs(path) == []
             with working(path, killed_at) as worker:
                 assert worker.wait(PATIENCE_S) == -signal.SIGKILL, "it was killed by itself"
-            claim = queue.get(task).state.claim
-            assert claim is not None
-            assert claim.number == killed_at, "each try is a claim of its own"
+            assert queue.get(task).state.failures == killed_at, "each earlier try has failed"
             killed_before, killed_at = killed_at, killed_at + 1
         assert outputs(path) == [task]
         assert queue.get(task).state.result == b'"sent"'
@@ -128,16 +126,14 @@ def test_a_transaction_that_is_rolled_back_leaves_the_task_to_be_tried_again(
         with transaction(path) as own:
             own.execute("INSERT INTO outputs VALUES (?, 'sent')", (claim.task_id,))
             claim.complete_in(own)
-            if claim.number == 0:
+            if claim.failures == 0:
                 own.execute("ROLLBACK")
                 raise OSError("the first try fails after all")
 
     task = send.enqueue()
     queue.start()
     queue.wait(task, PATIENCE_S)
-    claim = queue.get(task).state.claim
-    assert claim is not None
-    assert claim.number == 1
+    assert queue.get(task).state.failures == 1
     assert outputs(path) == [task]
 
 
