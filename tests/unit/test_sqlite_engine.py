@@ -843,6 +843,34 @@ def test_tasks_that_time_makes_ready_are_made_so_a_part_at_a_time(engine: Sqlite
     assert answer.next_due is None
 
 
+@pytest.mark.rule("SK-8", "SK-15")
+def test_an_over_claim_that_can_not_be_read_is_tried_once_a_minute(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not with each claim, about a thousand times a second."""
+    now, wall = [0.0], 100.0
+    request = ClaimRequest(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"send"}, lambda: now[0], wall, 3.0)
+    engine.apply([enqueue(1)], PATIENCE_S)
+    assert len(engine.claim(request, PATIENCE_S).claimed) == 1
+    tried: list[float] = []
+
+    def unreadable(_queue: str, _row: rows.Row) -> Stored:
+        tried.append(now[0])
+        raise ValueError("of a newer version")
+
+    now[0] = 40.0
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "stored_of", unreadable)
+        for _ in range(3):
+            answer = engine.claim(request, PATIENCE_S)
+            now[0] += 1.0
+    assert tried == [40.0]
+    answer = engine.claim(request, PATIENCE_S)
+    assert (list(answer.claimed), answer.next_due, answer.next_over) == ([], wall + claims.ASIDE_S, None)
+    engine.claim(replace(request, holders=["i"], wall=wall + claims.ASIDE_S), PATIENCE_S)
+    assert present(engine, 1).state.status is Status.DEAD, "as its only try was cut off"
+
+
 @pytest.mark.rule("SK-12")
 def test_pages_of_some_statuses_step_over_no_other_tasks(engine: SqliteEngine) -> None:
     engine.apply([enqueue(number) for number in range(3000)], PATIENCE_S)

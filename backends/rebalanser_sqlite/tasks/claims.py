@@ -45,7 +45,7 @@ _CLAIM = (
 )
 """Of those that wait, all at once: between two statements another thread may keep the interpreter."""
 _WAITS = "UPDATE skuld_tasks SET ready = NULL WHERE number = ?"
-_SET_ASIDE = "UPDATE skuld_tasks SET ready = NULL, timer = ? WHERE number = ?"
+_SET_ASIDE = "UPDATE skuld_tasks SET ready = 0, timer = ? WHERE number = ?"
 _NEXT_NAME = f"SELECT name FROM skuld_tasks {READY} AND name > ? ORDER BY name LIMIT 1"  # noqa: S608
 _BEST = (
     f"SELECT priority, number, payload, blocked, {COLUMNS} FROM skuld_tasks {READY} "  # noqa: S608

@@ -13,7 +13,8 @@ place       column                        what it is there for
 ready       ``ready`` is 1                waiting and due, or claimed and over: in the order of SK-5
 timed       ``timer`` is no NULL          waiting until the wall clock shows this time
 blocked     ``blocked`` is more than 0    waiting for as many tasks that are not settled
-running     ``status`` is 1, not ready    claimed; by clock and end
+running     ``status`` 1, no ready      claimed; by clock and end
+aside       ``ready`` is 0                timed as well: a claim of it has failed
 ==========  ============================  ==================================================================
 
 A ready task that was never claimed may be ``blocked`` too: one that fails with a dependency, or of which a
