@@ -45,6 +45,15 @@ def _completed(context: typer.Context, begun: str, names: Callable[[Face], Itera
         return []
 
 
+def _group_in(context: typer.Context) -> str:
+    """Return the group on a command line that may end with an option that has no value yet.
+
+    Arguments are not parsed then, only collected.
+    """
+    group = context.params.get("group")
+    return str(context.args[0] if group is None else group)
+
+
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return names of groups, for the shell."""
     return _completed(ctx, incomplete, Face.groups)
@@ -54,7 +63,7 @@ def complete_node(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return node labels of the group on the command line, for the shell."""
 
     def labels(face: Face) -> Iterable[str]:
-        state = face.state(ctx.params["group"])
+        state = face.state(_group_in(ctx))
         return sorted({*state.drained, *(node.label for node in state.nodes)})
 
     return _completed(ctx, incomplete, labels)
@@ -63,7 +72,7 @@ def complete_node(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return resources of the group on the command line, for the shell."""
     return _completed(
-        ctx, incomplete, lambda face: (each.resource for each in face.state(ctx.params["group"]).resources)
+        ctx, incomplete, lambda face: (each.resource for each in face.state(_group_in(ctx)).resources)
     )
 
 
@@ -181,6 +190,8 @@ class Face:
         with suppress(NotARegistry):
             others = self.groups()
             there = f"; there are: {', '.join(others)}" if others else "; there is none"
+            if not others and parse_url(self.url).scheme == "memory":
+                there += ", as memory:// exists in one process only"
         return UnknownGroup(f"no such group: {group!r} in {redact(self.url)}{there}")
 
     def refuse_missing_file(self, what: str) -> None:
@@ -197,8 +208,11 @@ class Face:
     def missing_file(self) -> Path | None:
         """The file that opening the registry would create; None if it would create none."""
         parsed = parse_url(self.url)
-        file = Path(parsed.path[1:])
-        would_make = parsed.scheme == "sqlite" and file.name and file.parent.is_dir() and not file.exists()
+        slash, name = parsed.path[:1], parsed.path[1:]
+        if parsed.scheme != "sqlite" or slash != "/" or name == ":memory:":
+            return None  # opening it creates nothing, or is refused
+        file = Path(name).absolute()
+        would_make = file.name and file.parent.is_dir() and not file.exists()
         return file if would_make else None
 
     def groups(self) -> list[str]:

@@ -65,7 +65,10 @@ def add(
     pin: Annotated[
         str | None,
         typer.Option(
-            metavar="NODE", help="The label of the only node that may own them.", show_default=False
+            metavar="NODE",
+            help="The label of the only node that may own them.",
+            show_default=False,
+            autocompletion=complete_node,
         ),
     ] = None,
     unpin: Annotated[bool, typer.Option("--unpin", help="Let every node own them again.")] = False,
@@ -160,6 +163,8 @@ def list_resources(
     page = resources[: face.limit(limit)]
     rest = len(resources) - len(page)
     more = [f"… {rest:,} more, use --after {shlex.quote(page[-1].resource)}"] if rest else []
+    if node is not None and not ids and not json:
+        typer.echo(f"no live node has the label {node!r}", err=True)
     face.answer(
         {
             "group": group,

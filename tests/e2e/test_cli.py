@@ -83,7 +83,10 @@ def test_a_day_with_the_command_line(shell: Shell) -> None:
         )
         assert status[1:] == ["  w1: leader, ready, holds 2 of 2 assigned"]
         drained = shell.run("node", "drain", "orders", "w1", "--wait")
-        assert drained.stdout == "w1 is drained; it holds 0 resources now\n"
+        assert drained.stdout == (
+            "w1 is drained; it holds 0 resources now; "
+            "resources of the group without an owner: 2, see rebalanser status\n"
+        )
         assert shell.run("node", "undrain", "orders", "w1", "--wait").returncode == 0
         owners = json.loads(shell.run("resources", "list", "orders", "--json").stdout)["resources"]
         assert [resource["owner"] for resource in owners] == ["w1", "w1"]

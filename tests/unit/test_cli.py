@@ -413,7 +413,11 @@ def test_the_resources_of_one_node_are_listed(cli: Cli) -> None:
         admin.wait_balanced(PATIENCE_S)
         listed = cli("resources", "list", "orders", "--node", "two", "--json").document["resources"]
         assert [each["resource"] for each in listed] == ["b"]
-        assert cli("resources", "list", "orders", "--node", "three").out == ""
+        absent = cli("resources", "list", "orders", "--node", "three")
+        assert absent == Answer(0, "", "no live node has the label 'three'\n")
+        absent = cli("resources", "list", "orders", "--node", "three", "--json")
+        assert (absent.document["resources"], absent.err) == ([], "")
+        assert cli("resources", "list", "orders", "--node", "one").err == ""
 
 
 @pytest.mark.rule("RB-30")
@@ -430,6 +434,23 @@ def test_a_node_is_drained_and_undrained(cli: Cli) -> None:
     }
     waiting = cli("node", "drain", "orders", "worker-1", "--wait", "--timeout", "0")
     refused(waiting, 4, "not balanced after 0 s", "it has no nodes")
+
+
+@pytest.mark.rule("RB-30")
+def test_draining_the_last_node_says_that_resources_have_no_owner(cli: Cli) -> None:
+    url = os.environ["REBALANSER_REGISTRY"]
+    group = Group("orders", url, node="one", resources=["a", "b"])
+    group.on_start(lambda _: None)
+    group.on_stop(lambda _: None)
+    with group:
+        drained = cli("node", "drain", "orders", "one", "--wait")
+        assert drained.out == (
+            "one is drained; it holds 0 resources now; "
+            "resources of the group without an owner: 2, see rebalanser status\n"
+        )
+        assert cli("node", "undrain", "orders", "one", "--wait").out == (
+            "one is undrained; it holds 2 resources now\n"
+        )
 
 
 def test_check_finds_all_well_and_leaves_nothing_behind(cli: Cli) -> None:
@@ -711,6 +732,30 @@ def test_only_adding_makes_a_group(cli: Cli, tmp_path: Path, command: tuple[str,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_relative_file_that_is_not_there_is_named_with_its_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = cli("status", "orders", "--registry", "sqlite:///orders.db")
+    refused(answer, 3, f"as there is no file {tmp_path / 'orders.db'}")
+
+
+@pytest.mark.parametrize("command", [("status", "orders"), ("groups",), ("check",)])
+def test_a_url_with_a_slash_too_few_names_no_other_file(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders.db").touch()
+    answer = cli(*command, "--registry", "sqlite://orders.db")
+    assert answer.code in {1, 3}
+    assert "'sqlite://orders.db' names no file; write sqlite:///" in answer.out + answer.err
+    assert not (tmp_path / "rders.db").exists()
+
+
+def test_a_group_in_memory_of_another_process_is_said_to_be_out_of_reach(cli: Cli) -> None:
+    refused(cli("status", "orders"), 3, "there is none, as memory:// exists in one process only")
+
+
 def test_a_registry_that_is_not_there_has_no_groups_and_can_be_checked(cli: Cli, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'groups.db'}"
     refused(cli("groups", "--registry", url), 3, f"there is no file {tmp_path / 'groups.db'}")
@@ -780,6 +825,10 @@ def test_a_shell_completes_groups_nodes_and_resources(
     assert complete("rebalanser status or") == ["orders"]
     assert complete("rebalanser node undrain orders ") == ["w-7"]
     assert complete("rebalanser resources remove orders par") == ["part-1", "part-2"]
+    assert complete("rebalanser resources list orders --node ") == ["w-7"]
+    assert complete("rebalanser resources list orders --node w") == ["w-7"]
+    assert complete("rebalanser resources add orders x --pin ") == ["w-7"]
+    assert complete("rebalanser resources list --node ") == [], "no group is named"
     assert complete("rebalanser resources remove ordres par") == [], "and no word on the terminal"
 
 
