@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from rebalanser.protocol import Fact, FactKind, Report
+from rebalanser.protocol.messages import Handler
 from rebalanser.redaction import redact
 from rebalanser.runtime.logs import is_unconfigured, write_default_line
 
@@ -15,7 +16,9 @@ SILENCE_S: Final = 1.0
 """Seconds without an answer of the registry before a line names it."""
 MOST_NAMES: Final = 5
 """Maximum number of resources that a sentence names."""
-_SILENT: Final = frozenset({FactKind.GROUP_READ, FactKind.ALLOCATION_ADOPTED, FactKind.BARRIER_BLOCKED})
+_SILENT: Final = frozenset(
+    {FactKind.GROUP_READ, FactKind.ALLOCATION_ADOPTED, FactKind.BARRIER_BLOCKED, FactKind.STOP_ENTERED}
+)
 """Kinds that get a line only if they say something new."""
 
 
@@ -42,6 +45,7 @@ class Narrator:
         self._label = label
         self._url = url
         self._owned: set[str] = set()
+        self._handled: Collection[str] = ()
         self._in_group: int | None = None
         self._given_nothing = False
         self._blocked: frozenset[str] = frozenset()
@@ -81,11 +85,17 @@ class Narrator:
                 return f"waits for {shown_names(new)}, which other nodes have yet to give up" if new else None
             case FactKind.START_ENTERED:
                 self._owned.update(resources)
+                self._handled = resources
                 return f"owns {shown_names(resources)}; {self._in_all()}"
             case FactKind.RELEASED:
                 return f"releases {shown_names(resources)}" + (
                     "" if fact.value is None else f" for {fact.value:g} s"
                 )
+            case FactKind.STOP_ENTERED:
+                self._handled = resources
+                return None
+            case FactKind.HANDLER_OVERRAN:
+                return self._overran(fact.detail.get("handler"), fact.detail.get("limit_s"))
             case FactKind.STOP_RETURNED:
                 self._owned.difference_update(resources)
                 return f"gave up {shown_names(resources)}; {self._in_all()}"
@@ -99,6 +109,18 @@ class Narrator:
         if self._in_group == 0:
             return "owns nothing: the group has no resources; `rebalanser resources add` adds some"
         return f"is to own nothing now; `rebalanser status {self._group}` says why"
+
+    def _overran(self, handler: object, limit_s: object) -> str:
+        names = shown_names(self._handled)
+        if handler == Handler.STOP:
+            return (
+                f"still stops {names} after its limit of {limit_s} s: OnStop or a worker has not returned, "
+                "and no other node starts them before"
+            )
+        return (
+            f"still starts {names} after its limit of {limit_s} s: OnStart has not returned, "
+            "or the event loop is blocked"
+        )
 
     def _in_all(self) -> str:
         number = len(self._owned)
@@ -147,8 +169,6 @@ def _sentence_of(fact: Fact) -> str | None:
             return f"leaves, since OnStart raised {detail.get('error')}; it joins again after a delay"
         case FactKind.LAPSING:
             return "leaves when its lease ends, since OnStop raised; nobody else gets its resources before"
-        case FactKind.HANDLER_OVERRAN:
-            return f"still runs {detail.get('handler')} after its limit of {detail.get('limit_s')} s"
         case FactKind.LEFT:
             return "left the group"
         case _:

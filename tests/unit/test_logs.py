@@ -534,6 +534,19 @@ def test_what_happens_is_told_in_sentences() -> None:
     assert told(FactKind.LEFT) == "left the group"
 
 
+def test_a_handler_that_overran_is_told_with_its_resources_and_what_it_holds_up() -> None:
+    told = partial(narrated, Narrator("orders", "n", "memory://x"))
+    assert told(FactKind.START_ENTERED, "a", "b").startswith("owns a, b;")
+    assert told(FactKind.HANDLER_OVERRAN, handler="on_start", limit_s=4) == (
+        "still starts a, b after its limit of 4 s: OnStart has not returned, or the event loop is blocked"
+    )
+    assert told(FactKind.STOP_ENTERED, "b") == ""
+    assert told(FactKind.HANDLER_OVERRAN, handler="on_stop", limit_s=4) == (
+        "still stops b after its limit of 4 s: OnStop or a worker has not returned, "
+        "and no other node starts them before"
+    )
+
+
 def test_a_kind_without_a_sentence_is_left_to_the_log() -> None:
     with unconfigured_logging():
         assert not Narrator("orders", "n", "memory://x").tell(Report(Fact(FactKind.LOOP_SLOW, "n-1")))
