@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import os
@@ -39,6 +40,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.dead_man import DeadMansSwitch
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import Handlers, name_of
+from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.narration import Narrator
 from rebalanser.runtime.owned import Owned, Tenure
 from rebalanser.runtime.running import run_until_stopped
@@ -49,6 +51,8 @@ OwnedHandler = Callable[[list[Owned]], None]
 Worker = Callable[[Owned], None]
 HandlerT = TypeVar("HandlerT", bound=OwnedHandler)
 WorkerT = TypeVar("WorkerT", bound=Worker)
+
+_log = get_logger()
 
 
 class _TwoHandlers:
@@ -280,6 +284,7 @@ class Group:
                 self._clean_up(self._run)
             self._stop_asked = False
             run = self._run = self._made()
+            atexit.register(self._warn_unstopped)
             try:
                 run.engine.start()
             except BaseException:
@@ -288,6 +293,18 @@ class Group:
             if self._stop_asked:
                 run.engine.stop()
         return run
+
+    def _warn_unstopped(self) -> None:
+        """Warn, as the program ends, of a node that still takes part."""
+        if self._run is None or self._run.engine.finished or self._forked:
+            return
+        _log.warning(
+            "the program ended without stop(): others get its resources once its lease has ended; "
+            "run() takes part until a signal",
+            action="not_stopped",
+            group=self.name,
+            node=self.node,
+        )
 
     def narrate(self) -> None:
         """Say on standard error what happens, in a line each, unless the program has configured logging.
@@ -462,6 +479,7 @@ class Group:
         run.close()
         if self._run is run:
             self._run = None
+            atexit.unregister(self._warn_unstopped)
 
     def run(self) -> None:
         """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.

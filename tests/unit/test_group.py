@@ -8,6 +8,8 @@ import os
 import platform
 import queue
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -1473,3 +1475,41 @@ def test_what_a_group_cannot_call_is_refused(nodes: Nodes) -> None:
 def test_a_url_whose_brackets_do_not_close_is_refused() -> None:
     with pytest.raises(InvalidUrl):
         Group("g", "etcd://[::1:2379")
+
+
+PROGRAM_THAT_ENDS = """
+import os, sys
+from rebalanser import Group
+
+def main():
+    group = Group("orders", "memory://ends", node="n", resources=["a"])
+    group.worker(lambda owned: owned.stop_requested.wait())
+    group.start()
+    group.wait_settled()
+    {}
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "warnings"),
+    [
+        ("pass", 1),
+        ("sys.exit(0)", 1),
+        ("group.stop()", 0),
+        ("group.stop(); group.start(); group.stop()", 0),
+        ("group.stop(); group.start()", 1),
+        ("group.request_stop(); group.wait_stopped()", 0),
+        ("if os.fork() == 0: sys.exit(0)\n    os.wait(); group.stop()", 0),
+    ],
+)
+@pytest.mark.rule("RB-26")
+def test_a_program_that_ends_without_stop_is_told_so(last: str, warnings: int) -> None:
+    program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM_THAT_ENDS.format(last)]
+    ended = subprocess.run(program, check=True, capture_output=True, text=True)
+    line = (
+        "WARNING rebalanser: the program ended without stop(): others get its resources once its lease has "
+        "ended; run() takes part until a signal action=not_stopped group=orders node=n\n"
+    )
+    assert ended.stderr == line * warnings
