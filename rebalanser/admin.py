@@ -184,6 +184,8 @@ class Admin:
             for name, value in attributes.items():
                 check_attribute(name, value, "resource")
             said["attributes"] = dict(attributes)
+        if not names:
+            return 0
         specs = [ResourceSpec(name, **said) for name in names]
         return self._insist(
             lambda: self._coordinator.put_resources(specs, lambda n: progress(n, len(names)), frozenset(said))

@@ -17,6 +17,7 @@ from rebalanser.cli.outputs import Outputs, Style
 from rebalanser.cli.supervisor import Restart, Supervisor, mistyped
 from rebalanser.errors import InvalidSettings
 from rebalanser.group import Group
+from rebalanser.protocol import Fact, FactKind
 from rebalanser.settings import Settings, Values
 
 _OPTIONS: Final = {"lease_ttl_s": "--lease", "stop_timeout_s": "--stop-timeout"}
@@ -101,11 +102,33 @@ def run(
             admin.add(resources)
     outputs = Outputs(_style(prefix, json))
     outputs.tell("joining", group=member.name, node=member.node)
+    member.on_fact(IdleHint(group, outputs).hear)
     supervisor = Supervisor(member, settings, command, restart, outputs)
     with _in_words_of_options(given):
         supervisor.run()
     if supervisor.failed:
         raise typer.Exit(1)
+
+
+class IdleHint:
+    """Reports that this node is to own nothing, and what to do, whenever that begins."""
+
+    def __init__(self, group: str, outputs: Outputs) -> None:
+        self._group = group
+        self._outputs = outputs
+        self._in_group: object = None
+        self._idle = False
+
+    def hear(self, fact: Fact) -> None:
+        """Take note of a fact; a hook of :meth:`rebalanser.Group.on_fact`."""
+        if fact.kind is FactKind.GROUP_READ:
+            self._in_group = fact.detail.get("resources")
+        elif fact.kind is FactKind.ALLOCATION_ADOPTED:
+            before, self._idle = self._idle, fact.detail.get("resources") == 0
+            if self._idle and not before:
+                empty = "the group has no resources; --add or rebalanser resources add adds some"
+                hint = empty if self._in_group == 0 else f"rebalanser status {self._group} says why"
+                self._outputs.tell("owns_nothing", group=self._group, hint=hint)
 
 
 @contextmanager

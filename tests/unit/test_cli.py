@@ -732,6 +732,13 @@ def test_only_adding_makes_a_group(cli: Cli, tmp_path: Path, command: tuple[str,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_adding_nothing_makes_no_group(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "names").touch()
+    added = cli("resources", "add", "orders", "--file", str(tmp_path / "names"))
+    assert added == Answer(0, "added 0 resources\n", "")
+    assert cli("groups").out == ""
+
+
 def test_a_relative_file_that_is_not_there_is_named_with_its_folder(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

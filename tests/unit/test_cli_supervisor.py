@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser.cli.outputs import Outputs, Style
+from rebalanser.cli.run import IdleHint
 from rebalanser.cli.supervisor import (
     Restart,
     Supervisor,
@@ -18,6 +19,7 @@ from rebalanser.cli.supervisor import (
 )
 from rebalanser.errors import InternalError
 from rebalanser.group import Group
+from rebalanser.protocol import Fact, FactKind
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.guarded import Exited, Outcome, Started
 from rebalanser.runtime.owned import Owned, StopRequest, Tenure
@@ -206,3 +208,24 @@ def test_output_is_passed_on_once_the_start_is_told(owned: Owned, monkeypatch: p
     monkeypatch.setattr(Outputs, "finish", lambda _outputs, _resource: None)
     supervisor(Restart.NEVER, ScriptedProcesses(owned, [GOOD, GOOD])).supervise(owned)
     assert told == ["started", "output of a", "exited"]
+
+
+def test_a_node_that_is_to_own_nothing_is_reported_once_with_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hint = IdleHint("orders", Outputs(Style.AS_IT_IS))
+
+    def told(kind: FactKind, resources: int) -> str:
+        hint.hear(Fact(kind, "n-1", detail={"resources": resources}))
+        return capsys.readouterr().err
+
+    assert told(FactKind.ALLOCATION_ADOPTED, 0) == (
+        "rebalanser: owns nothing group orders, hint rebalanser status orders says why\n"
+    )
+    assert told(FactKind.ALLOCATION_ADOPTED, 0) == "", "it is no news"
+    assert told(FactKind.ALLOCATION_ADOPTED, 2) == ""
+    assert told(FactKind.GROUP_READ, 0) == ""
+    assert told(FactKind.ALLOCATION_ADOPTED, 0) == (
+        "rebalanser: owns nothing group orders, "
+        "hint the group has no resources; --add or rebalanser resources add adds some\n"
+    )
