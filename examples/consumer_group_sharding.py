@@ -185,6 +185,7 @@ def produce(registry: str, stream: Stream, lines_per_s: float) -> None:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
+    print("filling the stream until Ctrl-C", file=sys.stderr, flush=True)
     stream.produce(lines_per_s, stopped)
 
 
