@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from rebalanser.admin import Admin, Owner
 from rebalanser.errors import RebalanserError
+from rebalanser.group import check_takes_one
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import url_or_default
 from rebalanser.runtime.logs import get_logger
@@ -73,7 +74,11 @@ class Owners:
         """Register a hook for every change of an owner, from the first look on.
 
         It is called in a thread of its own, in which the next look waits for it; what it raises is logged.
+
+        Raises:
+            InvalidHandlers: it can't be called with one change.
         """
+        check_takes_one(hook, "on_change", "a change")
         self._hooks.append(hook)
         return hook
 

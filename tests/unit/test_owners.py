@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser import Admin, Group, Owners, Settings
-from rebalanser.errors import RegistryUnavailable
+from rebalanser.errors import InvalidHandlers, RegistryUnavailable
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -144,3 +144,11 @@ def test_they_are_current_only_while_a_group_that_is_there_is_followed(
         with node_of(url, "n"):
             while {"a", "b", "c"} != owners.all.keys():
                 told.get(timeout=PATIENCE_S)
+
+
+def test_a_hook_that_can_not_be_called_with_a_change_is_refused() -> None:
+    def of_nothing() -> None:
+        """Take nothing."""
+
+    with pytest.raises(InvalidHandlers, match=r"called with a change, and .*of_nothing can't be"):
+        Owners("group", "memory://hooks").on_change(of_nothing)  # type: ignore[arg-type]
