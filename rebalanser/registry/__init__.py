@@ -2,9 +2,9 @@
 
 from rebalanser.registry.contract import Capabilities, Registry
 from rebalanser.registry.coordinator import Coordinator, GroupView, Holding
-from rebalanser.registry.dialogue import Answer, failure
 from rebalanser.registry.keys import MAX_ATTRIBUTE_BYTES, MAX_NAME_BYTES, GroupKeys
 from rebalanser.registry.registry_coordinator import RegistryCoordinator, put_if_owned
+from rebalanser.registry.script import Answer, failure
 from rebalanser.registry.translation import Translation
 from rebalanser.registry.urls import (
     GroupStore,

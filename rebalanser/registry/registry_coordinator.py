@@ -1,4 +1,4 @@
-"""Any registry as a coordinator: drives the dialogues of :class:`Translation` and keeps its watches."""
+"""Any registry as a coordinator: drives the scripts of :class:`Translation` and keeps its watches."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from rebalanser.registry.contract import (
     WatchEvent,
 )
 from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Progress
-from rebalanser.registry.dialogue import Answer, Reading, all_entries, failure
 from rebalanser.registry.keys import GroupKeys
+from rebalanser.registry.script import Answer, Script, all_entries, failure
 from rebalanser.registry.translation import Translation
 from rebalanser.registry.urls import parse_url
 
@@ -116,20 +116,20 @@ class RegistryCoordinator(Coordinator):
         """Abilities and limits of the registry."""
         return self._registry.capabilities
 
-    def _drive(self, dialogue: Reading[ResultT]) -> ResultT:
-        """Carry out a dialogue, telling it of each error where it waits for the answer."""
+    def _drive(self, script: Script[ResultT]) -> ResultT:
+        """Run a script; throw each error into it where it waits for the answer."""
         try:
-            request = next(dialogue)
+            request = next(script)
             while True:
                 sent_at = self._now()
                 try:
                     reply = self._registry.execute(request, self._timeout_s)
                 except RequestTooLarge as error:
-                    request = dialogue.throw(self._too_large(request, error))
+                    request = script.throw(self._too_large(request, error))
                 except RebalanserError as error:
-                    request = dialogue.throw(error)
+                    request = script.throw(error)
                 else:
-                    request = dialogue.send(Answer(reply, sent_at))
+                    request = script.send(Answer(reply, sent_at))
         except StopIteration as stop:
             result: ResultT = stop.value
             return result
@@ -149,7 +149,7 @@ class RegistryCoordinator(Coordinator):
     def perform(self, command: Command) -> Outcome:
         """Carry out a command and wait for its outcome. Every failure is an outcome, never an exception."""
         try:
-            return self._drive(self._translation.dialogue(command))
+            return self._drive(self._translation.script(command))
         except InternalError:
             raise
         except RebalanserError as error:

@@ -1,6 +1,6 @@
-"""The one translation of the protocol's commands, and of an operator's wishes, into registry operations.
+"""The translation of the protocol's commands and of operator requests into scripts.
 
-:mod:`~rebalanser.registry.dialogue` says what a dialogue is.
+:mod:`~rebalanser.registry.script` says what a script is.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ from rebalanser.registry.coordinator import (
     Holding,
     Progress,
 )
-from rebalanser.registry.dialogue import (
-    Dialogue,
-    Reading,
+from rebalanser.registry.leader_scripts import MAX_ERROR_CHARS, LeaderScripts
+from rebalanser.registry.member_scripts import MemberScripts
+from rebalanser.registry.script import (
+    CommandScript,
+    Script,
     all_entries,
     one_entry,
     outcome_of,
     readable,
 )
-from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS, LeaderDialogues
-from rebalanser.registry.member_dialogues import MemberDialogues
 
 CHANGES_KEPT: Final = 100
 """How many writes of operators can be looked up; a leader that has missed more reads the whole group."""
@@ -79,11 +79,11 @@ Found: TypeAlias = Mapping[str, KeyValue]
 """What was read, by key."""
 
 
-class Translation(MemberDialogues, LeaderDialogues):
-    """Commands of one group as dialogues with a registry, and its watches as notices."""
+class Translation(MemberScripts, LeaderScripts):
+    """Translates commands of one group into scripts, and events of watches into notices."""
 
-    def dialogue(self, command: Command) -> Dialogue:
-        """The dialogue that carries out a command."""
+    def script(self, command: Command) -> CommandScript:
+        """The script that carries out a command."""
         match command:
             case Join():
                 return self._join(command)
@@ -98,7 +98,7 @@ class Translation(MemberDialogues, LeaderDialogues):
                 | Refuse()
                 | Leave()
             ):
-                return self._member_dialogue(command)
+                return self._member_script(command)
             case Campaign():
                 return self._campaign(command)
             case Resign():
@@ -108,9 +108,9 @@ class Translation(MemberDialogues, LeaderDialogues):
             case Publish():
                 return self._publish(command)
 
-    def _member_dialogue(
+    def _member_script(
         self, command: ReadShare | ReadBarriers | AddBarriers | RemoveBarriers | Acknowledge | Refuse | Leave
-    ) -> Dialogue:
+    ) -> CommandScript:
         match command:
             case ReadShare():
                 return self._read_share(command)
@@ -127,7 +127,7 @@ class Translation(MemberDialogues, LeaderDialogues):
             case Leave():
                 return self._leave(command)
 
-    def read(self) -> Reading[GroupView]:
+    def read(self) -> Script[GroupView]:
         """All of the group with its barriers, at one revision."""
         keys = self.keys
         reads = (*self._group_reads(), Range(keys.barriers), Get(keys.term), Range(keys.troubles))
@@ -152,7 +152,7 @@ class Translation(MemberDialogues, LeaderDialogues):
         resource = self.keys.resource_of_barrier(entry.key)
         return resource, Holding(resource, entry.value.decode(errors="replace"), entry.create_revision)
 
-    def exists(self) -> Reading[bool]:
+    def exists(self) -> Script[bool]:
         """Read one key of each sort that shows that there is such a group.
 
         A request of an operator shows it only if it changed anything.
@@ -164,13 +164,13 @@ class Translation(MemberDialogues, LeaderDialogues):
         operator, *others = outcome_of((yield Transaction(then=reads))).results
         return any(others) or values.load_changes(one_entry(operator)) > 0
 
-    def resource(self, name: Resource) -> Reading[ResourceSpec | None]:
+    def resource(self, name: Resource) -> Script[ResourceSpec | None]:
         """What is said of one resource; None if there is none."""
         outcome = outcome_of((yield Transaction(then=(Get(self.keys.resource(name)),))))
         entry = one_entry(outcome.results[0])
         return None if entry is None else values.load_resource(name, entry)
 
-    def leases(self, nodes: Sequence[NodeId]) -> Reading[Mapping[NodeId, int]]:
+    def leases(self, nodes: Sequence[NodeId]) -> Script[Mapping[NodeId, int]]:
         """The leases of those nodes that live."""
         found: dict[NodeId, int] = {}
         for start in range(0, len(nodes), self._max_operations):
@@ -182,7 +182,7 @@ class Translation(MemberDialogues, LeaderDialogues):
 
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
-    ) -> Reading[int]:
+    ) -> Script[int]:
         """Write what differs in the fields ``said`` from what is there; how many resources are new."""
 
         def differing(found: Found) -> list[Put]:
@@ -195,7 +195,7 @@ class Translation(MemberDialogues, LeaderDialogues):
         keys = [self.keys.resource(spec.resource) for spec in specs]
         return (yield from self._change(self.keys.resources, keys, differing, new, progress))
 
-    def weigh_resources(self, weights: Mapping[Resource, float], progress: Progress) -> Reading[int]:
+    def weigh_resources(self, weights: Mapping[Resource, float], progress: Progress) -> Script[int]:
         """Change the weights of those that are there, and nothing else of them; how many changed (AU-7)."""
         by_key = {self.keys.resource(resource): resource for resource in weights}
 
@@ -210,7 +210,7 @@ class Translation(MemberDialogues, LeaderDialogues):
 
         return (yield from self._change(self.keys.resources, list(by_key), weighed, _all, progress))
 
-    def remove_resources(self, resources: Sequence[Resource], progress: Progress) -> Reading[int]:
+    def remove_resources(self, resources: Sequence[Resource], progress: Progress) -> Script[int]:
         """Delete what is there; how many there were."""
         keys = [self.keys.resource(resource) for resource in resources]
 
@@ -219,7 +219,7 @@ class Translation(MemberDialogues, LeaderDialogues):
 
         return (yield from self._change(self.keys.resources, keys, present, _all, progress))
 
-    def set_drained(self, label: str, drained: bool) -> Reading[None]:
+    def set_drained(self, label: str, drained: bool) -> Script[None]:
         """Set or clear the mark that a node is drained."""
         key = self.keys.drain(label)
 
@@ -230,7 +230,7 @@ class Translation(MemberDialogues, LeaderDialogues):
 
         yield from self._change(self.keys.drains, [key], mark, _all, lambda _: None)
 
-    def note_trouble(self, label: str, error: str | None, for_s: float) -> Reading[None]:
+    def note_trouble(self, label: str, error: str | None, for_s: float) -> Script[None]:
         """Put what went wrong on a node under a lease of its own, which nobody renews; or delete it."""
         key = self.keys.trouble(label)
         if error is None:
@@ -249,7 +249,7 @@ class Translation(MemberDialogues, LeaderDialogues):
         work_out: Callable[[Found], Sequence[Put | Delete]],
         count: Callable[[Sequence[Put | Delete], Found], int],
         progress: Progress,
-    ) -> Reading[int]:
+    ) -> Script[int]:
         """Read these keys, all below a prefix, and write in chunks what is worked out from them.
 
         Keys that fit in one transaction are read alone, so that a small change costs little in a large group;

@@ -5,7 +5,7 @@ Two hosts and two resources. What runs is the real :class:`~rebalanser.protocol.
 :mod:`~rebalanser.testing.memory`; only what lies around them is modelled here.
 
 **A state** is the two hosts, the registry, what is accessed, and the time. A host has a process or none, with
-its node, a dialogue in each lane, a plan that is being worked out, a handler under way, and watch notices on
+its node, a script in each lane, a plan that is being worked out, a handler under way, and watch notices on
 their way. It also has late requests: nobody waits for their replies any more, and each may still take effect.
 
 **A step** is one of :class:`Kind`: a request is carried out, a reply arrives, either is given up (the outcome
@@ -114,8 +114,8 @@ from rebalanser.registry.contract import (
     Unchanged,
 )
 from rebalanser.registry.contract import Outcome as Replied
-from rebalanser.registry.dialogue import Answer, failure
 from rebalanser.registry.keys import GroupKeys
+from rebalanser.registry.script import Answer, failure
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.memory import MEMORY_CAPABILITIES, MemoryStore
 from rebalanser.testing.simulation.oracle import Violation
@@ -348,8 +348,8 @@ def clone(original: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """A command's dialogue: what it was given so far, the request that it waits for, and the reply."""
+class RunningScript:
+    """A command's script: what it was given so far, the request that it waits for, and the reply."""
 
     command: Command
     given: tuple[Answer | RebalanserError, ...]
@@ -397,7 +397,7 @@ class Host:
     generation: int = 0
     node: Node | None = None
     node_form: Form | None = None
-    lanes: dict[Lane, Conversation] = field(default_factory=dict)
+    lanes: dict[Lane, RunningScript] = field(default_factory=dict)
     planning: MakePlan | None = None
     call: Call | None = None
     stop_by: float = math.inf
@@ -563,23 +563,23 @@ class _Moving:
     def end(self) -> None:
         """The process is no more; what it sent may still be carried out."""
         host = self.host
-        for conversation in host.lanes.values():
-            if conversation.reply is None:
-                self.come_late(conversation)
+        for running in host.lanes.values():
+            if running.reply is None:
+                self.come_late(running)
         host.lanes.clear()
         host.node = host.node_form = host.planning = host.call = None
         host.stop_by, host.watched, host.notices = math.inf, frozenset(), ()
         self.opened.clear()
 
-    def come_late(self, conversation: Conversation) -> None:
+    def come_late(self, running: RunningScript) -> None:
         """Nobody waits for a request any more. What only reads has no effect then."""
-        request = conversation.request
+        request = running.request
         if isinstance(request, KeepAlive):
             request = KeepAlive(request.lease)
         if isinstance(request, Transaction) and not request.writes:
             return
-        form = form_of((conversation.origin, request))
-        late = (*self.host.late, Late(conversation.origin, request, form))
+        form = form_of((running.origin, request))
+        late = (*self.host.late, Late(running.origin, request, form))
         self.host.late = tuple(sorted(late, key=lambda each: each.form.template))
 
     def handle(self, event: Event) -> None:
@@ -589,7 +589,7 @@ class _Moving:
             for effect in self.host.node.handle(self._events.pop(0), self._now):
                 match effect:
                     case Perform(command):
-                        self.converse(command, ())
+                        self.run_script(command, ())
                     case MakePlan():
                         self.host.planning = effect
                     case CallStart() | CallStop():
@@ -605,10 +605,10 @@ class _Moving:
                         pass
             self._bound_handlers(self.host.node)
 
-    def converse(
+    def run_script(
         self, command: Command, given: tuple[Answer | RebalanserError, ...], known: Form | None = None
     ) -> None:
-        """Go on with a dialogue, given all that it was given so far; ``known`` is the form of those."""
+        """Go on with a script, given all that it was given so far; ``known`` is the form of those."""
         came = self._model.go_on(command, given)
         if isinstance(came, _Ended):
             self.host.lanes.pop(command.lane, None)
@@ -617,13 +617,13 @@ class _Moving:
             self._events.append(Answered(command, came.outcome))
         else:
             form = form_of((known or command, self._now))
-            self.host.lanes[command.lane] = Conversation(command, given, came, self._now, None, form, form)
+            self.host.lanes[command.lane] = RunningScript(command, given, came, self._now, None, form, form)
 
-    def go_on(self, conversation: Conversation, answer: Answer | RebalanserError) -> None:
-        """Give a dialogue its next answer."""
+    def go_on(self, running: RunningScript, answer: Answer | RebalanserError) -> None:
+        """Give a script its next answer."""
         lost = isinstance(answer, OutcomeUnknown)
-        known = form_of((conversation.asked, "lost")) if lost else conversation.form
-        self.converse(conversation.command, (*conversation.given, answer), known)
+        known = form_of((running.asked, "lost")) if lost else running.form
+        self.run_script(running.command, (*running.given, answer), known)
         if self._events:
             self.handle(self._events.pop())
 
@@ -747,15 +747,15 @@ class Model:
         return digest.digest()
 
     def go_on(self, command: Command, given: Sequence[Answer | RebalanserError]) -> Request | _Ended:
-        """Replay a command's dialogue: its next request, or what came of it."""
-        dialogue = self.translation.dialogue(command)
+        """Replay a command's script: its next request, or what came of it."""
+        script = self.translation.script(command)
         try:
-            request = next(dialogue)
+            request = next(script)
             for answer in given:
                 if isinstance(answer, RebalanserError):
-                    request = dialogue.throw(type(answer)(*answer.args))
+                    request = script.throw(type(answer)(*answer.args))
                 else:
-                    request = dialogue.send(answer)
+                    request = script.send(answer)
         except StopIteration as stop:
             return _Ended(stop.value)
         except InternalError:
@@ -896,15 +896,15 @@ class Model:
         return host.call is not None and (host.call.asked or now >= host.call.not_after)
 
     def _answer(self, moving: _Moving, host: Host, action: Action) -> None:
-        conversation = host.lanes[tuple(Lane)[action.which]]
-        reply: Reply | RebalanserError | None = conversation.reply
+        running = host.lanes[tuple(Lane)[action.which]]
+        reply: Reply | RebalanserError | None = running.reply
         if reply is None:
-            moving.come_late(conversation)
+            moving.come_late(running)
         if reply is None or action.kind is Kind.LOSE_REPLY:
             reply = OutcomeUnknown("no answer in time")
         moving.go_on(
-            conversation,
-            reply if isinstance(reply, RebalanserError) else Answer(reply, conversation.sent_at),
+            running,
+            reply if isinstance(reply, RebalanserError) else Answer(reply, running.sent_at),
         )
 
     def _moved(self, state: State, action: Action) -> State:
@@ -991,24 +991,22 @@ class Model:
     def _executed(self, state: State, action: Action) -> State:
         host = state.hosts[action.host]
         key = (state.stored, host, action, state.now)
-        conversation = None
+        running = None
         if action.kind is Kind.LATE:
             late = host.late[action.which]
             origin, request = late.origin, late.request
         else:
-            conversation = host.lanes[tuple(Lane)[action.which]]
-            origin, request = conversation.origin, conversation.request
+            running = host.lanes[tuple(Lane)[action.which]]
+            origin, request = running.origin, running.request
 
         def execute() -> tuple[_Executed, Host]:
             executed = self._carry_out(state.stored, request, state.now)
             after = host.copy()
-            if conversation is None:
+            if running is None:
                 after.late = (*host.late[: action.which], *host.late[action.which + 1 :])
             else:
-                form = form_of((conversation.asked, executed.reply))
-                after.lanes[conversation.command.lane] = replace(
-                    conversation, reply=executed.reply, form=form
-                )
+                form = form_of((running.asked, executed.reply))
+                after.lanes[running.command.lane] = replace(running, reply=executed.reply, form=form)
             return executed, self.known(after)
 
         executed, after = self._once(key, execute)
@@ -1477,9 +1475,9 @@ def _under_way(state: State, host: Host) -> str:
     index = state.hosts.index(host)
     accessed = listed(access.resource for access in state.accesses if access.host == index)
     parts = [f"{host.node.membership}, {host.node.role}, accesses {accessed}"]
-    for conversation in host.lanes.values():
-        waits = "its request" if conversation.reply is None else "a reply"
-        parts.append(f"{type(conversation.command).__name__} ({waits} is on the way)")
+    for running in host.lanes.values():
+        waits = "its request" if running.reply is None else "a reply"
+        parts.append(f"{type(running.command).__name__} ({waits} is on the way)")
     if host.call is not None:
         parts.append(_called(host.call))
     if host.planning is not None:
@@ -1493,10 +1491,10 @@ def _called(call: Call) -> str:
 
 
 def _consequences(before: Host, now: Host) -> Iterator[str]:
-    for lane, conversation in now.lanes.items():
+    for lane, running in now.lanes.items():
         earlier = before.lanes.get(lane)
-        if earlier is None or earlier.command != conversation.command:
-            yield f"sends {type(conversation.command).__name__}"
+        if earlier is None or earlier.command != running.command:
+            yield f"sends {type(running.command).__name__}"
     if now.call is not None and (before.call is None or before.call.handler is not now.call.handler):
         yield _called(now.call)
 
@@ -1508,11 +1506,11 @@ def _sentence(model: Model, state: State, action: Action) -> str:
     host = state.hosts[action.host]
     match action.kind:
         case Kind.EXECUTE | Kind.REPLY | Kind.GIVE_UP | Kind.LOSE_REPLY:
-            conversation = host.lanes[tuple(Lane)[action.which]]
-            sentence = f"{action.kind}: {type(conversation.command).__name__}"
-            if action.kind is Kind.REPLY and conversation.reply is not None:
-                return f"{sentence}: {reply_sentence(conversation.reply)}"
-            return f"{sentence}: {request_sentence(conversation.request, prefix)}"
+            running = host.lanes[tuple(Lane)[action.which]]
+            sentence = f"{action.kind}: {type(running.command).__name__}"
+            if action.kind is Kind.REPLY and running.reply is not None:
+                return f"{sentence}: {reply_sentence(running.reply)}"
+            return f"{sentence}: {request_sentence(running.request, prefix)}"
         case Kind.LATE:
             late = host.late[action.which]
             return f"{action.kind}, of {late.origin}: {request_sentence(late.request, prefix)}"

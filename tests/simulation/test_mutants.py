@@ -21,7 +21,7 @@ from rebalanser.protocol.types import Group, Timings
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry import translation as translation_module
 from rebalanser.registry.contract import Delete, Transaction, Unchanged
-from rebalanser.registry.dialogue import Answer, Reading
+from rebalanser.registry.script import Answer, Script
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation import PROFILES, Process, exercised, run_seed, run_seeds
 from rebalanser.testing.simulation.mutants import (
@@ -63,8 +63,8 @@ def _as_if_stopped_once_it_overruns(original: property) -> Any:
     return property(lambda self: not self._overran and original.__get__(self))
 
 
-def _barriers_go_with_the_resource(original: Callable[..., Reading[int]]) -> Any:
-    def remove_resources(self: Translation, resources: Sequence[str], progress: Any) -> Reading[int]:
+def _barriers_go_with_the_resource(original: Callable[..., Script[int]]) -> Any:
+    def remove_resources(self: Translation, resources: Sequence[str], progress: Any) -> Script[int]:
         removed = yield from original(self, resources, progress)
         yield Transaction(then=tuple(Delete(self.keys.barrier(name)) for name in resources))
         return removed
@@ -111,13 +111,13 @@ def _edit(owner: Any, method: str, old: str, new: str) -> tuple[Switch, ...]:
 
 
 def _answer_without_asking(answer: Any) -> Callable[[Any], Any]:
-    """A dialogue that says it is done and sends nothing."""
+    """A script that says it is done and sends nothing."""
 
-    def dialogue(*_: Any) -> Any:
+    def script(*_: Any) -> Any:
         yield from ()
         return answer
 
-    return lambda _: dialogue
+    return lambda _: script
 
 
 def _late_after_a_gap(advance: Callable[[Node, float], None]) -> Any:

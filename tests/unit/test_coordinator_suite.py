@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rebalanser.protocol.types import Header, Leadership, SharePart
     from rebalanser.registry.contract import Capabilities, Guard, KeyValue, WatchEvent
     from rebalanser.registry.coordinator import Listener, Progress
-    from rebalanser.registry.dialogue import Dialogue, Reading
+    from rebalanser.registry.script import CommandScript, Script
 
 TESTS = dict(inspect.getmembers(CoordinatorConformance, inspect.isfunction))
 
@@ -112,14 +112,14 @@ class OvertakenRecords(OvertakenAcknowledgements):
 
 
 class RegistersWithoutRefusals(Translation):
-    def _join(self, command: messages.Join) -> Dialogue:
+    def _join(self, command: messages.Join) -> CommandScript:
         return super()._join(replace(command, member=replace(command.member, refused=frozenset())))
 
 
 class BarrierUnderResource(Translation):
     """Removes a resource's barrier along with it, as the original does."""
 
-    def remove_resources(self, resources: Sequence[str], progress: Progress) -> Reading[int]:
+    def remove_resources(self, resources: Sequence[str], progress: Progress) -> Script[int]:
         yield Transaction(then=tuple(Delete(self.keys.barrier(resource)) for resource in resources))
         return (yield from super().remove_resources(resources, progress))
 
@@ -172,20 +172,20 @@ class TellsRemovalsLate(RegistryCoordinator):
 
 
 class KeepsTheTerm(Translation):
-    def _resign(self, command: messages.Resign) -> Dialogue:
+    def _resign(self, command: messages.Resign) -> CommandScript:
         yield Transaction(then=())
         leadership = command.leadership
         return messages.Resigned(replace(leadership, leader="", revision=leadership.revision + 1))
 
 
 class LeasesInAnotherOrder(Translation):
-    def leases(self, nodes: Sequence[str]) -> Reading[Mapping[str, int]]:
+    def leases(self, nodes: Sequence[str]) -> Script[Mapping[str, int]]:
         found = yield from super().leases(nodes)
         return dict(zip(found, reversed(found.values()), strict=True))
 
 
 class LeavesWithoutRevoking(Translation):
-    def _leave(self, command: messages.Leave) -> Dialogue:
+    def _leave(self, command: messages.Leave) -> CommandScript:
         yield Transaction(then=(Delete(self.keys.node(command.session.node)),))
         return messages.Left()
 
@@ -226,14 +226,14 @@ class Faulty(CoordinatorHarness):
 class TidiesUp(Translation):
     """Deletes what it can't read when a plan is published."""
 
-    def _publish(self, command: messages.Publish) -> Dialogue:
+    def _publish(self, command: messages.Publish) -> CommandScript:
         outcome = yield from super()._publish(command)
         yield Transaction(then=(Delete(f"{self.keys.prefix}shares/foo"),))
         return outcome
 
 
 class SilentAboutTheUnreadable(Translation):
-    def read(self) -> Reading[coordinator.GroupView]:
+    def read(self) -> Script[coordinator.GroupView]:
         view = yield from super().read()
         return replace(view, group=replace(view.group, unreadable={}))
 

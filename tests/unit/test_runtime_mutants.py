@@ -32,8 +32,8 @@ from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.messages import Noticed
 from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
-from rebalanser.registry import dialogue, values
 from rebalanser.registry import keys as keys_module
+from rebalanser.registry import script, values
 from rebalanser.registry.translation import Translation
 from rebalanser.runtime import running
 from rebalanser.runtime.engine import Engine
@@ -282,7 +282,7 @@ MUTANTS = (
     _mutant(
         "foreign keys read",
         "what no Rebalanser wrote is told of and left alone",
-        _edit(dialogue, "readable", "except UnusableStore as error:", "except KeyError as error:"),
+        _edit(script, "readable", "except UnusableStore as error:", "except KeyError as error:"),
         "unit/test_translation.py::test_what_no_rebalanser_wrote_is_told_of_and_left_alone",
         "RB-46",
     ),

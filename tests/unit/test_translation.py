@@ -81,9 +81,9 @@ from rebalanser.registry.contract import (
     Transaction,
     WatchEvent,
 )
-from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import MAX_NAME_BYTES, GroupKeys, check_name
-from rebalanser.registry.leader_dialogues import MAX_ERROR_CHARS
+from rebalanser.registry.leader_scripts import MAX_ERROR_CHARS
+from rebalanser.registry.script import Answer, Script, failure
 from rebalanser.registry.store import check_transaction
 from rebalanser.registry.translation import CHANGES_KEPT, Translation
 from rebalanser.settings import Settings
@@ -115,16 +115,16 @@ class Wire:
         self.requests: list[Request] = []
         self.disturb: Callable[[int], RebalanserError | None] = lambda _: None
 
-    def drive(self, dialogue: Reading[ResultT]) -> ResultT:
+    def drive(self, script: Script[ResultT]) -> ResultT:
         try:
-            request = next(dialogue)
+            request = next(script)
             while True:
                 self.requests.append(request)
                 error = self.disturb(len(self.requests))
                 if error is not None:
-                    request = dialogue.throw(error)
+                    request = script.throw(error)
                 else:
-                    request = dialogue.send(Answer(self.reply(request), float(len(self.requests))))
+                    request = script.send(Answer(self.reply(request), float(len(self.requests))))
         except StopIteration as stop:
             result: ResultT = stop.value
             return result
@@ -163,7 +163,7 @@ class Wire:
     def perform(self, command: Command, expected: type[OutcomeT]) -> OutcomeT:
         self.requests = []
         try:
-            outcome = self.drive(self.translation.dialogue(command))
+            outcome = self.drive(self.translation.script(command))
         except RebalanserError as error:
             outcome = failure(error)
         assert isinstance(outcome, expected), outcome
@@ -1411,12 +1411,12 @@ def test_what_an_earlier_attempt_may_have_removed_has_no_revision(takes_effect: 
 def test_registering_again_after_a_lost_answer_makes_no_second_member() -> None:
     wire = Wire()
     join = Join(Member("n-0", "n"), 10.0)
-    dialogue = wire.translation.dialogue(join)
-    granted = wire.reply(next(dialogue))
-    registration = dialogue.send(Answer(granted, 0.0))
+    script = wire.translation.script(join)
+    granted = wire.reply(next(script))
+    registration = script.send(Answer(granted, 0.0))
     wire.reply(registration)
     with pytest.raises(OutcomeUnknown):
-        dialogue.throw(OutcomeUnknown("no answer"))
+        script.throw(OutcomeUnknown("no answer"))
     session = wire.perform(join, Joined).session
     assert [r.lease for r in wire.requests if isinstance(r, Revoke)] == [session.lease + 1], "the spare one"
     assert wire.under(wire.keys.nodes) == [wire.keys.node("n-0")]
@@ -1428,8 +1428,8 @@ def test_registering_again_after_a_lost_answer_makes_no_second_member() -> None:
 def test_a_campaign_that_an_earlier_attempt_of_its_own_overtook_is_won() -> None:
     wire = Wire()
     session = wire.join()
-    late, again = (wire.translation.dialogue(Campaign(session)) for _ in range(2))
-    attempts = [dialogue.send(Answer(wire.reply(next(dialogue)), 0.0)) for dialogue in (late, again)]
+    late, again = (wire.translation.script(Campaign(session)) for _ in range(2))
+    attempts = [script.send(Answer(wire.reply(next(script)), 0.0)) for script in (late, again)]
     wire.reply(attempts[0])
     with pytest.raises(StopIteration) as ended:
         again.send(Answer(wire.reply(attempts[1]), 0.0))
@@ -1441,7 +1441,7 @@ def test_a_campaign_that_an_earlier_attempt_of_its_own_overtook_is_won() -> None
 def test_a_late_acknowledgement_never_replaces_a_newer_one() -> None:
     wire = Wire()
     session = wire.join()
-    late = next(wire.translation.dialogue(Acknowledge(session, 1, session.created)))
+    late = next(wire.translation.script(Acknowledge(session, 1, session.created)))
     acknowledged = wire.perform(Acknowledge(session, 2, session.created), Acknowledged)
     wire.reply(late)
     assert wire.perform(Acknowledge(session, 3, session.created), Acknowledged) == acknowledged
@@ -1531,7 +1531,7 @@ def test_why_a_leader_resigned_is_told_until_a_later_one_rebalanced() -> None:
     assert trouble() is None, "it is balanced all the same"
 
 
-OPERATIONS: Mapping[str, Callable[[Translation], Reading[object]]] = MappingProxyType(
+OPERATIONS: Mapping[str, Callable[[Translation], Script[object]]] = MappingProxyType(
     {
         "add": lambda translation: translation.put_resources(_specs(5), lambda _: None),
         "add heavier": lambda translation: translation.put_resources(_specs(5, 2.0), lambda _: None),

@@ -50,7 +50,7 @@ from rebalanser.registry.coordinator import (
     Listener,
     Progress,
 )
-from rebalanser.registry.dialogue import failure
+from rebalanser.registry.script import failure
 from rebalanser.runtime.logs import log_aside
 from rebalanser_kafka.group.applications import LeaderFeed, RunningApplications
 from rebalanser_kafka.group.follower import (

@@ -1,7 +1,7 @@
 """The replica: what a group is like, worked out from its log alone, the same way by everyone who reads it.
 
 Each record is a command of the protocol, or an operator's wish, and takes effect as a whole at its offset.
-The replica drives the very dialogues that a registry is driven with (:class:`Translation`) against a store
+The replica drives the very scripts that a registry is driven with (:class:`Translation`) against a store
 in memory; all that one record changes gets one revision, the record's offset moved by the log's *base*. So
 create revisions and fencing tokens are offsets, and grow as they do (RB-12).
 
@@ -53,8 +53,8 @@ from rebalanser.registry.contract import (
     Transaction,
 )
 from rebalanser.registry.coordinator import GroupView
-from rebalanser.registry.dialogue import Answer, Reading, failure
 from rebalanser.registry.keys import GroupKeys
+from rebalanser.registry.script import Answer, Script, failure
 from rebalanser.registry.store import KeyValueStore, Lease
 from rebalanser.registry.translation import Translation
 from rebalanser_kafka.group.records import (
@@ -261,22 +261,22 @@ class Replica:
                 case _:
                     pass
         try:
-            return self._drive(self.translation.dialogue(command), sent_at or 0.0)
+            return self._drive(self.translation.script(command), sent_at or 0.0)
         except InternalError:
             raise
         except RebalanserError as error:
             return failure(error)
 
-    def _drive(self, dialogue: Reading[ResultT], sent_at: float = 0.0) -> ResultT:
+    def _drive(self, script: Script[ResultT], sent_at: float = 0.0) -> ResultT:
         try:
-            request = next(dialogue)
+            request = next(script)
             while True:
                 try:
                     reply = self._store.execute(request)
                 except RebalanserError as error:
-                    request = dialogue.throw(error)
+                    request = script.throw(error)
                 else:
-                    request = dialogue.send(Answer(reply, sent_at))
+                    request = script.send(Answer(reply, sent_at))
         except StopIteration as stop:
             result: ResultT = stop.value
             return result

@@ -16,11 +16,11 @@ from rebalanser.errors import RebalanserError
 from rebalanser.protocol.types import SAID, Resource, ResourceSpec
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue, WatchEvent
-from rebalanser.registry.dialogue import Reading
+from rebalanser.registry.script import Script
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation.network import Link
 from rebalanser.testing.simulation.oracle import OPERATOR, Violation
-from rebalanser.testing.simulation.process import Conversation, LocalClock
+from rebalanser.testing.simulation.process import LocalClock, ScriptRunner
 
 if TYPE_CHECKING:
     from rebalanser.testing.simulation.world import World
@@ -40,7 +40,7 @@ class Change:
     weights: Mapping[Resource, float] = field(default_factory=lambda: MappingProxyType({}))
     drain: tuple[str, bool] | None = None
 
-    def dialogue(self, translation: Translation) -> Reading[Any]:
+    def script(self, translation: Translation) -> Script[Any]:
         """Carry it out as :class:`~rebalanser.Admin` does."""
 
         def progress(_: int) -> None: ...
@@ -201,4 +201,4 @@ class Operator:
             if error is not None:
                 failed()
 
-        Conversation(self, COMMAND, request.origin, change.dialogue(world.translation), ended).begin()
+        ScriptRunner(self, COMMAND, request.origin, change.script(world.translation), ended).begin()

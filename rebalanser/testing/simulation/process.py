@@ -41,7 +41,7 @@ from rebalanser.protocol.messages import (
 )
 from rebalanser.protocol.node import Node
 from rebalanser.registry.contract import HistoryLost, Reply, Request
-from rebalanser.registry.dialogue import Answer, failure
+from rebalanser.registry.script import Answer, Script, failure
 from rebalanser.testing.simulation.coverage import answer_name
 from rebalanser.testing.simulation.duties import Duties
 from rebalanser.testing.simulation.faults import FaultKind
@@ -49,7 +49,7 @@ from rebalanser.testing.simulation.network import no_answer
 from rebalanser.testing.simulation.trace import listed, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rebalanser.protocol.types import Resource, Token, Topic
     from rebalanser.registry.contract import Watch as Stream
@@ -128,11 +128,11 @@ class Caller(Protocol):
         """Let something reach it at a true time."""
 
 
-class Conversation(Generic[ResultT]):
-    """Drives one dialogue, as ``RegistryCoordinator`` does, without blocking.
+class ScriptRunner(Generic[ResultT]):
+    """Drives one script, as ``RegistryCoordinator`` does, without blocking.
 
     ``command`` and ``origin`` tell the network what it carries and for whom. ``ended`` is called with the
-    result, or with the error that the dialogue ended with.
+    result, or with the error that the script ended with.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class Conversation(Generic[ResultT]):
         caller: Caller,
         command: str,
         origin: str,
-        dialogue: Generator[Request, Answer, ResultT],
+        script: Script[ResultT],
         ended: Callable[[ResultT | RebalanserError], None],
     ) -> None:
         self._caller = caller
         self._command = command
         self._origin = origin
-        self._dialogue = dialogue
+        self._script = script
         self._ended = ended
         self._sent_at = 0.0
         self._waiting_for = 0
@@ -154,7 +154,7 @@ class Conversation(Generic[ResultT]):
     def begin(self) -> None:
         """Send the first request."""
         self._caller.world.commands[self._command] += 1
-        self._step(self._dialogue.send, None)
+        self._step(self._script.send, None)
 
     def _step(self, advance: Callable[[Any], Request], given: Answer | RebalanserError | None) -> None:
         try:
@@ -200,9 +200,9 @@ class Conversation(Generic[ResultT]):
             return
         self._waiting_for += 1
         if isinstance(reply, RebalanserError):
-            self._step(self._dialogue.throw, reply)
+            self._step(self._script.throw, reply)
         else:
-            self._step(self._dialogue.send, Answer(reply, self._sent_at))
+            self._step(self._script.send, Answer(reply, self._sent_at))
 
 
 class Watching:
@@ -433,7 +433,7 @@ class Process:
             case Perform(command=command):
                 if isinstance(command, Acknowledge):
                     self.world.oracle.acknowledging(self, command)
-                self._converse(command)
+                self._run_script(command)
             case CallStart(owned=owned, not_after=not_after):
                 self.asked -= owned.keys()
                 self._ask_call(Call(Handler.START, tuple(sorted(owned)), dict(owned), not_after))
@@ -463,14 +463,14 @@ class Process:
         for fact in report.facts():
             self.world.report(self, fact)
 
-    def _converse(self, command: Command) -> None:
+    def _run_script(self, command: Command) -> None:
         node = command.member.node if isinstance(command, Join) else command.session.node
 
         def ended(result: Outcome | RebalanserError) -> None:
             self.answered(command, failure(result) if isinstance(result, RebalanserError) else result)
 
-        Conversation(
-            self, type(command).__name__, node, self.world.translation.dialogue(command), ended
+        ScriptRunner(
+            self, type(command).__name__, node, self.world.translation.script(command), ended
         ).begin()
 
     def answered(self, command: Command, outcome: Outcome) -> None:

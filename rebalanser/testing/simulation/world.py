@@ -26,8 +26,8 @@ from rebalanser.registry.contract import (
     Target,
     WatchEvent,
 )
-from rebalanser.registry.dialogue import Answer
 from rebalanser.registry.keys import GroupKeys
+from rebalanser.registry.script import Answer
 from rebalanser.registry.translation import Translation
 from rebalanser.runtime.clock import Clock
 from rebalanser.testing.memory import MemoryStore
@@ -439,14 +439,14 @@ class World:
         if self.trace:
             self.say(OPERATOR, change.sentence)
         request = self.operations.begin(change)
-        dialogue = change.dialogue(self.translation)
+        script = change.script(self.translation)
         try:
-            sent = next(dialogue)
+            sent = next(script)
             while True:
                 reply = self._deliver(sent, request.origin)
                 if isinstance(reply, RebalanserError):
                     raise reply
-                sent = dialogue.send(Answer(reply, self.now))
+                sent = script.send(Answer(reply, self.now))
         except StopIteration:
             self.operations.ended(request, None)
 

@@ -1,9 +1,10 @@
-"""What every dialogue with a registry is made of: its form, its guards, and how it keeps the limits.
+"""Transaction scripts: their form, their guards, and their division by the registry's limits.
 
-A dialogue is a generator: it yields :class:`~rebalanser.registry.contract.Request` after request, is sent an
-:class:`Answer` for each, and returns what came of it. It does no I/O and knows no time beyond what its
-answers carry, so that the runtime and the simulator drive the very same code. A driver throws the registry's
-errors into the generator; :func:`failure` turns what a dialogue does not handle into an outcome.
+A script carries out one command or one request of an operator. It is a generator: it yields
+:class:`~rebalanser.registry.contract.Request` after request, is sent an :class:`Answer` for each, and returns
+the result. It does no I/O and reads no clock, so that the runtime and the simulator drive the same code. A
+driver throws the registry's errors into the generator; :func:`failure` turns those that a script does not
+handle into an outcome.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Answer:
     sent_at: float
 
 
-Dialogue: TypeAlias = Generator[Request, Answer, Outcome]
-Reading: TypeAlias = Generator[Request, Answer, ItemT]
+Script: TypeAlias = Generator[Request, Answer, ItemT]
+CommandScript: TypeAlias = Script[Outcome]
 
 
 def failure(error: RebalanserError) -> Failed:
@@ -153,7 +154,7 @@ def sized(operations: Iterable[Put | Delete]) -> list[tuple[Operation, int]]:
     return [(op, len(op.key) + (len(op.value) if isinstance(op, Put) else 0)) for op in operations]
 
 
-class Dialogues:
+class Scripts:
     """The guards that safety rests on, a method each, and chunks that keep the registry's limits."""
 
     def __init__(self, keys: GroupKeys, capabilities: Capabilities) -> None:

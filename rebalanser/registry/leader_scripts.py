@@ -1,4 +1,4 @@
-"""The dialogues of a leader: becoming one, reading the group, publishing an allocation."""
+"""The scripts of a leader: becoming one, reading the group, publishing an allocation."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ from rebalanser.registry.contract import (
     Stat,
     Transaction,
 )
-from rebalanser.registry.dialogue import (
-    Dialogue,
-    Dialogues,
+from rebalanser.registry.script import (
+    CommandScript,
     ItemT,
-    Reading,
+    Script,
+    Scripts,
     all_entries,
     fingerprint_of,
     one_entry,
@@ -77,10 +77,10 @@ MAX_SINGLE_READS: Final = 100
 NameT = TypeVar("NameT")
 
 
-class LeaderDialogues(Dialogues):
+class LeaderScripts(Scripts):
     """What a node does for its group."""
 
-    def _campaign(self, command: Campaign) -> Dialogue:
+    def _campaign(self, command: Campaign) -> CommandScript:
         """Increment the term if nobody alive leads; after a lost answer find out who won (RB-5)."""
         session, keys = command.session, self.keys
         answer = yield Transaction(guards=self._alive(session), then=(Get(keys.term),))
@@ -116,7 +116,7 @@ class LeaderDialogues(Dialogues):
             return Elected(winner)
         return Follows(winner, outcome.revision)
 
-    def _resign(self, command: Resign) -> Dialogue:
+    def _resign(self, command: Resign) -> CommandScript:
         """Write that nobody leads the term, which ends it for this node as another term would."""
         term = command.leadership.term
         error = redact(command.error).encode(errors="backslashreplace").decode()
@@ -201,7 +201,7 @@ class LeaderDialogues(Dialogues):
 
         return readable(entries, load, unreadable)
 
-    def _read_group(self, command: ReadGroup) -> Dialogue:
+    def _read_group(self, command: ReadGroup) -> CommandScript:
         """Read what changed since the group is known; all of it if that is not known or would take longer."""
         if command.known is not None:
             update = _Update(command, command.known)
@@ -213,7 +213,7 @@ class LeaderDialogues(Dialogues):
             return self._reading_refused(command, outcome)
         return GroupRead(self._group_in(outcome))
 
-    def _read_changes(self, command: ReadGroup, update: _Update) -> Reading[Outcome | None]:
+    def _read_changes(self, command: ReadGroup, update: _Update) -> Script[Outcome | None]:
         """Read in rounds until nothing is missing. None if that leads to nothing.
 
         The record of each operator request names the resources and drains that changed. Every round reads all
@@ -355,7 +355,7 @@ class LeaderDialogues(Dialogues):
         alive = self._is_session(one_entry(outcome.results[0]), command.session)
         return Deposed() if alive else SessionLost()
 
-    def _publish(self, command: Publish) -> Dialogue:
+    def _publish(self, command: Publish) -> CommandScript:
         """Write the changed shares under keys of their own, then commit them all by the header.
 
         Where all fits in one transaction it is one. Else nobody acts on a share before the header names it,

@@ -1,4 +1,4 @@
-"""The dialogues of a member: joining, proving life, its share, its barriers, leaving."""
+"""The scripts of a member: joining, proving life, its share, its barriers, leaving."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ from rebalanser.registry.contract import (
     Stat,
     Transaction,
 )
-from rebalanser.registry.dialogue import (
+from rebalanser.registry.script import (
     ROUNDING_S,
     Answer,
-    Dialogue,
-    Dialogues,
-    Reading,
+    CommandScript,
+    Script,
+    Scripts,
     all_entries,
     failure,
     nested_outcome,
@@ -76,10 +76,10 @@ from rebalanser.registry.dialogue import (
 RENEWED_IN_VAIN: Final = "the keep-alive was answered in another term of the registry's leader than the proof"
 
 
-class MemberDialogues(Dialogues):
+class MemberScripts(Scripts):
     """What a node does for itself."""
 
-    def _join(self, command: Join) -> Dialogue:
+    def _join(self, command: Join) -> CommandScript:
         """Grant a lease and create the node key; after a lost answer take over what is found (RB-4)."""
         member = command.member
         granted = yield Grant(command.lease_ttl_s)
@@ -109,7 +109,7 @@ class MemberDialogues(Dialogues):
             return Joined(Session(member.node, lease, outcome.revision), granted.sent_at)
         return (yield from self._take_over(member.node, lease, one_entry(outcome.results[0])))
 
-    def _take_over(self, node: NodeId, spare_lease: int, found: KeyValue | None) -> Dialogue:
+    def _take_over(self, node: NodeId, spare_lease: int, found: KeyValue | None) -> CommandScript:
         yield Revoke(spare_lease)
         if found is None:
             return Failed("the node key came and went; register again")
@@ -123,7 +123,7 @@ class MemberDialogues(Dialogues):
             return Failed(RENEWED_IN_VAIN)
         return Joined(session, renewed.sent_at)
 
-    def _heartbeat(self, command: Heartbeat) -> Dialogue:
+    def _heartbeat(self, command: Heartbeat) -> CommandScript:
         """Renew, then prove by a linearizable read that the renewed lease lived afterwards.
 
         A failure has no effect only if the renewal had none: whatever came after it may have renewed.
@@ -156,7 +156,7 @@ class MemberDialogues(Dialogues):
             return Failed(RENEWED_IN_VAIN, unknown=True)
         return self._seen(command, outcome, self._proven_at(renewed, answer), blockers)
 
-    def _proof_of(self, renewed: Answer, proof: Transaction) -> Reading[Answer]:
+    def _proof_of(self, renewed: Answer, proof: Transaction) -> Script[Answer]:
         """Answer to the proof: the renewal's if the registry did both in one step, else one of its own."""
         if isinstance(renewed.reply, contract.Outcome):
             return renewed
@@ -172,7 +172,7 @@ class MemberDialogues(Dialogues):
         """The lease was renewed no earlier than the instant just before the renewal was sent."""
         return renewed.sent_at
 
-    def _confirm_loss(self, session: Session) -> Dialogue:
+    def _confirm_loss(self, session: Session) -> CommandScript:
         """A keep-alive's word is no proof in either direction: look."""
         try:
             answer = yield Transaction(guards=self._alive(session))
@@ -207,7 +207,7 @@ class MemberDialogues(Dialogues):
             fingerprint=fingerprint,
         )
 
-    def _read_share(self, command: ReadShare) -> Dialogue:
+    def _read_share(self, command: ReadShare) -> CommandScript:
         """Read the share, and delete the node's earlier ones: no late request can act on them any more.
 
         So the allocation of others may change without this node, which goes on adding barriers (RB-14).
@@ -242,7 +242,7 @@ class MemberDialogues(Dialogues):
             pending=any(part.version > (header.version if header else 0) for part in stored),
         )
 
-    def _read_barriers(self, command: ReadBarriers) -> Dialogue:
+    def _read_barriers(self, command: ReadBarriers) -> CommandScript:
         mine: dict[Resource, Token] = {}
         for chunk in self._barrier_chunks(command.resources):
             answer = yield Transaction(
@@ -258,7 +258,7 @@ class MemberDialogues(Dialogues):
                     mine[resource] = entry.create_revision
         return BarriersRead(mine)
 
-    def _add_barriers(self, command: AddBarriers) -> Dialogue:
+    def _add_barriers(self, command: AddBarriers) -> CommandScript:
         """Add what is free, in as few transactions as the limits allow; learn who holds the rest.
 
         A chunk that fails ends it. What the chunks before have done is answered all the same, so that every
@@ -322,7 +322,7 @@ class MemberDialogues(Dialogues):
             else:
                 blocked[resource] = entry.value.decode(errors="replace")
 
-    def _remove_barriers(self, command: RemoveBarriers) -> Dialogue:
+    def _remove_barriers(self, command: RemoveBarriers) -> CommandScript:
         """Remove what is still this session's; each chunk wakes up who waits for this node.
 
         A chunk that fails after others took effect makes the whole command's outcome unknown. What was gone
@@ -355,7 +355,7 @@ class MemberDialogues(Dialogues):
         told = Put(self.keys.release(session.node), b"", session.lease)
         return Transaction(guards=self._alive(session), then=(*removals, told))
 
-    def _acknowledge(self, command: Acknowledge) -> Dialogue:
+    def _acknowledge(self, command: Acknowledge) -> CommandScript:
         session, key = command.session, self.keys.ack(command.session.node)
         answer = yield Transaction(
             guards=self._alive(session) + self._not_overtaken(key, command.replaces),
@@ -370,7 +370,7 @@ class MemberDialogues(Dialogues):
             return SessionLost()
         return Acknowledged(values.load_acknowledgement(present), present.mod_revision)
 
-    def _refuse(self, command: Refuse) -> Dialogue:
+    def _refuse(self, command: Refuse) -> CommandScript:
         """Rewrite the node key over the record that this node last knew; else tell which one is there."""
         session, key = command.session, self.keys.node(command.session.node)
         answer = yield Transaction(
@@ -386,7 +386,7 @@ class MemberDialogues(Dialogues):
             return SessionLost()
         return Refused(values.load_member(session.node, present).refused, present.mod_revision)
 
-    def _leave(self, command: Leave) -> Dialogue:
+    def _leave(self, command: Leave) -> CommandScript:
         """Revoke the lease, which removes the node with it (RB-26).
 
         In one step: were the node removed first, a late copy of its registration could bring it back.
