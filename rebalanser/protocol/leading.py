@@ -149,7 +149,7 @@ class Leading:
         self._whole_at = self._lost_at = 0
         """The revision of the last reading of the whole; and up to which a watch may have missed changes."""
         self._acknowledged: dict[NodeId, int] = {}
-        self._missed = self._acknowledgement_told = False
+        self._acknowledgements_missed = self._acknowledgement_noticed = False
         self._acknowledgements_read = 0
         self._completed_version = 0
         self._attempted_version = 0
@@ -160,7 +160,7 @@ class Leading:
         self._committed_version = 0
         self.efforts: dict[int, Effort] = {}
         """What the allocations cost that were planned last, by version."""
-        self._doubtful: tuple[int, int] | None = None
+        self._publication_unknown: tuple[int, int] | None = None
         self._unreadable: frozenset[str] = frozenset()
 
     @property
@@ -236,7 +236,7 @@ class Leading:
         self.group = self.asked = self.plan = None
         self._keys.clear()
         self._whole_at = self._lost_at = 0
-        self._missed = False
+        self._acknowledgements_missed = False
 
     def _drop(self) -> None:
         self._forget_group()
@@ -320,14 +320,14 @@ class Leading:
             self.group_changed(alive.revision, now)
         # A notice of a later acknowledgement does not prove that those before it were noticed (RB-19). But
         # while notices come, more are on their way, and all members are many to read again (RB-45).
-        told, self._acknowledgement_told = self._acknowledgement_told, False
+        noticed, self._acknowledgement_noticed = self._acknowledgement_noticed, False
         newer = alive.fingerprint.acknowledgements[1] > self._acknowledgements_read
-        if newer and not (told or self._completed):
+        if newer and not (noticed or self._completed):
             self._miss_acknowledgements(now)
 
     def _miss_acknowledgements(self, now: float) -> None:
         """Read those that may have been missed, with the rest of the group."""
-        self._missed = True
+        self._acknowledgements_missed = True
         if self._changed_at is None:
             self._changed_at = now
 
@@ -348,8 +348,8 @@ class Leading:
             session,
             leadership,
             known=None if self._lost_at > self._whole_at else self.group,
-            doubtful=bool(self._attempts),
-            missed=self._missed,
+            reread_shares=bool(self._attempts),
+            reread_acknowledgements=self._acknowledgements_missed,
             keys=frozenset(self._keys),
         )
 
@@ -362,11 +362,11 @@ class Leading:
 
     def publish_unknown(self, plan: Plan, term: int) -> None:
         """The plan may be committed later, until the term or the allocation that it is based on changes."""
-        self._doubtful = (term, _revision(plan.based_on))
+        self._publication_unknown = (term, _revision(plan.based_on))
 
     def _must_forbid(self, group: Group) -> bool:
         """Whether a plan that was given up could still be committed, unless another one is."""
-        return self._doubtful == (self.term, _revision(group.header))
+        return self._publication_unknown == (self.term, _revision(group.header))
 
     def group_read(self, command: ReadGroup, outcome: GroupRead, now: float) -> MakePlan:
         """The group is known: what has to be worked out, to rebalance if the allocation has to change."""
@@ -374,10 +374,10 @@ class Leading:
         if self._inherited_term != self.term:
             self._inherited_term = self.term
             self._inherited_version = max((part.version for part in group.leftover_shares), default=0)
-        if outcome.read is None or command.missed:
+        if outcome.read is None or command.reread_acknowledgements:
             self._acknowledged = dict(group.acknowledged)
             self._acknowledgements_read = group.revision
-            self._missed = False
+            self._acknowledgements_missed = False
         if outcome.read is None:
             self._whole_at = group.revision
         self.group, self._read = group, outcome.read
@@ -506,7 +506,7 @@ class Leading:
         if version is None:
             self._miss_acknowledgements(now)
         else:
-            self._acknowledgement_told = True
+            self._acknowledgement_noticed = True
             self._acknowledged[node] = max(version, self._acknowledged.get(node, 0))
 
     def _has_completed(self, node: NodeId, version: int) -> bool:

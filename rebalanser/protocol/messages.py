@@ -164,10 +164,10 @@ class ReadGroup:
     session: Session
     leadership: Leadership
     known: Group | None = None
-    doubtful: bool = False
-    """True if a publication may have written shares that are not known."""
-    missed: bool = False
-    """True if acknowledgements may have been missed."""
+    reread_shares: bool = False
+    """True to read all shares again: a publication of unknown outcome may have written some."""
+    reread_acknowledgements: bool = False
+    """True to read all acknowledgements again: watches may not have reported some."""
     keys: frozenset[str] = frozenset()
     """Keys that watches told of: they are read in any case."""
 

@@ -128,7 +128,7 @@ class Node:
         self._leave_sent = False
         self._proven_at = 0.0
         self._heartbeat_at = 0.0
-        self._missed = 0
+        self._failed_heartbeats = 0
         self._renewal_sent_at = 0.0
         self._renewed_before = 0.0
         self._removal_sent_at = 0.0
@@ -398,12 +398,12 @@ class Node:
             case _:
                 raise InternalError(f"{outcome!r} answers no registration")
 
-    def _beat_delay(self, missed: int) -> float:
+    def _beat_delay(self, failures: int) -> float:
         """Seconds until the next heartbeat after this many refused ones; nodes differ by up to a half."""
         timings = self._timings
         limit_s = min(timings.retry_max_s, timings.heartbeat_interval_s)
-        delay_s = min(timings.retry_initial_s * 2.0 ** min(missed - 1, 32), limit_s)
-        return delay_s * (1.0 - crc32(f"{self._node_id} {missed}".encode()) / 2**33)
+        delay_s = min(timings.retry_initial_s * 2.0 ** min(failures - 1, 32), limit_s)
+        return delay_s * (1.0 - crc32(f"{self._node_id} {failures}".encode()) / 2**33)
 
     def _rejoin_delay(self, failures: int) -> float:
         if failures == 0:
@@ -421,8 +421,8 @@ class Node:
             case Heartbeat():
                 if not outcome.unknown:  # nothing was renewed, as if it had not been sent
                     self._renewal_sent_at = self._renewed_before
-                self._missed += 1
-                self._heartbeat_at = min(self._heartbeat_at, now + self._beat_delay(self._missed))
+                self._failed_heartbeats += 1
+                self._heartbeat_at = min(self._heartbeat_at, now + self._beat_delay(self._failed_heartbeats))
                 return
             case AddBarriers() if outcome.unknown:
                 self._rebalancing.barriers_unknown(command.resources)
@@ -550,7 +550,7 @@ class Node:
 
     def _alive(self, alive: Alive, now: float) -> None:
         self._proven_at = max(self._proven_at, alive.proven_at)
-        self._missed = 0
+        self._failed_heartbeats = 0
         self._make_good(alive, now)
 
     def _make_good(self, alive: Alive, now: float) -> None:

@@ -251,8 +251,8 @@ class LeaderScripts(Scripts):
             Stat(keys.acks),
             self._members(update),
         ]
-        in_doubt = {keys.shares: not update.shares_known, keys.acks: update.missed}
-        head += [Range(prefix) for prefix, doubt in in_doubt.items() if doubt]
+        reread = {keys.shares: not update.shares_known, keys.acks: update.reread_acknowledgements}
+        head += [Range(prefix) for prefix, wanted in reread.items() if wanted]
         gets = ((Get(key, key.startswith(keys.nodes)), len(key)) for key in sorted(update.to_read))
         chunks: list[list[Operation]] = list(self._chunks(gets))
         if chunks and len(head) + len(chunks[-1]) <= self._max_operations:
@@ -449,10 +449,10 @@ class _Update:
         self.member_keys = self.stats[0]
         """Number of keys of members, readable or not, as far as was read."""
         self.to_read = set(command.keys)
-        self.missed = command.missed
+        self.reread_acknowledgements = command.reread_acknowledgements
         self.members_known = True
         """False if a member is gone that is not known to be."""
-        self.shares_known = not command.doubtful
+        self.shares_known = not command.reread_shares
         self.read: dict[str, int] = {}
         """The keys and prefixes that were read, each at its latest revision."""
         self.gap = False

@@ -773,7 +773,7 @@ class CoordinatorConformance:
         def changed(keys: int) -> Group:
             read = coordinator.read().group
             hints = notices.keys(keys) if told else frozenset()
-            command = ReadGroup(session, leadership, known=known, missed=True, keys=hints)
+            command = ReadGroup(session, leadership, known=known, reread_acknowledgements=True, keys=hints)
             group = perform(coordinator, command, GroupRead).group
             assert group == replace(read, revision=group.revision)
             return group

@@ -496,7 +496,12 @@ MUTANTS = (
     Mutant(
         "missed acknowledgements",
         "a leader reads the acknowledgements that it may have missed",
-        _edit(Leading, "_miss_acknowledgements", "self._missed = True", "self._missed = False"),
+        _edit(
+            Leading,
+            "_miss_acknowledgements",
+            "self._acknowledgements_missed = True",
+            "self._acknowledgements_missed = False",
+        ),
         frozenset({"RB-3"}),
         "silent watches",
     ),
@@ -795,8 +800,8 @@ MUTANTS = (
         _edit(
             Node,
             "_failed",
-            "self._missed += 1",
-            "self._missed += 1\n            self._proven_at = now - self._timings.detect_s",
+            "self._failed_heartbeats += 1",
+            "self._failed_heartbeats += 1\n            self._proven_at = now - self._timings.detect_s",
         ),
         frozenset({"RB-21"}),
     ),

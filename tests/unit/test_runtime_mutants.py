@@ -228,7 +228,7 @@ MUTANTS = (
     _mutant(
         "shares not read again",
         "a leader whose publication is in doubt reads what is stored of shares",
-        _edit(Leading, "reading_group", "doubtful=bool(self._attempts)", "doubtful=False"),
+        _edit(Leading, "reading_group", "reread_shares=bool(self._attempts)", "reread_shares=False"),
         f"{LATE_SHARES}[before the read]",
         "RB-9",
     ),
@@ -344,7 +344,7 @@ MUTANTS = (
     _mutant(
         "heartbeats without backoff",
         "refused heartbeats are sent at growing distances",
-        _edit(Node, "_beat_delay", "2.0 ** min(missed - 1, 32)", "1.0"),
+        _edit(Node, "_beat_delay", "2.0 ** min(failures - 1, 32)", "1.0"),
         "unit/test_node.py::test_refused_heartbeats_are_sent_at_growing_distances_that_differ_from_node_to_node",
         "RB-21",
     ),

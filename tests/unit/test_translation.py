@@ -643,7 +643,7 @@ def test_acknowledgements_are_read_once_their_notices_end_and_not_while_they_com
     leader.beat()
     assert (leader.knows.rebalance_at is not None) == lost
     if lost:
-        assert leader.read().missed
+        assert leader.read().reread_acknowledgements
         assert reads_all(wire, wire.keys.acks)
         assert leader.knows.newly_completed() == 1
         leader.read()

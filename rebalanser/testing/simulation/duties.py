@@ -303,7 +303,9 @@ class Duties:
             case GroupRead(group=group):
                 self._group = group
                 self._read_revision = group.revision
-                if isinstance(command, ReadGroup) and (command.known is None or command.missed):
+                if isinstance(command, ReadGroup) and (
+                    command.known is None or command.reread_acknowledgements
+                ):
                     self._acknowledgements_read = group.revision
             case Published():
                 self._tries = 0
