@@ -52,13 +52,16 @@ class Join:
 
 @record
 class Heartbeat:
-    """Renew the lease, then prove that it lives, and look at what this node waits for on the way."""
+    """Renew the lease, then prove that it lives, and read the revisions of what this node waits for."""
 
     lane: ClassVar[Lane] = Lane.HEARTBEAT
     session: Session
     leader: NodeId | None = None
+    """The leader that the node follows, to see whether it is alive."""
     blockers: frozenset[NodeId] = frozenset()
-    leading: bool = False
+    """The holders of barriers that the node waits for, to see whether they have removed any."""
+    read_fingerprint: bool = False
+    """True to read the group's fingerprint too, as its leader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -744,7 +744,7 @@ class Node:
                 session=session,
                 leader=leadership.leader if leadership is not None and follower else None,
                 blockers=frozenset(self._rebalancing.blocked_since),
-                leading=self._leading.next_beat_reads_fingerprint(),
+                read_fingerprint=self._leading.next_beat_reads_fingerprint(),
             )
         )
 

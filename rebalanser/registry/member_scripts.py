@@ -134,7 +134,7 @@ class MemberScripts(Scripts):
             Get(keys.header, keys_only=True),
             Get(keys.term, keys_only=True),
         ]
-        if command.leading:
+        if command.read_fingerprint:
             looks += [Stat(keys.nodes), Get(keys.operator), Stat(keys.acks)]
         if command.leader is not None:
             looks.append(Get(keys.node(command.leader), keys_only=True))
@@ -189,7 +189,7 @@ class MemberScripts(Scripts):
         _, share_revision = stats_of(results.pop(0))
         header_revision, leadership_revision = revision_of(results.pop(0)), revision_of(results.pop(0))
         fingerprint = None
-        if command.leading:
+        if command.read_fingerprint:
             fingerprint = Fingerprint(
                 members=stats_of(results.pop(0)),
                 changes=values.load_changes(one_entry(results.pop(0))),

@@ -358,7 +358,7 @@ def session_commands(session: Session, leadership: Leadership, header: Header) -
     plan = Plan(version=header.version + 1, based_on=header, shares={}, changed={}, superseded=frozenset())
     return [
         Heartbeat(session),
-        Heartbeat(session, leader=leadership.leader, blockers=frozenset({"other"}), leading=True),
+        Heartbeat(session, leader=leadership.leader, blockers=frozenset({"other"}), read_fingerprint=True),
         ReadShare(session),
         ReadBarriers(session, frozenset({"r"})),
         AddBarriers(session, header.version, header.revision, frozenset({"r"})),
@@ -1031,7 +1031,7 @@ class CoordinatorConformance:
     def test_the_fingerprint_tells_every_change_of_the_group(self, coordinator: Coordinator) -> None:
         """Holds: "Tells whether members, resources or drains changed"."""
         session = join(coordinator)
-        beat = Heartbeat(session, leading=True)
+        beat = Heartbeat(session, read_fingerprint=True)
         guest: list[Session] = []
         changes: list[Callable[[], object]] = [
             lambda: coordinator.put_resources([ResourceSpec("a")], no_progress),
@@ -1415,7 +1415,7 @@ class CoordinatorConformance:
             assert set(added.added) == set(shares[first.node])
             remove(coordinator, first, added.added)
         acknowledge(coordinator, first, header.version)
-        assert isinstance(coordinator.perform(Heartbeat(first, leading=True)), Alive)
+        assert isinstance(coordinator.perform(Heartbeat(first, read_fingerprint=True)), Alive)
         led = perform(coordinator, ReadGroup(first, leadership), GroupRead).group
         beside = {key for key in seen.unreadable if {"barriers", "troubles"} & set(key.split("/"))}
         assert set(led.unreadable) == set(seen.unreadable) - beside

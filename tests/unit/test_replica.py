@@ -189,7 +189,7 @@ class Chance:
         version = header.version + 1
         wishes: list[Wish] = [
             Join(Member(f"n{self.random.randint(0, 5)}", "label"), self.random.choice([1.0, 5.0])),
-            Heartbeat(session, leader=leadership.leader, leading=True, blockers=frozenset({"n1"})),
+            Heartbeat(session, leader=leadership.leader, read_fingerprint=True, blockers=frozenset({"n1"})),
             ReadShare(session),
             ReadBarriers(session, self.some()),
             AddBarriers(session, header.version, header.revision, self.some()),

@@ -203,7 +203,7 @@ def test_a_heartbeat_is_one_transaction(registry: SqliteRegistry, clock: FakeClo
     statements: list[str] = []
     registry._store.connection.set_trace_callback(statements.append)
     for leading in (False, True):
-        assert isinstance(group.perform(Heartbeat(joined.session, leading=leading)), Alive)
+        assert isinstance(group.perform(Heartbeat(joined.session, read_fingerprint=leading)), Alive)
     assert [each for each in statements if not each.startswith(("SELECT", "UPDATE leases"))] == [
         "BEGIN IMMEDIATE",
         "COMMIT",

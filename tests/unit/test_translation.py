@@ -251,7 +251,7 @@ class Leader:
         self.hear(Changed(key, self.wire.store.revision, b""))
 
     def beat(self) -> None:
-        beat = Heartbeat(self.session, leading=True)
+        beat = Heartbeat(self.session, read_fingerprint=True)
         self.knows.seen_alive(self.wire.perform(beat, Alive), now=0.0)
 
     @property
@@ -330,7 +330,7 @@ def test_a_heartbeat_moves_under_a_kilobyte_however_large_the_group_is(leading: 
     wire.add(names(2_000))
     wire.publish(session)
     replies = wire.record_replies()
-    wire.perform(Heartbeat(session, leader=None if leading else "node-001", leading=leading), Alive)
+    wire.perform(Heartbeat(session, leader=None if leading else "node-001", read_fingerprint=leading), Alive)
     assert len(repr(wire.requests)) + len(repr(replies)) < 1_000
     assert not any(
         isinstance(each, Stat) and each.prefix == wire.keys.resources
@@ -743,7 +743,9 @@ def test_members_that_are_read_again_as_a_whole_are_as_they_are_now() -> None:
     assert group is not None
     assert leader.members == {"lead", "joined", "again"}
     assert not group.unreadable
-    assert group.fingerprint == wire.perform(Heartbeat(leader.session, leading=True), Alive).fingerprint
+    assert (
+        group.fingerprint == wire.perform(Heartbeat(leader.session, read_fingerprint=True), Alive).fingerprint
+    )
     leader.hear_of(wire.keys.node("joined"))
     assert leader.knows.rebalance_at is None, "it is told of what it has read"
 
