@@ -254,7 +254,8 @@ class Alive:
     header_revision: int = 0
     leadership_revision: int = 0
     leader_alive: bool = True
-    progress: Mapping[NodeId, int] = field(default_factory=dict)
+    removals: Mapping[NodeId, int] = field(default_factory=dict)
+    """When each of the blockers removed barriers last; 0 for one that is gone."""
     fingerprint: Fingerprint | None = None
 
 

@@ -562,8 +562,8 @@ class Node:
         if self._leading.leadership_changed(alive.leadership_revision):
             self._deposed()
         self._leading.seen_alive(alive, now)
-        for holder, revision in alive.progress.items():
-            rebalancing.released(holder, revision or alive.revision)
+        for holder, revision in alive.removals.items():
+            rebalancing.unblocked(holder, revision or alive.revision)
 
     def _deposed(self) -> None:
         if self._leading.role is Role.LEADER:
@@ -626,8 +626,8 @@ class Node:
                     self._deposed()
             case TopicKind.NODE:
                 self._leading.node_gone(topic.node, noticed.revision)
-            case TopicKind.PROGRESS:
-                self._rebalancing.released(topic.node, noticed.revision)
+            case TopicKind.REMOVALS:
+                self._rebalancing.unblocked(topic.node, noticed.revision)
             case TopicKind.GROUP:
                 self._leading.group_noticed(noticed, now)
             case TopicKind.ACKNOWLEDGEMENTS:
@@ -893,7 +893,7 @@ class Node:
                 if self._rebalancing.pending:
                     topics[_COMMIT] = self._rebalancing.read_revision + 1
             for holder, since in self._rebalancing.blocked_since.items():
-                topics[Topic(TopicKind.PROGRESS, holder)] = since + 1
+                topics[Topic(TopicKind.REMOVALS, holder)] = since + 1
         if topics.keys() != self._watched:
             self._watched = frozenset(topics)
             self._effects.append(Watch(topics))

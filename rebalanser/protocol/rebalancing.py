@@ -405,7 +405,7 @@ class Rebalancing:
             self._ready.pop(resource, None)
         self._to_try |= self.wanted.intersection(resources)
 
-    def released(self, holder: NodeId, revision: int) -> None:
+    def unblocked(self, holder: NodeId, revision: int) -> None:
         """``holder`` removed barriers, or left, at ``revision``: what it blocked is worth another try."""
         if revision > self.blocked_since.get(holder, revision):
             self._changed()

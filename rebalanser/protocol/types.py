@@ -260,13 +260,14 @@ class TopicKind(StrEnum):
     """Another version of the allocation was committed."""
     LEADERSHIP = "leadership"
     NODE = "node"
-    PROGRESS = "progress"
+    REMOVALS = "removals"
+    """A node removed barriers, or left."""
     GROUP = "group"
     ACKNOWLEDGEMENTS = "acknowledgements"
 
 
 class Topic(NamedTuple):
-    """One thing to be woken up by; ``node`` names whose, for NODE, PROGRESS and ALLOCATION."""
+    """One thing to be woken up by; ``node`` names whose, for NODE, REMOVALS and ALLOCATION."""
 
     kind: TopicKind
     node: NodeId = ""

@@ -124,7 +124,7 @@ class GroupKeys:
         self.term = f"{prefix}term"
         self.header = f"{prefix}header"
         self.nodes = f"{prefix}nodes/"
-        self.releases = f"{prefix}releases/"
+        self.removals = f"{prefix}releases/"
         self.acks = f"{prefix}acks/"
         self.resources = f"{prefix}resources/"
         self.drains = f"{prefix}drains/"
@@ -138,9 +138,9 @@ class GroupKeys:
         """A member's key."""
         return self.nodes + _quoted(node)
 
-    def release(self, node: str) -> str:
+    def removal(self, node: str) -> str:
         """The key that a node puts whenever it removes barriers."""
-        return self.releases + _quoted(node)
+        return self.removals + _quoted(node)
 
     def ack(self, node: str) -> str:
         """The key with the version that a node has completed."""

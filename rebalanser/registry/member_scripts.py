@@ -99,7 +99,7 @@ class MemberScripts(Scripts):
             guards=self._unregistered(key),
             then=(
                 Put(key, values.dump_member(member), lease),
-                Put(self.keys.release(member.node), b"", lease),
+                Put(self.keys.removal(member.node), b"", lease),
                 Put(self.keys.ack(member.node), b"0", lease),
             ),
             otherwise=(Get(key),),
@@ -139,7 +139,7 @@ class MemberScripts(Scripts):
         if command.leader is not None:
             looks.append(Get(keys.node(command.leader), keys_only=True))
         blockers = sorted(command.blockers)[: max(0, self._max_operations - len(looks))]
-        looks += [Get(keys.release(node)) for node in blockers]
+        looks += [Get(keys.removal(node)) for node in blockers]
         proof = Transaction(guards=self._alive(session), then=tuple(looks))
         try:
             renewed = yield KeepAlive(session.lease, proof)
@@ -203,7 +203,7 @@ class MemberScripts(Scripts):
             header_revision=header_revision,
             leadership_revision=leadership_revision,
             leader_alive=leader_alive,
-            progress=dict(zip(blockers, map(revision_of, results), strict=True)),
+            removals=dict(zip(blockers, map(revision_of, results), strict=True)),
             fingerprint=fingerprint,
         )
 
@@ -352,8 +352,8 @@ class MemberScripts(Scripts):
             Transaction(guards=self._mine(barrier, token), then=(Delete(barrier),))
             for barrier, token in ((self.keys.barrier(r), command.barriers[r]) for r in chunk)
         )
-        told = Put(self.keys.release(session.node), b"", session.lease)
-        return Transaction(guards=self._alive(session), then=(*removals, told))
+        signal = Put(self.keys.removal(session.node), b"", session.lease)
+        return Transaction(guards=self._alive(session), then=(*removals, signal))
 
     def _acknowledge(self, command: Acknowledge) -> CommandScript:
         session, key = command.session, self.keys.ack(command.session.node)

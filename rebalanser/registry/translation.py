@@ -315,8 +315,8 @@ class Translation(MemberScripts, LeaderScripts):
                 return (Target(self.keys.term),)
             case TopicKind.NODE:
                 return (Target(self.keys.node(topic.node)),)
-            case TopicKind.PROGRESS:
-                return (Target(self.keys.release(topic.node)),)
+            case TopicKind.REMOVALS:
+                return (Target(self.keys.removal(topic.node)),)
             case TopicKind.ACKNOWLEDGEMENTS:
                 return (Target(self.keys.acks, prefix=True),)
             case TopicKind.GROUP:

@@ -1020,13 +1020,13 @@ class CoordinatorConformance:
         assert (alive.header_revision, alive.leadership_revision) == (header.revision, leadership.revision)
         assert alive.share_revision == header.revision
         assert alive.leader_alive
-        assert alive.progress[first.node] <= added.revision
+        assert alive.removals[first.node] <= added.revision
         removed = remove(coordinator, first, added.added)
-        assert perform(coordinator, beat, Alive).progress[first.node] >= removed.revision > added.revision
+        assert perform(coordinator, beat, Alive).removals[first.node] >= removed.revision > added.revision
         perform(coordinator, Leave(first), Left)
         alive = perform(coordinator, beat, Alive)
         assert not alive.leader_alive
-        assert alive.progress[first.node] in {0, *range(removed.revision + 1, alive.revision + 1)}
+        assert alive.removals[first.node] in {0, *range(removed.revision + 1, alive.revision + 1)}
 
     def test_the_fingerprint_tells_every_change_of_the_group(self, coordinator: Coordinator) -> None:
         """Holds: "Tells whether members, resources or drains changed"."""
@@ -1093,7 +1093,7 @@ class CoordinatorConformance:
         """Holds: "Hints may be doubled, but are never all lost", also when nobody asked for the change."""
         stays, dies = join(coordinator), join(coordinator, ttl_s=harness.min_ttl_s)
         revision = coordinator.read().group.revision
-        kinds = (TopicKind.NODE, TopicKind.PROGRESS)
+        kinds = (TopicKind.NODE, TopicKind.REMOVALS)
         topics = {Topic(kind, dies.node): revision + 1 for kind in kinds}
         coordinator.watch(stays.node, topics | {Topic(TopicKind.GROUP): revision + 1}, notices)
         self.end_lease(harness, coordinator)
@@ -1108,12 +1108,12 @@ class CoordinatorConformance:
         publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
         added = add(coordinator, first, ["a", "b"])
         blocked = add(coordinator, second, ["a", "b"])
-        topics = {Topic(TopicKind.PROGRESS, first.node): blocked.revision + 1}
+        topics = {Topic(TopicKind.REMOVALS, first.node): blocked.revision + 1}
         coordinator.watch(second.node, topics, notices)
         one = remove(coordinator, first, {"a": added.added["a"]})
-        notices.wait_for(TopicKind.PROGRESS, one.revision, first.node)
+        notices.wait_for(TopicKind.REMOVALS, one.revision, first.node)
         two = remove(coordinator, first, {"b": added.added["b"]})
-        notices.wait_for(TopicKind.PROGRESS, two.revision, first.node)
+        notices.wait_for(TopicKind.REMOVALS, two.revision, first.node)
         assert set(add(coordinator, second, ["a", "b"]).added) == {"a", "b"}
 
     def test_notices_of_every_change_of_the_group(
@@ -1167,7 +1167,7 @@ class CoordinatorConformance:
             Topic(TopicKind.LEADERSHIP): revision + 1,
             Topic(TopicKind.GROUP): revision + 1,
             Topic(TopicKind.ACKNOWLEDGEMENTS): revision + 1,
-            Topic(TopicKind.PROGRESS, session.node): revision + 1,
+            Topic(TopicKind.REMOVALS, session.node): revision + 1,
         }
         coordinator.watch(session.node, topics, notices)
         notices.wait_for(TopicKind.ALLOCATION, header.revision)
@@ -1175,7 +1175,7 @@ class CoordinatorConformance:
         notices.wait_for(TopicKind.LEADERSHIP, leadership.revision)
         notices.wait_for(TopicKind.GROUP, header.revision)
         notices.wait_for(TopicKind.ACKNOWLEDGEMENTS, header.revision)
-        notices.wait_for(TopicKind.PROGRESS, removed.revision)
+        notices.wait_for(TopicKind.REMOVALS, removed.revision)
 
     def test_topics_that_stay_go_on(
         self, coordinator: Coordinator, connect: Connect, notices: NoticeRecorder
@@ -1215,7 +1215,7 @@ class CoordinatorConformance:
             TopicKind.GROUP,
             TopicKind.ACKNOWLEDGEMENTS,
         )
-        its_own = (TopicKind.ALLOCATION, TopicKind.PROGRESS, TopicKind.NODE)
+        its_own = (TopicKind.ALLOCATION, TopicKind.REMOVALS, TopicKind.NODE)
         topics = {Topic(kind): revision + 1 for kind in shared}
         topics |= {Topic(kind, session.node): revision + 1 for kind in its_own}
         coordinator.watch(session.node, topics, notices)

@@ -983,7 +983,7 @@ class Model:
 
     def _taken(self, before: Stored, reply: Reply | RebalanserError) -> _Executed:
         changes = tuple(self._store.changes)
-        watched = (self.keys.nodes, self.keys.releases, self.keys.acks)
+        watched = (self.keys.nodes, self.keys.removals, self.keys.acks)
         gone = {c.key: c.revision for c in changes if c.value is None and c.key.startswith(watched)}
         stored = self._known_contents(self._store.taken({**before.gone, **gone}))
         return _Executed(stored, reply, changes)

@@ -591,8 +591,8 @@ MUTANTS = (
         _edit(
             Translation,
             "_removing",
-            'Put(self.keys.release(session.node), b"", session.lease)',
-            "Get(self.keys.release(session.node))",
+            'Put(self.keys.removal(session.node), b"", session.lease)',
+            "Get(self.keys.removal(session.node))",
         ),
         frozenset({"RB-3"}),
         "operator",
@@ -601,7 +601,7 @@ MUTANTS = (
         "release not looked at",
         "a barrier that was in the way is tried again once it is free",
         _edit(
-            Rebalancing, "released", "if revision > self.blocked_since.get(holder, revision):", "if False:"
+            Rebalancing, "unblocked", "if revision > self.blocked_since.get(holder, revision):", "if False:"
         ),
         frozenset({"RB-3"}),
         "operator",
@@ -612,7 +612,7 @@ MUTANTS = (
         _edit(
             Node,
             "_make_good",
-            "for holder, revision in alive.progress.items():",
+            "for holder, revision in alive.removals.items():",
             "for holder, revision in ():",
         ),
         frozenset({"RB-3"}),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.protocol import messages, types
+from rebalanser.protocol import TopicKind, messages, types
 from rebalanser.protocol.messages import Join, Noticed
 from rebalanser.registry import Coordinator, GroupKeys, RegistryCoordinator, Translation, coordinator
 from rebalanser.registry.contract import Delete, Transaction, Unchanged
@@ -124,9 +124,9 @@ class BarrierUnderResource(Translation):
         return (yield from super().remove_resources(resources, progress))
 
 
-class SilentAboutReleases(Translation):
+class SilentAboutRemovals(Translation):
     def notices(self, topic: Topic, events: Sequence[WatchEvent]) -> list[Noticed]:
-        return [n for n in super().notices(topic, events) if n.topic.kind != "progress"]
+        return [n for n in super().notices(topic, events) if n.topic.kind is not TopicKind.REMOVALS]
 
 
 class SilentAboutThePast(RegistryCoordinator):
@@ -253,7 +253,7 @@ FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
     OvertakenRecords: "test_a_late_record_changes_nothing",
     RegistersWithoutRefusals: "test_a_record_names_what_its_node_refuses",
     BarrierUnderResource: "test_removing_a_resource_leaves_its_barrier",
-    SilentAboutReleases: "test_notices_of_a_holder_that_removes_barriers",
+    SilentAboutRemovals: "test_notices_of_a_holder_that_removes_barriers",
     SilentAboutThePast: "test_a_watch_tells_of_the_past",
     OneSpaceForAllGroups: "test_groups_never_touch_each_other",
     CountsFromTheAnswer: "test_life_is_proven_from_before_the_request",

@@ -908,7 +908,7 @@ def test_whether_what_is_free_starts_before_the_rest(batches: bool) -> None:
     assert [set(call.owned) for call in driven.all(CallStart)] == ([{"a"}] if batches else [])
     if batches:
         driven.returns(Handler.START)
-    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 205))
+    driven.feed(Noticed(Topic(TopicKind.REMOVALS, "m-0"), 205))
     driven.add(206, "b")
     assert [set(call.owned) for call in driven.all(CallStart)] == [{"b"} if batches else {"a", "b"}]
 
@@ -919,11 +919,11 @@ def test_a_blocked_node_watches_who_is_in_the_way_and_tries_again_when_told() ->
     driven.join()
     driven.give(1, "a")
     driven.add(200, blocked={"a": "m-0"})
-    assert driven.all(Watch)[-1].topics[Topic(TopicKind.PROGRESS, "m-0")] == 201
+    assert driven.all(Watch)[-1].topics[Topic(TopicKind.REMOVALS, "m-0")] == 201
     assert driven.sent(AddBarriers) is None
-    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 200))
+    driven.feed(Noticed(Topic(TopicKind.REMOVALS, "m-0"), 200))
     assert driven.sent(AddBarriers) is None
-    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 201))
+    driven.feed(Noticed(Topic(TopicKind.REMOVALS, "m-0"), 201))
     assert driven.sent(AddBarriers) is not None
 
 
@@ -935,7 +935,7 @@ def test_a_heartbeat_tells_that_the_holder_of_a_barrier_is_gone() -> None:
     driven.add(200, blocked={"a": "m-0"})
     driven.pass_to(1.0)
     assert driven.sent(Heartbeat) == Heartbeat(SESSION, blockers=frozenset({"m-0"}))
-    driven.beat(progress={"m-0": 0})
+    driven.beat(removals={"m-0": 0})
     assert driven.sent(AddBarriers) is not None
 
 
@@ -945,9 +945,9 @@ def test_a_release_between_two_attempts_is_not_lost() -> None:
     driven.join()
     driven.give(1, "a", "b", "c")
     driven.add(200, "c", blocked={"a": "m-0", "b": "o-0"})
-    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "o-0"), 203))
+    driven.feed(Noticed(Topic(TopicKind.REMOVALS, "o-0"), 203))
     driven.add(210, blocked={"b": "p-0"})
-    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 205))
+    driven.feed(Noticed(Topic(TopicKind.REMOVALS, "m-0"), 205))
     asked = driven.sent(AddBarriers)
     assert asked is not None
     assert asked.resources == {"a"}
@@ -1087,7 +1087,7 @@ def test_back_in_touch_a_node_goes_on_waiting_for_what_was_blocked() -> None:
     driven.beat()
     driven.returns(Handler.STOP)
     assert driven.node.step is Step.ADDING
-    driven.feed(Noticed(Topic(TopicKind.PROGRESS, "m-0"), 220))
+    driven.feed(Noticed(Topic(TopicKind.REMOVALS, "m-0"), 220))
     driven.add(221, "b")
     assert driven.all(CallStart)[0].owned == {"a": 200, "b": 221}
 
@@ -1158,7 +1158,7 @@ def test_a_turn_costs_the_same_however_much_is_owned(monkeypatch: pytest.MonkeyP
     for event in (
         Wakeup(),
         Noticed(Topic(TopicKind.ALLOCATION, "n-0"), 150, 1),
-        Noticed(Topic(TopicKind.PROGRESS, "m-0"), 150),
+        Noticed(Topic(TopicKind.REMOVALS, "m-0"), 150),
     ):
         driven.now += 0.5
         driven.feed(event)

@@ -536,7 +536,7 @@ class World:
             return f"RB-20: members are {listed(oracle.members)}, not {listed(sessions)}"
         left_over = {
             self.keys.name(entry.key, prefix)
-            for prefix in (self.keys.acks, self.keys.releases)
+            for prefix in (self.keys.acks, self.keys.removals)
             for entry in self.store.items(prefix)
         } - sessions
         if left_over:
