@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.allocation import allocate
-from rebalanser.protocol import Group, Member, Mode, ResourceSpec, intended, refusing
+from rebalanser.protocol import Group, Member, Mode, ResourceSpec, intended, releasers
 from rebalanser.protocol.types import NodeId
 from rebalanser.registry import GroupView, Holding
 
@@ -103,7 +103,7 @@ def describe(name: str, view: GroupView) -> GroupState:
     completed = {
         node: node in shares and group.acknowledged.get(node, 0) >= shares[node] for node in group.members
     }
-    released = refusing(group)
+    released = releasers(group)
     leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
     nodes = tuple(
         NodeState(
@@ -116,7 +116,7 @@ def describe(name: str, view: GroupView) -> GroupState:
             leader=node == leader,
             drained=member.label in group.drained,
             attributes=dict(member.attributes),
-            released=tuple(sorted(member.refused)),
+            released=tuple(sorted(member.released)),
             assigned=len(group.shares[node].resources) if node in group.shares else 0,
             held=barriers[node],
             completed=completed[node],

@@ -44,11 +44,11 @@ and does the first thing that is missing. An interrupted rebalance is therefore 
 for OnStop to return before the lease can end. It keeps its barriers: if the registry answers again in time
 and the session lives, it starts them again; if not, they ended with the lease.
 
-**Giving up one resource.** A node whose application releases a resource names it in its node key, which it
-rewrites over what it last knew to stand there. The leader reads that as any change of the members and gives
-the resource to a node that does not refuse it, if there is one; the steps above do the rest. The node counts
-by its own clock how long it refuses, rewrites its key once the time has passed, and names what it still
-refuses when it joins again.
+**Releasing a resource.** A node whose application releases a resource names it in its node key, which it
+rewrites over what it last wrote there. The leader reads that as any change of the members and gives the
+resource to a node that has not released it, if there is one; the steps above do the rest. The node measures
+the time of a release by its own clock, rewrites its key once the time has passed, and names what is still
+released when it joins again.
 
 **Unknown outcomes.** A command whose answer is lost may still take effect later. Each command is therefore
 either idempotent and sent again, or read back, or made impossible:
@@ -67,7 +67,7 @@ Use :class:`Node`: ``node.handle(event, now)`` returns effects, in the order in 
 happen before what are described in :mod:`~rebalanser.protocol.messages`.
 """
 
-from rebalanser.protocol.leading import Allocate, intended, refusing
+from rebalanser.protocol.leading import Allocate, intended, releasers
 from rebalanser.protocol.messages import (
     OUTCOMES,
     Accept,
@@ -172,5 +172,5 @@ __all__ = [
     "Wakeup",
     "Watch",
     "intended",
-    "refusing",
+    "releasers",
 ]

@@ -45,8 +45,8 @@ Allocate: TypeAlias = Callable[
     ],
     Mapping[NodeId, Collection[Resource]],
 ]
-"""``allocate(nodes, resources, previous, pinned, refused)``: who is to own what; ``refused`` has the nodes
-that must not own a resource. See :func:`rebalanser.allocation.allocate`."""
+"""``allocate(nodes, resources, previous, pinned, refused)``: the resources of each node; ``refused`` has the
+nodes that must not own a resource. See :func:`rebalanser.allocation.allocate`."""
 
 Measure: TypeAlias = Callable[
     [
@@ -81,7 +81,7 @@ def intended(group: Group, allocate: Allocate) -> dict[NodeId, frozenset[Resourc
 def _shared_out(
     group: Group, allocate: Allocate, pinned: Mapping[Resource, NodeId]
 ) -> dict[NodeId, frozenset[Resource]]:
-    allocation = allocate(_active(group).keys(), group.resources, _previous(group), pinned, refusing(group))
+    allocation = allocate(_active(group).keys(), group.resources, _previous(group), pinned, releasers(group))
     return {node: frozenset(allocation.get(node, ())) for node in group.members}
 
 
@@ -97,23 +97,23 @@ def _previous(group: Group) -> dict[NodeId, frozenset[Resource]]:
 def _pinned(group: Group) -> dict[Resource, NodeId]:
     """The node that each pinned resource may be on; an empty id where the node is not there.
 
-    Of several nodes with the label it is the first that does not refuse the resource.
+    Of several nodes with the label it is the first that has not released the resource.
     """
     active = sorted(_active(group).items(), reverse=True)
     by_label = {member.label: node for node, member in active}
     pins = {r: spec.pin for r, spec in group.resources.items() if spec.pin is not None}
     pinned = {resource: by_label.get(label, "") for resource, label in pins.items()}
-    for resource in refusing(group).keys() & pins.keys():
-        willing = (n for n, m in active if m.label == pins[resource] and resource not in m.refused)
+    for resource in releasers(group).keys() & pins.keys():
+        willing = (n for n, m in active if m.label == pins[resource] and resource not in m.released)
         pinned[resource] = min(willing, default=pinned[resource])
     return pinned
 
 
-def refusing(group: Group) -> dict[Resource, frozenset[NodeId]]:
-    """The nodes that refuse a resource, of those that may own resources; only resources that some refuse."""
+def releasers(group: Group) -> dict[Resource, frozenset[NodeId]]:
+    """The nodes that have released each resource, of those that may own resources; for no other resources."""
     nodes: dict[Resource, set[NodeId]] = {}
     for node, member in _active(group).items():
-        for resource in member.refused & group.resources.keys() if member.refused else ():
+        for resource in member.released & group.resources.keys() if member.released else ():
             nodes.setdefault(resource, set()).add(node)
     return {resource: frozenset(those) for resource, those in nodes.items()}
 
@@ -468,7 +468,7 @@ class Leading:
         if self._measure is None:
             return None
         allocation = {node: targets[node] for node in _active(group)}
-        return self._measure(allocation, group.resources, _previous(group), pinned, refusing(group))
+        return self._measure(allocation, group.resources, _previous(group), pinned, releasers(group))
 
     def _unused_version(self, group: Group) -> int:
         """A version that no share was ever written for, nor may be by a late request."""

@@ -119,8 +119,8 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """Rewrite this node's record: ``member`` names the resources that it refuses.
+class RecordReleases:
+    """Rewrite this node's record: ``member`` names the resources that it has released.
 
     Written only over the record that was put at revision ``replaces``, so that a late rewrite can't take the
     place of a newer one.
@@ -196,7 +196,7 @@ Command: TypeAlias = (
     | AddBarriers
     | RemoveBarriers
     | Acknowledge
-    | Refuse
+    | RecordReleases
     | Leave
     | Campaign
     | Resign
@@ -314,8 +314,8 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """What this node's record says that it refuses, and the revision that put that."""
+class ReleasesRecorded:
+    """The resources that this node's record names as released, and the revision that put it."""
 
     resources: frozenset[Resource]
     revision: int
@@ -384,7 +384,7 @@ Outcome: TypeAlias = (
     | BarriersAdded
     | BarriersRemoved
     | Acknowledged
-    | Refused
+    | ReleasesRecorded
     | Left
     | Elected
     | Follows
@@ -403,7 +403,7 @@ OUTCOMES: Mapping[type[Command], frozenset[type[Outcome]]] = MappingProxyType(
         AddBarriers: frozenset({BarriersAdded, SessionLost, Failed}),
         RemoveBarriers: frozenset({BarriersRemoved, SessionLost, Failed}),
         Acknowledge: frozenset({Acknowledged, SessionLost, Failed}),
-        Refuse: frozenset({Refused, SessionLost, Failed}),
+        RecordReleases: frozenset({ReleasesRecorded, SessionLost, Failed}),
         Leave: frozenset({Left, Failed}),
         Campaign: frozenset({Elected, Follows, SessionLost, Failed}),
         Resign: frozenset({Resigned, Deposed, SessionLost, Failed}),

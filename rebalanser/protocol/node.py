@@ -57,9 +57,9 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     ReadGroup,
     ReadShare,
-    Refuse,
-    Refused,
+    RecordReleases,
     Release,
+    ReleasesRecorded,
     RemoveBarriers,
     Report,
     Resign,
@@ -71,7 +71,7 @@ from rebalanser.protocol.messages import (
     Wakeup,
     Watch,
 )
-from rebalanser.protocol.rebalancing import Rebalancing, Refusals
+from rebalanser.protocol.rebalancing import Rebalancing, Releases
 from rebalanser.protocol.states import MEMBERSHIP, Life, Membership, Role, Step
 from rebalanser.protocol.types import (
     Header,
@@ -143,8 +143,8 @@ class Node:
         self._guard: float | None = None
         self._watched: frozenset[Topic] = frozenset()
         self._lanes = Lanes(timings.retry_initial_s, timings.retry_max_s)
-        self._refusals = Refusals()
-        self._rebalancing = Rebalancing(member.mode, options.start_in_batches, self._refusals)
+        self._releases = Releases()
+        self._rebalancing = Rebalancing(member.mode, options.start_in_batches, self._releases)
         self._record: Member | None = None
         """What the present incarnation registers as, however often it tries."""
         self._leading = Leading(member.may_lead, timings, allocate, measure)
@@ -192,9 +192,9 @@ class Node:
         return self._rebalancing.blocked
 
     @property
-    def refused(self) -> frozenset[Resource]:
-        """The resources that the node gave up and does not want back now."""
-        return self._refusals.resources
+    def released(self) -> frozenset[Resource]:
+        """The resources that the application has released and not accepted again."""
+        return self._releases.resources
 
     @property
     def header(self) -> Header | None:
@@ -253,7 +253,7 @@ class Node:
             case Release():
                 self._release(event, now)
             case Accept(resource):
-                self._refusals.accept(resource)
+                self._releases.accept(resource)
             case _:
                 assert_never(event)
         self._watch_clock(now)
@@ -344,7 +344,7 @@ class Node:
         self._isolated = out_of_touch
         if self._membership is Membership.BACKOFF and now >= self._wait_until:
             self._move(Life.ELAPSED)
-        self._refusals.expire(now)
+        self._releases.expire(now)
         self._watch_handler(now)
 
     def _watch_handler(self, now: float) -> None:
@@ -386,7 +386,7 @@ class Node:
                 self._move(Life.JOINED)
                 self._rebalancing.stale_revision = outcome.session.created
                 self._rebalancing.acknowledged_revision = outcome.session.created
-                self._refusals.revision = outcome.session.created
+                self._releases.revision = outcome.session.created
                 self._report(FactKind.JOINED, revision=outcome.session.created)
             case Failed():
                 self._report(FactKind.JOIN_FAILED, error=outcome.error, fatal=outcome.fatal)
@@ -399,7 +399,7 @@ class Node:
                 raise InternalError(f"{outcome!r} answers no registration")
 
     def _beat_delay(self, failures: int) -> float:
-        """Seconds until the next heartbeat after this many refused ones; nodes differ by up to a half."""
+        """Seconds until the next heartbeat after this many failed ones; nodes differ by up to a half."""
         timings = self._timings
         limit_s = min(timings.retry_max_s, timings.heartbeat_interval_s)
         delay_s = min(timings.retry_initial_s * 2.0 ** min(failures - 1, 32), limit_s)
@@ -428,8 +428,8 @@ class Node:
                 self._rebalancing.barriers_unknown(command.resources)
             case RemoveBarriers() if outcome.unknown:
                 self._rebalancing.removal_unknown(command.barriers)
-            case Refuse() if outcome.unknown:
-                self._refusals.recorded = None
+            case RecordReleases() if outcome.unknown:
+                self._releases.recorded = None
             case ReadShare():
                 self._rebalancing.stale_revision = max(
                     self._rebalancing.stale_revision, self._rebalancing.read_revision + 1
@@ -493,8 +493,8 @@ class Node:
                     self._report(
                         FactKind.ACKNOWLEDGED, revision=outcome.revision, share_version=command.version
                     )
-            case Refuse(), Refused():
-                self._refusals.recorded, self._refusals.revision = outcome.resources, outcome.revision
+            case RecordReleases(), ReleasesRecorded():
+                self._releases.recorded, self._releases.revision = outcome.resources, outcome.revision
             case _:
                 raise InternalError(f"{outcome!r} does not answer {command!r}")
 
@@ -658,11 +658,11 @@ class Node:
             self._report(FactKind.LEAVING)
 
     def _release(self, event: Release, now: float) -> None:
-        """Give a resource up, if it is still accessed with that token."""
+        """Release a resource, if it is still accessed with that token."""
         tokens = {event.resource: event.token}
         if self._rebalancing.started.get(event.resource) != event.token:
             return
-        if self._refusals.release(event.resource, math.inf if event.for_s is None else now + event.for_s):
+        if self._releases.release(event.resource, math.inf if event.for_s is None else now + event.for_s):
             self._report_each(FactKind.RELEASED, tokens, tokens, value=event.for_s)
 
     def _advance(self, now: float) -> None:
@@ -693,8 +693,8 @@ class Node:
         if self._membership is Membership.JOINING and self._lanes.ready(Lane.MEMBER, now):
             self._report(FactKind.JOINING)
             if self._record is None:
-                self._record = replace(self._member, node=self._node_id, refused=self._refusals.resources)
-                self._refusals.recorded = self._record.refused
+                self._record = replace(self._member, node=self._node_id, released=self._releases.resources)
+                self._releases.recorded = self._record.released
             self._perform(Join(self._record, self._timings.lease_ttl_s))
 
     @property
@@ -862,10 +862,10 @@ class Node:
 
     def _next_record(self, session: Session) -> Command | None:
         """Rewrite the node's record once nothing else is to be done: if that fails it holds up nothing."""
-        refusals = self._refusals
-        if not refusals.unrecorded or self._membership is not Membership.MEMBER or self._record is None:
+        releases = self._releases
+        if not releases.unrecorded or self._membership is not Membership.MEMBER or self._record is None:
             return None
-        return Refuse(session, replace(self._record, refused=refusals.resources), refusals.revision)
+        return RecordReleases(session, replace(self._record, released=releases.resources), releases.revision)
 
     @property
     def _stops_first(self) -> bool:
@@ -921,8 +921,8 @@ class Node:
             rebalance_at = self._leading.rebalance_at
             if rebalance_at is not None and rebalance_at > now:
                 times.append(rebalance_at)
-            if self._refusals.next_end < math.inf:
-                times.append(self._refusals.next_end)
+            if self._releases.next_end < math.inf:
+                times.append(self._releases.next_end)
         if self._membership is Membership.LEAVING and self._idle:
             times.append(self._lapses_at)
         if self._membership in _RESTING:

@@ -29,46 +29,46 @@ BLOCKED_SHOWN: Final = 5
 AnswerT = TypeVar("AnswerT")
 
 
-class Refusals:
-    """The resources that a node gave up: until when, and what its record in the registry says of them.
+class Releases:
+    """The resources that the application has released, until when, and which of them the node key names.
 
-    They outlive a session: each registration tells of them anew.
+    They outlive a session: each registration names them again.
     """
 
     def __init__(self) -> None:
         self._until: dict[Resource, float] = {}
         self.resources = NOTHING
-        """What the node refuses now."""
+        """The resources that are released now."""
         self.next_end = math.inf
-        """When the first of them ends by itself; infinity if none does."""
+        """When the first of them ends; infinity if none does."""
         self.recorded: frozenset[Resource] | None = NOTHING
-        """What its record names; None after a rewrite of unknown outcome."""
+        """The resources that the node key names; None after a rewrite of unknown outcome."""
         self.revision = 0
-        """When that record was put."""
+        """The revision at which the node key was put."""
 
     @property
     def unrecorded(self) -> bool:
-        """True if the record has to be rewritten."""
+        """True if the node key has to be rewritten."""
         return self.recorded != self.resources
 
     def release(self, resource: Resource, until: float) -> bool:
-        """Refuse a resource until then. Return False if it is refused for as long already."""
+        """Release a resource until then. Return False if it is released for as long already."""
         if until <= self._until.get(resource, -math.inf):
             return False
-        self._hold({**self._until, resource: until})
+        self._replace({**self._until, resource: until})
         return True
 
     def accept(self, resource: Resource) -> None:
-        """Refuse a resource no more."""
+        """End the release of a resource."""
         if resource in self._until:
-            self._hold({each: until for each, until in self._until.items() if each != resource})
+            self._replace({each: until for each, until in self._until.items() if each != resource})
 
     def expire(self, now: float) -> None:
-        """Refuse no more what was to be refused until now."""
+        """End the releases whose time has passed."""
         if now >= self.next_end:
-            self._hold({resource: until for resource, until in self._until.items() if until > now})
+            self._replace({resource: until for resource, until in self._until.items() if until > now})
 
-    def _hold(self, until: dict[Resource, float]) -> None:
+    def _replace(self, until: dict[Resource, float]) -> None:
         self._until = until
         self.resources = frozenset(until)
         self.next_end = min(until.values(), default=math.inf)
@@ -77,9 +77,9 @@ class Refusals:
 class Rebalancing:
     """One node's side of the rebalances that it takes part in."""
 
-    def __init__(self, mode: Mode, start_in_batches: bool, refusals: Refusals) -> None:
+    def __init__(self, mode: Mode, start_in_batches: bool, releases: Releases) -> None:
         self._mode = mode
-        self._refusals = refusals
+        self._releases = releases
         self._start_in_batches = start_in_batches and mode is Mode.COOPERATIVE
         self.header: Header | None = None
         self.share: Share | None = None
@@ -250,23 +250,23 @@ class Rebalancing:
     def to_start(self) -> dict[Resource, Token] | None:
         """Step 4: what may be started; empty for "you own nothing" (RB-18); None for nothing to say."""
         if self._ready and (self._start_in_batches or not self.missing):
-            ready = self._ready_and_not_refused()
+            ready = self._ready_and_not_released()
             if ready:
                 return ready
         if self.share is not None and not self.wanted and not self.started and not self._told_of_nothing:
             return {}
         return None
 
-    def _ready_and_not_refused(self) -> dict[Resource, Token]:
-        """Return what may be started, without what the application gave up while it was stopped.
+    def _ready_and_not_released(self) -> dict[Resource, Token]:
+        """Return what may be started, without what the application released while it was stopped.
 
-        Its barrier is kept until the leader gives it to another node. In eager mode OnStart gets all of a
-        share, so that what was given up starts once more.
+        The barriers of those are kept until the leader gives them to another node. In eager mode OnStart gets
+        all of a share, so that what was released starts once more.
         """
-        refused = self._refusals.resources if self._mode is Mode.COOPERATIVE else NOTHING
-        if self._ready.keys().isdisjoint(refused):
+        released = self._releases.resources if self._mode is Mode.COOPERATIVE else NOTHING
+        if self._ready.keys().isdisjoint(released):
             return self._ready
-        return {resource: token for resource, token in self._ready.items() if resource not in refused}
+        return {resource: token for resource, token in self._ready.items() if resource not in released}
 
     @property
     def completed(self) -> bool:

@@ -88,8 +88,8 @@ class Member:
     host: str = ""
     pid: int = 0
     attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    refused: frozenset[Resource] = frozenset()
-    """Resources that it gave up and does not want back now: no allocation gives it one of them."""
+    released: frozenset[Resource] = frozenset()
+    """Resources that its application has released: no allocation gives it one of them."""
 
 
 @record

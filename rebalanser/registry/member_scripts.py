@@ -28,8 +28,8 @@ from rebalanser.protocol.messages import (
     Left,
     ReadBarriers,
     ReadShare,
-    Refuse,
-    Refused,
+    RecordReleases,
+    ReleasesRecorded,
     RemoveBarriers,
     SessionLost,
     ShareRead,
@@ -370,8 +370,8 @@ class MemberScripts(Scripts):
             return SessionLost()
         return Acknowledged(values.load_acknowledgement(present), present.mod_revision)
 
-    def _refuse(self, command: Refuse) -> CommandScript:
-        """Rewrite the node key over the record that this node last knew; else tell which one is there."""
+    def _record_releases(self, command: RecordReleases) -> CommandScript:
+        """Rewrite the node key over the record that this node last wrote; else return what is stored."""
         session, key = command.session, self.keys.node(command.session.node)
         answer = yield Transaction(
             guards=self._alive(session) + self._not_overtaken(key, command.replaces),
@@ -380,11 +380,11 @@ class MemberScripts(Scripts):
         )
         outcome = outcome_of(answer)
         if outcome.succeeded:
-            return Refused(command.member.refused, outcome.revision)
+            return ReleasesRecorded(command.member.released, outcome.revision)
         present = one_entry(outcome.results[0])
         if present is None or not self._is_session(present, session):
             return SessionLost()
-        return Refused(values.load_member(session.node, present).refused, present.mod_revision)
+        return ReleasesRecorded(values.load_member(session.node, present).released, present.mod_revision)
 
     def _leave(self, command: Leave) -> CommandScript:
         """Revoke the lease, which removes the node with it (RB-26).

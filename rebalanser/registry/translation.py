@@ -24,7 +24,7 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     ReadGroup,
     ReadShare,
-    Refuse,
+    RecordReleases,
     RemoveBarriers,
     Resign,
 )
@@ -95,7 +95,7 @@ class Translation(MemberScripts, LeaderScripts):
                 | AddBarriers()
                 | RemoveBarriers()
                 | Acknowledge()
-                | Refuse()
+                | RecordReleases()
                 | Leave()
             ):
                 return self._member_script(command)
@@ -109,7 +109,14 @@ class Translation(MemberScripts, LeaderScripts):
                 return self._publish(command)
 
     def _member_script(
-        self, command: ReadShare | ReadBarriers | AddBarriers | RemoveBarriers | Acknowledge | Refuse | Leave
+        self,
+        command: ReadShare
+        | ReadBarriers
+        | AddBarriers
+        | RemoveBarriers
+        | Acknowledge
+        | RecordReleases
+        | Leave,
     ) -> CommandScript:
         match command:
             case ReadShare():
@@ -122,8 +129,8 @@ class Translation(MemberScripts, LeaderScripts):
                 return self._remove_barriers(command)
             case Acknowledge():
                 return self._acknowledge(command)
-            case Refuse():
-                return self._refuse(command)
+            case RecordReleases():
+                return self._record_releases(command)
             case Leave():
                 return self._leave(command)
 

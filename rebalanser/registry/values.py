@@ -130,8 +130,8 @@ def dump_member(member: Member) -> bytes:
         "pid": member.pid,
         "attributes": dict(member.attributes),
     }
-    if member.refused:
-        value["refused"] = sorted(member.refused)
+    if member.released:
+        value["refused"] = sorted(member.released)
     return _dump(value)
 
 
@@ -147,7 +147,7 @@ def load_member(node: str, entry: KeyValue) -> Member:
             host=value.host,
             pid=value.pid,
             attributes=value.attributes,
-            refused=value.refused,
+            released=value.refused,
         )
 
 

@@ -364,7 +364,7 @@ class Engine:
             term=leadership.term if leadership else 0,
             version=header.version if header else 0,
             blocked=node.blocked,
-            released=node.refused,
+            released=node.released,
         )
 
     def _carry_out(self, effect: Effect) -> None:

@@ -56,8 +56,8 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     ReadGroup,
     ReadShare,
-    Refuse,
-    Refused,
+    RecordReleases,
+    ReleasesRecorded,
     RemoveBarriers,
     Resign,
     Resigned,
@@ -337,14 +337,16 @@ def acknowledge(
     return perform(coordinator, command, Acknowledged)
 
 
-def refuse(
+def record_releases(
     coordinator: Coordinator, session: Session, resources: Iterable[Resource], replaces: int | None = None
-) -> Refused:
+) -> ReleasesRecorded:
     """Rewrite a node's record; ``replaces`` is for all but the first time."""
     member = coordinator.read().group.members[session.node]
-    rewritten = replace(member, refused=frozenset(resources))
+    rewritten = replace(member, released=frozenset(resources))
     return perform(
-        coordinator, Refuse(session, rewritten, session.created if replaces is None else replaces), Refused
+        coordinator,
+        RecordReleases(session, rewritten, session.created if replaces is None else replaces),
+        ReleasesRecorded,
     )
 
 
@@ -364,7 +366,7 @@ def session_commands(session: Session, leadership: Leadership, header: Header) -
         AddBarriers(session, header.version, header.revision, frozenset({"r"})),
         RemoveBarriers(session, {"r": 1}),
         Acknowledge(session, header.version, session.created),
-        Refuse(session, Member(session.node, "node", refused=frozenset({"r"})), session.created),
+        RecordReleases(session, Member(session.node, "node", released=frozenset({"r"})), session.created),
         Campaign(session),
         ReadGroup(session, leadership),
         Publish(session, leadership, plan),
@@ -424,31 +426,33 @@ class CoordinatorConformance:
         seen = connect().read().group.members["n-0"]
         assert seen == member
 
-    def test_a_record_names_what_its_node_refuses(self, coordinator: Coordinator, connect: Connect) -> None:
-        """Holds: "``member`` names the resources that it refuses", and none before it ever did."""
+    def test_a_record_names_what_its_node_has_released(
+        self, coordinator: Coordinator, connect: Connect
+    ) -> None:
+        """Holds: "``member`` names the resources that it has released", and none before it ever did."""
         member = Member("n-0", "label", Mode.EAGER, may_lead=False, host="h", pid=7, attributes={"zone": "z"})
         session = perform(coordinator, Join(member, LONG_TTL_S), Joined).session
-        assert connect().read().group.members["n-0"].refused == frozenset()
-        one = refuse(coordinator, session, AWKWARD_NAMES)
+        assert connect().read().group.members["n-0"].released == frozenset()
+        one = record_releases(coordinator, session, AWKWARD_NAMES)
         assert one.resources == frozenset(AWKWARD_NAMES)
         assert one.revision > session.created
-        assert connect().read().group.members["n-0"] == replace(member, refused=frozenset(AWKWARD_NAMES))
-        assert refuse(coordinator, session, [], one.revision).revision > one.revision
+        assert connect().read().group.members["n-0"] == replace(member, released=frozenset(AWKWARD_NAMES))
+        assert record_releases(coordinator, session, [], one.revision).revision > one.revision
         assert connect().read().group.members["n-0"] == member
         assert isinstance(coordinator.perform(Heartbeat(session)), Alive), "the session is the same"
         perform(coordinator, Leave(session), Left)
-        again = replace(member, node="n-1", refused=frozenset({"r"}))
+        again = replace(member, node="n-1", released=frozenset({"r"}))
         perform(coordinator, Join(again, LONG_TTL_S), Joined)
         assert coordinator.read().group.members == {"n-1": again}
 
     def test_a_late_record_changes_nothing(self, coordinator: Coordinator) -> None:
         """Holds: "a late rewrite can't take the place of a newer one"."""
         session = join(coordinator)
-        one = refuse(coordinator, session, ["a"])
-        two = refuse(coordinator, session, ["a", "b"], one.revision)
-        assert refuse(coordinator, session, []) == two
-        assert refuse(coordinator, session, [], one.revision) == two
-        assert coordinator.read().group.members[session.node].refused == {"a", "b"}
+        one = record_releases(coordinator, session, ["a"])
+        two = record_releases(coordinator, session, ["a", "b"], one.revision)
+        assert record_releases(coordinator, session, []) == two
+        assert record_releases(coordinator, session, [], one.revision) == two
+        assert coordinator.read().group.members[session.node].released == {"a", "b"}
 
     def test_joining_again_makes_no_second_member(self, coordinator: Coordinator, connect: Connect) -> None:
         """Holds: "registering the same node id creates no second member"."""
@@ -789,9 +793,9 @@ class CoordinatorConformance:
         assert changed(7).members.keys() == {session.node, joins.node}
         acknowledge(coordinator, session, 1)
         assert changed(7).acknowledged[session.node] == 1
-        refuse(coordinator, joins, ["a"])
-        refuse(coordinator, session, ["b"])
-        assert [changed(8).members[each.node].refused for each in (joins, session)] == [{"a"}, {"b"}]
+        record_releases(coordinator, joins, ["a"])
+        record_releases(coordinator, session, ["b"])
+        assert [changed(8).members[each.node].released for each in (joins, session)] == [{"a"}, {"b"}]
         publish(coordinator, session, leadership, {session.node: ["a"], joins.node: ["b", "d"]})
         assert changed(7).shares[joins.node].resources == {"b", "d"}
 
@@ -1041,7 +1045,7 @@ class CoordinatorConformance:
             lambda: coordinator.set_drained("node", drained=True),
             lambda: coordinator.set_drained("node", drained=False),
             lambda: guest.append(join(coordinator)),
-            lambda: refuse(coordinator, guest[0], ["a"]),
+            lambda: record_releases(coordinator, guest[0], ["a"]),
             lambda: perform(coordinator, Leave(guest[0]), Left),
         ]
         fingerprints = [perform(coordinator, beat, Alive).fingerprint]
@@ -1132,7 +1136,7 @@ class CoordinatorConformance:
             lambda: other.remove_resources(["a"], no_progress),
             lambda: other.set_drained("node", drained=True),
             lambda: other.set_drained("node", drained=False),
-            lambda: refuse(other, guest[0], ["a"]),
+            lambda: record_releases(other, guest[0], ["a"]),
             lambda: perform(other, Leave(guest[0]), Left),
         ]
         for change in changes:

@@ -84,7 +84,7 @@ from rebalanser.protocol.messages import (
     Watch,
 )
 from rebalanser.protocol.node import Node
-from rebalanser.protocol.rebalancing import Rebalancing, Refusals
+from rebalanser.protocol.rebalancing import Rebalancing, Releases
 from rebalanser.protocol.types import (
     Group,
     Header,
@@ -150,7 +150,7 @@ _LEAST_SHARE: Final = 200
 """States for each state from which the search goes on depth first, at least."""
 _FAULTS_COME_LAST: Final = 0.5
 """Depth first, a step that is a fault is put off more often than others; 1.0 would make no difference."""
-_PARTS: Final = (Node, Lanes, Rebalancing, Refusals, Leading)
+_PARTS: Final = (Node, Lanes, Rebalancing, Releases, Leading)
 _CONSTANT: Final = frozenset({"_effects", "_timings", "_options", "_allocate", "_measure", "_member"})
 
 

@@ -16,7 +16,7 @@ from rebalanser.protocol import leading as leading_module
 from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.messages import Left, SessionLost
 from rebalanser.protocol.node import Node
-from rebalanser.protocol.rebalancing import Rebalancing, Refusals
+from rebalanser.protocol.rebalancing import Rebalancing, Releases
 from rebalanser.protocol.types import Group, Timings
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry import translation as translation_module
@@ -1034,28 +1034,28 @@ MUTANTS = (
     ),
     Mutant(
         "release ignored",
-        "no node is given what it refuses",
-        (Switch(leading_module, "refusing", always({})),),
+        "no node is given what it has released",
+        (Switch(leading_module, "releasers", always({})),),
         frozenset({"RB-2"}),
         "releases",
     ),
     Mutant(
         "release not told",
-        "what a node refuses stands in its record",
+        "the record of a node names what it has released",
         (Switch(Node, "_next_record", always(None)),),
         frozenset({"RB-2"}),
         "releases",
     ),
     Mutant(
         "release forgotten with the session",
-        "a node refuses what it released when it joins again",
-        _edit(Node, "_advance_life", "refused=self._refusals.resources", "refused=frozenset()"),
+        "a node names what it released when it joins again",
+        _edit(Node, "_advance_life", "released=self._releases.resources", "released=frozenset()"),
         frozenset({"RB-2"}),
         "releases",
     ),
     Mutant(
         "release cut short",
-        "a resource is refused until its time has passed",
+        "a resource is released until its time has passed",
         _edit(Node, "_release", "now + event.for_s", "now + event.for_s / 2"),
         frozenset({"RB-2"}),
         "releases",
@@ -1063,21 +1063,21 @@ MUTANTS = (
     Mutant(
         "shorter release counts",
         "of two releases the later end counts",
-        _edit(Refusals, "release", "until <= self._until.get(resource, -math.inf)", "False"),
+        _edit(Releases, "release", "until <= self._until.get(resource, -math.inf)", "False"),
         frozenset({"RB-2"}),
         "releases",
     ),
     Mutant(
         "release for ever",
-        "a node refuses a resource no longer than it was told",
-        _edit(Refusals, "_hold", "min(until.values(), default=math.inf)", "math.inf"),
+        "a resource is released no longer than the application said",
+        _edit(Releases, "_replace", "min(until.values(), default=math.inf)", "math.inf"),
         frozenset({"RB-2"}),
         "releases",
     ),
     Mutant(
         "release ends unnoticed",
         "a node wakes up when a release ends",
-        _edit(Node, "_earliest_wakeup", "self._refusals.next_end < math.inf", "False"),
+        _edit(Node, "_earliest_wakeup", "self._releases.next_end < math.inf", "False"),
         frozenset({"RB-7"}),
         "prompt releases",
     ),
@@ -1090,29 +1090,29 @@ MUTANTS = (
     ),
     Mutant(
         "acceptance ignored",
-        "what is accepted again is refused no more",
-        (Switch(Refusals, "accept", always(None)),),
+        "what is accepted again is released no more",
+        (Switch(Releases, "accept", always(None)),),
         frozenset({"RB-2"}),
         "releases",
     ),
     Mutant(
         "record overtaken",
         "a late record never replaces a newer one",
-        _edit(Translation, "_refuse", " + self._not_overtaken(key, command.replaces)", ""),
+        _edit(Translation, "_record_releases", " + self._not_overtaken(key, command.replaces)", ""),
         frozenset({"RB-2"}),
         "releases",
     ),
     Mutant(
         "record of unknown outcome",
         "a record that may have been written is not taken for unwritten",
-        _edit(Node, "_failed", "self._refusals.recorded = None", "pass"),
+        _edit(Node, "_failed", "self._releases.recorded = None", "pass"),
         frozenset({"RB-2"}),
         "releases",
     ),
     Mutant(
         "record without lease",
         "a member's key ends with its lease, also once it was rewritten",
-        _edit(Translation, "_refuse", ", session.lease)", ")"),
+        _edit(Translation, "_record_releases", ", session.lease)", ")"),
         frozenset({"RB-4"}),
         "releases",
     ),
@@ -1126,13 +1126,13 @@ MUTANTS = (
     Mutant(
         "released started again",
         "what is released while it is stopped does not start again",
-        _edit(Rebalancing, "_ready_and_not_refused", "self._mode is Mode.COOPERATIVE", "False"),
+        _edit(Rebalancing, "_ready_and_not_released", "self._mode is Mode.COOPERATIVE", "False"),
         frozenset({"RB-2"}),
         "releases",
     ),
     Mutant(
-        "needless moves among refusals",
-        "as few resources move as refusals and balance allow",
+        "needless moves among releases",
+        "as few resources move as releases and balance allow",
         _edit(placement, "_ways", "cost=1", "cost=0"),
         frozenset({"RB-10"}),
         "releases",

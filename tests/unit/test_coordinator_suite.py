@@ -113,7 +113,7 @@ class OvertakenRecords(OvertakenAcknowledgements):
 
 class RegistersWithoutRefusals(Translation):
     def _join(self, command: messages.Join) -> CommandScript:
-        return super()._join(replace(command, member=replace(command.member, refused=frozenset())))
+        return super()._join(replace(command, member=replace(command.member, released=frozenset())))
 
 
 class BarrierUnderResource(Translation):
@@ -251,7 +251,7 @@ FAULTS: dict[type[Translation | RegistryCoordinator], str] = {
     ForgetsWhoRegistered: "test_joining_again_makes_no_second_member",
     OvertakenAcknowledgements: "test_a_late_acknowledgement_changes_nothing",
     OvertakenRecords: "test_a_late_record_changes_nothing",
-    RegistersWithoutRefusals: "test_a_record_names_what_its_node_refuses",
+    RegistersWithoutRefusals: "test_a_record_names_what_its_node_has_released",
     BarrierUnderResource: "test_removing_a_resource_leaves_its_barrier",
     SilentAboutRemovals: "test_notices_of_a_holder_that_removes_barriers",
     SilentAboutThePast: "test_a_watch_tells_of_the_past",

@@ -84,8 +84,8 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     ReadGroup,
     ReadShare,
-    Refuse,
-    Refused,
+    RecordReleases,
+    ReleasesRecorded,
     RemoveBarriers,
     Resign,
     Resigned,
@@ -1578,8 +1578,8 @@ def test_an_answered_heartbeat_ends_the_growing_distances() -> None:
 # -- giving up single resources
 
 
-def record(*refused: str) -> Member:
-    return Member("n-0", label="n", may_lead=False, refused=frozenset(refused))
+def record(*released: str) -> Member:
+    return Member("n-0", label="n", may_lead=False, released=frozenset(released))
 
 
 def owning(*resources: str) -> Driven:
@@ -1594,16 +1594,16 @@ def test_what_is_released_stands_in_the_nodes_record_for_its_time() -> None:
     driven.now = 1.0
     driven.feed(Release("a", 200, for_s=5.0))
     assert driven.told(FactKind.RELEASED) == [("a", 200, None)]
-    assert driven.node.refused == {"a"}
-    assert driven.sent(Refuse) == Refuse(SESSION, record("a"), replaces=10)
-    driven.answer(Refuse, Refused(frozenset({"a"}), 300))
+    assert driven.node.released == {"a"}
+    assert driven.sent(RecordReleases) == RecordReleases(SESSION, record("a"), replaces=10)
+    driven.answer(RecordReleases, ReleasesRecorded(frozenset({"a"}), 300))
     assert driven.all(CallStop) == [], "it works on until the leader gives it to another node"
     driven.pass_to(5.9)
-    assert driven.sent(Refuse) is None
+    assert driven.sent(RecordReleases) is None
     assert driven.node.next_wakeup == 6.0
     driven.pass_to(6.0)
-    assert driven.node.refused == frozenset()
-    assert driven.sent(Refuse) == Refuse(SESSION, record(), replaces=300)
+    assert driven.node.released == frozenset()
+    assert driven.sent(RecordReleases) == RecordReleases(SESSION, record(), replaces=300)
 
 
 @pytest.mark.rule("RB-2")
@@ -1635,7 +1635,7 @@ def test_what_is_released_while_it_is_stopped_does_not_start_again(
     assert driven.all(CallStart) == []
     assert not driven.node.settled
     assert driven.node.step is Step.SETTLED, "it waits for the leader, which has to hear of it"
-    driven.answer(Refuse, Refused(frozenset({"a"}), 300))
+    driven.answer(RecordReleases, ReleasesRecorded(frozenset({"a"}), 300))
     match ends:
         case "the leader":
             driven.notice(version + 1)
@@ -1673,31 +1673,31 @@ def test_of_two_releases_the_later_time_counts() -> None:
         told += [(fact.value, len(facts)) for fact in facts if fact.kind is FactKind.RELEASED]
     assert told == [(5.0, 1), (9.0, 1), (None, 1)]
     driven.pass_to(6.0)
-    assert driven.node.refused == {"a"}
+    assert driven.node.released == {"a"}
     driven.feed(Accept("a"))
-    assert driven.node.refused == frozenset()
+    assert driven.node.released == frozenset()
 
 
 @pytest.mark.parametrize(("resource", "token"), [("a", 199), ("b", 200)])
 def test_what_is_owned_no_more_is_not_released(resource: str, token: int) -> None:
     driven = owning("a")
     driven.feed(Release(resource, token))
-    assert driven.sent(Refuse) is None
+    assert driven.sent(RecordReleases) is None
     assert driven.facts() == []
-    assert driven.node.refused == frozenset()
+    assert driven.node.released == frozenset()
 
 
 @pytest.mark.rule("RB-2")
-def test_what_is_accepted_again_is_refused_no_more() -> None:
+def test_what_is_accepted_again_is_released_no_more() -> None:
     driven = owning("a", "b")
     for name in "ab":
         driven.feed(Release(name, 200))
-    driven.answer(Refuse, Refused(frozenset({"a"}), 300))
-    driven.answer(Refuse, Refused(frozenset({"a", "b"}), 301))
+    driven.answer(RecordReleases, ReleasesRecorded(frozenset({"a"}), 300))
+    driven.answer(RecordReleases, ReleasesRecorded(frozenset({"a", "b"}), 301))
     driven.feed(Accept("a"))
     driven.feed(Accept("never released"))
-    assert driven.sent(Refuse) == Refuse(SESSION, record("b"), replaces=301)
-    driven.answer(Refuse, Refused(frozenset({"b"}), 302))
+    assert driven.sent(RecordReleases) == RecordReleases(SESSION, record("b"), replaces=301)
+    driven.answer(RecordReleases, ReleasesRecorded(frozenset({"b"}), 302))
     assert driven.under_way == []
 
 
@@ -1705,13 +1705,13 @@ def test_what_is_accepted_again_is_refused_no_more() -> None:
 def test_a_record_of_unknown_outcome_is_written_until_it_says_what_is_true() -> None:
     driven = owning("a", "b")
     driven.feed(Release("a", 200))
-    driven.answer(Refuse, LOST)
+    driven.answer(RecordReleases, LOST)
     driven.feed(Release("b", 200))
     driven.pass_to(0.1)
-    assert driven.sent(Refuse) == Refuse(SESSION, record("a", "b"), replaces=10)
-    driven.answer(Refuse, Refused(frozenset({"a"}), 300))
-    assert driven.sent(Refuse) == Refuse(SESSION, record("a", "b"), replaces=300)
-    driven.answer(Refuse, Refused(frozenset({"a", "b"}), 301))
+    assert driven.sent(RecordReleases) == RecordReleases(SESSION, record("a", "b"), replaces=10)
+    driven.answer(RecordReleases, ReleasesRecorded(frozenset({"a"}), 300))
+    assert driven.sent(RecordReleases) == RecordReleases(SESSION, record("a", "b"), replaces=300)
+    driven.answer(RecordReleases, ReleasesRecorded(frozenset({"a", "b"}), 301))
     assert driven.under_way == []
 
 
@@ -1719,13 +1719,13 @@ def test_a_record_of_unknown_outcome_is_written_until_it_says_what_is_true() -> 
 def test_a_record_that_may_have_been_written_is_written_anew_even_if_it_was_right_before() -> None:
     driven = owning("a")
     driven.feed(Release("a", 200))
-    driven.answer(Refuse, LOST)
+    driven.answer(RecordReleases, LOST)
     driven.feed(Accept("a"))
     driven.pass_to(0.1)
-    assert driven.sent(Refuse) == Refuse(SESSION, record(), replaces=10)
-    driven.answer(Refuse, Refused(frozenset({"a"}), 300))
-    assert driven.sent(Refuse) == Refuse(SESSION, record(), replaces=300)
-    driven.answer(Refuse, Refused(frozenset(), 301))
+    assert driven.sent(RecordReleases) == RecordReleases(SESSION, record(), replaces=10)
+    driven.answer(RecordReleases, ReleasesRecorded(frozenset({"a"}), 300))
+    assert driven.sent(RecordReleases) == RecordReleases(SESSION, record(), replaces=300)
+    driven.answer(RecordReleases, ReleasesRecorded(frozenset(), 301))
     assert driven.under_way == []
 
 
@@ -1734,17 +1734,17 @@ def test_a_record_that_can_not_be_written_holds_up_nothing() -> None:
     driven = owning("a")
     driven.feed(Release("a", 200))
     driven.notice(2)
-    driven.answer(Refuse, Failed("too large"))
+    driven.answer(RecordReleases, Failed("too large"))
     driven.pass_to(0.1)
     driven.give(2, "b")
-    assert driven.sent(Refuse) is not None, "it goes beside OnStop"
-    driven.answer(Refuse, Failed("too large"))
+    assert driven.sent(RecordReleases) is not None, "it goes beside OnStop"
+    driven.answer(RecordReleases, Failed("too large"))
     driven.returns(Handler.STOP)
     driven.pass_to(0.3)
     driven.answer(RemoveBarriers, BarriersRemoved(frozenset({"a"}), 210))
     driven.add(220, "b")
     driven.returns(Handler.START)
-    driven.answer(Refuse, Failed("too large"))
+    driven.answer(RecordReleases, Failed("too large"))
     driven.pass_to(1.0)
     assert driven.sent(Acknowledge) == Acknowledge(SESSION, 2, replaces=201)
 
@@ -1754,7 +1754,7 @@ def test_what_was_released_is_named_when_the_node_joins_again() -> None:
     driven = owning("a", "b")
     driven.feed(Release("a", 200))
     driven.feed(Release("b", 200, for_s=1.0))
-    driven.answer(Refuse, SessionLost())
+    driven.answer(RecordReleases, SessionLost())
     driven.pass_to(2.0)
     driven.returns(Handler.STOP)
     joining = driven.sent(Join)
@@ -1767,35 +1767,35 @@ def test_what_was_released_is_named_when_the_node_joins_again() -> None:
     session = Session("n-1", lease=2, created=400)
     driven.answer(Join, Joined(session, proven_at=driven.now))
     driven.answer(ReadShare, ShareRead(401, None, None, None))
-    assert driven.sent(Refuse) == Refuse(session, replace(record(), node="n-1"), replaces=400)
+    assert driven.sent(RecordReleases) == RecordReleases(session, replace(record(), node="n-1"), replaces=400)
 
 
-def test_a_node_that_leaves_says_no_more_of_what_it_refuses() -> None:
+def test_a_node_that_leaves_records_no_more_releases() -> None:
     driven = owning("a")
     driven.feed(Stop())
     driven.feed(Release("a", 200))
-    assert driven.sent(Refuse) is None
+    assert driven.sent(RecordReleases) is None
     driven.returns(Handler.STOP)
     driven.answer(RemoveBarriers, BarriersRemoved(frozenset({"a"}), 210))
     driven.answer(Leave, Left())
     assert driven.all(Finished) == [Finished()]
 
 
-REFUSED = {
+RELEASED = {
     "another node gets it": ({"n-0": {"r0"}}, {}, {"m-0": {"r0"}, "n-0": {"r1"}}),
     "it moves for that alone": ({"n-0": {"r0", "r1"}}, {}, {"m-0": {"r0", "r1"}, "n-0": set()}),
-    "none gets what all refuse": ({"n-0": {"r0"}, "m-0": {"r0"}}, {}, {"m-0": {"r1"}, "n-0": set()}),
+    "none gets what all have released": ({"n-0": {"r0"}, "m-0": {"r0"}}, {}, {"m-0": {"r1"}, "n-0": set()}),
     "a pin holds": ({"n-0": {"r0"}}, {"r0": "n"}, {"m-0": {"r1"}, "n-0": set()}),
     "others with the label may have it": ({"m-0": {"r0"}}, {"r0": "m"}, {"m-0": {"r1"}, "m-1": {"r0"}}),
 }
 
 
 @pytest.mark.rule("RB-2", "RB-29")
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_leader_gives_no_node_what_it_refuses(case: str) -> None:
-    refused, pins, expected = REFUSED[case]
+@pytest.mark.parametrize("case", RELEASED)
+def test_a_leader_gives_no_node_what_it_has_released(case: str) -> None:
+    released, pins, expected = RELEASED[case]
     members = {
-        node: Member(node, node[0], refused=frozenset(refused.get(node, ()))) for node in sorted(expected)
+        node: Member(node, node[0], released=frozenset(released.get(node, ()))) for node in sorted(expected)
     }
     resources = {name: ResourceSpec(name, pin=pins.get(name)) for name in ("r0", "r1")}
     read = replace(group(2, 50), members=members, resources=resources)

@@ -54,7 +54,7 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     ReadGroup,
     ReadShare,
-    Refuse,
+    RecordReleases,
     RemoveBarriers,
     SessionLost,
 )
@@ -196,7 +196,7 @@ class Chance:
             AddBarriers(session, header.version, header.revision, frozenset(RESOURCES)),
             RemoveBarriers(session, {r: self.random.choice(self.tokens[r][-2:]) for r in self.some()}),
             Acknowledge(session, header.version, self.random.choice([session.created, header.revision])),
-            Refuse(session, Member(session.node, "label", refused=self.some()), session.created),
+            RecordReleases(session, Member(session.node, "label", released=self.some()), session.created),
             Leave(session),
             Campaign(session),
             ReadGroup(session, leadership),

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from rebalanser.errors import InternalError
-from rebalanser.protocol.rebalancing import Rebalancing, Refusals
+from rebalanser.protocol.rebalancing import Rebalancing, Releases
 from rebalanser.protocol.states import MEMBERSHIP, ROLE, STEPS, Membership, Role, Step, Vote
 from rebalanser.protocol.types import Mode
 from rebalanser.testing.simulation import PROFILES, run_seeds
@@ -41,7 +41,7 @@ def test_every_state_can_be_left_but_the_last() -> None:
 
 @pytest.mark.rule("RB-11")
 def test_a_step_that_may_not_follow_is_a_broken_invariant() -> None:
-    rebalancing = Rebalancing(Mode.COOPERATIVE, start_in_batches=True, refusals=Refusals())
+    rebalancing = Rebalancing(Mode.COOPERATIVE, start_in_batches=True, releases=Releases())
     with (
         mock.patch.object(Rebalancing, "_step", return_value="nowhere"),
         pytest.raises(InternalError, match="may not follow"),

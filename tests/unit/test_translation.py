@@ -54,8 +54,8 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     ReadGroup,
     ReadShare,
-    Refuse,
-    Refused,
+    RecordReleases,
+    ReleasesRecorded,
     RemoveBarriers,
     Resign,
     Resigned,
@@ -355,8 +355,8 @@ def change_group(wire: Wire, sessions: Sequence[Session], change: str) -> None:
         case "released":
             share = wire.perform(ReadShare(sessions[7]), ShareRead).share
             assert share is not None
-            record = Member("node-007", "node-007", refused=frozenset({min(share.resources)}))
-            wire.perform(Refuse(sessions[7], record, sessions[7].created), Refused)
+            record = Member("node-007", "node-007", released=frozenset({min(share.resources)}))
+            wire.perform(RecordReleases(sessions[7], record, sessions[7].created), ReleasesRecorded)
 
 
 @pytest.mark.rule("RB-45")
@@ -400,8 +400,8 @@ def test_a_leader_reads_every_record_that_was_rewritten(told: str) -> None:
     leader, one, two = (wire.join(name) for name in ("l", "n-1", "n-2"))
     elected, known = wire.lead(leader)
     for session in (one, two):
-        record = Member(session.node, session.node, refused=frozenset({session.node}))
-        wire.perform(Refuse(session, record, session.created), Refused)
+        record = Member(session.node, session.node, released=frozenset({session.node}))
+        wire.perform(RecordReleases(session, record, session.created), ReleasesRecorded)
     keys = {
         "both": {wire.keys.node(one.node), wire.keys.node(two.node)},
         "the later": {wire.keys.node(two.node)},
@@ -409,7 +409,7 @@ def test_a_leader_reads_every_record_that_was_rewritten(told: str) -> None:
     }
     command = ReadGroup(leader, elected.leadership, known=known, keys=frozenset(keys[told]))
     group = wire.perform(command, GroupRead).group
-    assert {node: set(member.refused) for node, member in group.members.items()} == {
+    assert {node: set(member.released) for node, member in group.members.items()} == {
         "l": set(),
         "n-1": {"n-1"},
         "n-2": {"n-2"},
@@ -431,9 +431,9 @@ def test_a_leader_reads_a_rewritten_record_that_no_watch_told_of(then: str) -> N
     assert leader.knows.group is not None
     released = frozenset({min(leader.knows.group.shares["releasing"].resources)})
     replaces = releasing.created
-    for refused in (released, frozenset[str]()):
-        record = Member("releasing", "releasing", refused=refused)
-        replaces = wire.perform(Refuse(releasing, record, replaces), Refused).revision
+    for recorded in (released, frozenset[str]()):
+        record = Member("releasing", "releasing", released=recorded)
+        replaces = wire.perform(RecordReleases(releasing, record, replaces), ReleasesRecorded).revision
         match then:
             case "a node joins":
                 leader.hear_of(wire.keys.node(wire.join(f"joined-{replaces}").node))
@@ -448,14 +448,14 @@ def test_a_leader_reads_a_rewritten_record_that_no_watch_told_of(then: str) -> N
         assert not reads_all(wire, wire.keys.nodes)
         group = leader.knows.group
         assert group is not None
-        assert group.members["releasing"].refused == refused
-        assert refused.isdisjoint(group.shares["releasing"].resources)
+        assert group.members["releasing"].released == recorded
+        assert recorded.isdisjoint(group.shares["releasing"].resources)
         leader.beat()
         assert leader.knows.rebalance_at is None, "nothing is left to read"
 
 
 @pytest.mark.rule("RB-2")
-def test_a_record_of_a_node_that_never_heard_of_refusals_names_none() -> None:
+def test_a_record_of_a_node_that_never_heard_of_releases_names_none() -> None:
     old = b'{"schema":1,"label":"n","mode":"cooperative","may_lead":true,"host":"h","pid":1,"attributes":{}}'
     assert values.load_member("n-0", KeyValue("k", old, 1, 1)) == Member("n-0", "n", host="h", pid=1)
     assert b"refused" not in values.dump_member(Member("n-0", "n")), "nor is there more to read for it"

@@ -123,7 +123,7 @@ class Chaos:
             if operators:
                 command = None
             elif FaultKind.RELEASE in self._kinds and random.random() < 0.3:
-                command = "Refuse"
+                command = "RecordReleases"
             link.armed.append(Armed(kind, command, random.choice((0, 0, 0, 1, 2))))
             return
         link.storm[kind] = random.uniform(0.1, 0.9)
@@ -299,7 +299,7 @@ class Chaos:
         process = host.running
         if process is None or process.paused:
             return
-        released = sorted(process.duties.refused)
+        released = sorted(process.duties.released)
         if released and self._random.random() < 0.25:
             name = self._random.choice(released)
             self._world.hit(FaultKind.RELEASE, f"{host.name}: accepts {name}")

@@ -52,7 +52,7 @@ from rebalanser.protocol.messages import (
     Publish,
     Published,
     ReadGroup,
-    Refuse,
+    RecordReleases,
     Release,
     Report,
     Resign,
@@ -113,10 +113,10 @@ class Duties:
         self._started: dict[Resource, int] = {}
         """Started resources, with the version of the share that started them."""
         self._starting: Mapping[Resource, int] = {}
-        self.refused: dict[Resource, float] = {}
+        self.released: dict[Resource, float] = {}
         """What the application gave up, and until when."""
         self._registered: Member | None = None
-        self._refusals_changed_at = _NEVER
+        self._releases_changed_at = _NEVER
         self.blocked: set[Resource] = set()
         """Resources reported as held by another node."""
         self.history_lost_at = _NEVER
@@ -175,36 +175,37 @@ class Duties:
                 called = self._starting if self._running is Handler.START else {}
                 if token in (self._process.tokens.get(resource), called.get(resource)):
                     until = math.inf if for_s is None else self._now + for_s
-                    self.refused[resource] = max(until, self.refused.get(resource, _NEVER))
-                    self._told_to_refuse()
+                    self.released[resource] = max(until, self.released.get(resource, _NEVER))
+                    self._releases_changed()
             case Accept(resource=resource):
-                self.refused.pop(resource, None)
-                self._told_to_refuse()
+                self.released.pop(resource, None)
+                self._releases_changed()
             case _:
                 pass
 
-    def _told_to_refuse(self) -> None:
-        self._refusals_changed_at = self._now
+    def _releases_changed(self) -> None:
+        self._releases_changed_at = self._now
         promptness = self._process.world.promptness
         if promptness is not None:
-            promptness.refuses(self._process)
+            promptness.releases_changed(self._process)
 
     @property
-    def refuses_since(self) -> float:
-        """When what it has to refuse changed last, or it became a member."""
-        ended = (until for until in self.refused.values() if until <= self._now)
-        return max(self._refusals_changed_at, *ended, _NEVER)
+    def released_since(self) -> float:
+        """When its releases changed last, or it became a member."""
+        ended = (until for until in self.released.values() if until <= self._now)
+        return max(self._releases_changed_at, *ended, _NEVER)
 
-    def refuses(self) -> frozenset[Resource]:
-        """The resources that the process has to refuse now."""
-        return frozenset(resource for resource, until in self.refused.items() if until > self._now)
+    def released_now(self) -> frozenset[Resource]:
+        """The resources that the process has released and not accepted."""
+        return frozenset(resource for resource, until in self.released.items() if until > self._now)
 
     def _check_record(self, member: Member) -> None:
         """A node's record names what its application gave up, for as long as that and no longer."""
-        if member.refused != self.refuses():
+        if member.released != self.released_now():
             raise Violation(
                 "RB-2",
-                f"{self._label} says that it refuses {sorted(member.refused)}, not {sorted(self.refuses())}",
+                f"{self._label} says that it has released {sorted(member.released)}, not "
+                f"{sorted(self.released_now())}",
             )
 
     def _check_registered(self, member: Member) -> None:
@@ -232,7 +233,7 @@ class Duties:
             self._fail()
             return
         self._session = self._last_session = outcome.session
-        self._refusals_changed_at = self._now
+        self._releases_changed_at = self._now
         self._leaving = self._stop_asked
         self._proven_at = outcome.proven_at
         self._beat_due = outcome.proven_at + self._timings.heartbeat_interval_s
@@ -389,9 +390,9 @@ class Duties:
                 raise Violation("RB-17", f"{self._label} starts in eager mode and goes on with {old}")
         missing = self._share.resources - self._started.keys() - owned.keys() if self._share else frozenset()
         if plan.mode is Mode.COOPERATIVE:
-            missing -= self.refuses()
-            if refused := self.refuses() & owned.keys():
-                raise Violation("RB-2", f"{self._label} starts what it refuses: {sorted(refused)}")
+            missing -= self.released_now()
+            if released := self.released_now() & owned.keys():
+                raise Violation("RB-2", f"{self._label} starts what it has released: {sorted(released)}")
         if missing and (plan.mode is Mode.EAGER or not plan.start_in_batches):
             raise Violation("RB-17", f"{self._label} starts a part of its share, without {sorted(missing)}")
         self._calls(Handler.START)
@@ -418,7 +419,7 @@ class Duties:
             case Join(member=member):
                 self._check_delay()
                 self._check_registered(member)
-            case Refuse(member=member):
+            case RecordReleases(member=member):
                 self._check_record(member)
             case Heartbeat():
                 self._beating = True
@@ -518,12 +519,12 @@ class Duties:
         held = {resource: node for node in active for resource in before.get(node, ())}
         oracle = self._process.world.oracle
         for node, resources in after.items():
-            if refused := resources & oracle.refused_at(node, self._read_revision):
+            if released := resources & oracle.released_at(node, self._read_revision):
                 raise Violation(
                     "RB-2",
-                    f"version {plan.version} gives {node} what it refuses: {sorted(refused)}",
+                    f"version {plan.version} gives {node} what it has released: {sorted(released)}",
                 )
-        if any(group.members[node].refused for node in active):
+        if any(group.members[node].released for node in active):
             wrong = not_best(group, active, held, owners)
             if wrong is not None:
                 raise Violation("RB-10", f"version {plan.version} of {self._label}: {wrong}")
@@ -614,7 +615,7 @@ def least_moves(group: Group, active: Collection[NodeId], held: Mapping[Resource
 def not_best(
     group: Group, active: Sequence[NodeId], held: Mapping[Resource, NodeId], owners: Mapping[Resource, NodeId]
 ) -> str | None:
-    """Why an allocation with refusals is not as even as it could be with as few moves; None if it is.
+    """Why an allocation with releases is not as even as it could be with as few moves; None if it is.
 
     Resources that are handed on, one from each node of a chain to the next, lower the load of its first node
     and raise that of its last; in a ring they change none. An allocation is the best if no chain makes the
@@ -623,7 +624,7 @@ def not_best(
     labels = {node: group.members[node].label for node in active}
     steps = dict.fromkeys(product(active, active), math.inf)
     for resource, spec in group.resources.items():
-        open_to = [n for n in active if resource not in group.members[n].refused]
+        open_to = [n for n in active if resource not in group.members[n].released]
         if spec.pin is not None:
             open_to = sorted(node for node in open_to if labels[node] == spec.pin)[:1]
         owner = owners.get(resource)
@@ -689,20 +690,20 @@ class Promptness:
             f"{resource} is {node}'s and free, which does not take it within {self._within_s:g} s",
         )
 
-    def refuses(self, process: Process) -> None:
-        """A process was told to give something up, or to take it back: its record soon says so."""
+    def releases_changed(self, process: Process) -> None:
+        """A process released something, or accepted it again: its record soon says so."""
 
         def look() -> None:
             session, duties = process.node.session, process.duties
             if session is None or self._healthy(session.node) is not process:
                 return
-            told, due = self._world.oracle.refused_at(session.node), duties.refuses()
-            if told != due and duties.refuses_since <= process.now - self._within_s + _EPSILON_S:
+            told, due = self._world.oracle.released_at(session.node), duties.released_now()
+            if told != due and duties.released_since <= process.now - self._within_s + _EPSILON_S:
                 raise Violation(
                     "RB-7", f"the record of {session.node} names {sorted(told)}, not {sorted(due)}"
                 )
 
-        ends = [process.clock.true(until) for until in process.duties.refused.values() if until < math.inf]
+        ends = [process.clock.true(until) for until in process.duties.released.values() if until < math.inf]
         for at in (self._now, *(end for end in ends if end > self._now)):
             self._world.scheduler.at(at + self._within_s, look)
 

@@ -196,8 +196,8 @@ class Oracle:
         self._joined: dict[str, Session] = {}
         self.members: dict[str, int] = {}
         """The members by id, and the revision that made each one."""
-        self._refused: dict[NodeId, list[tuple[int, frozenset[Resource]]]] = {}
-        """What each node's record says that it refuses, since which revision."""
+        self._released: dict[NodeId, list[tuple[int, frozenset[Resource]]]] = {}
+        """The releases that each node's record names, by the revision that put them."""
         self.term = 0
         self.leader = ""
         self.leader_changes = 0
@@ -356,12 +356,12 @@ class Oracle:
             self.members.pop(node, None)
             return
         member = values.load_member(node, self._entry(event))
-        known = self._refused.setdefault(node, [])
+        known = self._released.setdefault(node, [])
         if node in self.members:
             self._check_rewritten(event, node)
-            known.append((event.revision, member.refused))
+            known.append((event.revision, member.released))
             return
-        known.append((event.revision, member.refused))
+        known.append((event.revision, member.released))
         joined = self._joined.get(node)
         if joined is not None and self._world.stored(event.key).lease == joined.lease:
             raise Violation("RB-4", f"{node}, which has left, is a member again")
@@ -382,9 +382,11 @@ class Oracle:
         ):
             raise Violation("RB-4", f"{node} was registered over itself")
 
-    def refused_at(self, node: NodeId, revision: int | None = None) -> frozenset[Resource]:
-        """What the node's record said that it refuses, at this revision, or says now."""
-        told = [refused for at, refused in self._refused.get(node, ()) if revision is None or at <= revision]
+    def released_at(self, node: NodeId, revision: int | None = None) -> frozenset[Resource]:
+        """The releases that the node's record named at this revision, or names now."""
+        told = [
+            released for at, released in self._released.get(node, ()) if revision is None or at <= revision
+        ]
         return told[-1] if told else frozenset()
 
     def _share_changed(self, event: Changed) -> None:

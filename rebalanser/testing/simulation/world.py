@@ -522,9 +522,9 @@ class World:
 
     def _unrecorded(self, live: Collection[Process]) -> str | None:
         for process in live:
-            if any(process.now < until < inf for until in process.duties.refused.values()):
-                return f"RB-3: {process.label} refuses something for a while yet"
-            told, due = self.oracle.refused_at(_node_id(process)), process.duties.refuses()
+            if any(process.now < until < inf for until in process.duties.released.values()):
+                return f"RB-3: {process.label} has released something for a while yet"
+            told, due = self.oracle.released_at(_node_id(process)), process.duties.released_now()
             if told != due:
                 return f"RB-2: the record of {process.label} names {listed(told)}, not {listed(due)}"
         return None
@@ -563,8 +563,8 @@ class World:
         drained = {process.label for process in live if process.host.plan.label in self.drained}
         active = sorted(owners.keys() - drained)
         pinned = self._pinned([process for process in live if process.label in active])
-        refused = self._refused([process for process in live if process.label in active])
-        expected = allocate(active, self.resources, owners, pinned, refused)
+        released = self._releasers([process for process in live if process.label in active])
+        expected = allocate(active, self.resources, owners, pinned, released)
         for label, owned in owners.items():
             wrong = owned ^ set(expected.get(label, ()))
             if wrong:
@@ -577,23 +577,23 @@ class World:
         return None
 
     def _pinned(self, active: Collection[Process]) -> dict[Resource, str]:
-        """The process that each pinned resource may be on: the first by its id that does not refuse it."""
+        """The process that each pinned resource may be on: the first by its id that has not released it."""
         pinned = {}
         for spec in self.resources.values():
             alike = [process for process in active if process.host.plan.label == spec.pin]
-            willing = [process for process in alike if spec.resource not in process.duties.refuses()]
+            willing = [process for process in alike if spec.resource not in process.duties.released_now()]
             if spec.pin is not None:
                 first = min(willing or alike, key=_node_id, default=None)
                 pinned[spec.resource] = first.label if first is not None else ""
         return pinned
 
-    def _refused(self, active: Collection[Process]) -> dict[Resource, frozenset[str]]:
-        """The processes that refuse each resource, where any does."""
-        refusing: dict[Resource, set[str]] = {}
+    def _releasers(self, active: Collection[Process]) -> dict[Resource, frozenset[str]]:
+        """The processes that have released each resource, where any has."""
+        releasers: dict[Resource, set[str]] = {}
         for process in active:
-            for resource in process.duties.refuses():
-                refusing.setdefault(resource, set()).add(process.label)
-        return {resource: frozenset(labels) for resource, labels in refusing.items()}
+            for resource in process.duties.released_now():
+                releasers.setdefault(resource, set()).add(process.label)
+        return {resource: frozenset(labels) for resource, labels in releasers.items()}
 
     def _unacknowledged(self) -> str | None:
         header = self.oracle.header
