@@ -691,7 +691,7 @@ def example_state(moved: int) -> GroupState:
         drained=frozenset(),
         header=Header(version=17, term=3, revision=40),
         shares={node: Share(17, frozenset(r for r in resources if wanted[r] == node)) for node in nodes},
-        leftover_shares=frozenset(),
+        obsolete_parts=frozenset(),
         acknowledged={"1": 17},
         fingerprint=Fingerprint(),
     )

@@ -19,8 +19,8 @@ lease, so terms never go back; a leader is gone when its node key is. Everything
 by its term, so a leader that lost it without knowing can write nothing. :data:`~.states.ROLE` is the table.
 The leader reads the group at one revision, computes an allocation, and publishes what changed: a *share* for
 each node that changes, and a *header* that commits the new *version*. If nothing changes nothing is written.
-A node's share is the latest one that is stored for it, of those that the header *names*: the versions up to
-its own without the *void* ones, which were given up while their shares were written. So a node hears of the
+A node's share is its latest stored one of a *committed* version: those are the versions up to the header's
+without the *aborted* ones, which were given up while their shares were written. So a node hears of the
 allocations that change its share, and of no others.
 
 **Following an allocation.** A node that finds its share changed acts on it in four steps
@@ -60,7 +60,7 @@ either idempotent and sent again, or read back, or made impossible:
 - an acknowledgement is written only over the one before it, so that a late one can't replace a newer one;
 - a plan that may still be committed is forbidden by committing another one, even where nothing has to change.
   No version is tried twice, so that late parts of one plan never mix with another. Shares are written only
-  while the header is the one that the plan is based on, and each header voids what may be stored of others.
+  while the header is the one that the plan is based on, and each header aborts what may be stored of others.
 
 Use :class:`Node`: ``node.handle(event, now)`` returns effects, in the order in which they must take place;
 ``node.next_wakeup`` is when to call it with :class:`Wakeup` at the latest. Events, effects and what must

@@ -373,7 +373,7 @@ class Leading:
         group = outcome.group
         if self._inherited_term != self.term:
             self._inherited_term = self.term
-            self._inherited_version = max((part.version for part in group.leftover_shares), default=0)
+            self._inherited_version = max((part.version for part in group.obsolete_parts), default=0)
         if outcome.read is None or command.reread_acknowledgements:
             self._acknowledged = dict(group.acknowledged)
             self._acknowledgements_read = group.revision
@@ -443,10 +443,10 @@ class Leading:
             based_on=group.header,
             shares={node: version if node in changed else before[node] for node in targets},
             changed={node: targets[node] for node in changed},
-            superseded=group.outdated_parts(changed | (before.keys() - targets.keys())),
-            void=group.uncommitted | asked.attempts,
-            abandoned=frozenset(
-                part for part in group.leftover_shares if part.version <= asked.inherited_version
+            obsolete=group.obsolete_after(changed | (before.keys() - targets.keys())),
+            aborted=group.uncommitted | asked.attempts,
+            orphaned=frozenset(
+                part for part in group.obsolete_parts if part.version <= asked.inherited_version
             ),
             effort=self._effort(group, targets, pinned),
         )
@@ -473,8 +473,8 @@ class Leading:
     def _unused_version(self, group: Group) -> int:
         """A version that no share was ever written for, nor may be by a late request."""
         committed = group.header.version if group.header else 0
-        leftover = max((part.version for part in group.leftover_shares), default=0)
-        return max(committed, leftover, self._attempted_version) + 1
+        obsolete = max((part.version for part in group.obsolete_parts), default=0)
+        return max(committed, obsolete, self._attempted_version) + 1
 
     def learn_own(self, header: Header) -> bool:
         """Whether this leader, told so or reading the group, learns that it committed the allocation itself.
@@ -494,7 +494,7 @@ class Leading:
         if self.group is not None and self.plan is not None:
             kept = {node: share for node, share in self.group.shares.items() if node in self.plan.shares}
             self.group = replace(
-                self.group, header=header, shares={**kept, **shares}, leftover_shares=frozenset()
+                self.group, header=header, shares={**kept, **shares}, obsolete_parts=frozenset()
             )
         self.plan = None
         self._published_at = now

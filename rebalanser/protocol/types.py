@@ -136,7 +136,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A committed allocation. Each node's share is the latest one stored that the header names.
+    """A committed allocation. Each node's share is its latest stored one of a committed version.
 
     A version writes only the shares that it changes, so that one costs as much as it changes (RB-45).
     """
@@ -144,12 +144,12 @@ class Header:
     version: int
     term: int
     revision: int
-    void: frozenset[int] = frozenset()
+    aborted: frozenset[int] = frozenset()
     """Versions that were never committed, and of which shares may be stored."""
 
-    def names(self, version: int) -> bool:
-        """Return True if shares of this version are, or were, part of an allocation."""
-        return version <= self.version and version not in self.void
+    def is_committed(self, version: int) -> bool:
+        """Return True if this version is, or was, the committed allocation."""
+        return version <= self.version and version not in self.aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ class Group:
     drained: frozenset[str]
     header: Header | None
     shares: Mapping[NodeId, Share]
-    leftover_shares: frozenset[SharePart]
-    """What is stored of shares that are not, or no longer, part of the allocation."""
+    obsolete_parts: frozenset[SharePart]
+    """Stored parts of shares that are not, or no longer, in the allocation."""
     acknowledged: Mapping[NodeId, int]
     fingerprint: Fingerprint
     unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -204,14 +204,14 @@ class Group:
 
     @property
     def uncommitted(self) -> frozenset[int]:
-        """Versions of which shares are stored and that the header does not name."""
+        """Versions of which shares are stored and that are not committed."""
         header = self.header
-        versions = {part.version for part in self.leftover_shares}
-        return frozenset(v for v in versions if header is None or not header.names(v))
+        versions = {part.version for part in self.obsolete_parts}
+        return frozenset(v for v in versions if header is None or not header.is_committed(v))
 
-    def outdated_parts(self, replaced: Iterable[NodeId]) -> frozenset[SharePart]:
-        """What is stored of shares that are in no allocation once those of these nodes are replaced."""
-        return self.leftover_shares | {
+    def obsolete_after(self, replaced: Iterable[NodeId]) -> frozenset[SharePart]:
+        """The parts that are obsolete once the shares of these nodes are replaced."""
+        return self.obsolete_parts | {
             SharePart(node, share.version, part)
             for node, share in ((node, self.shares[node]) for node in replaced if node in self.shares)
             for part in range(share.parts)
@@ -241,12 +241,12 @@ class Plan:
     shares: Mapping[NodeId, int]
     """Since which version each node's share stands, once this is committed."""
     changed: Mapping[NodeId, frozenset[Resource]]
-    superseded: frozenset[SharePart]
-    """What is stored of shares that are not part of the new allocation."""
-    void: frozenset[int] = frozenset()
-    """Earlier versions that this one forbids, and of which shares may be stored."""
-    abandoned: frozenset[SharePart] = frozenset()
-    """Superseded parts left by leaders of earlier terms: no publication under way can name them."""
+    obsolete: frozenset[SharePart]
+    """Stored parts of shares that are not in the new allocation."""
+    aborted: frozenset[int] = frozenset()
+    """Earlier versions that this one aborts, and of which shares may be stored."""
+    orphaned: frozenset[SharePart] = frozenset()
+    """Obsolete parts left by leaders of earlier terms: no publication under way can commit them."""
     effort: Effort | None = None
     """What it costs; None where nobody measures."""
 

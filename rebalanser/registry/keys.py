@@ -19,8 +19,8 @@ group's.
 ``operator``                    put with every request of an operator: its revision orders them (RB-44),
                                 its value counts those that changed anything
 ``changes/NUMBER``              the keys that an operator's write changed; the latest 100 (RB-45)
-``header``                      the committed version, and the void ones before it. A node's share is its
-                                latest version that is committed and not void
+``header``                      the committed version, and the aborted ones before it (``void``). A
+                                node's share is its latest of a committed version
 ``shares/NODE/VERSION/PART``    a part of a share, compressed; never changed once written
 ``barriers/RESOURCE/SLOT``      a barrier and its holder; under the holder's lease. Beside the
                                 resource, not under it (RB-16)

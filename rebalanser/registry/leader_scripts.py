@@ -146,7 +146,7 @@ class LeaderScripts(Scripts):
         nodes, resources, drains, shares, acks = (all_entries(result) for result in outcome.results[1:6])
         header = values.load_header(header_entry) if header_entry else None
         unreadable: dict[str, str] = {}
-        stored, leftover = self._allocation_in(header, shares, unreadable)
+        stored, obsolete = self._allocation_in(header, shares, unreadable)
         return Group(
             revision=outcome.revision,
             members=readable(nodes, self._member, unreadable),
@@ -154,7 +154,7 @@ class LeaderScripts(Scripts):
             drained=frozenset(readable(drains, self._drain, unreadable)),
             header=header,
             shares=stored,
-            leftover_shares=leftover,
+            obsolete_parts=obsolete,
             acknowledged=readable(acks, self._completed, unreadable),
             fingerprint=Fingerprint(
                 members=fingerprint_of(nodes),
@@ -167,7 +167,7 @@ class LeaderScripts(Scripts):
     def _allocation_in(
         self, header: Header | None, entries: Iterable[KeyValue], unreadable: dict[str, str]
     ) -> tuple[dict[NodeId, Share], frozenset[SharePart]]:
-        """The shares of the allocation, and what else is stored of shares."""
+        """The shares of the allocation, and the obsolete parts."""
         parts = self._parts_in(entries, unreadable)
         shares = self._shares_in(header, parts, unreadable) if header else {}
         versions = {node: share.version for node, share in shares.items()}
@@ -331,8 +331,8 @@ class LeaderScripts(Scripts):
         header = values.load_header(entry) if entry else None
         if Range(self.keys.shares) in found:
             entries = update.reread(self.keys.shares, found[Range(self.keys.shares)])
-            shares, leftover = self._allocation_in(header, entries, update.unreadable)
-            update.known = replace(update.known, header=header, shares=shares, leftover_shares=leftover)
+            shares, obsolete = self._allocation_in(header, entries, update.unreadable)
+            update.known = replace(update.known, header=header, shares=shares, obsolete_parts=obsolete)
             update.shares_known = True
         elif header != update.known.header:
             update.shares_known = False
@@ -358,33 +358,33 @@ class LeaderScripts(Scripts):
     def _publish(self, command: Publish) -> CommandScript:
         """Write the changed shares under keys of their own, then commit them all by the header.
 
-        Where all fits in one transaction it is one. Else nobody acts on a share before the header names it,
-        and shares that are outdated are deleted afterwards, by this leader or a later one. What leaders of
-        earlier terms left is deleted first: otherwise leaders that fail, one after another, would fill the
-        registry. What this leader may have left stays, as a publication of unknown outcome may still name it.
+        Where all fits in one transaction it is one. Else no node acts on a share before the header commits
+        it, and obsolete parts are deleted afterwards, by this leader or a later one. Orphaned parts are
+        deleted first: otherwise leaders that fail, one after another, would fill the registry. The parts that
+        this leader may have left stay, as a publication of unknown outcome may still commit them.
 
         Shares are written only while the allocation is the one that the plan changes: none is ever added of a
         version that a later header would take for committed.
         """
         leadership, plan, based_on = command.leadership, command.plan, self._based_on(command.plan.based_on)
-        header = Put(self.keys.header, values.dump_header(plan.version, leadership.term, plan.void))
+        header = Put(self.keys.header, values.dump_header(plan.version, leadership.term, plan.aborted))
         shares = [
             put
             for node in sorted(plan.changed)
             for put in self._parts(node, plan.version, plan.changed[node])
         ]
-        abandoned = [Delete(self.keys.share(part)) for part in sorted(plan.abandoned)]
-        outdated = [
-            *abandoned,
-            *(Delete(self.keys.share(part)) for part in sorted(plan.superseded - plan.abandoned)),
+        orphaned = [Delete(self.keys.share(part)) for part in sorted(plan.orphaned)]
+        obsolete = [
+            *orphaned,
+            *(Delete(self.keys.share(part)) for part in sorted(plan.obsolete - plan.orphaned)),
         ]
-        together = list(self._chunks(sized([*shares, *outdated, header])))
+        together = list(self._chunks(sized([*shares, *obsolete, header])))
         if len(together) == 1:
             before, commit, after = [], together[0], []
         else:
-            before = [*self._chunks(sized(abandoned)), *self._chunks(sized(shares))]
+            before = [*self._chunks(sized(orphaned)), *self._chunks(sized(shares))]
             commit = [header]
-            after = list(self._chunks(sized(outdated[len(abandoned) :])))
+            after = list(self._chunks(sized(obsolete[len(orphaned) :])))
         written: dict[str, int] = {}
         for chunk in [*before, commit]:
             outcome = outcome_of((yield self._as_leader(command, chunk, based_on)))
@@ -395,7 +395,7 @@ class LeaderScripts(Scripts):
             yield self._as_leader(command, chunk)
         parts = Counter(self.keys.share_part(put.key).node for put in shares)
         return Published(
-            Header(plan.version, leadership.term, written[self.keys.header], plan.void),
+            Header(plan.version, leadership.term, written[self.keys.header], plan.aborted),
             {
                 node: Share(
                     plan.version, plan.changed[node], parts[node], written[self._first_part(node, plan)]

@@ -227,13 +227,13 @@ class Scripts:
     def _shares_in(
         self, header: Header, parts: Mapping[SharePart, KeyValue], unreadable: dict[str, str]
     ) -> dict[NodeId, Share]:
-        """Each node's share: the latest that the header names.
+        """Each node's share: the latest of a committed version.
 
         Its first part is written with the others or before, and deleted with them or before.
         """
         named: dict[NodeId, list[SharePart]] = {}
         for part in sorted(parts):
-            if not header.names(part.version):
+            if not header.is_committed(part.version):
                 continue
             if part.part == 0:
                 named[part.node] = [part]

@@ -57,6 +57,7 @@ class _Header(_Value):
     version: int
     term: int
     void: list[int] = []
+    """The aborted versions."""
 
 
 _NAMES = TypeAdapter(list[str])
@@ -197,9 +198,9 @@ def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
         )
 
 
-def dump_header(version: int, term: int, void: Iterable[int]) -> bytes:
+def dump_header(version: int, term: int, aborted: Iterable[int]) -> bytes:
     """Return the value of the header."""
-    return _dump({"schema": SCHEMA_VERSION, "version": version, "term": term, "void": sorted(void)})
+    return _dump({"schema": SCHEMA_VERSION, "version": version, "term": term, "void": sorted(aborted)})
 
 
 def load_header(entry: KeyValue) -> Header:

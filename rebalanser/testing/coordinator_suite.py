@@ -300,8 +300,8 @@ def planned(group: Group, shares: Mapping[NodeId, Iterable[Resource]]) -> Plan:
         based_on=group.header,
         shares={node: version if node in changed else before[node] for node in targets},
         changed=changed,
-        superseded=group.outdated_parts(changed.keys() | (before.keys() - targets.keys())),
-        void=group.uncommitted,
+        obsolete=group.obsolete_after(changed.keys() | (before.keys() - targets.keys())),
+        aborted=group.uncommitted,
     )
 
 
@@ -357,7 +357,7 @@ def holders(coordinator: Coordinator) -> dict[Resource, NodeId]:
 
 def session_commands(session: Session, leadership: Leadership, header: Header) -> list[Command]:
     """Every command that carries a session, save the one that ends it."""
-    plan = Plan(version=header.version + 1, based_on=header, shares={}, changed={}, superseded=frozenset())
+    plan = Plan(version=header.version + 1, based_on=header, shares={}, changed={}, obsolete=frozenset())
     return [
         Heartbeat(session),
         Heartbeat(session, leader=leadership.leader, blockers=frozenset({"other"}), read_fingerprint=True),
@@ -685,7 +685,7 @@ class CoordinatorConformance:
             first.node: Share(one.version, frozenset({"a"})),
             second.node: Share(two.version, frozenset({"b", "c"})),
         }
-        assert group.leftover_shares == frozenset()
+        assert group.obsolete_parts == frozenset()
 
     def test_a_share_may_be_larger_than_a_request(self, coordinator: Coordinator) -> None:
         """Holds: "``Publish`` commits all shares of a version at one point", however large they are."""
@@ -698,7 +698,7 @@ class CoordinatorConformance:
             assert read.share == Share(header.version, frozenset(share))
             group = coordinator.read().group
             assert group.shares == {session.node: read.share}
-            assert group.leftover_shares == frozenset()
+            assert group.obsolete_parts == frozenset()
 
     def test_a_plan_on_an_old_allocation_conflicts(self, coordinator: Coordinator) -> None:
         """Holds: "The allocation that the plan was based on is not the latest: read the group again"."""
@@ -747,7 +747,7 @@ class CoordinatorConformance:
             assert {node: list(share.resources) for node, share in group.shares.items()} == expected
         assert groups[-1].header is not None
         assert groups[-1].header.version == 4
-        assert groups[-1].leftover_shares == frozenset()
+        assert groups[-1].obsolete_parts == frozenset()
 
     def test_a_leader_reads_what_anyone_reads(self, coordinator: Coordinator) -> None:
         """Holds: "Read the group at one revision, as its leader (RB-9)"."""

@@ -1126,7 +1126,7 @@ class Model:
         for key in stored.items:
             if key.startswith(self.keys.shares):
                 part = self.keys.share_part(key)
-                if header.names(part.version) and self.keys.node(part.node) in stored.items:
+                if header.is_committed(part.version) and self.keys.node(part.node) in stored.items:
                     latest[part.node] = max(part.version, latest.get(part.node, 0))
         return latest
 

@@ -62,7 +62,7 @@ def test_a_share_whose_deletion_failed_may_stay_until_the_next_allocation(
     assert group.world.hits[fault]
     group.world.start(group[2])
     group.settle()
-    assert group.world.oracle.superseded_shares() == []
+    assert group.world.oracle.obsolete_parts() == []
 
 
 @pytest.mark.rule("RB-19")

@@ -215,7 +215,7 @@ def group(
         drained=frozenset(),
         header=header,
         shares={name.replace("_", "-"): share for name, share in shares.items()},
-        leftover_shares=frozenset(),
+        obsolete_parts=frozenset(),
         acknowledged={"n-0": acknowledged},
         fingerprint=Fingerprint((1, 10), 5),
     )

@@ -219,9 +219,11 @@ MUTANTS = (
         "RB-28",
     ),
     _mutant(
-        "attempts not void",
-        "shares that a publication may still write are void",
-        _edit(Leading, "_planned", "void=group.uncommitted | asked.attempts,", "void=group.uncommitted,"),
+        "attempts not aborted",
+        "shares that a publication may still write are aborted",
+        _edit(
+            Leading, "_planned", "aborted=group.uncommitted | asked.attempts,", "aborted=group.uncommitted,"
+        ),
         f"{LATE_SHARES}[before the commit]",
         "RB-9",
     ),
@@ -444,14 +446,14 @@ MUTANTS = (
         "RB-43",
     ),
     _mutant(
-        "leftovers of failed leaders",
+        "orphaned parts kept",
         "leaders that fail leave no more than the last of them did",
         _edit(Leading, "_planned", "part.version <= asked.inherited_version", "False"),
         "unit/test_translation.py::test_leaders_that_fail_leave_no_more_than_the_last_of_them_did",
         "RB-43",
     ),
     _mutant(
-        "leftovers of one's own",
+        "own parts deleted first",
         "a publication of unknown outcome finds its shares, however late it takes effect",
         _edit(Leading, "_planned", "part.version <= asked.inherited_version", "True"),
         "unit/test_translation.py::test_a_publication_of_unknown_outcome_finds_its_shares_however_late_it_is",

@@ -282,8 +282,8 @@ def plan_for(group: Group, version: int) -> Plan:
         based_on=group.header,
         shares=dict.fromkeys(shares, version),
         changed={node: frozenset(share) for node, share in shares.items()},
-        superseded=group.outdated_parts(group.shares.keys()),
-        void=group.uncommitted,
+        obsolete=group.obsolete_after(group.shares.keys()),
+        aborted=group.uncommitted,
     )
 
 
@@ -815,7 +815,7 @@ def test_a_node_waits_for_the_header_of_the_first_publication_too() -> None:
 
 @pytest.mark.rule("RB-9", "RB-45")
 def test_a_leader_that_committed_knows_what_it_wrote() -> None:
-    """Also after a leader that gave up: its versions are void, and nothing is left of its shares."""
+    """Also after a leader that gave up: its versions are aborted, and nothing is left of its shares."""
     wire, before, sessions = _group_of_twelve()
     before.read()
     wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
@@ -823,9 +823,9 @@ def test_a_leader_that_committed_knows_what_it_wrote() -> None:
     wire.perform(Resign(before.session, before.leadership, "lost"), Resigned)
     leader = Leader(wire, sessions[1])
     leader.read()
-    assert leader.publish().void
+    assert leader.publish().aborted
     assert leader.knows.group is not None
-    assert not leader.knows.group.leftover_shares
+    assert not leader.knows.group.obsolete_parts
     leader.read()
     assert len(wire.requests) == 1
     assert not reads_all(wire, wire.keys.shares)
@@ -1068,7 +1068,7 @@ def test_a_publish_that_does_not_fit_is_committed_by_its_header() -> None:
 
     group = wire.perform(ReadGroup(leader, elected.leadership), GroupRead).group
     assert group.header is None
-    assert group.leftover_shares
+    assert group.obsolete_parts
     plan = plan_for(group, 2)
     wire.perform(Publish(leader, elected.leadership, plan), Published)
     assert len(wire.requests) > 2
@@ -1135,7 +1135,7 @@ def test_a_leader_elected_again_in_its_term_leaves_what_it_wrote_in_it() -> None
     for _ in range(2):
         leader.elect()
         leader.read()
-        assert not leader.plan.abandoned
+        assert not leader.plan.orphaned
         wire.disturb = lambda _: OutcomeUnknown("lost") if writes_header(wire) else None
         leader.fail_to_publish()
         late.append(wire.requests[-1])
@@ -1241,7 +1241,7 @@ def test_a_share_larger_than_a_request_is_stored_in_parts(lost: int) -> None:
 
     group = wire.perform(ReadGroup(session, elected.leadership), GroupRead).group
     assert group.shares == {"a": Share(2, everything)}
-    assert {part.version for part in group.leftover_shares} <= {1}
+    assert {part.version for part in group.obsolete_parts} <= {1}
     plan = replace(plan_for(group, 3), based_on=second.header, changed={"a": frozenset("few")})
     wire.perform(Publish(session, elected.leadership, plan), Published)
     assert wire.perform(ReadShare(session), ShareRead).share == Share(3, frozenset("few"))

@@ -415,7 +415,7 @@ class Oracle:
         for key, entry in self._shares.items():
             part = self._keys.share_part(key)
             its_own = part.part == 0 and entry.mod_revision > self.members.get(part.node, _FOREVER)
-            if its_own and header is not None and header.names(part.version):
+            if its_own and header is not None and header.is_committed(part.version):
                 latest[part.node] = max(part.version, latest.get(part.node, 0))
         self.allocation = latest
         if header is None:
@@ -459,7 +459,7 @@ class Oracle:
         self._world.changed_versions()
 
     def check_shares(self) -> None:
-        """Every share that the header names is there, and no resource is in two of them."""
+        """Every share of the committed allocation is there, and no resource is in two of them."""
         if self.header is None:
             return
         owners: dict[Resource, str] = {}
@@ -477,8 +477,8 @@ class Oracle:
         if self._world.promptness:
             self._world.promptness.allocated()
 
-    def superseded_shares(self) -> list[str]:
-        """The keys of shares that an earlier allocation named and the latest does not."""
+    def obsolete_parts(self) -> list[str]:
+        """The keys of shares that were in an earlier allocation and are not in the latest."""
         parts = {key: self._keys.share_part(key) for key in self._shares}
         return sorted(
             key

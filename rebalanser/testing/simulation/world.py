@@ -545,9 +545,9 @@ class World:
             return f"RB-23: {oracle.leader} leads, which is gone"
         if oracle.header is None or oracle.allocation.keys() != sessions:
             return "RB-7: the allocation is for other members"
-        superseded = oracle.superseded_shares()
-        if superseded and any(each.duties.published_version == oracle.header.version for each in live):
-            return f"RB-9: {listed(superseded)} are left behind"
+        obsolete = oracle.obsolete_parts()
+        if obsolete and any(each.duties.published_version == oracle.header.version for each in live):
+            return f"RB-9: {listed(obsolete)} are left behind"
         for process in live:
             if process.node.role is Role.LEADER and not process.is_incarnation(oracle.leader):
                 return f"RB-6: {process.label} takes itself for the leader, which is {oracle.leader}"
