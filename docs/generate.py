@@ -512,7 +512,7 @@ def _without_annotations(function: Callable[..., Any]) -> str:
     return re.sub(r"<function .+?>", "…", shown)
 
 
-OF_THE_GROUP = {"ask_to_stop", "tell"}
+OF_THE_GROUP = {"ask_to_stop", "report_worker"}
 """Methods of public classes that the package alone calls."""
 
 

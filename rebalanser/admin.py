@@ -303,7 +303,7 @@ class Admin:
         changed = threading.Event()
         with self._watching:
             if not self._listeners:
-                self._coordinator.watch("", dict.fromkeys(_TOPICS, self.state().revision + 1), self._tell)
+                self._coordinator.watch("", dict.fromkeys(_TOPICS, self.state().revision + 1), self._notify)
             self._listeners.append(changed)
         try:
             yield changed
@@ -313,7 +313,7 @@ class Admin:
                 if not self._listeners:
                     self._coordinator.watch("", {}, lambda _notices: None)
 
-    def _tell(self, _notices: object) -> None:
+    def _notify(self, _notices: object) -> None:
         for changed in tuple(self._listeners):
             changed.set()
 

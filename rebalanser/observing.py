@@ -61,8 +61,8 @@ class Observer:
         self._process = process
         self._hooks = hooks
         self._journal = _open_journal(group, label, process, settings, clock)
-        self._told: queue.Queue[Report | None] = queue.Queue(maxsize=QUEUE_SIZE)
-        self._untold = 0
+        self._queue: queue.Queue[Report | None] = queue.Queue(maxsize=QUEUE_SIZE)
+        self._dropped = 0
         self._in_order = threading.Lock()
         self._writer = (
             None if self._journal is None else _HistoryWriter(group, self._journal, settings.fenced)
@@ -76,30 +76,30 @@ class Observer:
             if self._writer is not None:
                 self._writer.write(report)
             try:
-                self._told.put_nowait(report)
+                self._queue.put_nowait(report)
             except queue.Full:
-                self._untold += report.count
+                self._dropped += report.count
 
     def _run(self) -> None:
-        while (report := self._told.get()) is not None:
-            narrated = self._narrator is not None and self._narrator.tell(report)
+        while (report := self._queue.get()) is not None:
+            narrated = self._narrator is not None and self._narrator.narrate(report)
             for fact in report.facts():
                 if not narrated:
-                    self._tell(self._log, fact)
+                    self._call(self._log, fact)
                 if self._troubles is not None:
-                    self._tell(self._troubles.take, fact)
+                    self._call(self._troubles.take, fact)
                 for hook in self._hooks:
-                    self._tell(hook, fact)
-            if self._untold and self._told.empty():
-                untold, self._untold = self._untold, 0
+                    self._call(hook, fact)
+            if self._dropped and self._queue.empty():
+                dropped, self._dropped = self._dropped, 0
                 self._warn(
-                    "facts were dropped: log and hooks are too slow", action="facts_dropped", count=untold
+                    "facts were dropped: log and hooks are too slow", action="facts_dropped", count=dropped
                 )
 
     def _log(self, fact: Fact) -> None:
         log_fact(fact, self._group)
 
-    def _tell(self, hook: Callable[[Fact], None], fact: Fact) -> None:
+    def _call(self, hook: Callable[[Fact], None], fact: Fact) -> None:
         try:
             hook(fact)
         except BaseException as error:
@@ -118,7 +118,7 @@ class Observer:
     def close(self) -> None:
         """Pass on what is queued for the log and the hooks, and write the history to disk."""
         with contextlib.suppress(queue.Full):
-            self._told.put(None, timeout=CLOSE_TIMEOUT_S)
+            self._queue.put(None, timeout=CLOSE_TIMEOUT_S)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT_S)
         if self._troubles is not None:

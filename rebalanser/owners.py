@@ -146,9 +146,9 @@ class Owners:
         self._exists = exists
         for resource in sorted(before.keys() | now.keys()):
             if before.get(resource) != now.get(resource):
-                self._tell(OwnerChange(resource, before.get(resource), now.get(resource)))
+                self._notify(OwnerChange(resource, before.get(resource), now.get(resource)))
 
-    def _tell(self, change: OwnerChange) -> None:
+    def _notify(self, change: OwnerChange) -> None:
         for hook in self._hooks:
             try:
                 hook(change)

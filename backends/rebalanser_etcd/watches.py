@@ -53,7 +53,7 @@ class EtcdWatch:
         self.scouted = False
         self._stream = stream
 
-    def tell(self, events: Sequence[WatchEvent]) -> None:
+    def deliver(self, events: Sequence[WatchEvent]) -> None:
         """Pass events to the sink. An error in it affects no other watch."""
         try:
             self.sink(events)
@@ -256,7 +256,7 @@ class WatchStream:
         if response.canceled:
             self._handle_cancelled(session, response)
         elif response.events:
-            self._tell(session, response)
+            self._deliver(session, response)
 
     def _begin(self, session: _Session, response: Any) -> None:
         with self._lock:
@@ -268,9 +268,9 @@ class WatchStream:
             if behind and first:
                 session.create(watch, scout=True)
         if behind and served.scout and not watch.target.prefix and not watch.closed:
-            watch.tell([HistoryLost(response.header.revision)])
+            watch.deliver([HistoryLost(response.header.revision)])
 
-    def _tell(self, session: _Session, response: Any) -> None:
+    def _deliver(self, session: _Session, response: Any) -> None:
         served = session.by_id.get(response.watch_id)
         if served is None or served.watch.closed:
             return
@@ -289,7 +289,7 @@ class WatchStream:
         watch.resume_at = changes[-1].revision + 1
         with self._lock:
             session.dismiss(watch)
-        watch.tell(changes)
+        watch.deliver(changes)
 
     def _scouted(self, session: _Session, served: _Served, revision: int) -> None:
         """Report a change that a scout saw; the watch itself reports it once it has caught up."""
@@ -298,7 +298,7 @@ class WatchStream:
             with self._lock:
                 session.dismiss(watch)
         elif revision >= watch.resume_at:
-            watch.tell([HistoryLost(revision)])
+            watch.deliver([HistoryLost(revision)])
 
     def _handle_cancelled(self, session: _Session, response: Any) -> None:
         with self._lock:
@@ -320,7 +320,7 @@ class WatchStream:
         except RebalanserError as error:
             raise _Broken(str(error)) from error
         watch.resume_at = revision + 1
-        watch.tell([HistoryLost(revision)])
+        watch.deliver([HistoryLost(revision)])
         with self._lock:
             if watch in self._watches and self._session is session:
                 session.create(watch)

@@ -34,7 +34,7 @@ class FileWatch:
         self.open = False
         self.forget(self)
 
-    def tell(self, events: list[WatchEvent]) -> None:
+    def deliver(self, events: list[WatchEvent]) -> None:
         """Pass events to the sink, whose errors must not end the thread that all watches share."""
         if not self.open:
             return
@@ -63,13 +63,13 @@ class Watcher(Listener[FileWatch]):
         while True:
             with store.reading(Deadline.after(PATIENCE_S)):
                 kept = history.extent(store)
-                untold = min(watch.next for watch in watches)
-                first = max(untold, kept.forgotten + 1)
+                earliest = min(watch.next for watch in watches)
+                first = max(earliest, kept.forgotten + 1)
                 last = min(kept.latest, first + history.REVISIONS_PER_READ - 1)
                 changes = history.changes(store, first, last) if first <= last else []
                 next_end_s = leases.next_end_s(store)
-            if untold <= kept.latest:
-                self._tell(watches, changes, kept.forgotten, last)
+            if earliest <= kept.latest:
+                self._deliver(watches, changes, kept.forgotten, last)
             if next_end_s is not None and next_end_s <= store.clock.now():
                 self._end_leases(store)
             elif last >= kept.latest:
@@ -83,7 +83,7 @@ class Watcher(Listener[FileWatch]):
             ring(self._path)
 
     @staticmethod
-    def _tell(watches: list[FileWatch], changes: list[Changed], forgotten: int, last: int) -> None:
+    def _deliver(watches: list[FileWatch], changes: list[Changed], forgotten: int, last: int) -> None:
         """Report to each watch its changes; watches of one key are found by look-up, as they can be many."""
         events: defaultdict[FileWatch, list[WatchEvent]] = defaultdict(list)
         of_key: defaultdict[str, list[FileWatch]] = defaultdict(list)
@@ -104,4 +104,4 @@ class Watcher(Listener[FileWatch]):
         for watch in watches:
             watch.next = max(watch.next, last + 1)
             if watch in events:
-                watch.tell(events[watch])
+                watch.deliver(events[watch])

@@ -107,7 +107,7 @@ class Rebalancing:
         self._spare: set[Resource] = set()
         self._to_try: set[Resource] = set()
         self._waiting_for: dict[NodeId, set[Resource]] = {}
-        self._told_of_nothing = False
+        self._empty_start_called = False
         self._answers: dict[tuple[str, bool], Any] = {}
 
     def _changed(self) -> None:
@@ -150,7 +150,7 @@ class Rebalancing:
         if self._mode is Mode.EAGER:
             self._restarting = set(self.started)
         if self._restarting or read.share.resources:
-            self._told_of_nothing = False
+            self._empty_start_called = False
         self._compare(before)
         return True
 
@@ -253,7 +253,7 @@ class Rebalancing:
             ready = self._ready_and_not_released()
             if ready:
                 return ready
-        if self.share is not None and not self.wanted and not self.started and not self._told_of_nothing:
+        if self.share is not None and not self.wanted and not self.started and not self._empty_start_called:
             return {}
         return None
 
@@ -292,7 +292,7 @@ class Rebalancing:
         self.started.update(owned)
         kept = self._ready.keys() - owned.keys() if len(owned) < len(self._ready) else NOTHING
         self._ready = {resource: self._ready[resource] for resource in kept}
-        self._told_of_nothing = not owned
+        self._empty_start_called = not owned
 
     def ask(self, resources: Collection[Resource]) -> None:
         """These are asked to stop while a handler runs."""
@@ -317,7 +317,7 @@ class Rebalancing:
         self.running = None
         if not entered:
             self._end_access(frozenset(self.starting))
-            self._told_of_nothing = False
+            self._empty_start_called = False
         self.starting = {}
 
     def stop_returned(self, failed: bool) -> None:
@@ -445,7 +445,7 @@ class Rebalancing:
         self._to_try.clear()
         self._waiting_for.clear()
         self._forget_holders()
-        self._told_of_nothing = False
+        self._empty_start_called = False
 
     def observe_step(self, everything: bool) -> None:
         """Work out which step the node is in, and check that it may follow the one before."""

@@ -52,7 +52,7 @@ from rebalanser.runtime.owned import Detail, Owned, Tenure
 
 CLOSE_TIMEOUT_S = 5.0
 LOOK_AT_CLOCK_S = 0.5
-TELL_LOADS_S = 1.0
+REPORT_LOADS_S = 1.0
 MAX_RELEASED: Final = 1_000
 """Maximum number of resources that a node has released at once: its member key names them all."""
 _NO_DETAIL: Final[Detail] = MappingProxyType({})
@@ -113,7 +113,7 @@ class Engine:
         self._releasing: dict[tuple[str, int], float] = {}
         """Seconds of each release that the loop has not handled yet, by resource and token."""
         self._deadline: float | None = None
-        self._loads_told_at = -math.inf
+        self._loads_reported_at = -math.inf
         self._stopped = False
         self._finished = False
         self._last_node = ""
@@ -137,7 +137,7 @@ class Engine:
                 clock,
                 tenure,
                 self._inbox.put,
-                self._tell,
+                self._report_each,
                 coordinator.resource,
                 self._release,
             )
@@ -243,7 +243,7 @@ class Engine:
             raise self._failure
         raise InternalError(f"the engine of {self._name} failed") from self._failure
 
-    def _tell(
+    def _report_each(
         self,
         kind: FactKind,
         tokens: Mapping[str, int],
@@ -256,14 +256,14 @@ class Engine:
             fact = Fact(kind, snapshot.node, snapshot.term, snapshot.version, value=value, detail=detail)
             self._observe(Report(fact, tokens, tokens))
 
-    def _tell_loads(self) -> None:
+    def _report_loads(self) -> None:
         """Report the application's loads once a second; the loop wakes up more often than that."""
         now = self._clock.now()
-        if now - self._loads_told_at < TELL_LOADS_S:
+        if now - self._loads_reported_at < REPORT_LOADS_S:
             return
-        self._loads_told_at = now
+        self._loads_reported_at = now
         for owned, load in self._runner.taken_loads():
-            self._tell(FactKind.LOAD_REPORTED, {owned.resource: owned.token}, load)
+            self._report_each(FactKind.LOAD_REPORTED, {owned.resource: owned.token}, load)
 
     def _fail(self, error: BaseException) -> None:
         """Stop access and let the lease end: an error has occurred that no outcome can express."""
@@ -286,7 +286,7 @@ class Engine:
             while not self._stopped and self._failure is None:
                 for event in self._next_events():
                     self._handle(event)
-                self._tell_loads()
+                self._report_loads()
         except BaseException as error:
             self._fail(error)
         try:
@@ -330,9 +330,9 @@ class Engine:
         if isinstance(event, Release):
             with self._releasing_lock:
                 self._releasing.pop((event.resource, event.token), None)
-        self._tell_if_slow(event, self._clock.now() - began_at, time.thread_time() - cpu_began_s)
+        self._report_if_slow(event, self._clock.now() - began_at, time.thread_time() - cpu_began_s)
 
-    def _tell_if_slow(self, event: Event, took_s: float, cpu_s: float) -> None:
+    def _report_if_slow(self, event: Event, took_s: float, cpu_s: float) -> None:
         limit_s = self._node.slow_turn_s
         if took_s <= limit_s:
             return

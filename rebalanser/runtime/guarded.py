@@ -78,7 +78,7 @@ class GuardedProcesses:
         self._lost = lost
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._tell: dict[int, Callable[[Outcome], None]] = {}
+        self._callbacks: dict[int, Callable[[Outcome], None]] = {}
         self._pids: dict[int, int] = {}
         self._closing = False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,10 +98,12 @@ class GuardedProcesses:
         """The guardian's process id."""
         return self._process.pid
 
-    def start(self, job: guardian.Job, tell: Callable[[Outcome], None], files: Sequence[int] = ()) -> int:
-        """Start a job and return its number. ``tell`` is called in another thread with each outcome.
+    def start(
+        self, job: guardian.Job, on_outcome: Callable[[Outcome], None], files: Sequence[int] = ()
+    ) -> int:
+        """Start a job and return its number. ``on_outcome`` is called in another thread with each outcome.
 
-        ``tell`` must not block. It gets one :class:`Exited`, and at most one :class:`Started` before it.
+        ``on_outcome`` must not block. It gets at most one :class:`Started`, and then one :class:`Exited`.
         ``files`` are the job's standard output and error; by default those of this process.
 
         Raises:
@@ -110,7 +112,7 @@ class GuardedProcesses:
         """
         number = next(self._numbers)
         with self._lock:
-            self._tell[number] = tell
+            self._callbacks[number] = on_outcome
         order = json.dumps({"do": "start", "number": number}).encode()
         try:
             with _written(job) as description:
@@ -127,7 +129,7 @@ class GuardedProcesses:
 
     def _forget(self, number: int) -> None:
         with self._lock:
-            self._tell.pop(number, None)
+            self._callbacks.pop(number, None)
 
     def stop(self, number: int, kill_at: float) -> None:
         """Send SIGTERM to a job's process group now, and SIGKILL at ``kill_at`` (CLOCK_BOOTTIME seconds)."""
@@ -186,27 +188,27 @@ class GuardedProcesses:
     def _hear(self, message: dict[str, Any]) -> None:
         number = message["number"]
         with self._lock:
-            tell = self._tell[number]
+            on_outcome = self._callbacks[number]
             if message["is"] == "started":
                 self._pids[number] = message["pid"]
             else:
-                del self._tell[number]
+                del self._callbacks[number]
                 self._pids.pop(number, None)
         if message["is"] == "started":
-            tell(Started(message["pid"]))
+            on_outcome(Started(message["pid"]))
         else:
-            tell(Exited(message["code"], message["error"], message["by_guardian"], message["at"]))
+            on_outcome(Exited(message["code"], message["error"], message["by_guardian"], message["at"]))
 
     def _kill_all(self) -> None:
         """Kill the descendants of the commands; the kernel has killed the commands with the guardian."""
         with self._lock:
             pids, self._pids = dict(self._pids), {}
-            waiting, self._tell = dict(self._tell), {}
+            waiting, self._callbacks = dict(self._callbacks), {}
         for pid in pids.values():
             _kill_group(pid)
         _wait_for_end(pids.values())
-        for tell in waiting.values():
-            tell(Exited(None, "the guardian of the subprocesses died", by_guardian=True))
+        for on_outcome in waiting.values():
+            on_outcome(Exited(None, "the guardian of the subprocesses died", by_guardian=True))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Ask the guardian to stop all jobs and to end. Closing twice does nothing.

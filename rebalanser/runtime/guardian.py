@@ -183,7 +183,7 @@ class Guardian:
                 self._reap()
                 self._enforce()
                 self._keeper.see_to()
-                self._tell()
+                self._send_reports()
                 if self._alone and self._supervisor in selector.get_map():
                     selector.unregister(self._supervisor)
                 elif not self._alone:
@@ -383,7 +383,7 @@ class Guardian:
     def _report(self, kind: str, **what: object) -> None:
         self._outbox.append(json.dumps({"is": kind, "at": now(), **what}).encode())
 
-    def _tell(self) -> None:
+    def _send_reports(self) -> None:
         """Send reports as far as the supervisor takes them: a stopped one must not block the guardian."""
         try:
             while self._outbox and not self._alone:
@@ -402,9 +402,9 @@ class _Kept:
     output: Output
     reading: int
     lock: int | None
-    told: bool = False
+    keep_sent: bool = False
     finished: bool = False
-    told_finished: bool = False
+    finish_sent: bool = False
 
 
 class _Keeper:
@@ -423,7 +423,7 @@ class _Keeper:
     @property
     def is_behind(self) -> bool:
         """True if orders for it wait, or it has to be started."""
-        return any(not kept.told or kept.finished != kept.told_finished for kept in self._kept.values())
+        return any(not kept.keep_sent or kept.finished != kept.finish_sent for kept in self._kept.values())
 
     def keep(self, number: int, output: Output, reading: int, lock: int | None) -> None:
         """Keep a job's output from now on. This class closes the files."""
@@ -441,7 +441,7 @@ class _Keeper:
             self._run()
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._tell(self._socket)
+                self._send_orders(self._socket)
             with contextlib.suppress(OSError):
                 self._hear(self._socket)
 
@@ -456,7 +456,7 @@ class _Keeper:
             self._socket.close()
             self._socket = None
         for kept in self._kept.values():
-            kept.told = kept.told_finished = False
+            kept.keep_sent = kept.finish_sent = False
 
     def _run(self) -> None:
         self._not_before = now() + KEEPER_PAUSE_S
@@ -478,16 +478,16 @@ class _Keeper:
         self._selector.register(ours, selectors.EVENT_READ)
         self._socket = ours
 
-    def _tell(self, keeper: socket.socket) -> None:
+    def _send_orders(self, keeper: socket.socket) -> None:
         for number, kept in self._kept.items():
-            if not kept.told:
+            if not kept.keep_sent:
                 order = {"do": "keep", "number": number, **asdict(kept.output)}
                 files = [kept.reading] if kept.lock is None else [kept.reading, kept.lock]
                 socket.send_fds(keeper, [json.dumps(order).encode()], files)
-                kept.told = True
-            if kept.finished and not kept.told_finished:
+                kept.keep_sent = True
+            if kept.finished and not kept.finish_sent:
                 keeper.send(json.dumps({"do": "finish", "number": number}).encode())
-                kept.told_finished = True
+                kept.finish_sent = True
 
     def _hear(self, keeper: socket.socket) -> None:
         while message := keeper.recv(MAX_MESSAGE_BYTES):

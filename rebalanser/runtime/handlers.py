@@ -43,7 +43,7 @@ class Handlers(Protocol):
         """End all access to these resources before returning."""
 
 
-class Tell(Protocol):
+class ReportFact(Protocol):
     """Reports what happened to resources; the time it takes does not depend on their number."""
 
     def __call__(self, kind: FactKind, tokens: Mapping[str, int], *, detail: Detail = ...) -> None:
@@ -76,7 +76,7 @@ class HandlerRunner:
         clock: Clock,
         tenure: Tenure,
         returned: Callable[[HandlerReturned], None],
-        tell: Tell,
+        report: ReportFact,
         spec_of: Callable[[str], ResourceSpec | None],
         release: Callable[[Release], None],
     ) -> None:
@@ -86,7 +86,7 @@ class HandlerRunner:
         self._clock = clock
         self._tenure = tenure
         self._returned = returned
-        self._tell = tell
+        self._report = report
         self._lock = threading.Lock()
         self._owned: dict[str, Owned] = {}
         self._arriving: Mapping[str, int] = {}
@@ -156,12 +156,14 @@ class HandlerRunner:
         if owned is not None:
             owned.accepted()
 
-    def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
+    def report_worker(
+        self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail
+    ) -> None:
         """Report what happened to the worker of a resource, and what it raised."""
         if raised is not None:
             self._latest_error = raised
             detail = {**detail, "error": _text(raised), "raised_at": _place(raised)}
-        self._tell(kind, {owned.resource: owned.token}, detail=detail)
+        self._report(kind, {owned.resource: owned.token}, detail=detail)
 
     def taken_loads(self) -> list[tuple[Owned, float]]:
         """Take the latest loads that were not taken yet, in the order of their first report."""
@@ -231,14 +233,14 @@ class HandlerRunner:
         # Between this look at the clock and the handler, nothing may take longer for more resources.
         if refused or self._clock.now() >= effect.not_after or self._tenure.ended:
             self._disown(arriving)
-            self._tell(FactKind.START_REFUSED, effect.owned)
+            self._report(FactKind.START_REFUSED, effect.owned)
             self._returned(HandlerReturned(Handler.START, refused=True))
             return
-        self._tell(FactKind.START_ENTERED, effect.owned)
+        self._report(FactKind.START_ENTERED, effect.owned)
         error = self._call(Handler.START, self._handlers.start, arriving)
         if error is None:
             self._latest_error = None
-            self._tell(FactKind.START_RETURNED, effect.owned)
+            self._report(FactKind.START_RETURNED, effect.owned)
         self._returned(HandlerReturned(Handler.START, _text(error)))
 
     def _stop(self, effect: CallStop) -> None:
@@ -247,11 +249,11 @@ class HandlerRunner:
         for owned in leaving:
             owned.ask_to_stop()
         tokens = {owned.resource: owned.token for owned in leaving}
-        self._tell(FactKind.STOP_ENTERED, tokens)
+        self._report(FactKind.STOP_ENTERED, tokens)
         error = self._call(Handler.STOP, self._handlers.stop, leaving)
         self._stop_error = error
         if error is None:
-            self._tell(FactKind.STOP_RETURNED, tokens)
+            self._report(FactKind.STOP_RETURNED, tokens)
             self._disown(leaving)
         self._returned(HandlerReturned(Handler.STOP, _text(error)))
 

@@ -54,7 +54,7 @@ class Narrator:
         """Name the registry if the block takes longer than ``SILENCE_S``."""
         return after_silence(lambda: self._say(f"is connecting to {self._url}"))
 
-    def tell(self, report: Report) -> bool:
+    def narrate(self, report: Report) -> bool:
         """Write a line for a report. Return False if it has none, or logging is configured."""
         if not is_unconfigured():
             return False

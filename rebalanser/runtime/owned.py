@@ -79,7 +79,9 @@ class Keeper(Protocol):
     def release(self, owned: Owned, for_s: float | None) -> bool:
         """Release a resource for ``for_s`` seconds, or until accepted; False if it is not owned."""
 
-    def tell_of(self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail) -> None:
+    def report_worker(
+        self, owned: Owned, kind: FactKind, raised: BaseException | None, detail: Detail
+    ) -> None:
         """Report what happened to the worker of a resource, and what it raised."""
 
 
@@ -230,10 +232,12 @@ class Owned:
         """Seconds that a :meth:`release` still lasts; 0 without one."""
         return max(0.0, self._released_until - self._tenure.clock.now())
 
-    def tell(self, kind: FactKind, raised: BaseException | None, **detail: str | float | bool | None) -> None:
+    def report_worker(
+        self, kind: FactKind, raised: BaseException | None, **detail: str | float | bool | None
+    ) -> None:
         """Report what happened to the worker of this resource, and what it raised, for the group."""
         if self._keeper is not None:
-            self._keeper.tell_of(self, kind, raised, detail)
+            self._keeper.report_worker(self, kind, raised, detail)
 
     async def until_stop_requested(self) -> None:
         """Wait, in a coroutine, until :attr:`stop_requested` is set."""

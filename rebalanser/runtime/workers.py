@@ -88,14 +88,14 @@ class _Calls:
                 exc_info=error,
                 **known,
             )
-            owned.tell(FactKind.WORKER_FAILED, error, attempt=state.attempt_number)
+            owned.report_worker(FactKind.WORKER_FAILED, error, attempt=state.attempt_number)
         elif owned.still_mine() and not owned.released_s:
             _log.warning(
                 "a worker returned while it owns its resource; it is called again unless that has left",
                 action="worker_returned",
                 **known,
             )
-            owned.tell(FactKind.WORKER_RETURNED, None, attempt=state.attempt_number)
+            owned.report_worker(FactKind.WORKER_RETURNED, None, attempt=state.attempt_number)
 
 
 class WorkerThreads:

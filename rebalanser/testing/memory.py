@@ -78,7 +78,7 @@ class _Stream:
         with self.lock:
             self.streams.pop(self, None)
 
-    def tell(self, events: Sequence[WatchEvent]) -> None:
+    def deliver(self, events: Sequence[WatchEvent]) -> None:
         if self in self.streams:
             self.sink(events)
 
@@ -115,8 +115,8 @@ class MemoryStore(KeyValueStore[_Lease]):
         self._last_lease = 0
         self._history = ChangeHistory(max_history)
         self._streams: dict[_Stream, None] = {}
-        self._untold: deque[tuple[_Stream, tuple[WatchEvent, ...]]] = deque()
-        self._telling = False
+        self._undelivered: deque[tuple[_Stream, tuple[WatchEvent, ...]]] = deque()
+        self._notifying = False
 
     @property
     def revision(self) -> int:
@@ -179,10 +179,10 @@ class MemoryStore(KeyValueStore[_Lease]):
             stream = _Stream(target, from_revision, sink, self._streams, self._lock)
             self._streams[stream] = None
             if from_revision < self._history.oldest:
-                self._untold.append((stream, (HistoryLost(self._history.oldest - 1),)))
+                self._undelivered.append((stream, (HistoryLost(self._history.oldest - 1),)))
             for changes in self._history:
                 self._queue(stream, changes)
-            self._tell()
+            self._notify()
             return stream
 
     def expire(self) -> None:
@@ -210,8 +210,8 @@ class MemoryStore(KeyValueStore[_Lease]):
             now = self._clock.now()
             for held in self._leases.values():
                 held.ends_at = now + held.ttl_s
-            self._untold.extend((stream, (HistoryLost(self._revision),)) for stream in self._streams)
-            self._tell()
+            self._undelivered.extend((stream, (HistoryLost(self._revision),)) for stream in self._streams)
+            self._notify()
 
     def end_leases(self, stopped: threading.Event) -> None:
         """Block and end each lease on its time, until ``stopped`` is set and :meth:`wake` called."""
@@ -244,23 +244,23 @@ class MemoryStore(KeyValueStore[_Lease]):
             target = stream.target
             if target.prefix or target.key in changed:
                 self._queue(stream, changes)
-        self._tell()
+        self._notify()
 
     def _queue(self, stream: _Stream, changes: Sequence[Changed]) -> None:
         selected = stream.select(changes)
         if selected:
-            self._untold.append((stream, tuple(selected)))
+            self._undelivered.append((stream, tuple(selected)))
 
-    def _tell(self) -> None:
-        if self._telling:
+    def _notify(self) -> None:
+        if self._notifying:
             return
-        self._telling = True
+        self._notifying = True
         try:
-            while self._untold:
-                stream, events = self._untold.popleft()
-                stream.tell(events)
+            while self._undelivered:
+                stream, events = self._undelivered.popleft()
+                stream.deliver(events)
         finally:
-            self._telling = False
+            self._notifying = False
 
 
 class _Mailbox:

@@ -952,15 +952,15 @@ def test_watches_go_on_after_an_error_that_nobody_expected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = connect(etcd.url())
-    tell = WatchStream._tell
+    deliver = WatchStream._deliver
     errors = [MemoryError(), KeyError(7)]
 
-    def tell_at_last(stream: WatchStream, session: _Session, response: object) -> None:
+    def deliver_at_last(stream: WatchStream, session: _Session, response: object) -> None:
         if errors:
             raise errors.pop()
-        tell(stream, session, response)
+        deliver(stream, session, response)
 
-    monkeypatch.setattr(WatchStream, "_tell", tell_at_last)
+    monkeypatch.setattr(WatchStream, "_deliver", deliver_at_last)
     first = put(registry, f"{prefix}first")
     registry.watch(Target(prefix, prefix=True), first.revision, recorder)
     recorder.wait_for(first)

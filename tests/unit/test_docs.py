@@ -325,7 +325,7 @@ def test_the_reference_has_what_a_program_uses_and_nothing_internal() -> None:
     reference = (ROOT / "docs" / "reference.md").read_text()
     members = set(re.findall(r"^\| `(?:await )?(\w+)[(`]", reference, re.MULTILINE))
     assert [name for name in members if name.startswith("_")] == []
-    assert members & {"ask_to_stop", "tell"} == set()
+    assert members & {"ask_to_stop", "report_worker"} == set()
     assert members >= {"get", "all", "is_current", "on_change", "label", "host", "before", "after"}
     environment = reference.partition("## Environment")[2].partition("\n## ")[0]
     unnamed = {name for name in OTHER_VARIABLES if f"`{name}`" not in environment}

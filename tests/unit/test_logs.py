@@ -506,7 +506,7 @@ def narrated(narrator: Narrator, kind: FactKind, *resources: str, **detail: str 
     """Return what is said of a report, without what begins each line."""
     report, said = Report(Fact(kind, "w-1", detail=detail), resources or None), io.StringIO()
     with unconfigured_logging(), contextlib.redirect_stderr(said):
-        assert narrator.tell(report)
+        assert narrator.narrate(report)
     return said.getvalue().removeprefix("rebalanser orders: n ").rstrip("\n")
 
 
@@ -549,18 +549,18 @@ def test_a_handler_that_overran_is_told_with_its_resources_and_what_it_holds_up(
 
 def test_a_kind_without_a_sentence_is_left_to_the_log() -> None:
     with unconfigured_logging():
-        assert not Narrator("orders", "n", "memory://x").tell(Report(Fact(FactKind.LOOP_SLOW, "n-1")))
+        assert not Narrator("orders", "n", "memory://x").narrate(Report(Fact(FactKind.LOOP_SLOW, "n-1")))
 
 
 def test_nothing_is_narrated_where_the_host_configured_logging(monkeypatch: pytest.MonkeyPatch) -> None:
     narrator, left = Narrator("orders", "n", "memory://x"), Report(Fact(FactKind.LEFT, "n-1"))
     assert logging.root.handlers, "those of pytest"
-    assert not narrator.tell(left)
+    assert not narrator.narrate(left)
     with unconfigured_logging():
-        assert narrator.tell(left)
+        assert narrator.narrate(left)
         logging.getLogger("rebalanser").setLevel(logging.ERROR)
         try:
-            assert not narrator.tell(left)
+            assert not narrator.narrate(left)
         finally:
             logging.getLogger("rebalanser").setLevel(logging.NOTSET)
 

@@ -105,7 +105,7 @@ MUTANTS = (
     _mutant(
         "refused start of nothing",
         "a node that owns nothing is told so, even if the first OnStart came too late",
-        _edit(Rebalancing, "start_returned", "self._told_of_nothing = False", "pass"),
+        _edit(Rebalancing, "start_returned", "self._empty_start_called = False", "pass"),
         "unit/test_node.py::test_an_empty_allocation_whose_onstart_came_too_late_is_told_again",
         "RB-18",
     ),
