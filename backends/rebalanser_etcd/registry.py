@@ -47,10 +47,7 @@ from rebalanser.registry.contract import (
     Watch,
 )
 from rebalanser.registry.urls import SRV_SCHEMES, RegistryUrl
-from rebalanser_etcd.discovery import LONGEST_LOOKUP_S, find_members
-from rebalanser_etcd.endpoints import Account, CallFailed, Endpoints, Repeat, Trust
-from rebalanser_etcd.faults import unsafe_reasons
-from rebalanser_etcd.translation import (
+from rebalanser_etcd.codec import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,
     MIN_OPERATIONS,
@@ -58,6 +55,9 @@ from rebalanser_etcd.translation import (
     to_outcome,
     to_request,
 )
+from rebalanser_etcd.discovery import LONGEST_LOOKUP_S, find_members
+from rebalanser_etcd.endpoints import Account, CallFailed, Endpoints, Repeat, Trust
+from rebalanser_etcd.faults import unsafe_reasons
 from rebalanser_etcd.verdicts import TOO_MANY_OPERATIONS
 from rebalanser_etcd.watches import WatchStream
 

@@ -29,8 +29,8 @@ from etcd3 import etcdrpc
 
 from rebalanser.errors import RebalanserError, RegistryRefused
 from rebalanser.registry.contract import Changed, HistoryLost, Sink, Target, Watch, WatchEvent
+from rebalanser_etcd.codec import to_watch_request
 from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints
-from rebalanser_etcd.translation import to_watch_request
 
 READY_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 5.0

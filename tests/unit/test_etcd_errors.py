@@ -12,10 +12,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from etcd3 import etcdrpc
+from rebalanser_etcd.codec import PAGE_KEYS, check_limits, prefix_end, to_request
 from rebalanser_etcd.endpoints import Endpoints, Repeat, Trust
 from rebalanser_etcd.faults import FAULTS, parse_version, unsafe_reasons
 from rebalanser_etcd.registry import EtcdRegistry
-from rebalanser_etcd.translation import PAGE_KEYS, check_limits, prefix_end, to_request
 from rebalanser_etcd.verdicts import Effect, judge
 
 from rebalanser.errors import (
