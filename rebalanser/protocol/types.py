@@ -94,7 +94,7 @@ class Member:
 
 @record
 class ResourceSpec:
-    """What an operator said of a resource: its weight, and the label of the node that it is pinned to."""
+    """A resource: its weight, the label of the node that it is pinned to, and its attributes."""
 
     resource: Resource
     weight: float = 1.0
@@ -102,7 +102,7 @@ class ResourceSpec:
     attributes: Mapping[str, str] = field(default_factory=lambda: _NO_ATTRIBUTES)
 
 
-SAID: Final = frozenset({"weight", "pin", "attributes"})
+SPEC_FIELDS: Final = frozenset({"weight", "pin", "attributes"})
 """The fields of a :class:`ResourceSpec` that an operator may set."""
 
 

@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from rebalanser.protocol.messages import Command, Noticed, Outcome
-from rebalanser.protocol.types import SAID, Group, Leadership, NodeId, ResourceSpec, Topic
+from rebalanser.protocol.types import SPEC_FIELDS, Group, Leadership, NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities, LeaseAge
 
 Listener: TypeAlias = Callable[[Sequence[Noticed]], None]
@@ -127,11 +127,11 @@ class Coordinator(ABC):
 
     @abstractmethod
     def put_resources(
-        self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
+        self, specs: Sequence[ResourceSpec], progress: Progress, fields: frozenset[str] = SPEC_FIELDS
     ) -> int:
         """Add resources, or change existing ones. Return the number of new ones. Idempotent (RB-29).
 
-        Of existing resources only the fields in ``said`` change.
+        Of existing resources only the ``fields`` change.
         """
 
     @abstractmethod

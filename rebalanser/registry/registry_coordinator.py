@@ -14,7 +14,7 @@ from rebalanser.errors import (
     RequestTooLarge,
 )
 from rebalanser.protocol.messages import Command, Outcome
-from rebalanser.protocol.types import SAID, NodeId, ResourceSpec, Topic
+from rebalanser.protocol.types import SPEC_FIELDS, NodeId, ResourceSpec, Topic
 from rebalanser.registry import contract
 from rebalanser.registry.contract import (
     Capabilities,
@@ -195,10 +195,10 @@ class RegistryCoordinator(Coordinator):
         return {node: ages[lease] for node, lease in leases.items() if lease in ages}
 
     def put_resources(
-        self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
+        self, specs: Sequence[ResourceSpec], progress: Progress, fields: frozenset[str] = SPEC_FIELDS
     ) -> int:
-        """Add resources, or change the fields in ``said``. Return the number of new ones (RB-29)."""
-        return self._drive(self._translation.put_resources(specs, progress, said))
+        """Add resources, or change the ``fields`` of existing ones. Return the number of new ones (RB-29)."""
+        return self._drive(self._translation.put_resources(specs, progress, fields))
 
     def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:
         """Change the weights of existing resources, and no other field (AU-7, RB-29)."""

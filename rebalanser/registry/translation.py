@@ -29,7 +29,7 @@ from rebalanser.protocol.messages import (
     Resign,
 )
 from rebalanser.protocol.types import (
-    SAID,
+    SPEC_FIELDS,
     NodeId,
     Resource,
     ResourceSpec,
@@ -172,7 +172,7 @@ class Translation(MemberScripts, LeaderScripts):
         return any(others) or values.load_changes(one_entry(operator)) > 0
 
     def resource(self, name: Resource) -> Script[ResourceSpec | None]:
-        """What is said of one resource; None if there is none."""
+        """One resource; None if there is none."""
         outcome = outcome_of((yield Transaction(then=(Get(self.keys.resource(name)),))))
         entry = one_entry(outcome.results[0])
         return None if entry is None else values.load_resource(name, entry)
@@ -188,12 +188,12 @@ class Translation(MemberScripts, LeaderScripts):
         return found
 
     def put_resources(
-        self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
+        self, specs: Sequence[ResourceSpec], progress: Progress, fields: frozenset[str] = SPEC_FIELDS
     ) -> Script[int]:
-        """Write what differs in the fields ``said`` from what is there; how many resources are new."""
+        """Add resources, or change these fields of existing ones. Return the number of new ones."""
 
         def differing(found: Found) -> list[Put]:
-            puts = (_put(self.keys.resource(spec.resource), spec, said, found) for spec in specs)
+            puts = (_put(self.keys.resource(spec.resource), spec, fields, found) for spec in specs)
             return [put for put in puts if put.key not in found or found[put.key].value != put.value]
 
         def new(chunk: Sequence[Put | Delete], found: Found) -> int:
@@ -361,11 +361,11 @@ class Translation(MemberScripts, LeaderScripts):
         return Noticed(Topic(topic.kind, acknowledger), event.revision, version)
 
 
-def _put(key: str, spec: ResourceSpec, said: frozenset[str], found: Found) -> Put:
-    """Write a resource; if it is there only the fields ``said`` change."""
-    if key in found and said != SAID:
+def _put(key: str, spec: ResourceSpec, fields: frozenset[str], found: Found) -> Put:
+    """Write a resource; if it exists only these fields change."""
+    if key in found and fields != SPEC_FIELDS:
         known = values.load_resource(spec.resource, found[key])
-        spec = replace(known, **{name: getattr(spec, name) for name in said})
+        spec = replace(known, **{name: getattr(spec, name) for name in fields})
     return Put(key, values.dump_resource(spec))
 
 

@@ -65,7 +65,7 @@ from rebalanser.protocol.messages import (
     ShareRead,
 )
 from rebalanser.protocol.types import (
-    SAID,
+    SPEC_FIELDS,
     Group,
     Header,
     Leadership,
@@ -1239,20 +1239,20 @@ class CoordinatorConformance:
         assert coordinator.put_resources([lighter, ResourceSpec("new")], no_progress) == 1
         assert connect().read().group.resources["heavy"] == lighter
 
-    @pytest.mark.parametrize("said", [frozenset(), frozenset({"weight"}), frozenset({"pin", "attributes"})])
-    def test_only_what_is_said_changes(self, coordinator: Coordinator, said: frozenset[str]) -> None:
-        """Holds: "Of existing resources only the fields in ``said`` change"."""
+    @pytest.mark.parametrize("fields", [frozenset(), frozenset({"weight"}), frozenset({"pin", "attributes"})])
+    def test_only_the_given_fields_change(self, coordinator: Coordinator, fields: frozenset[str]) -> None:
+        """Holds: "Of existing resources only the ``fields`` change"."""
         known = ResourceSpec("known", 3.5, "worker 1", {"k": "v"})
         other = ResourceSpec("known", 2.0, None, {"other": "value"})
         coordinator.put_resources([known], no_progress)
-        assert coordinator.put_resources([other, ResourceSpec("new", 2.0)], no_progress, said) == 1
-        fields = {name: getattr(other if name in said else known, name) for name in SAID}
+        assert coordinator.put_resources([other, ResourceSpec("new", 2.0)], no_progress, fields) == 1
+        values = {name: getattr(other if name in fields else known, name) for name in SPEC_FIELDS}
         assert coordinator.read().group.resources == {
-            "known": ResourceSpec("known", **fields),
+            "known": ResourceSpec("known", **values),
             "new": ResourceSpec("new", 2.0),
         }
         fingerprint = coordinator.read().group.fingerprint
-        assert coordinator.put_resources([other], no_progress, said) == 0
+        assert coordinator.put_resources([other], no_progress, fields) == 0
         assert coordinator.read().group.fingerprint == fingerprint
 
     def test_putting_again_changes_nothing(self, coordinator: Coordinator) -> None:

@@ -863,7 +863,7 @@ MUTANTS = (
     Mutant(
         "resource overwritten",
         "of a resource that is there an operator request changes only what it says",
-        _edit(translation_module, "_put", "if key in found and said != SAID:", "if False:"),
+        _edit(translation_module, "_put", "if key in found and fields != SPEC_FIELDS:", "if False:"),
         frozenset({"RB-29"}),
         "operators",
     ),

@@ -40,7 +40,7 @@ from rebalanser.protocol.messages import (
     ReadGroup,
     RemoveBarriers,
 )
-from rebalanser.protocol.types import SAID, NodeId, ResourceSpec, Topic
+from rebalanser.protocol.types import SPEC_FIELDS, NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities, LeaseAge
 from rebalanser.registry.coordinator import (
     MAX_OPERATOR_TRIES,
@@ -277,10 +277,10 @@ class LogCoordinator(Coordinator):
         return {node: age for node, age in ages.items() if age is not None}
 
     def put_resources(
-        self, specs: Sequence[ResourceSpec], progress: Progress, said: frozenset[str] = SAID
+        self, specs: Sequence[ResourceSpec], progress: Progress, fields: frozenset[str] = SPEC_FIELDS
     ) -> int:
         """Add resources, or change this of them; how many are new (RB-29)."""
-        parts = [PutResources(tuple(part), said) for part in portions(specs)]
+        parts = [PutResources(tuple(part), fields) for part in portions(specs)]
         return self._change(parts, len(specs), progress)
 
     def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:

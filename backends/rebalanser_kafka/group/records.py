@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rebalanser.errors import InvalidName, RequestTooLarge, UnusableStore
 from rebalanser.protocol.messages import Command
-from rebalanser.protocol.types import SAID, ResourceSpec
+from rebalanser.protocol.types import SPEC_FIELDS, ResourceSpec
 
 FORMAT: Final = 1
 _MAGIC: Final = b"RG"
@@ -34,7 +34,7 @@ class PutResources:
     """An operator adds resources, or changes the fields ``said`` of those that are there (RB-29)."""
 
     specs: tuple[ResourceSpec, ...]
-    said: frozenset[str] = SAID
+    said: frozenset[str] = SPEC_FIELDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rebalanser.protocol.messages import Fact, FactKind
-from rebalanser.protocol.types import SAID
+from rebalanser.protocol.types import SPEC_FIELDS
 from rebalanser.testing.simulation.faults import HANDLER_FAULTS, RENEWAL_FAULTS, REQUEST_FAULTS, FaultKind
 from rebalanser.testing.simulation.network import Armed
 
@@ -255,7 +255,7 @@ class Chaos:
         names = [f"r{self._next_resource + index}" for index in range(count)]
         self._next_resource += count
         pin = host.plan.label if self._random.random() < 0.1 else None
-        self._world.add(names, pin, self._said(pin=pin is not None))
+        self._world.add(names, pin, self._fields(pin=pin is not None))
 
     def _remove(self, host: Host) -> None:  # noqa: ARG002 - it is everyone's
         names = self._some()
@@ -272,13 +272,13 @@ class Chaos:
         self._later(
             0.0,
             self._random.choice((0.001, 0.1, 1.0)),
-            lambda: self._unless_over(lambda: self._world.add(names, said=self._said(pin=False))),
+            lambda: self._unless_over(lambda: self._world.add(names, fields=self._fields(pin=False))),
         )
 
-    def _said(self, pin: bool) -> frozenset[str]:
+    def _fields(self, pin: bool) -> frozenset[str]:
         """Fields that a request changes in existing resources: with operators, the pin at most."""
         if not self._world.operators:
-            return SAID
+            return SPEC_FIELDS
         return frozenset({"pin"}) if pin else frozenset()
 
     def _weigh(self, host: Host) -> None:  # noqa: ARG002 - it is everyone's
@@ -316,7 +316,7 @@ class Chaos:
         if names:
             pin = host.plan.label if self._random.random() < 0.6 else None
             self._world.hit(FaultKind.PIN, f"{names[0]} is pinned to {pin}")
-            self._world.add(names, pin, self._said(pin=True))
+            self._world.add(names, pin, self._fields(pin=True))
 
 
 _STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rebalanser.errors import RebalanserError
-from rebalanser.protocol.types import SAID, Resource, ResourceSpec
+from rebalanser.protocol.types import SPEC_FIELDS, Resource, ResourceSpec
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue, WatchEvent
 from rebalanser.registry.script import Script
@@ -35,7 +35,7 @@ class Change:
 
     sentence: str
     put: tuple[ResourceSpec, ...] = ()
-    said: frozenset[str] = SAID
+    fields: frozenset[str] = SPEC_FIELDS
     removed: tuple[Resource, ...] = ()
     weights: Mapping[Resource, float] = field(default_factory=lambda: MappingProxyType({}))
     drain: tuple[str, bool] | None = None
@@ -51,7 +51,7 @@ class Change:
             return translation.weigh_resources(self.weights, progress)
         if self.removed:
             return translation.remove_resources(self.removed, progress)
-        return translation.put_resources(self.put, progress, self.said)
+        return translation.put_resources(self.put, progress, self.fields)
 
     def result(self, resource: Resource, before: ResourceSpec | None) -> ResourceSpec | None:
         """Return the resource after the change; ``before`` if the change does not affect it."""
@@ -61,8 +61,8 @@ class Change:
             return replace(before, weight=self.weights[resource])
         for spec in self.put:
             if spec.resource == resource:
-                said = {name: getattr(spec, name) for name in self.said}
-                return spec if before is None else replace(before, **said)
+                changed = {name: getattr(spec, name) for name in self.fields}
+                return spec if before is None else replace(before, **changed)
         return before
 
     @property

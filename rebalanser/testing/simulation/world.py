@@ -14,7 +14,7 @@ from rebalanser.errors import RebalanserError
 from rebalanser.protocol.messages import Fact, FactKind, Handler
 from rebalanser.protocol.node import Node, NodeOptions
 from rebalanser.protocol.states import Membership, Role
-from rebalanser.protocol.types import SAID, Member, OnOverrun, Resource, ResourceSpec, Session
+from rebalanser.protocol.types import SPEC_FIELDS, Member, OnOverrun, Resource, ResourceSpec, Session
 from rebalanser.registry.contract import (
     Grant,
     Granted,
@@ -450,10 +450,10 @@ class World:
         except StopIteration:
             self.operations.ended(request, None)
 
-    def add(self, names: Sequence[str], pin: str | None = None, said: frozenset[str] = SAID) -> None:
+    def add(self, names: Sequence[str], pin: str | None = None, fields: frozenset[str] = SPEC_FIELDS) -> None:
         """Add resources, or change what they are pinned to."""
         sentence = f"adds {listed(names)}" + (f", pinned to {pin}" if pin else "")
-        self.change(Change(sentence, put=tuple(ResourceSpec(name, pin=pin) for name in names), said=said))
+        self.change(Change(sentence, put=tuple(ResourceSpec(name, pin=pin) for name in names), fields=fields))
 
     def weigh(self, weights: Mapping[Resource, float]) -> None:
         """Change the weights of resources."""
