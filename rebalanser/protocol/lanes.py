@@ -1,4 +1,4 @@
-"""Which commands are under way, and when a lane whose command failed may try again."""
+"""Commands under way, by lane, and the backoff of lanes whose command failed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Lanes:
         return self._under_way.get(lane)
 
     def ready(self, lane: Lane, now: float) -> bool:
-        """Whether a command may be sent now."""
+        """True if a command may be sent now."""
         return lane not in self._under_way and now >= self._retry_at.get(lane, now)
 
     def send(self, command: Command) -> None:
-        """Note that a command is under way."""
+        """Record that a command is under way."""
         if command.lane in self._under_way:
             raise InternalError(f"{command!r} would overtake {self._under_way[command.lane]!r}")
         self._under_way[command.lane] = command
 
     def answered(self, command: Command) -> None:
-        """Note that a command has ended."""
+        """Record that a command has ended."""
         sent = self._under_way.pop(command.lane, None)
         if sent is not command and sent != command:
             raise InternalError(f"an answer to {command!r}, which was not under way")
@@ -48,5 +48,5 @@ class Lanes:
         self._retry_at.pop(lane, None)
 
     def retries(self, now: float) -> list[float]:
-        """When lanes that are held back become ready."""
+        """Return when the lanes that are held back become ready."""
         return [at for lane, at in self._retry_at.items() if lane not in self._under_way and at > now]

@@ -1,6 +1,6 @@
-"""Leading: who does, and when the leader rebalances.
+"""Leading: the election, and the rebalances of a leader.
 
-Like :mod:`~rebalanser.protocol.rebalancing` this sends nothing; it knows what should be done next.
+Like :mod:`~rebalanser.protocol.rebalancing` this sends nothing; it decides what to do next.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from rebalanser.protocol.types import (
 )
 
 MEMBERS_PER_BEAT: Final = 128
-"""A leader of so many members reads the group's fingerprint with each second heartbeat, of twice as many with
-each third, and so on (RB-45)."""
+"""Number of members per heartbeat between two readings of the fingerprint: a leader of this many reads it
+with each second heartbeat, of twice as many with each third, and so on (RB-45)."""
 RESIGN_AFTER: Final = 5
-"""A leader resigns after so many failures in a row to read the group or to publish (RB-43)."""
+"""Consecutive failures to read the group or to publish, after which a leader resigns (RB-43)."""
 
 Allocate: TypeAlias = Callable[
     [
@@ -66,7 +66,7 @@ _LEADERSHIP: Final = Topic(TopicKind.LEADERSHIP)
 _GROUP: Final = Topic(TopicKind.GROUP)
 _ACKNOWLEDGEMENTS: Final = Topic(TopicKind.ACKNOWLEDGEMENTS)
 _EFFORTS_KEPT: Final = 16
-"""A plan whose outcome is unknown is planned anew after each reading; few such are ever in doubt at once."""
+"""Maximum number of plans whose effort is kept; few are of unknown outcome at once."""
 
 
 def _revision(header: Header | None) -> int:
@@ -74,7 +74,7 @@ def _revision(header: Header | None) -> int:
 
 
 def intended(group: Group, allocate: Allocate) -> dict[NodeId, frozenset[Resource]]:
-    """What a leader that reads this group wants each member to own; drained nodes own nothing (RB-30)."""
+    """Return the share of each member by a new allocation; drained nodes own nothing (RB-30)."""
     return _shared_out(group, allocate, _pinned(group))
 
 
@@ -137,29 +137,29 @@ class Leading:
         self._campaign_at = -math.inf
         self._tries = 0
         self.last_error = ""
-        """What this leader failed with last."""
+        """The latest error of this leader."""
         self._changed_revision = 0
         self._changed_at: float | None = None
         self._published_at: float | None = None
         self._beats = 0
         self._keys: dict[str, int] = {}
-        """Keys that a watch told of, each at its latest revision, and that were not read since."""
+        """Keys that a watch reported and that were not read since, each at its latest revision."""
         self._read: Mapping[str, int] | None = None
         """Keys and prefixes of the last reading; None if it was of the whole."""
         self._whole_at = self._lost_at = 0
-        """The revision of the last reading of the whole; and up to which a watch may have missed changes."""
+        """The revision of the last full reading, and the one up to which a watch may have missed changes."""
         self._acknowledged: dict[NodeId, int] = {}
         self._acknowledgements_missed = self._acknowledgement_noticed = False
         self._acknowledgements_read = 0
         self._completed_version = 0
         self._attempted_version = 0
         self._attempts: dict[int, int] = {}
-        """Versions whose publication may still write shares, and at which revision of the header it may."""
+        """Versions whose publication may still write shares; it requires the header at this revision."""
         self._inherited_term = 0
         self._inherited_version = 0
         self._committed_version = 0
         self.efforts: dict[int, Effort] = {}
-        """What the allocations cost that were planned last, by version."""
+        """The efforts of the latest plans, by version."""
         self._publication_unknown: tuple[int, int] | None = None
         self._unreadable: frozenset[str] = frozenset()
 
@@ -178,16 +178,16 @@ class Leading:
         return self.leadership.term if self.leadership else 0
 
     def campaign_due(self, now: float) -> bool:
-        """Whether it is worth finding out who leads."""
+        """True if the node is to campaign now."""
         return self._may_lead and self._campaign_due and now >= self._campaign_at
 
     @property
     def must_resign(self) -> bool:
-        """Whether this leader has failed so often that another node shall try (RB-43)."""
+        """True if this leader has failed :data:`RESIGN_AFTER` times in a row (RB-43)."""
         return self.role is Role.LEADER and self._tries >= RESIGN_AFTER
 
     def topics(self) -> dict[Topic, int]:
-        """What to be woken up by, each from its revision."""
+        """Return the topics to watch, each from its revision."""
         topics: dict[Topic, int] = {}
         if self._may_lead and self.leadership is not None:
             topics[_LEADERSHIP] = self._leadership_seen + 1
@@ -199,7 +199,7 @@ class Leading:
         return topics
 
     def elected(self, leadership: Leadership, now: float) -> None:
-        """This node leads the term."""
+        """Handle that this node leads the term."""
         if self.role is not Role.LEADER:
             self.role = ROLE.move(self.role, Vote.ELECTED)
         self._follow(leadership, leadership.revision)
@@ -208,7 +208,7 @@ class Leading:
         self._changed_revision = leadership.revision
 
     def follows(self, leadership: Leadership, revision: int) -> None:
-        """Another node leads the term, or none does, as seen at ``revision``."""
+        """Handle that another node leads the term, or none does, as seen at ``revision``."""
         if self.role is Role.LEADER:
             self.deposed()
         self.role = ROLE.move(self.role, Vote.FOLLOWS)
@@ -221,14 +221,14 @@ class Leading:
         self._campaign_at = -math.inf
 
     def resigned(self, leadership: Leadership, now: float) -> None:
-        """The term has no leader. Others campaign at once, and this node with a heartbeat after a lease."""
+        """Handle that the term has no leader. Others campaign at once, this node after a lease's time."""
         if self.role is Role.LEADER:
             self.deposed()
         self._follow(leadership, leadership.revision)
         self._campaign_at = now + self._timings.lease_ttl_s
 
     def deposed(self) -> None:
-        """Another term was seen: revert to follower, and find out who leads (RB-6)."""
+        """Revert to follower, as another term was seen, and find out who leads (RB-6)."""
         self.role = ROLE.move(self.role, Vote.DEPOSED)
         self._drop()
 
@@ -246,17 +246,17 @@ class Leading:
         self._tries = 0
 
     def session_ended(self) -> None:
-        """The node is no member any more and has no role (RB-22)."""
+        """Give up the role: the node is no member any more (RB-22)."""
         self.role = ROLE.move(self.role, Vote.SESSION_ENDED)
         self.leadership = None
         self._campaign_at = -math.inf
         self._drop()
 
     def leadership_changed(self, revision: int, lost: bool = False) -> bool:
-        """The term or its leader changed at ``revision``, or may have if the watch ``lost`` its history.
+        """Handle a change of the term or its leader, or a possible one if the watch ``lost`` its history.
 
         Return True if that deposes this node. A leader that only may have been deposed leads on: its next
-        heartbeat tells, and until then nothing that it writes takes effect in another term (RB-6).
+        heartbeat shows it, and until then nothing that it writes takes effect in another term (RB-6).
         """
         if revision <= self._leadership_seen:
             return False
@@ -267,15 +267,15 @@ class Leading:
         return False
 
     def node_gone(self, node: NodeId, revision: int) -> None:
-        """A node is gone, or may be: find out who leads if it is the leader that this node follows."""
+        """Find out who leads, if the node that may be gone is the leader that this node follows."""
         if self.role is Role.FOLLOWER and self.leadership is not None and self.leadership.leader == node:
             self.leadership_changed(revision)
 
     def group_noticed(self, noticed: Noticed, now: float) -> None:
-        """A watch tells of changed members, resources or drains, or has lost its history.
+        """Handle a notice of changed members, resources or drains, or of lost history.
 
-        A notice may come after a reading of a later revision that did not read its keys. What operators
-        changed is in that reading, but what somebody wrote past them may not be (RB-46).
+        A notice may come after a reading of a later revision that did not read its keys. The changes of
+        operators are in that reading, but those of foreign writers may not be (RB-46).
         """
         if self.role is not Role.LEADER:
             return
@@ -288,14 +288,14 @@ class Leading:
         self._keep_later_changes(now)
 
     def _unread(self, key: str, revision: int) -> bool:
-        """Return True if what changed at a revision may not be in the group that was read."""
+        """Return True if a change of the key at a revision may not be in the group that was read."""
         if self.group is None or self._read is None:
             return revision > self._whole_at
         prefix = key[: key.rfind("/") + 1]
         return revision > max(self._whole_at, self._read.get(key, 0), self._read.get(prefix, 0))
 
     def group_changed(self, revision: int, now: float) -> None:
-        """Members, resources or drains changed at ``revision`` (RB-7, RB-9)."""
+        """Handle a change of members, resources or drains at ``revision`` (RB-7, RB-9)."""
         if self.role is not Role.LEADER or (self.group is not None and revision <= self.group.revision):
             return
         self._changed_revision = max(self._changed_revision, revision)
@@ -303,7 +303,7 @@ class Leading:
             self._changed_at = now
 
     def next_beat_reads_fingerprint(self) -> bool:
-        """Count a heartbeat. Return True if it is to tell whether the group has changed (RB-45)."""
+        """Count a heartbeat. Return True if it is to read the fingerprint (RB-45)."""
         if self.role is not Role.LEADER:
             return False
         self._beats += 1
@@ -311,7 +311,7 @@ class Leading:
         return self._beats % (members // MEMBERS_PER_BEAT + 1) == 0
 
     def seen_alive(self, alive: Alive, now: float) -> None:
-        """Make good what a lost wake-up did not tell."""
+        """Make up for lost notices."""
         if not alive.leader_alive:
             self._campaign_due = self._campaign_due or self.role is not Role.LEADER
         if self.group is None or alive.fingerprint is None:
@@ -326,14 +326,14 @@ class Leading:
             self._miss_acknowledgements(now)
 
     def _miss_acknowledgements(self, now: float) -> None:
-        """Read those that may have been missed, with the rest of the group."""
+        """Have all acknowledgements read with the next reading of the group."""
         self._acknowledgements_missed = True
         if self._changed_at is None:
             self._changed_at = now
 
     @property
     def rebalance_at(self) -> float | None:
-        """When the group is to be read for a rebalance; None while nothing changed (RB-8)."""
+        """The time at which to read the group for a rebalance; None while nothing changed (RB-8)."""
         if self.role is not Role.LEADER or self._changed_at is None:
             return None
         at = self._changed_at + (self._timings.settle_time_s if self.group is not None else 0.0)
@@ -342,7 +342,7 @@ class Leading:
         return at
 
     def reading_group(self, session: Session, leadership: Leadership) -> ReadGroup:
-        """The group is about to be read, and how: changes from now on lead to another read."""
+        """Return the command that reads the group; changes from now on lead to another read."""
         self._changed_at = None
         return ReadGroup(
             session,
@@ -354,22 +354,22 @@ class Leading:
         )
 
     def failed(self, error: str, now: float) -> None:
-        """The group could not be read or a plan not be published: start over from a fresh read."""
+        """Start over from a fresh read, after a failure to read the group or to publish."""
         self.last_error = error
         self.plan = None
         self._changed_at = now
         self._tries += 1
 
     def publish_unknown(self, plan: Plan, term: int) -> None:
-        """The plan may be committed later, until the term or the allocation that it is based on changes."""
+        """Record that the plan may be committed until the term or the header that it is based on changes."""
         self._publication_unknown = (term, _revision(plan.based_on))
 
     def _must_forbid(self, group: Group) -> bool:
-        """Whether a plan that was given up could still be committed, unless another one is."""
+        """True if a plan that was given up can still be committed, unless another one is."""
         return self._publication_unknown == (self.term, _revision(group.header))
 
     def group_read(self, command: ReadGroup, outcome: GroupRead, now: float) -> MakePlan:
-        """The group is known: what has to be worked out, to rebalance if the allocation has to change."""
+        """Take the group that was read, and return the request for a plan."""
         group = outcome.group
         if self._inherited_term != self.term:
             self._inherited_term = self.term
@@ -402,7 +402,7 @@ class Leading:
         return not self._unreadable <= known
 
     def _keep_later_changes(self, now: float) -> None:
-        """A change that is not in the group that was read leads to another rebalance (RB-8, RB-9)."""
+        """Have the group read again if a change is not in what was read (RB-8, RB-9)."""
         if self.group is None or self._changed_at is not None:
             return
         if self._changed_revision > self.group.revision or self._keys or self._lost_at > self._whole_at:
@@ -452,7 +452,7 @@ class Leading:
         )
 
     def _remember(self, version: int, effort: Effort | None) -> None:
-        """Keep what the last plans cost, to tell it of one that turns out to be committed later."""
+        """Keep the efforts of the latest plans, for one that turns out to be committed later."""
         if effort is None:
             return
         self.efforts[version] = effort
@@ -471,16 +471,15 @@ class Leading:
         return self._measure(allocation, group.resources, _previous(group), pinned, releasers(group))
 
     def _unused_version(self, group: Group) -> int:
-        """A version that no share was ever written for, nor may be by a late request."""
+        """Return a version of which no share was ever written, nor can be by a late request."""
         committed = group.header.version if group.header else 0
         obsolete = max((part.version for part in group.obsolete_parts), default=0)
         return max(committed, obsolete, self._attempted_version) + 1
 
     def learn_own(self, header: Header) -> bool:
-        """Whether this leader, told so or reading the group, learns that it committed the allocation itself.
+        """Return True the first time that this leader sees an allocation which it committed itself.
 
-        It did if the allocation is of the term that it leads: nobody else publishes in it (RB-6). It learns
-        so once, for the versions of one node only grow.
+        It did if the allocation is of the term that it leads: no other node publishes in it (RB-6).
         """
         if header.term != self.term or header.version <= self._committed_version:
             return False
@@ -488,7 +487,7 @@ class Leading:
         return True
 
     def published(self, header: Header, shares: Mapping[NodeId, Share], now: float) -> None:
-        """The plan is committed, and these shares of it are changed."""
+        """Handle that the plan is committed, with these changed shares."""
         self._tries = 0
         self._attempts.pop(header.version, None)
         if self.group is not None and self.plan is not None:
@@ -500,7 +499,7 @@ class Leading:
         self._published_at = now
 
     def acknowledged(self, node: NodeId, version: int | None, now: float) -> None:
-        """A node completed its share of ``version``; None where it is not known which."""
+        """Handle that a node completed its share of ``version``; None if the version is unknown."""
         if self.group is None or self.role is not Role.LEADER:
             return
         if version is None:
@@ -513,7 +512,7 @@ class Leading:
         return self._acknowledged.get(node, 0) >= version
 
     def newly_completed(self) -> int | None:
-        """The version of the allocation, once every node of it has completed its share (RB-19)."""
+        """Return the committed version once, when every node of it has completed its share (RB-19)."""
         group, header = self.group, self.header
         if self.role is not Role.LEADER or group is None or header is None or self._completed:
             return None

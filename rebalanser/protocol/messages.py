@@ -1,4 +1,4 @@
-"""What goes in and out of a node: events, commands with their outcomes, and the other effects.
+"""The input and output of a node: events, commands with their outcomes, and the other effects.
 
 **The ordering contract.** Effects are carried out in the order of the list. A command is sent after every
 earlier effect of the list is done. Each :class:`Perform` is answered by exactly one :class:`Answered`, in
@@ -156,7 +156,7 @@ class Resign:
     session: Session
     leadership: Leadership
     error: str
-    """What the leader failed with last; whoever reads the group is told."""
+    """The latest error of the leader, shown to readers of the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class ReadGroup:
     reread_acknowledgements: bool = False
     """True to read all acknowledgements again: watches may not have reported some."""
     keys: frozenset[str] = frozenset()
-    """Keys that watches told of: they are read in any case."""
+    """Keys that watches reported: they are read in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,19 +243,19 @@ class Joined:
 class Alive:
     """The own node key was seen at its create revision.
 
-    ``proven_at`` is the instant just before the keep-alive was sent that this proves to have been real.
-    The rest is what was seen on the way, so that a lost wake-up is made good within a heartbeat.
+    ``proven_at`` is the instant just before the keep-alive was sent that this proves to have taken effect.
+    The rest is what was read with it, so that a lost wake-up is made good within a heartbeat.
     """
 
     proven_at: float
     revision: int
     share_revision: int = 0
-    """When a share of this node was written last."""
+    """The revision at which a share of this node was written last."""
     header_revision: int = 0
     leadership_revision: int = 0
     leader_alive: bool = True
     removals: Mapping[NodeId, int] = field(default_factory=dict)
-    """When each of the blockers removed barriers last; 0 for one that is gone."""
+    """The revision at which each blocker removed barriers last; 0 for one that is gone."""
     fingerprint: Fingerprint | None = None
 
 
@@ -286,12 +286,12 @@ class BarriersAdded:
     """
 
     revision: int
-    """No later than when that was known of the first of them."""
+    """No later than the revision at which this was read of the first barrier."""
     added: Mapping[Resource, Token]
     blocked: Mapping[Resource, NodeId]
     superseded: bool = False
     unknown: frozenset[Resource] = frozenset()
-    """What a request without an answer may have added, now or a little later."""
+    """Barriers that a request without an answer may have added, now or a little later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,14 +300,14 @@ class BarriersRemoved:
 
     resources: frozenset[Resource]
     revision: int
-    """When that was known of the last of them."""
+    """The revision at which this was known of the last barrier."""
     removed_at: Mapping[Resource, int] = field(default_factory=dict)
     """The revision at which this command removed a barrier; without those that it found gone (RB-15)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """What acknowledgement stands there now, and the revision that put it: this one, or an earlier one."""
+    """The acknowledgement that is stored now, this or an earlier one, and the revision that put it."""
 
     version: int
     revision: int
@@ -352,8 +352,8 @@ class Resigned:
 class GroupRead:
     """All of the group at one revision.
 
-    ``read`` has the keys and the prefixes that were read for it, each at its revision; None if all was. What
-    a watch tells of other keys may not be in the group yet.
+    ``read`` has the keys and the prefixes that were read for it, each at its revision; None if all were.
+    Changes of other keys may not be in the group yet.
     """
 
     group: Group
@@ -411,7 +411,7 @@ OUTCOMES: Mapping[type[Command], frozenset[type[Outcome]]] = MappingProxyType(
         Publish: frozenset({Published, Conflict, Deposed, SessionLost, Failed}),
     }
 )
-"""What each command may end with."""
+"""The outcomes that each command may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,7 +498,7 @@ class HandlerReturned:
 
 @dataclass(frozen=True, slots=True)
 class MakePlan:
-    """Work out whether the allocation has to change, aside: it takes long for many resources (RB-21).
+    """Compute a plan outside the loop, as that takes long for many resources (RB-21).
 
     It is answered by exactly one :class:`PlanMade`, which :meth:`~rebalanser.protocol.node.Node.make_plan`
     returns; a node asks for one at a time.
@@ -510,14 +510,14 @@ class MakePlan:
     forbids: bool
     """True if a plan is needed even if nothing changes, to forbid one that was given up."""
     inherited_version: int = 0
-    """Maximum version of what earlier terms left behind."""
+    """Maximum version of the obsolete parts that earlier terms left."""
     attempts: frozenset[int] = frozenset()
     """Versions whose publication may still write shares until another version is committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """What came of a :class:`MakePlan`; ``plan`` is None if nothing has to change."""
+    """The result of a :class:`MakePlan`; ``plan`` is None if nothing has to change."""
 
     asked: MakePlan
     plan: Plan | None
@@ -550,7 +550,7 @@ class CallStop:
 
 @dataclass(frozen=True, slots=True)
 class AskStop:
-    """Tell the owners of these resources at once that OnStop is coming, while a handler still runs."""
+    """Notify the owners of these resources at once that OnStop is coming, while a handler still runs."""
 
     resources: frozenset[Resource]
 
@@ -570,7 +570,7 @@ class Watch:
 
 
 class FactKind(StrEnum):
-    """What can happen to a node. The same words stand in logs, in the history and in the documentation."""
+    """The kinds of facts. Logs, history and documentation use the same words."""
 
     JOINING = "joining"
     JOINED = "joined"
@@ -631,10 +631,10 @@ class Fact:
 
 @record
 class Report:
-    """Tell the sinks what happened: one fact, or with ``each`` the same of each of these resources.
+    """Report to the sinks: one fact, or with ``each`` the same fact of each of these resources.
 
-    Whoever writes it down makes the facts of it, so that a report of many resources costs the node no more
-    than one of a single resource. What it refers to must not change any more.
+    The sinks make the facts of it, so that a report of many resources costs the node no more than one of a
+    single resource. The mappings must not change any more.
     """
 
     fact: Fact
@@ -643,11 +643,11 @@ class Report:
     revisions: Mapping[Resource, int] = field(default_factory=dict)
     """Revisions of resources, where they differ; otherwise that of ``fact`` holds for all."""
     holders: Mapping[Resource, NodeId] = field(default_factory=dict)
-    """Told as ``holder`` in the detail."""
+    """Reported as ``holder`` in the detail."""
 
     @property
     def count(self) -> int:
-        """Number of facts that this is."""
+        """Number of facts in the report."""
         return 1 if self.each is None else len(self.each)
 
     def facts(self) -> Iterator[Fact]:

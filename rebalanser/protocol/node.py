@@ -94,7 +94,7 @@ _RESTING = frozenset({Membership.BACKOFF, Membership.LAPSING})
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """How a node behaves, beside its timings."""
+    """Options of a node, beside its timings."""
 
     start_in_batches: bool = True
     on_overrun: OnOverrun = OnOverrun.REPORT
@@ -103,9 +103,9 @@ class NodeOptions:
 class Node:
     """One node of a group, through all its incarnations.
 
-    ``member`` tells the group of the node; its ``node`` is the stem of the incarnations' ids and must be
-    unique in the world. ``allocate`` is used while this node leads, and so is ``measure``, which tells what
-    an allocation costs; without it nobody is told.
+    ``member`` describes the node to the group; its ``node`` is the prefix of the incarnations' ids and must
+    be unique in the world. ``allocate`` is used while this node leads, and so is ``measure``, which computes
+    the effort of an allocation; without it none is reported.
     """
 
     def __init__(
@@ -146,24 +146,24 @@ class Node:
         self._releases = Releases()
         self._rebalancing = Rebalancing(member.mode, options.start_in_batches, self._releases)
         self._record: Member | None = None
-        """What the present incarnation registers as, however often it tries."""
+        """The record with which the present incarnation registers, in each of its attempts."""
         self._leading = Leading(member.may_lead, timings, allocate, measure)
         self._effects: list[Effect] = []
         self._next_wakeup: float | None = None
 
     @property
     def membership(self) -> Membership:
-        """Where the node is in its life."""
+        """The stage of the node's life."""
         return self._membership
 
     @property
     def role(self) -> Role:
-        """What the node does for its group."""
+        """The node's role in its group."""
         return self._leading.role
 
     @property
     def leadership(self) -> Leadership | None:
-        """Who leads, as far as this node knows."""
+        """The leadership, as far as this node knows."""
         return self._leading.leadership
 
     @property
@@ -173,12 +173,12 @@ class Node:
 
     @property
     def step(self) -> Step:
-        """Which step of a rebalance the node is in."""
+        """The step of a rebalance that the node is in."""
         return self._rebalancing.step
 
     @property
     def started(self) -> Mapping[Resource, Token]:
-        """What is accessed: from just before OnStart is entered to the return of OnStop."""
+        """The resources that are accessed, from just before OnStart is entered to the return of OnStop."""
         return self._rebalancing.started
 
     @property
@@ -188,7 +188,7 @@ class Node:
 
     @property
     def blocked(self) -> Mapping[Resource, NodeId]:
-        """Some of what the node waits for, and who holds it."""
+        """Some of the resources that the node waits for, with their holders."""
         return self._rebalancing.blocked
 
     @property
@@ -204,12 +204,12 @@ class Node:
 
     @property
     def isolated(self) -> bool:
-        """Whether the node is out of touch for so long that it must stop access (RB-21)."""
+        """True if the last proof of life is so old that the node must stop access (RB-21)."""
         return self._isolated
 
     @property
     def settled(self) -> bool:
-        """Whether the node owns exactly its share, and its handlers have returned."""
+        """True if the node owns exactly its share, and its handlers have returned."""
         return (
             self._membership is Membership.MEMBER
             and not self._isolated
@@ -219,16 +219,16 @@ class Node:
 
     @property
     def deadline(self) -> float | None:
-        """When access must have ended unless life is proven again; None while nothing is owned."""
+        """The time at which access must have ended unless life is proven again; None if nothing is owned."""
         return self._guard
 
     @property
     def next_wakeup(self) -> float | None:
-        """When the node wants a :class:`Wakeup` at the latest, if nothing else happens before."""
+        """The latest time for a :class:`Wakeup`, if no other event comes before."""
         return self._next_wakeup
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take in one event at monotonic time ``now`` (seconds) and say what must be done, in order.
+        """Handle one event at monotonic time ``now`` (seconds). Return the effects, in order.
 
         Raises:
             InternalError: an invariant is broken; the node must not be used any more.
@@ -263,11 +263,11 @@ class Node:
 
     @property
     def slow_turn_s(self) -> float:
-        """Seconds from which handling one event is too slow: a tenth of the safety margin (RB-21)."""
+        """Seconds above which handling one event is too slow: a tenth of the safety margin (RB-21)."""
         return self._timings.safety_margin_s / 10.0
 
     def make_plan(self, asked: MakePlan) -> PlanMade:
-        """Work out a plan, for the caller to :meth:`handle`; any thread may call this at any time."""
+        """Compute a plan, for the caller to :meth:`handle`; any thread may call this at any time."""
         return self._leading.make_plan(asked)
 
     def _report(
@@ -334,7 +334,7 @@ class Node:
         return self._isolated or self._membership is not Membership.MEMBER
 
     def _watch_clock(self, now: float) -> None:
-        """Notice what only the passing of time tells: isolation, an overrun, the end of a delay."""
+        """Notice isolation, an overrun, and the end of a delay, which come with time alone."""
         in_session = self._membership in _IN_SESSION
         out_of_touch = in_session and now >= self._proven_at + self._detect_s
         if out_of_touch and not self._isolated:
@@ -512,7 +512,7 @@ class Node:
             case Deposed():
                 self._deposed()
             case GroupRead(group=group) if isinstance(command, ReadGroup):
-                # Told before this reading is: what was committed comes from an earlier one.
+                # Reported before this reading: the commit comes from an earlier one.
                 self._report_published(group.header)
                 asked = self._leading.group_read(command, outcome, now)
                 self._report(
@@ -536,7 +536,7 @@ class Node:
                 raise InternalError(f"{outcome!r} does not answer {command!r}")
 
     def _report_published(self, header: Header | None) -> None:
-        """Tell once of each allocation that this leader is known to have committed."""
+        """Report once each allocation that this leader is known to have committed."""
         if header is None or not self._leading.learn_own(header):
             return
         effort = self._leading.efforts.get(header.version)
@@ -554,7 +554,7 @@ class Node:
         self._make_good(alive, now)
 
     def _make_good(self, alive: Alive, now: float) -> None:
-        """Notice what a lost wake-up did not tell."""
+        """Make up for lost notices."""
         rebalancing = self._rebalancing
         seen = max(alive.share_revision, alive.header_revision if rebalancing.pending else 0)
         if seen > rebalancing.read_revision:
@@ -699,21 +699,21 @@ class Node:
 
     @property
     def _idle(self) -> bool:
-        """Whether nothing is accessed any more, except for what OnStop failed to stop."""
+        """True if nothing is accessed any more, except for what OnStop failed to stop."""
         return (
             self._rebalancing.running is None and self._rebalancing.started.keys() <= self._rebalancing.stuck
         )
 
     @property
     def _wants_lease(self) -> bool:
-        """Whether the lease is worth renewing: one who leaves, out of touch, has nothing left to protect."""
+        """True if the lease is to be renewed: an isolated node that leaves has nothing left to protect."""
         if self._membership is Membership.LEAVING:
             return not (self._isolated and self._idle)
         return self._membership is Membership.MEMBER
 
     @property
     def _lapses_at(self) -> float:
-        """When the lease has ended if it is renewed no more, whatever the drift of the clocks.
+        """The time at which the lease has ended if it is renewed no more, whatever the drift of the clocks.
 
         Counted from the latest renewal that may have taken effect, not from the latest that was proven.
         """
@@ -869,7 +869,7 @@ class Node:
 
     @property
     def _stops_first(self) -> bool:
-        """Whether step 1 has to end before anything is done about barriers (RB-11)."""
+        """True if step 1 has to end before barriers are changed (RB-11)."""
         running = self._rebalancing.running
         return running is Handler.STOP or bool(self._rebalancing.to_stop(self._giving_up))
 
@@ -899,7 +899,7 @@ class Node:
             self._effects.append(Watch(topics))
 
     def _update_guard(self) -> None:
-        """Tell until when access may last. Once it may have outlived its limit, the switch stays as it is."""
+        """Set until when access may last. Once it may have outlived its limit, the switch stays as it is."""
         if (self._overran or self._abandoned) and self._options.on_overrun is OnOverrun.KILL:
             return
         deadline = self._guard

@@ -1,7 +1,7 @@
-"""The four steps: what a node wants, holds and has started, and therefore what is the next thing to do.
+"""The four steps: the resources that a node wants, holds and has started, and what to do next.
 
 Nothing here is sent or called. :class:`Rebalancing` answers questions ("what must be stopped?") about its
-own state, and is told what came of it. A node may own 100,000 resources, and no turn of its loop may take
+own state, and takes the outcomes. A node may own 100,000 resources, and no turn of its loop may take
 long (RB-42). So the differences between what is wanted, held and started are kept as they change, commands
 cover :data:`MAX_BARRIERS` at most, and what changes everything at once does so by operations on whole sets.
 
@@ -98,7 +98,7 @@ class Rebalancing:
         self.starting: Mapping[Resource, Token] = {}
         self.stopping = NOTHING
         self.asked: set[Resource] = set()
-        """What was asked to stop while a handler ran: it passes OnStop, even if it is wanted again."""
+        """Resources that were asked to stop while a handler ran: they pass OnStop, even if wanted again."""
         self.step = Step.SETTLED
         self._restarting: set[Resource] = set()
         self._giving_back: set[Resource] = set()
@@ -129,11 +129,11 @@ class Rebalancing:
 
     @property
     def must_read(self) -> bool:
-        """Whether the share may have changed since it was read."""
+        """True if the share may have changed since it was read."""
         return self.stale_revision > self.read_revision
 
     def noticed(self, revision: int, share_version: int | None) -> None:
-        """A share of this node was written, or committed, at ``revision``: which one, where it is known."""
+        """Handle that a share of this node was written or committed; None if its version is unknown."""
         if share_version is None or self.share is None or share_version > self.share.version:
             self.stale_revision = max(self.stale_revision, revision)
 
@@ -155,7 +155,7 @@ class Rebalancing:
         return True
 
     def _compare(self, before: frozenset[Resource]) -> None:
-        """Work out what a new share changes; ``before`` is what was wanted.
+        """Compute the changes of a new share; ``before`` is what was wanted.
 
         A share may be replaced as a whole: sets without a common element are taken as they are, which is
         quicker than to work out their difference.
@@ -205,25 +205,25 @@ class Rebalancing:
 
     @property
     def blocked(self) -> dict[Resource, NodeId]:
-        """Some of what is waited for, and who holds it: :data:`BLOCKED_SHOWN` resources at most."""
+        """Some of the resources that are waited for, with their holders: :data:`BLOCKED_SHOWN` at most."""
         every = ((r, holder) for holder, resources in self._waiting_for.items() for r in resources)
         return dict(islice(every, BLOCKED_SHOWN))
 
     def to_stop(self, everything: bool) -> frozenset[Resource]:
-        """Step 1: what is started and must be given up or was asked to stop, or all of it."""
+        """Step 1: started resources that must be given up or were asked to stop, or all started ones."""
         return self._once("stop", everything, lambda: self._to_stop(everything))
 
     def _to_stop(self, everything: bool) -> frozenset[Resource]:
         return frozenset(self.started).difference(self.stuck) if everything else frozenset(self._leaving)
 
     def to_ask(self, everything: bool) -> frozenset[Resource]:
-        """Step 1, while a handler runs: what is to be stopped after it and was not asked to stop yet."""
+        """Step 1, while a handler runs: resources to stop after it that were not asked to stop yet."""
         return self._once(
             "ask", everything, lambda: self.to_stop(everything).difference(self.asked, self.stopping)
         )
 
     def to_remove(self, everything: bool) -> dict[Resource, Token]:
-        """Step 2: barriers that are held for nothing that is started or wanted, as many as go at once."""
+        """Step 2: barriers of no started or wanted resource, at most :data:`MAX_BARRIERS`."""
         return self._once("remove", everything, lambda: self._to_remove(everything))
 
     def _to_remove(self, everything: bool) -> dict[Resource, Token]:
@@ -231,7 +231,7 @@ class Rebalancing:
         return {resource: self.held[resource] for resource in islice(spare, MAX_BARRIERS)}
 
     def to_find_out(self, everything: bool) -> frozenset[Resource]:
-        """Step 2: barriers that may have been added and are not wanted, as many as go at once."""
+        """Step 2: barriers that may have been added and are not wanted, at most :data:`MAX_BARRIERS`."""
         return self._once("find out", everything, lambda: self._to_find_out(everything))
 
     def _to_find_out(self, everything: bool) -> frozenset[Resource]:
@@ -239,7 +239,7 @@ class Rebalancing:
         return frozenset(islice(unwanted, MAX_BARRIERS))
 
     def to_add(self) -> frozenset[Resource]:
-        """Step 3: barriers that are wanted and not known to be held, as many as go at once."""
+        """Step 3: barriers that are wanted and not known to be held, at most :data:`MAX_BARRIERS`."""
         return self._once("add", False, lambda: frozenset(islice(self._to_try, MAX_BARRIERS)))
 
     @property
@@ -248,7 +248,7 @@ class Rebalancing:
         return bool(self._to_try or self._waiting_for)
 
     def to_start(self) -> dict[Resource, Token] | None:
-        """Step 4: what may be started; empty for "you own nothing" (RB-18); None for nothing to say."""
+        """Step 4: resources that may be started. Empty to report an empty share (RB-18), None for no call."""
         if self._ready and (self._start_in_batches or not self.missing):
             ready = self._ready_and_not_released()
             if ready:
@@ -270,7 +270,7 @@ class Rebalancing:
 
     @property
     def completed(self) -> bool:
-        """Whether the node owns what its share says and nothing else, and its handlers have returned."""
+        """True if the node owns exactly its share, and its handlers have returned."""
         return (
             self.share is not None
             and self.running is None
@@ -286,7 +286,7 @@ class Rebalancing:
         )
 
     def calling_start(self, owned: Mapping[Resource, Token]) -> None:
-        """OnStart is being called with what may be started: access begins when it is entered."""
+        """Record a call of OnStart: access begins when it is entered."""
         self._call(Handler.START)
         self.starting = owned
         self.started.update(owned)
@@ -295,13 +295,13 @@ class Rebalancing:
         self._empty_start_called = not owned
 
     def ask(self, resources: Collection[Resource]) -> None:
-        """These are asked to stop while a handler runs."""
+        """Record that these are asked to stop while a handler runs."""
         self._changed()
         self.asked.update(resources)
         self._leaving.update(resources)
 
     def calling_stop(self, resources: frozenset[Resource]) -> None:
-        """OnStop is being called."""
+        """Record a call of OnStop."""
         self._call(Handler.STOP)
         self.stopping = resources
 
@@ -312,7 +312,7 @@ class Rebalancing:
         self.running = handler
 
     def start_returned(self, entered: bool) -> None:
-        """OnStart returned or raised; where it was not ``entered`` there was no access."""
+        """Handle the end of OnStart, returned or raised; if it was not ``entered`` there was no access."""
         self._changed()
         self.running = None
         if not entered:
@@ -321,7 +321,7 @@ class Rebalancing:
         self.starting = {}
 
     def stop_returned(self, failed: bool) -> None:
-        """OnStop returned: access has ended. If it raised, access is taken as not stopped (RB-24)."""
+        """End access, as OnStop returned. If it raised, access is taken as not stopped (RB-24)."""
         self._changed()
         self.running = None
         resources, self.stopping = self.stopping, NOTHING
@@ -344,10 +344,10 @@ class Rebalancing:
             self._sort_out(resources)
 
     def barriers_added(self, outcome: BarriersAdded) -> None:
-        """Some barriers were added, others are held by other nodes.
+        """Handle that some barriers were added and others are held by other nodes.
 
-        Where an earlier attempt's answer was lost only "added" ends the doubt: that attempt may have taken
-        effect before the allocation changed, or may yet, once the holder is gone.
+        If the answer to an earlier attempt was lost, only "added" makes a barrier certain: that attempt may
+        have taken effect before the allocation changed, or may yet, once the holder is gone.
         """
         self._changed()
         if outcome.superseded:
@@ -369,14 +369,14 @@ class Rebalancing:
         self._sort_out(frozenset(barriers).difference(self.started))
 
     def barriers_unknown(self, asked: frozenset[Resource]) -> None:
-        """An answer was lost: each of these barriers may be this node's, now or a little later."""
+        """Handle a lost answer: each of these barriers may be this node's, now or a little later."""
         self._changed()
         self.uncertain |= asked
 
     def barriers_read(
         self, asked: frozenset[Resource], mine: Mapping[Resource, Token]
     ) -> dict[Resource, Token]:
-        """Settle which of these barriers are this node's. Return those that it did not know it held."""
+        """Record which of these barriers are this node's. Return those that it did not know it held."""
         self._changed()
         found = {resource: token for resource, token in mine.items() if self.held.get(resource) != token}
         self.uncertain -= asked
@@ -384,9 +384,9 @@ class Rebalancing:
         return found
 
     def removal_unknown(self, resources: Collection[Resource]) -> None:
-        """An answer was lost: each of these barriers may be gone, now or a little later.
+        """Handle a lost answer: each of these barriers may be gone, now or a little later.
 
-        So none of them protects anything any more, not even if a newer allocation gives it back.
+        So none of them protects anything any more, even if a newer allocation gives it back.
         """
         self._changed()
         self._giving_back.update(resources)
@@ -406,20 +406,20 @@ class Rebalancing:
         self._to_try |= self.wanted.intersection(resources)
 
     def unblocked(self, holder: NodeId, revision: int) -> None:
-        """``holder`` removed barriers, or left, at ``revision``: what it blocked is worth another try."""
+        """Try again what ``holder`` blocked: it removed barriers, or left, at ``revision``."""
         if revision > self.blocked_since.get(holder, revision):
             self._changed()
             self._to_try |= self._waiting_for.pop(holder)
             self._forget_holders()
 
     def _forget_holders(self) -> None:
-        """Keep since when a holder blocks only while it does: a release is news if it came later."""
+        """Forget holders that block nothing any more."""
         self.blocked_since = {
             holder: since for holder, since in self.blocked_since.items() if holder in self._waiting_for
         }
 
     def abandon(self) -> None:
-        """What could not be stopped is given up: the session that owned it is over."""
+        """Give up what could not be stopped: the session that owned it is over."""
         self._changed()
         self.stuck.clear()
         self.started.clear()
@@ -427,7 +427,7 @@ class Rebalancing:
         self._leaving.clear()
 
     def forget(self) -> None:
-        """The session is gone, and every barrier with it (RB-22). What is started is still to be stopped."""
+        """Forget every barrier, as the session is gone (RB-22). Started resources are still to be stopped."""
         self._changed()
         self.header = None
         self.share = None
@@ -448,7 +448,7 @@ class Rebalancing:
         self._empty_start_called = False
 
     def observe_step(self, everything: bool) -> None:
-        """Work out which step the node is in, and check that it may follow the one before."""
+        """Find the step that the node is in, and check that it may follow the one before."""
         step = self._step(everything)
         if step is not self.step and step not in STEPS[self.step]:
             raise InternalError(f"step {step} may not follow {self.step}")

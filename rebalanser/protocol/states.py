@@ -1,7 +1,7 @@
 """The transition tables. The code moves through them and the documentation's diagrams are drawn from them.
 
 A pair that is not in its table is a broken invariant, and raises
-:class:`~rebalanser.errors.InternalError` rather than go on from a state that nobody thought of.
+:class:`~rebalanser.errors.InternalError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rebalanser.errors import InternalError
 
 
 class Membership(StrEnum):
-    """Where a node is in its life."""
+    """The stages of a node's life."""
 
     OUT = "out"
     JOINING = "joining"
@@ -29,7 +29,7 @@ class Membership(StrEnum):
 
 
 class Life(StrEnum):
-    """What moves a node through its life."""
+    """The triggers that move a node through its life."""
 
     START = "start asked"
     STOP = "stop asked"
@@ -44,7 +44,7 @@ class Life(StrEnum):
 
 
 class Role(StrEnum):
-    """What a node does for its group."""
+    """The roles of a node in its group."""
 
     NONE = "none"
     FOLLOWER = "follower"
@@ -52,7 +52,7 @@ class Role(StrEnum):
 
 
 class Vote(StrEnum):
-    """What moves a node between roles."""
+    """The triggers that move a node between roles."""
 
     ELECTED = "term incremented"
     FOLLOWS = "another leads"
@@ -169,4 +169,4 @@ STEPS: Mapping[Step, Mapping[Step, str]] = MappingProxyType(
         },
     }
 )
-"""Which step may follow which, and why. 2 and 3 can be aborted; 1 and 4 run application code."""
+"""The steps that may follow each step, and why. 2 and 3 can be aborted; 1 and 4 run application code."""

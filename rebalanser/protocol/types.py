@@ -29,7 +29,7 @@ def record(cls: type[RecordT]) -> type[RecordT]:
 
 
 class Mode(StrEnum):
-    """How much a rebalance stops."""
+    """The resources that a rebalance stops."""
 
     COOPERATIVE = "cooperative"
     """Only what leaves the node is stopped and only what arrives is started (RB-17)."""
@@ -38,7 +38,7 @@ class Mode(StrEnum):
 
 
 class OnOverrun(StrEnum):
-    """What becomes of a process whose handler does not return within its limit."""
+    """The treatment of a process whose handler does not return within its limit."""
 
     REPORT = "report"
     """It is reported and its barriers stay held (RB-25)."""
@@ -68,18 +68,18 @@ class Timings:
 
     @property
     def access_s(self) -> float:
-        """How long after a proof of life access may last: the lease, less clock drift and the margin."""
+        """Seconds after a proof of life that access may last: the lease, less clock drift and the margin."""
         return self.lease_ttl_s * (1 - self.clock_drift_ratio) - self.safety_margin_s
 
     @property
     def detect_s(self) -> float:
-        """How long after a proof of life OnStop must be called, so that it can return in time (RB-21)."""
+        """Seconds after a proof of life at which OnStop must be called, to return in time (RB-21)."""
         return self.access_s - self.stop_timeout_s
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a node tells the group of itself when it joins."""
+    """A node's description of itself, stored when it joins."""
 
     node: NodeId
     label: str
@@ -125,7 +125,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Who leads: the term, its leader, and the revision at which the term began (RB-5)."""
+    """The term, its leader, and the revision at which the term began (RB-5)."""
 
     term: int
     leader: NodeId
@@ -154,14 +154,14 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one node is to own, since allocation ``version``."""
+    """The resources that one node is to own, since allocation ``version``."""
 
     version: int
     resources: frozenset[Resource]
     parts: int = field(default=1, compare=False)
-    """In how many parts it is stored, as a request has a limit."""
+    """Number of parts in which it is stored, as a request has a limit."""
     revision: int = field(default=0, compare=False)
-    """When the first of them was written."""
+    """The revision at which the first part was written."""
 
 
 class SharePart(NamedTuple):
@@ -220,7 +220,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What an allocation costs beside the least that it could (RB-10)."""
+    """The cost of an allocation, and the least that it could be (RB-10)."""
 
     moves: int
     """Resources that leave a node which is still there and may own resources, for another one."""
@@ -239,7 +239,7 @@ class Plan:
     version: int
     based_on: Header | None
     shares: Mapping[NodeId, int]
-    """Since which version each node's share stands, once this is committed."""
+    """The version of each node's share, once this is committed."""
     changed: Mapping[NodeId, frozenset[Resource]]
     obsolete: frozenset[SharePart]
     """Stored parts of shares that are not in the new allocation."""
@@ -248,11 +248,11 @@ class Plan:
     orphaned: frozenset[SharePart] = frozenset()
     """Obsolete parts left by leaders of earlier terms: no publication under way can commit them."""
     effort: Effort | None = None
-    """What it costs; None where nobody measures."""
+    """Its cost; None if it is not measured."""
 
 
 class TopicKind(StrEnum):
-    """What a node can ask to be woken up by."""
+    """The kinds of topics that a node can watch."""
 
     ALLOCATION = "allocation"
     """A share was written for a node."""
@@ -267,7 +267,7 @@ class TopicKind(StrEnum):
 
 
 class Topic(NamedTuple):
-    """One thing to be woken up by; ``node`` names whose, for NODE, REMOVALS and ALLOCATION."""
+    """A topic to watch; ``node`` is the node concerned, for NODE, REMOVALS and ALLOCATION."""
 
     kind: TopicKind
     node: NodeId = ""

@@ -68,20 +68,18 @@ from rebalanser.registry.script import (
 
 MAX_ERROR_CHARS: Final = 500
 """Maximum characters of the error with which a leader resigns."""
-
-
 MAX_ROUNDS: Final = 4
-"""In how many rounds a leader tries to read just what changed, while operators go on."""
+"""Maximum rounds in which a leader tries to read only changes, while operators go on."""
 MAX_SINGLE_READS: Final = 100
-"""A leader reads so many keys one by one, or of a large group as many as a quarter of its resources."""
+"""Maximum keys that a leader reads one by one; in a large group a quarter of the resources, if more."""
 NameT = TypeVar("NameT")
 
 
 class LeaderScripts(Scripts):
-    """What a node does for its group."""
+    """Scripts of the commands that a node performs for its group."""
 
     def _campaign(self, command: Campaign) -> CommandScript:
-        """Increment the term if nobody alive leads; after a lost answer find out who won (RB-5)."""
+        """Increment the term if no live node leads; after a lost answer read who won (RB-5)."""
         session, keys = command.session, self.keys
         answer = yield Transaction(guards=self._alive(session), then=(Get(keys.term),))
         outcome = outcome_of(answer)
@@ -117,7 +115,7 @@ class LeaderScripts(Scripts):
         return Follows(winner, outcome.revision)
 
     def _resign(self, command: Resign) -> CommandScript:
-        """Write that nobody leads the term, which ends it for this node as another term would."""
+        """Write that no node leads the term, which ends it for this node as another term would."""
         term = command.leadership.term
         error = redact(command.error).encode(errors="backslashreplace").decode()
         trouble = Trouble(term, error[:MAX_ERROR_CHARS])
@@ -167,7 +165,7 @@ class LeaderScripts(Scripts):
     def _allocation_in(
         self, header: Header | None, entries: Iterable[KeyValue], unreadable: dict[str, str]
     ) -> tuple[dict[NodeId, Share], frozenset[SharePart]]:
-        """The shares of the allocation, and the obsolete parts."""
+        """Return the shares of the allocation, and the obsolete parts."""
         parts = self._parts_in(entries, unreadable)
         shares = self._shares_in(header, parts, unreadable) if header else {}
         versions = {node: share.version for node, share in shares.items()}
@@ -189,7 +187,7 @@ class LeaderScripts(Scripts):
     def _resources_in(
         self, entries: Iterable[KeyValue], unreadable: dict[str, str]
     ) -> dict[Resource, ResourceSpec]:
-        """The resources; one whose value can't be read stays a resource, so that work on it goes on."""
+        """Return the resources; one with an unreadable value stays a resource, so that work on it goes on."""
 
         def load(entry: KeyValue) -> tuple[Resource, ResourceSpec]:
             name = self.keys.name(entry.key, self.keys.resources)
@@ -202,7 +200,7 @@ class LeaderScripts(Scripts):
         return readable(entries, load, unreadable)
 
     def _read_group(self, command: ReadGroup) -> CommandScript:
-        """Read what changed since the group is known; all of it if that is not known or would take longer."""
+        """Read the changes since the known group; read all if none is known or changes would take longer."""
         if command.known is not None:
             update = _Update(command, command.known)
             done = yield from self._read_changes(command, update)
@@ -214,7 +212,7 @@ class LeaderScripts(Scripts):
         return GroupRead(self._group_in(outcome))
 
     def _read_changes(self, command: ReadGroup, update: _Update) -> Script[Outcome | None]:
-        """Read in rounds until nothing is missing. None if that leads to nothing.
+        """Read in rounds until nothing is missing. Return None if reading all is better.
 
         The record of each operator request names the resources and drains that changed. Every round reads all
         members that were put since the group is known, whatever watches reported. So no member is missing,
@@ -238,7 +236,7 @@ class LeaderScripts(Scripts):
         return None
 
     def _round(self, update: _Update) -> list[list[Operation]]:
-        """The transactions of a round; the last one has the head, which tells whether anything is missing.
+        """Return the transactions of a round; the last one has the head, which shows if anything is missing.
 
         Of a member's key only its presence is read: the head reads its value if that is new.
         """
@@ -260,16 +258,16 @@ class LeaderScripts(Scripts):
         return [*chunks, head]
 
     def _records(self, update: _Update) -> Range:
-        """The records of what operators changed that are not known yet."""
+        """Read the records of operator requests that are not known yet."""
         return Range(self.keys.changes, after=self.keys.change(update.requests))
 
     def _members(self, update: _Update) -> Range:
-        """The members that were put since the group is known, or all if a member may be gone."""
+        """Read the members that were put since the known group, or all if a member may be gone."""
         since = update.known.revision if update.members_known else 0
         return Range(self.keys.nodes, modified_after=since)
 
     def _take_entries(self, update: _Update, found: Mapping[Operation, Result]) -> None:
-        """Take in the keys of members, resources and drains that were read one by one."""
+        """Apply the keys of members, resources and drains that were read one by one."""
         keys = self.keys
         for read, result in found.items():
             if not isinstance(read, Get) or read.key in (keys.header, keys.operator):
@@ -290,14 +288,14 @@ class LeaderScripts(Scripts):
                 update.drains[label] = label if label in drains else None
 
     def _take_member(self, update: _Update, key: str, entries: tuple[KeyValue, ...]) -> None:
-        """Take in the key of a member that was put, or is gone."""
+        """Apply the key of a member that was put, or is gone."""
         node = self._name(key, self.keys.nodes)
         was_there = update.unreadable.pop(key, None) is not None or update.has_member(node)
         update.members[node] = readable(entries, self._member, update.unreadable).get(node)
         update.member_keys += len(entries) - was_there
 
     def _take_head(self, update: _Update, found: Mapping[Operation, Result]) -> None:
-        """Take in the rest, and find out what is missing."""
+        """Apply the rest, and find what is missing."""
         keys = self.keys
         requests = values.load_changes(one_entry(found[Get(keys.operator)]))
         records = readable(all_entries(found[self._records(update)]), self._record, {})
@@ -338,7 +336,7 @@ class LeaderScripts(Scripts):
             update.shares_known = False
 
     def _name(self, key: str, prefix: str) -> str:
-        """The name in a key; empty for a key that no Rebalanser wrote."""
+        """Return the name in a key; empty for a key that no Rebalanser wrote."""
         try:
             return self.keys.name(key, prefix)
         except UnusableStore:
@@ -460,7 +458,7 @@ class _Update:
 
     @property
     def takes_longer(self) -> bool:
-        """True if all of the group is read sooner than what changed."""
+        """True if reading all of the group is quicker than reading the changes."""
         return self.gap or len(self.to_read) > max(MAX_SINGLE_READS, len(self.known.resources) // 4)
 
     @property
@@ -469,7 +467,7 @@ class _Update:
         return not (self.gap or self.to_read) and self.members_known and self.shares_known
 
     def note(self, reads: Iterable[Operation], revision: int) -> None:
-        """Keys and prefixes were read at a revision."""
+        """Record that keys and prefixes were read at a revision."""
         self.read |= {read.key: revision for read in reads if isinstance(read, Get)}
         self.read |= {read.prefix: revision for read in reads if isinstance(read, Range)}
 
@@ -483,7 +481,7 @@ class _Update:
         return all_entries(result)
 
     def group(self, revision: int) -> Group:
-        """The group as of ``revision``, at which nothing was missing."""
+        """Return the group as of ``revision``, at which nothing was missing."""
         return replace(
             self.known,
             revision=revision,

@@ -77,7 +77,7 @@ RENEWED_IN_VAIN: Final = "the keep-alive was answered in another term of the reg
 
 
 class MemberScripts(Scripts):
-    """What a node does for itself."""
+    """Scripts of the commands that a node performs for itself."""
 
     def _join(self, command: Join) -> CommandScript:
         """Grant a lease and create the node key; after a lost answer take over what is found (RB-4)."""
@@ -157,23 +157,23 @@ class MemberScripts(Scripts):
         return self._seen(command, outcome, self._proven_at(renewed, answer), blockers)
 
     def _proof_of(self, renewed: Answer, proof: Transaction) -> Script[Answer]:
-        """Answer to the proof: the renewal's if the registry did both in one step, else one of its own."""
+        """Return the answer to the proof: that of the renewal if the registry did both in one step."""
         if isinstance(renewed.reply, contract.Outcome):
             return renewed
         return (yield proof)
 
     def _is_renewal(self, renewed: Answer, proof: Answer) -> bool:
-        """Whether one leader of the registry answered both; one that was deposed renews nothing (RB-21)."""
+        """Return True if one leader of the registry answered both: a deposed one renews nothing (RB-21)."""
         if not isinstance(renewed.reply, Done | contract.Outcome):
             raise InternalError(f"a keep-alive was answered with {renewed.reply!r}")
         return renewed.reply.term == outcome_of(proof).term
 
     def _proven_at(self, renewed: Answer, proof: Answer) -> float:  # noqa: ARG002 - the proof's own time proves less
-        """The lease was renewed no earlier than the instant just before the renewal was sent."""
+        """Return the instant just before the renewal was sent: the lease was renewed no earlier."""
         return renewed.sent_at
 
     def _confirm_loss(self, session: Session) -> CommandScript:
-        """A keep-alive's word is no proof in either direction: look."""
+        """Read the node key: the answer to a keep-alive proves neither life nor loss."""
         try:
             answer = yield Transaction(guards=self._alive(session))
         except RebalanserError as error:
@@ -210,7 +210,7 @@ class MemberScripts(Scripts):
     def _read_share(self, command: ReadShare) -> CommandScript:
         """Read the share, and delete the node's earlier ones: no late request can act on them any more.
 
-        So the allocation of others may change without this node, which goes on adding barriers (RB-14).
+        So shares of other nodes may change while this node goes on adding barriers (RB-14).
         """
         node = command.session.node
         answer = yield Transaction(
@@ -259,10 +259,10 @@ class MemberScripts(Scripts):
         return BarriersRead(mine)
 
     def _add_barriers(self, command: AddBarriers) -> CommandScript:
-        """Add what is free, in as few transactions as the limits allow; learn who holds the rest.
+        """Add free barriers, in as few transactions as the limits allow; read who holds the rest.
 
-        A chunk that fails ends it. What the chunks before have done is answered all the same, so that every
-        attempt gets further, however often the allocation of others changes.
+        A chunk that fails ends the script. The outcome has the result of the chunks before it, so that every
+        attempt makes progress, however often the allocation of others changes.
         """
         added: dict[Resource, Token] = {}
         blocked: dict[Resource, NodeId] = {}
@@ -323,10 +323,10 @@ class MemberScripts(Scripts):
                 blocked[resource] = entry.value.decode(errors="replace")
 
     def _remove_barriers(self, command: RemoveBarriers) -> CommandScript:
-        """Remove what is still this session's; each chunk wakes up who waits for this node.
+        """Remove barriers that are still this session's; each chunk wakes up nodes that wait for this one.
 
-        A chunk that fails after others took effect makes the whole command's outcome unknown. What was gone
-        before, perhaps by an earlier attempt, was removed at a revision that nobody can tell any more.
+        A chunk that fails after others took effect makes the whole command's outcome unknown. A barrier that
+        was gone before, perhaps by an earlier attempt, was removed at an unknown revision.
         """
         removed_at: dict[Resource, int] = {}
         revision = 0

@@ -59,14 +59,14 @@ _RESERVED_BYTES = 4096
 _ROOM_FOR_NUMBERS = 8
 """Bytes of a key in which the number of a share's part fits."""
 LEAST_PART_BYTES = 256
-"""A part of a share is not cut smaller than this, whatever a registry's limit."""
+"""Minimum size of a part of a share, whatever a registry's limit."""
 ROUNDING_S = 1.0
-"""A registry may round a lease up to whole seconds; more than that would delay every take-over unasked."""
+"""Seconds by which a registry may round a lease up; more would delay every take-over."""
 
 
 @record
 class Answer:
-    """What the registry answered, and the monotonic instant (seconds) just before it was asked."""
+    """The registry's reply, and the monotonic instant (seconds) just before the request was sent."""
 
     reply: Reply
     sent_at: float
@@ -77,7 +77,7 @@ CommandScript: TypeAlias = Script[Outcome]
 
 
 def failure(error: RebalanserError) -> Failed:
-    """The outcome of a command that ended with an error of the registry."""
+    """Return the outcome of a command that ended with an error of the registry."""
     return Failed(
         error=f"{type(error).__name__}: {error}",
         unknown=isinstance(error, OutcomeUnknown),
@@ -86,34 +86,34 @@ def failure(error: RebalanserError) -> Failed:
 
 
 def outcome_of(answer: Answer) -> contract.Outcome:
-    """What a transaction was answered with."""
+    """Return the outcome of a transaction."""
     if not isinstance(answer.reply, contract.Outcome):
         raise InternalError(f"a transaction was answered with {answer.reply!r}")
     return answer.reply
 
 
 def one_entry(result: Result) -> KeyValue | None:
-    """The result of reading one key."""
+    """Return the result of reading one key."""
     if result is None or isinstance(result, KeyValue):
         return result
     raise InternalError(f"reading one key was answered with {result!r}")
 
 
 def revision_of(result: Result) -> int:
-    """The revision at which a key that was read changed last; 0 where it is not there."""
+    """Return the revision at which a key changed last; 0 if it is absent."""
     entry = one_entry(result)
     return entry.mod_revision if entry is not None else 0
 
 
 def all_entries(result: Result) -> tuple[KeyValue, ...]:
-    """The result of reading a range."""
+    """Return the result of reading a range."""
     if isinstance(result, tuple):
         return result
     raise InternalError(f"reading a range was answered with {result!r}")
 
 
 def stats_of(result: Result) -> tuple[int, int]:
-    """The result of counting a range: how many keys, and the newest revision."""
+    """Return the number of keys in a range and their latest revision."""
     if isinstance(result, Stats):
         return result.count, result.newest
     raise InternalError(f"counting a range was answered with {result!r}")
@@ -124,7 +124,7 @@ def readable(
     load: Callable[[KeyValue], tuple[KeyT, ItemT]],
     unreadable: dict[str, str],
 ) -> dict[KeyT, ItemT]:
-    """What is loaded from entries; why one can't be is noted in ``unreadable``, by its key (RB-46)."""
+    """Load entries; record in ``unreadable``, by its key, why one can't be loaded (RB-46)."""
     loaded: dict[KeyT, ItemT] = {}
     for entry in entries:
         try:
@@ -137,25 +137,25 @@ def readable(
 
 
 def nested_outcome(result: Result) -> contract.Outcome:
-    """The result of a nested transaction."""
+    """Return the outcome of a nested transaction."""
     if isinstance(result, contract.Outcome):
         return result
     raise InternalError(f"a nested transaction was answered with {result!r}")
 
 
 def fingerprint_of(entries: Iterable[KeyValue]) -> tuple[int, int]:
-    """How many keys these are, and the newest revision among them."""
+    """Return the number of keys and their latest revision."""
     revisions = [entry.mod_revision for entry in entries]
     return len(revisions), max(revisions, default=0)
 
 
 def sized(operations: Iterable[Put | Delete]) -> list[tuple[Operation, int]]:
-    """Writes with their sizes in bytes."""
+    """Return writes with their sizes in bytes."""
     return [(op, len(op.key) + (len(op.value) if isinstance(op, Put) else 0)) for op in operations]
 
 
 class Scripts:
-    """The guards that safety rests on, a method each, and chunks that keep the registry's limits."""
+    """The guards that safety rests on, one method each, and the division into chunks."""
 
     def __init__(self, keys: GroupKeys, capabilities: Capabilities) -> None:
         self.keys = keys
@@ -172,11 +172,11 @@ class Scripts:
         return (Unchanged(self.keys.term, leadership.revision),)
 
     def _has_share(self, node: NodeId, version: int, revision: int) -> tuple[Guard, ...]:
-        """The share that the node read is still there: nobody has removed it for a later one."""
+        """The share that the node read is still stored: it was not deleted for a later one."""
         return (Unchanged(self.keys.share(SharePart(node, version)), revision),)
 
     def _free(self, barrier: str) -> tuple[Guard, ...]:
-        """Nobody holds the barrier."""
+        """No node holds the barrier."""
         return (Absent(barrier),)
 
     def _mine(self, barrier: str, token: Token) -> tuple[Guard, ...]:
@@ -217,17 +217,17 @@ class Scripts:
             yield chunk
 
     def _part_bytes(self, share: SharePart) -> int:
-        """How long the value of a part of a share may be, so that it fits in a request."""
+        """Maximum bytes of the value of a share's part, so that it fits in a request."""
         return max(LEAST_PART_BYTES, self._chunk_bytes - len(self.keys.share(share)) - _ROOM_FOR_NUMBERS)
 
     def _parts_in(self, entries: Iterable[KeyValue], unreadable: dict[str, str]) -> dict[SharePart, KeyValue]:
-        """The parts of shares among the entries."""
+        """Return the parts of shares among the entries."""
         return readable(entries, lambda entry: (self.keys.share_part(entry.key), entry), unreadable)
 
     def _shares_in(
         self, header: Header, parts: Mapping[SharePart, KeyValue], unreadable: dict[str, str]
     ) -> dict[NodeId, Share]:
-        """Each node's share: the latest of a committed version.
+        """Return each node's share: the latest of a committed version.
 
         Its first part is written with the others or before, and deleted with them or before.
         """

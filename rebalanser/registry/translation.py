@@ -74,16 +74,16 @@ from rebalanser.registry.script import (
 )
 
 CHANGES_KEPT: Final = 100
-"""How many writes of operators can be looked up; a leader that has missed more reads the whole group."""
+"""Number of operator writes whose records are kept; a leader that has missed more reads the whole group."""
 Found: TypeAlias = Mapping[str, KeyValue]
-"""What was read, by key."""
+"""The entries that were read, by key."""
 
 
 class Translation(MemberScripts, LeaderScripts):
     """Translates commands of one group into scripts, and events of watches into notices."""
 
     def script(self, command: Command) -> CommandScript:
-        """The script that carries out a command."""
+        """Return the script that carries out a command."""
         match command:
             case Join():
                 return self._join(command)
@@ -135,7 +135,7 @@ class Translation(MemberScripts, LeaderScripts):
                 return self._leave(command)
 
     def read(self) -> Script[GroupView]:
-        """All of the group with its barriers, at one revision."""
+        """Read all of the group and its barriers, at one revision."""
         keys = self.keys
         reads = (*self._group_reads(), Range(keys.barriers), Get(keys.term), Range(keys.troubles))
         answer = yield Transaction(then=reads)
@@ -160,7 +160,7 @@ class Translation(MemberScripts, LeaderScripts):
         return resource, Holding(resource, entry.value.decode(errors="replace"), entry.create_revision)
 
     def exists(self) -> Script[bool]:
-        """Read one key of each sort that shows that there is such a group.
+        """Return True if the group exists; reads one key of each sort that shows it.
 
         A request of an operator shows it only if it changed anything.
         """
@@ -172,13 +172,13 @@ class Translation(MemberScripts, LeaderScripts):
         return any(others) or values.load_changes(one_entry(operator)) > 0
 
     def resource(self, name: Resource) -> Script[ResourceSpec | None]:
-        """One resource; None if there is none."""
+        """Read one resource; None if there is none."""
         outcome = outcome_of((yield Transaction(then=(Get(self.keys.resource(name)),))))
         entry = one_entry(outcome.results[0])
         return None if entry is None else values.load_resource(name, entry)
 
     def leases(self, nodes: Sequence[NodeId]) -> Script[Mapping[NodeId, int]]:
-        """The leases of those nodes that live."""
+        """Return the leases of the live ones of these nodes."""
         found: dict[NodeId, int] = {}
         for start in range(0, len(nodes), self._max_operations):
             some = nodes[start : start + self._max_operations]
@@ -203,7 +203,7 @@ class Translation(MemberScripts, LeaderScripts):
         return (yield from self._change(self.keys.resources, keys, differing, new, progress))
 
     def weigh_resources(self, weights: Mapping[Resource, float], progress: Progress) -> Script[int]:
-        """Change the weights of those that are there, and nothing else of them; how many changed (AU-7)."""
+        """Change the weights of existing resources, and no other field. Return how many changed (AU-7)."""
         by_key = {self.keys.resource(resource): resource for resource in weights}
 
         def weighed(found: Found) -> list[Put]:
@@ -218,7 +218,7 @@ class Translation(MemberScripts, LeaderScripts):
         return (yield from self._change(self.keys.resources, list(by_key), weighed, _all, progress))
 
     def remove_resources(self, resources: Sequence[Resource], progress: Progress) -> Script[int]:
-        """Delete what is there; how many there were."""
+        """Remove resources. Return how many existed."""
         keys = [self.keys.resource(resource) for resource in resources]
 
         def present(found: Found) -> list[Delete]:
@@ -227,7 +227,7 @@ class Translation(MemberScripts, LeaderScripts):
         return (yield from self._change(self.keys.resources, keys, present, _all, progress))
 
     def set_drained(self, label: str, drained: bool) -> Script[None]:
-        """Set or clear the mark that a node is drained."""
+        """Drain the nodes with a label, or end that."""
         key = self.keys.drain(label)
 
         def mark(found: Found) -> list[Put] | list[Delete]:
@@ -238,7 +238,7 @@ class Translation(MemberScripts, LeaderScripts):
         yield from self._change(self.keys.drains, [key], mark, _all, lambda _: None)
 
     def note_trouble(self, label: str, error: str | None, for_s: float) -> Script[None]:
-        """Put what went wrong on a node under a lease of its own, which nobody renews; or delete it."""
+        """Put the latest error of a node under a lease of its own, which is not renewed; or delete it."""
         key = self.keys.trouble(label)
         if error is None:
             yield Transaction(then=(Delete(key),))
@@ -253,17 +253,17 @@ class Translation(MemberScripts, LeaderScripts):
         self,
         prefix: str,
         keys: Sequence[str],
-        work_out: Callable[[Found], Sequence[Put | Delete]],
+        compute: Callable[[Found], Sequence[Put | Delete]],
         count: Callable[[Sequence[Put | Delete], Found], int],
         progress: Progress,
     ) -> Script[int]:
-        """Read these keys, all below a prefix, and write in chunks what is worked out from them.
+        """Read these keys, all below a prefix, and write in chunks the changes computed from them.
 
         Keys that fit in one transaction are read alone, so that a small change costs little in a large group;
         of more all that is below the prefix is read.
 
-        If another operator request takes effect meanwhile, read again and start over (RB-44). The answer is
-        the sum of ``count``.
+        If another operator request takes effect meanwhile, read again and start over (RB-44). Return the sum
+        of ``count``.
         """
         few = len(keys) < self._max_operations and sum(map(len, keys)) <= self._chunk_bytes
         reads: tuple[Operation, ...] = tuple(map(Get, keys)) if few else (Range(prefix),)
@@ -275,7 +275,7 @@ class Translation(MemberScripts, LeaderScripts):
             found = {entry.key: entry for entry in entries if entry is not None}
             latest = one_entry(operator)
             epoch, requests = latest.mod_revision if latest else 0, values.load_changes(latest)
-            changes = work_out(found)
+            changes = compute(found)
             done = len(keys) - len(changes)
             progress(done)
             # An empty chunk if there is nothing to write: that request has its place in the order too.
@@ -312,7 +312,7 @@ class Translation(MemberScripts, LeaderScripts):
         )
 
     def targets(self, topic: Topic) -> tuple[Target, ...]:
-        """What to watch for a topic."""
+        """Return what to watch for a topic."""
         match topic.kind:
             case TopicKind.ALLOCATION:
                 return (Target(self.keys.shares_of(topic.node), prefix=True),)
@@ -331,7 +331,7 @@ class Translation(MemberScripts, LeaderScripts):
                 return tuple(Target(prefix, prefix=True) for prefix in prefixes)
 
     def notices(self, topic: Topic, events: Sequence[WatchEvent]) -> list[Noticed]:
-        """What a watched topic's events tell: the latest of them, or each acknowledgement."""
+        """Return the notices of a topic's events: of the latest one, or of each acknowledgement."""
         if topic.kind is TopicKind.ACKNOWLEDGEMENTS:
             return [self._acknowledgement(topic, event) for event in events if not _is_deletion(event)]
         if topic.kind is TopicKind.NODE:
@@ -374,7 +374,7 @@ def _all(chunk: Sequence[Put | Delete], _found: Found) -> int:
 
 
 def _size(operation: Put | Delete) -> int:
-    """Bytes that an operation takes; its key stands in the record of what changed as well."""
+    """Bytes that an operation takes; its key is also in the record of what changed."""
     return 2 * len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
 
 
