@@ -67,7 +67,7 @@ class AsyncGroup:
 
     @property
     def settings(self) -> Settings:
-        """How this node behaves."""
+        """The settings of this node."""
         return self._group.settings
 
     def on_start(self, handler: HandlerT) -> HandlerT:
@@ -162,12 +162,12 @@ class AsyncGroup:
 
     @property
     def resources(self) -> Mapping[str, Owned]:
-        """What this node owns now: a copy, by resource."""
+        """The owned resources now: a copy, by resource."""
         return self._group.resources
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads its group, as far as it knows. Never rest exclusion on it."""
+        """True if this node leads its group, as far as it knows. Never base exclusion on it."""
         return self._group.is_leader
 
     async def wait_settled(self, timeout_s: float = 30.0) -> None:

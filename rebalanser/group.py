@@ -512,13 +512,13 @@ class Group:
 
     @property
     def resources(self) -> Mapping[str, Owned]:
-        """What this node owns now: a copy, by resource."""
+        """The owned resources now: a copy, by resource."""
         self._refuse_fork()
         return self._run.engine.owned if self._run is not None else {}
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads its group, as far as it knows. Never rest exclusion on it."""
+        """True if this node leads its group, as far as it knows. Never base exclusion on it."""
         self._refuse_fork()
         return self._run is not None and self._run.engine.snapshot.role is Role.LEADER
 

@@ -75,7 +75,7 @@ def _checked_mode(given: Any) -> str:
 
 
 class Settings(BaseSettings):
-    """How a node of a group behaves. Each can be set in the environment, as ``REBALANSER_LEASE_TTL_S=5``.
+    """Settings of a node. Each can be set in the environment, as ``REBALANSER_LEASE_TTL_S=5``.
 
     Raises:
         InvalidSettings: a value is out of range, or the timings cannot keep RB-21; with the numbers.
@@ -88,48 +88,48 @@ class Settings(BaseSettings):
         description="how long the registry waits for a node before it gives the node's resources away",
     )
     heartbeat_interval_s: Seconds = _share_of_lease(1 / 6)
-    """How often the lease is renewed and proven to live. Default: a sixth of the lease."""
+    """Seconds between heartbeats, which renew the lease. Default: a sixth of the lease."""
     stop_timeout_s: Seconds = _share_of_lease(0.4)
-    """How long OnStop may take. Default: four tenths of the lease."""
+    """Maximum seconds of OnStop. Default: four tenths of the lease."""
     safety_margin_s: SecondsOrZero = _share_of_lease(0.1)
-    """How long before its lease can end a node's access has ended. Default: a tenth of the lease."""
+    """Seconds between the end of access and the earliest end of the lease. Default: a tenth of the lease."""
     registry_timeout_s: Seconds = _share_of_lease(0.125)
-    """How long one request to the registry may take. Default: an eighth of the lease."""
+    """Maximum seconds of a request to the registry. Default: an eighth of the lease."""
     clock_drift_ratio: Annotated[float, Field(ge=0, lt=0.5)] = 0.01
-    """How much faster the registry's clock may run than the node's: 0.01 is a second in 100 s."""
+    """Maximum drift of the registry's clock against the node's: 0.01 is a second in 100 s."""
     start_timeout_s: Seconds = 60.0
-    """How long OnStart may take before it is reported (RB-25)."""
+    """Seconds of OnStart after which it is reported (RB-25)."""
     connect_timeout_s: Seconds = 10.0
-    """How long starting waits for the registry's first answer, and for the node to be registered."""
+    """Maximum seconds to wait at start for the registry, and for the node to be registered."""
     settle_time_s: SecondsOrZero = 0.0
-    """How long a leader collects further changes after a first one (RB-8)."""
+    """Seconds in which a leader collects further changes after a first one (RB-8)."""
     min_rebalance_interval_s: SecondsOrZero = 0.1
-    """The shortest time between two rebalances (RB-8)."""
+    """Minimum seconds between two rebalances (RB-8)."""
     retry_initial_s: Seconds = 0.05
-    """The wait before a failed command is sent again; it doubles each time."""
+    """Seconds before a failed command is sent again; they double each time."""
     retry_max_s: Seconds = 1.0
-    """The longest wait before a failed command is sent again."""
+    """Maximum seconds before a failed command is sent again."""
     rejoin_initial_s: Seconds = 0.5
-    """The wait before joining again after a handler raised; it doubles each time (RB-24)."""
+    """Seconds before joining again after a handler raised; they double each time (RB-24)."""
     rejoin_max_s: Seconds = 30.0
-    """The longest wait before joining again."""
+    """Maximum seconds before joining again."""
     mode: Mode = Mode.COOPERATIVE
     """``cooperative`` stops only what leaves and starts what arrives, ``eager`` everything (RB-17)."""
     start_in_batches: bool = True
     """In cooperative mode: start what is free at once, without waiting for what others still hold."""
     may_lead: bool = True
-    """Whether the node stands for election. At least one node of a group must."""
+    """True if the node may become leader. At least one node of a group must."""
     on_overrun: OnOverrun = OnOverrun.REPORT
     """``report`` a handler that overruns, or ``kill`` the process before its lease can end (RB-34)."""
     attributes: dict[str, str] = Field(default_factory=dict)
-    """What to tell the group of this node, such as a zone; shown in its state. In the environment it is
+    """Attributes of the node that its state shows, such as a zone. In the environment it is
     a JSON object: ``REBALANSER_ATTRIBUTES='{"zone": "eu-1"}'``."""
     history_dir: Path | None = None
     """The folder to which the node appends what it did, as JSON lines; none where unset."""
     history_max_bytes: Annotated[int, Field(ge=65_536)] = 512 * 1024 * 1024
-    """The most that one node's history files may take; the oldest go first."""
+    """Maximum bytes of one node's history files; the oldest are deleted first."""
     history_file_mode: Annotated[str, BeforeValidator(_checked_mode)] = PRIVATE
-    """Who may read the history files that are made, as octal digits; ``0640`` lets the group read them."""
+    """Mode of new history files, as octal digits; ``0640`` lets the group read them."""
     history_topic: str | None = Field(default=None, repr=False)
     """The topic to which the node writes what it did, ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``; may stand
     beside ``history_dir``."""
@@ -215,7 +215,7 @@ class Settings(BaseSettings):
 
     @property
     def node_options(self) -> NodeOptions:
-        """How the protocol's node behaves, beside its timings."""
+        """Options of the protocol's node, beside its timings."""
         return NodeOptions(start_in_batches=self.start_in_batches, on_overrun=self.on_overrun)
 
 

@@ -88,7 +88,7 @@ class GroupState(BaseModel):
 
     @property
     def all_owned(self) -> bool:
-        """Whether the group is balanced and leaves no resource without an owner."""
+        """True if the group is balanced and every resource has an owner."""
         return self.balanced and self.unowned == 0
 
 
@@ -175,7 +175,7 @@ def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
 
 
 def _is_stable(group: Group) -> bool:
-    """Whether a leader that read the group now would leave the allocation as it is."""
+    """Return True if a leader that read the group now would leave the allocation as it is."""
     targets = intended(group, allocate)
     shares = group.shares
     return all(node in shares and shares[node].resources == target for node, target in targets.items())
