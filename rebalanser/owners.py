@@ -11,7 +11,6 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from rebalanser.admin import Admin, Owner
-from rebalanser.errors import RebalanserError
 from rebalanser.group import check_takes_one
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import url_or_default
@@ -88,10 +87,10 @@ class Owners:
             changed = end.enter_context(admin.changes())
             closed = self._closed = threading.Event()
             end.callback(closed.set)
-            self._look(admin)
+            first = self._look(admin)
             name = f"rebalanser-owners-{admin.name}"
             thread = threading.Thread(
-                target=self._follow, args=(admin, changed, closed), name=name, daemon=True
+                target=self._follow, args=(admin, changed, closed, first), name=name, daemon=True
             )
             thread.start()
             end.callback(thread.join, CLOSE_TIMEOUT_S)
@@ -119,38 +118,52 @@ class Owners:
         """True if the context lasts, and the last look could read the registry and found the group."""
         return self._exists is True and not self._closed.is_set()
 
-    def _follow(self, admin: Admin, changed: threading.Event, closed: threading.Event) -> None:
+    def _follow(
+        self, admin: Admin, changed: threading.Event, closed: threading.Event, first: list[OwnerChange]
+    ) -> None:
+        self._notify(first)
         while True:
             changed.wait(self._interval_s)
             changed.clear()
             if closed.is_set():
                 return
             try:
-                self._look(admin)
-            except RebalanserError as error:
+                self._notify(self._look(admin))
+            except Exception as error:
                 if closed.is_set():
                     return
-                if self._exists is not None:
-                    _log.warning("owners may be out of date", action="owners_stale", exc_info=error)
-                self._exists = None
+                known, self._exists = self._exists, None
+                if known is not None:
+                    self._warn("owners may be out of date", action="owners_stale", exc_info=error)
 
-    def _look(self, admin: Admin) -> None:
+    def _look(self, admin: Admin) -> list[OwnerChange]:
+        """Read the owners, and return what changed."""
         before, now = self._owners, admin.owners()
         exists = bool(now) or admin.exists()
         self._owners = MappingProxyType(now)
         if not exists and self._exists is not False:
             registry = redact(url_or_default(self._url))
-            _log.warning(
+            self._warn(
                 "there is no such group (yet)", action="owners_unknown", group=admin.name, registry=registry
             )
         self._exists = exists
-        for resource in sorted(before.keys() | now.keys()):
-            if before.get(resource) != now.get(resource):
-                self._notify(OwnerChange(resource, before.get(resource), now.get(resource)))
+        return [
+            OwnerChange(resource, before.get(resource), now.get(resource))
+            for resource in sorted(before.keys() | now.keys())
+            if before.get(resource) != now.get(resource)
+        ]
 
-    def _notify(self, change: OwnerChange) -> None:
-        for hook in self._hooks:
-            try:
-                hook(change)
-            except Exception as error:
-                _log.warning("a hook raised", action="hook_failed", resource=change.resource, exc_info=error)
+    def _notify(self, changes: list[OwnerChange]) -> None:
+        """Call the hooks; whatever one raises, ``sys.exit()`` too, the thread goes on."""
+        for change in changes:
+            for hook in self._hooks:
+                try:
+                    hook(change)
+                except BaseException as error:
+                    self._warn(
+                        "a hook raised", action="hook_failed", resource=change.resource, exc_info=error
+                    )
+
+    def _warn(self, event: str, **fields: object) -> None:
+        with contextlib.suppress(Exception):  # a log that raises must not end the thread
+            _log.warning(event, **fields)

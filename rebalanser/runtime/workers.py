@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception_type, retry_if_result
+from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, retry_if_result
 from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
 
 from rebalanser.protocol import FactKind
-from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.logs import get_logger, log_aside
 from rebalanser.runtime.owned import Owned
 
 RESTART_INITIAL_S = 0.5
@@ -28,6 +29,21 @@ _log = get_logger()
 
 def _give_up(_state: RetryCallState) -> None:
     """Return None: the resource has left, so there is no further call."""
+
+
+def _is_of_worker(error: BaseException) -> bool:
+    """Return True if a worker raised it, and False for what is to end its task.
+
+    ``sys.exit()`` in a thread ends no more than the thread. A coroutine also raises CancelledError if
+    something that it awaits was cancelled, while its own task was not.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        return True
+    if isinstance(error, asyncio.CancelledError):
+        return task is None or not task.cancelling()
+    return isinstance(error, Exception)
 
 
 class GrowingDelay:
@@ -57,7 +73,7 @@ class _Calls:
         self._delay = GrowingDelay()
         self._began = 0.0
         self.options: dict[str, Any] = {
-            "retry": retry_if_exception_type(Exception) | retry_if_result(lambda again: again),
+            "retry": retry_if_exception(_is_of_worker) | retry_if_result(lambda again: again),
             "stop": stop_when_event_set(owned.stop_requested),
             "wait": self._wait_s,
             "after": self._report,
@@ -82,20 +98,21 @@ class _Calls:
         owned, error = self._owned, state.outcome.exception() if state.outcome else None
         known = {"resource": owned.resource, "token": owned.token, "attempt": state.attempt_number}
         if error is not None:
-            _log.error(
-                "a worker raised; it is called again unless its resource has left",
-                action="worker_failed",
-                exc_info=error,
-                **known,
-            )
             owned.report_worker(FactKind.WORKER_FAILED, error, attempt=state.attempt_number)
-        elif owned.still_mine() and not owned.released_s:
-            _log.warning(
-                "a worker returned while it owns its resource; it is called again unless that has left",
-                action="worker_returned",
+            log_aside(
+                "a worker raised; it is called again unless its resource has left",
+                error,
+                action="worker_failed",
                 **known,
             )
+        elif owned.still_mine() and not owned.released_s:
             owned.report_worker(FactKind.WORKER_RETURNED, None, attempt=state.attempt_number)
+            with contextlib.suppress(Exception):  # a log that raises must not end the thread of a worker
+                _log.warning(
+                    "a worker returned while it owns its resource; it is called again unless that has left",
+                    action="worker_returned",
+                    **known,
+                )
 
 
 class WorkerThreads:

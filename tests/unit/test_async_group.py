@@ -154,6 +154,31 @@ def test_a_worker_that_raises_is_called_again(url: str, monkeypatch: pytest.Monk
     within_patience(main)
 
 
+def test_a_worker_is_called_again_if_what_it_awaits_was_cancelled(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers.GrowingDelay, "after", lambda _self, _lasted_s: 0.001)
+
+    async def main() -> None:
+        group, called_again, calls = group_of(url), asyncio.Event(), []
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            calls.append(owned)
+            if len(calls) > 1:
+                called_again.set()
+                await owned.until_stop_requested()
+                return
+            awaited = asyncio.ensure_future(asyncio.Event().wait())
+            awaited.cancel()
+            await awaited
+
+        async with group:
+            await called_again.wait()
+
+    within_patience(main)
+
+
 def test_a_worker_is_not_called_again_once_its_resource_leaves(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 import os
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 import uuid
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -55,6 +58,7 @@ from rebalanser.registry import (
 )
 from rebalanser.registry.contract import Get, Grant, Granted, Transaction
 from rebalanser.runtime import workers
+from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.testing import MEMORY_CAPABILITIES, MemoryRegistry, open_memory
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -714,6 +718,35 @@ def test_a_worker_that_raises_is_called_again(
     assert len({id(owned) for owned in calls}) == 1
     failures = [r for r in caplog.records if getattr(r, "action", "") == "worker_failed"]
     assert [record.fields["attempt"] for record in failures] == [1, 2, 3]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("error", "log_works"), [(SystemExit(3), True), (CancelledError(), True), (OSError("reset"), False)]
+)
+def test_no_error_ends_the_thread_of_a_worker_for_good(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, error: BaseException, log_works: bool
+) -> None:
+    monkeypatch.setattr(GrowingDelay, "after", lambda _self, _lasted_s: 0.001)
+    if not log_works:
+        monkeypatch.setattr(logging.Handler, "handle", Mock(side_effect=OSError("no space left")))
+    nodes.admin().add("a")
+    group, journal, called_again = nodes.group(), Journal(), threading.Event()
+    group.on_fact(journal.fact)
+    ends = iter([error, None])
+
+    @group.worker
+    def work(owned: Owned) -> None:
+        raised = next(ends, called_again)
+        if isinstance(raised, BaseException):
+            raise raised
+        if raised is called_again:
+            called_again.set()
+            owned.stop_requested.wait(PATIENCE_S)
+
+    group.start()
+    assert called_again.wait(PATIENCE_S)
+    group.stop()
+    assert {FactKind.WORKER_FAILED, FactKind.WORKER_RETURNED} <= {fact.kind for fact in journal.facts}
 
 
 def test_a_worker_is_not_called_again_once_its_resource_leaves(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
+from asyncio import CancelledError
 from typing import TYPE_CHECKING
 
 import pytest
@@ -93,18 +94,56 @@ def test_what_is_known_stays_while_the_registry_is_away(
     assert len(stale) == 1, "it is said once"
 
 
-def test_a_hook_that_raises_stops_nothing(url: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError("not ours"), SystemExit(1), CancelledError()])
+def test_a_hook_that_raises_stops_nothing(
+    url: str, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
     told: queue.SimpleQueue[OwnerChange] = queue.SimpleQueue()
     owners = Owners("group", url, interval_s=NEVER_S)
 
     @owners.on_change
     def fail(_change: OwnerChange) -> None:
-        raise ValueError("not ours")
+        raise error
 
     owners.on_change(told.put)
-    with owners, node_of(url, "n"):
+    with owners, node_of(url, "n"), Admin("group", url) as admin:
         assert {told.get(timeout=PATIENCE_S).resource for _ in "ab"} == {"a", "b"}
+        admin.add("c")
+        assert told.get(timeout=PATIENCE_S).resource == "c"
     assert "hook_failed" in {getattr(record, "action", "") for record in caplog.records}
+
+
+def test_hooks_are_called_in_a_thread_of_their_own(url: str) -> None:
+    owners, entered, told = Owners("group", url, interval_s=NEVER_S), threading.Event(), threading.Event()
+
+    @owners.on_change
+    def wait(_change: OwnerChange) -> None:
+        assert entered.wait(PATIENCE_S)
+        told.set()
+
+    with node_of(url, "n"), Admin("group", url) as admin:
+        admin.wait_balanced(PATIENCE_S)
+        with owners:
+            entered.set()
+            assert told.wait(PATIENCE_S)
+
+
+def test_an_error_that_nobody_expects_leaves_the_cache_out_of_date_and_no_longer(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, broken = Admin.owners, threading.Event()
+
+    def failing(admin: Admin) -> dict[str, Owner]:
+        if broken.is_set():
+            raise RuntimeError("can't start new thread")
+        return look(admin)
+
+    monkeypatch.setattr(Admin, "owners", failing)
+    with node_of(url, "n"), Owners("group", url, interval_s=0.01) as owners:
+        broken.set()
+        wait_until(lambda: not owners.is_current)
+        broken.clear()
+        wait_until(lambda: owners.is_current)
 
 
 def test_a_registry_that_is_away_at_first_is_an_error_and_leaves_nothing(
