@@ -117,6 +117,28 @@ def test_ten_thousand_resources_come_through_a_pipe(shell: Shell) -> None:
         assert listing.stderr.read() == "", "who reads only the head of a list is shown no traceback"
 
 
+def test_run_works_without_standard_streams(shell: Shell, tmp_path: Path) -> None:
+    """Some starters of daemons close them: what is opened then must not become a command's output."""
+    script = "ls -l /proc/self/fd/1 /proc/self/fd/2 > $0; exec sleep 3600"
+    run = shell.command("run", "orders", "--add", "a", "--", "sh", "-c", script, str(tmp_path / "files"))
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    with subprocess.Popen([*closed, *run], env=shell.environment) as process:
+        try:
+            wait_balanced(shell)
+            wait_until(lambda: (tmp_path / "files").is_file() and "/2 ->" in (tmp_path / "files").read_text())
+        finally:
+            process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    assert (tmp_path / "files").read_text().count("-> /dev/null") == 1
+    answer = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *shell.command("status", "orders")],
+        env=shell.environment,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_S,
+    )
+    assert (answer.returncode, answer.stderr) == (0, b"")
+
+
 @pytest.mark.rule("RB-19", "RB-7")
 def test_watch_prints_a_line_for_each_change_until_ctrl_c(shell: Shell) -> None:
     shell.run("resources", "add", "orders", "b")
