@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, Queue
+from types import FrameType
 from typing import Annotated, Final, TypeAlias
 
 import typer
@@ -39,6 +41,10 @@ MOST_KEY_BYTES: Final = 1024
 ESCAPE: Final = b"\x1b"
 ESCAPE_S: Final = 0.05
 """Seconds to wait for the rest of a key sequence that begins with Escape."""
+SIGNALLED: Final = 128
+"""Exit code of a command that a signal ends, less the signal's number, as shells report it."""
+_WITHOUT_CURSOR: Final = ("dumb", "unknown")
+"""Values of TERM for terminals, such as the shell in Emacs, on which nothing can be drawn anew."""
 WATCHED: Final = (TopicKind.GROUP, TopicKind.LEADERSHIP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)
 
 
@@ -69,7 +75,7 @@ def watch(
     json: JsonOption = False,
 ) -> None:
     """Show a group as it changes, until q or Ctrl-C: live lists, or a line for each change where there is no
-    terminal.
+    terminal, or one that can't draw.
 
     The lists are nodes, resources, moves since the watch began, and what waits. Arrows and PgUp/PgDn scroll,
     Tab shows the next list, / filters. With --json each line is the whole state.
@@ -85,7 +91,7 @@ def watch(
         opened = open_coordinator(group, face.url, settings, SystemClock())
     with closing(opened) as coordinator:
         face.refuse_unknown(group, coordinator)
-        if face.on_terminal:
+        if face.on_terminal and os.environ.get("TERM") not in _WITHOUT_CURSOR:
             _show_live(coordinator, group, interval)
         elif face.json:
             _show_states(face, coordinator, group, interval)
@@ -155,7 +161,8 @@ def _show_live(coordinator: Coordinator, group: str, interval_s: float) -> None:
     view = View()
     reader = _Reader(coordinator, group, interval_s, view)
     console = Console(highlight=False)
-    with _keyboard() as pressed, Live(console=console, auto_refresh=False, screen=True) as live:
+    drawing = Live(console=console, auto_refresh=False, screen=True)
+    with _left_on_signals(), _keyboard() as pressed, drawing as live:
         drawn = None
         while True:
             if reader.take() or drawn != console.size:
@@ -212,6 +219,23 @@ class _Reader:
                     self._view.error = f"this may be out of date: {news}"
                 case Exception():
                     raise news
+
+
+@contextmanager
+def _left_on_signals() -> Iterator[None]:
+    """Exit on SIGTERM and SIGHUP, so that the terminal is restored, as ``timeout`` and ``kill`` send them."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(SIGNALLED + number)
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

@@ -186,11 +186,11 @@ class Terminal:
 
 
 @contextmanager
-def terminal(shell: Shell, *arguments: str) -> Iterator[Terminal]:
+def terminal(shell: Shell, *arguments: str, kind: str = "xterm") -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         shell.command(*arguments),
-        env={**shell.environment, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        env={**shell.environment, "TERM": kind, "COLUMNS": "100", "LINES": "30"},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -228,6 +228,28 @@ def test_watch_scrolls_filters_and_is_left_by_keys(shell: Shell) -> None:
         shown.press("q")
         assert shown.wait() == 0
         assert shown.echoes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_watch_that_is_killed_leaves_a_terminal_that_can_be_used(
+    shell: Shell, number: signal.Signals
+) -> None:
+    shell.run("resources", "add", "orders", "a")
+    with terminal(shell, "watch", "orders") as shown:
+        shown.read_until("nodes 0")
+        shown.process.send_signal(number)
+        shown.read_until("\x1b[?1049l")
+        assert shown.wait() == 128 + number
+        assert shown.echoes()
+
+
+@pytest.mark.rule("RB-19")
+def test_watch_prints_lines_on_a_terminal_that_cannot_draw(shell: Shell) -> None:
+    shell.run("resources", "add", "orders", "a")
+    with terminal(shell, "watch", "orders", kind="dumb") as shown:
+        shown.read_until("nobody owns a: no node takes part")
+        shown.process.send_signal(signal.SIGINT)
+        assert shown.wait() == 130
 
 
 @pytest.mark.rule("RB-19")
