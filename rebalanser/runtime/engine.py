@@ -7,12 +7,14 @@ application. So neither a slow handler nor a slow request delays a heartbeat (RB
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -55,7 +57,15 @@ LOOK_AT_CLOCK_S = 0.5
 REPORT_LOADS_S = 1.0
 MAX_RELEASED: Final = 1_000
 """Maximum number of resources that a node has released at once: its member key names them all."""
+MAX_RELEASED_BYTES: Final = 400_000
+"""Maximum size of their names in that key: with a larger value the node could neither release nor join."""
 _NO_DETAIL: Final[Detail] = MappingProxyType({})
+
+
+@lru_cache(maxsize=2 * MAX_RELEASED)
+def _written_bytes(name: str) -> int:
+    """Return the size of a name and its comma in a list in JSON."""
+    return len(json.dumps(name, ensure_ascii=False).encode()) + 1
 
 
 class Switch(Protocol):
@@ -171,6 +181,11 @@ class Engine:
                 raise InvalidState(
                     f"{release.resource!r} can't be released: this node has released {MAX_RELEASED:,} "
                     "resources, the maximum at once; accept some of them, or stop the group"
+                )
+            if sum(map(_written_bytes, known | {release.resource})) > MAX_RELEASED_BYTES:
+                raise InvalidState(
+                    f"{release.resource!r} can't be released: the names of all that this node has released "
+                    f"would take more than {MAX_RELEASED_BYTES:,} bytes; accept some, or stop the group"
                 )
             if for_s > self._releasing.get(key, 0.0):
                 self._releasing[key] = for_s

@@ -214,7 +214,7 @@ class Owned:
 
         Raises:
             InvalidArgument: the time is not a positive number of seconds.
-            InvalidState: this node has released the maximum number of resources.
+            InvalidState: this node has released the maximum of 1,000 resources, or 400 kB of names.
         """
         if for_s is not None and not (_is_number(for_s) and 0.0 < for_s < math.inf):
             raise InvalidArgument(f"for_s must be a positive number of seconds, or None (got {for_s!r})")

@@ -57,7 +57,9 @@ from rebalanser.registry import (
     put_if_owned,
 )
 from rebalanser.registry.contract import Get, Grant, Granted, Transaction
+from rebalanser.registry.keys import MAX_NAME_BYTES
 from rebalanser.runtime import workers
+from rebalanser.runtime.engine import MAX_RELEASED_BYTES
 from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.testing import MEMORY_CAPABILITIES, MemoryRegistry, open_memory
 from rebalanser.testing.waiting import PATIENCE_S
@@ -1089,6 +1091,23 @@ def test_a_node_releases_a_thousand_resources_at_once_and_no_more(nodes: Nodes) 
     owned[names[1_001]].release()
     admin.wait_balanced(PATIENCE_S)
     assert admin.state().unowned == 1_000
+
+
+@pytest.mark.rule("RB-42", "RB-2")
+def test_what_a_node_releases_fits_into_its_member_key(nodes: Nodes) -> None:
+    admin, longest = nodes.admin(), '"' * (MAX_NAME_BYTES - 3)
+    names = [f"{number:03}{longest}" for number in range(MAX_RELEASED_BYTES // (2 * MAX_NAME_BYTES) + 1)]
+    admin.add(names)
+    group, journal = nodes.journaled()
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    *released, last = (journal.owned[name] for name in names)
+    for owned in released:
+        owned.release()
+    with pytest.raises(InvalidState, match="would take more than 400,000 bytes"):
+        last.release()
+    admin.wait_balanced(PATIENCE_S)
+    journal.wait_until(lambda: group.resources.keys() == {names[-1]})
 
 
 @pytest.mark.rule("RB-2")
