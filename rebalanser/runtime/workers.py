@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, retry_if_result
@@ -164,7 +165,8 @@ class WorkerThreads:
 class WorkerTasks:
     """Like :class:`WorkerThreads`, with a task of the event loop for each owned resource.
 
-    A task that still runs ``grace_s`` seconds after the stop request is cancelled.
+    A task that still runs ``grace_s`` seconds after the stop request is cancelled. If somebody else cancels
+    one, that is reported, and another one follows.
     """
 
     def __init__(self, function: Callable[[Owned], Awaitable[None]], grace_s: float) -> None:
@@ -175,8 +177,7 @@ class WorkerTasks:
     async def start(self, owned: list[Owned]) -> None:
         """Start a task for each resource."""
         for each in owned:
-            name = f"rebalanser-worker-{each.resource}"
-            self._tasks[each.resource] = asyncio.create_task(self._run(each), name=name)
+            self._begin(each)
 
     async def stop(self, owned: list[Owned]) -> None:
         """Wait for the tasks of these resources, whose stop was requested; cancel late ones."""
@@ -203,6 +204,30 @@ class WorkerTasks:
 
         calls = _Calls(owned)
         await AsyncRetrying(**calls.options, sleep=pause)(self._call, owned, calls)
+
+    def _begin(self, owned: Owned) -> None:
+        task = asyncio.create_task(self._run(owned), name=f"rebalanser-worker-{owned.resource}")
+        self._tasks[owned.resource] = task
+        task.add_done_callback(partial(self._ended, owned))
+
+    def _ended(self, owned: Owned, task: asyncio.Task[None]) -> None:
+        """Begin again after a pause if somebody else cancelled the task; not in a loop that closes."""
+        if not task.cancelled() or not owned.still_mine():
+            return
+        error = asyncio.CancelledError("the task of the worker was cancelled")
+        owned.report_worker(FactKind.WORKER_FAILED, error)
+        log_aside(
+            "the task of a worker was cancelled; another one follows unless its resource has left",
+            error,
+            action="worker_failed",
+            resource=owned.resource,
+            token=owned.token,
+        )
+        task.get_loop().call_later(RESTART_INITIAL_S, self._begin_again, owned)
+
+    def _begin_again(self, owned: Owned) -> None:
+        if owned.still_mine():
+            self._begin(owned)
 
     async def _call(self, owned: Owned, calls: _Calls) -> bool:
         if calls.begins():

@@ -20,7 +20,7 @@ from rebalanser.runtime import workers
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from rebalanser import Owned
+    from rebalanser import Fact, Owned
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01, connect_timeout_s=PATIENCE_S)
 
@@ -320,22 +320,38 @@ def test_a_start_that_is_cancelled_twice_leaves_nothing_running(
     within_patience(main)
 
 
-def test_a_worker_task_that_was_cancelled_has_ended(url: str) -> None:
+def test_a_worker_task_that_was_cancelled_is_reported_and_another_follows(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 0.001)
+
     async def main() -> None:
-        group, running = group_of(url), asyncio.Event()
-        tasks = []
+        group, running, failed = group_of(url), asyncio.Event(), threading.Event()
+        tasks: list[asyncio.Task[None]] = []
 
         @group.worker
         async def work(owned: Owned) -> None:
-            tasks.append(asyncio.current_task())
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.append(task)
             running.set()
             await owned.until_stop_requested()
 
+        @group.on_fact
+        def note(fact: Fact) -> None:
+            if fact.kind is FactKind.WORKER_FAILED:
+                failed.set()
+
         async with group:
+            for number in range(3):
+                await running.wait()
+                running.clear()
+                assert len(tasks) == number + 1
+                tasks[-1].cancel()
             await running.wait()
-            (task,) = tasks
-            assert task is not None
-            task.cancel()
+            assert failed.is_set()
+            tasks[-1].cancel()
+        assert all(task.done() for task in tasks)
 
     within_patience(main)
 
@@ -588,3 +604,23 @@ def test_the_operators_twin_has_the_same_methods() -> None:
         return {name for name in vars(owner) if not name.startswith("_")}
 
     assert public(AsyncAdmin) == public(Admin) - {"changes"}, "an event of threads"
+
+
+def test_a_loop_closes_although_workers_run(url: str) -> None:
+    groups = []
+
+    async def main() -> None:
+        group, running = group_of(url), asyncio.Event()
+        groups.append(group)
+
+        @group.worker
+        async def work(owned: Owned) -> None:
+            running.set()
+            await owned.until_stop_requested()
+
+        await group.start()
+        await running.wait()
+
+    within_patience(main)
+    with pytest.raises(HandlerFailed):
+        groups[0]._group.stop(PATIENCE_S)
