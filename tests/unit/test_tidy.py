@@ -78,7 +78,7 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.observing": LIBRARY,
     "rebalanser.group": LIBRARY,
     "rebalanser.async_group": LIBRARY | {"rebalanser.group"},
-    "rebalanser.owners": LIBRARY | {"rebalanser.admin"},
+    "rebalanser.owners": LIBRARY | {"rebalanser.admin", "rebalanser.group"},
     "rebalanser.async_admin": LIBRARY | {"rebalanser.admin"},
     "rebalanser.admin": LIBRARY | {"rebalanser.group"},
     "rebalanser.applications": CORE | {"rebalanser.history", "rebalanser.runtime"},
