@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from rebalanser.protocol.types import Effort
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
 NO_PINS: Mapping[str, str] = MappingProxyType({})
+NOTHING: frozenset[str] = frozenset()
 
 
 def balanced(
@@ -49,12 +50,15 @@ def share_out(
     resources: Collection[str],
     previous: Mapping[str, Collection[str]],
     pinned: Mapping[str, str] = NO_PINS,
+    unsettled: AbstractSet[str] | None = None,
 ) -> dict[str, frozenset[str]]:
     """Allocate as :func:`balanced` does, in sets: only shares that lose something are sorted.
 
-    A share that stays as it was is the very same set, if it was a frozenset.
+    A share that stays as it was is the very same set, if it was a frozenset. ``unsettled`` has the only names
+    that may not be both in ``resources`` and in just one share of ``previous``. With it the cost grows with
+    the numbers of nodes and pins and with what changes, not with that of all resources (RB-45).
     """
-    kept, arriving = _share_out(nodes, resources, previous, pinned)
+    kept, arriving = _share_out(nodes, resources, previous, pinned, unsettled)
     shares: dict[str, frozenset[str]] = {}
     for node, share in kept.items():
         shares[node] = as_before(previous.get(node), share.union(arriving[node]) if arriving[node] else share)
@@ -65,7 +69,7 @@ def as_before(before: Collection[str] | None, share: AbstractSet[str]) -> frozen
     """Return ``before`` itself if it is a frozenset equal to ``share``, else the share."""
     if share is not before and isinstance(before, frozenset) and share == before:
         return before
-    return frozenset(share)
+    return share if isinstance(share, frozenset) else frozenset(share)
 
 
 def _share_out(
@@ -73,15 +77,18 @@ def _share_out(
     resources: Collection[str],
     previous: Mapping[str, Collection[str]],
     pinned: Mapping[str, str],
+    unsettled: AbstractSet[str] | None = None,
 ) -> tuple[dict[str, frozenset[str]], dict[str, list[str]]]:
     """What each live node keeps of the free resources, and what else it gets."""
     live = sorted(set(nodes))
     if not live:
         return {}, {}
-    free = frozenset(resources).difference(pinned) if pinned else frozenset(resources)
+    if unsettled is None:
+        resources = frozenset(resources)
     arriving = _fixed(live, resources, pinned)
-    kept, unheld = _held(live, free, previous)
-    quotas = _quotas({node: len(arriving[node]) for node in live}, kept, len(free))
+    kept, unheld = _free_held(live, resources, previous, pinned, unsettled)
+    free = sum(map(len, kept.values())) + len(unheld)
+    quotas = _quotas({node: len(arriving[node]) for node in live}, kept, free)
 
     waiting = list(unheld)
     for node in live:
@@ -118,10 +125,7 @@ def minimum_moves(
     live = sorted(set(nodes))
     if not live:
         return 0
-    free = set(resources).difference(pinned)
-    return _minimum_moves(
-        _fixed(live, resources, pinned), len(free), _held(live, free, previous)[0], previous
-    )
+    return _minimum_moves(live, frozenset(resources), previous, pinned, None)
 
 
 def _moved(held: Mapping[str, frozenset[str]], allocation: Mapping[str, Collection[str]]) -> int:
@@ -129,21 +133,24 @@ def _moved(held: Mapping[str, frozenset[str]], allocation: Mapping[str, Collecti
     lost = [
         names.difference(allocation[node]) for node, names in held.items() if allocation[node] is not names
     ]
-    if not any(lost):
+    left = set().union(*lost)
+    if not left:
         return 0
-    return len(set().union(*lost).intersection(set().union(*allocation.values())))
+    return len(set().union(*(left.intersection(names) for names in allocation.values())))
 
 
 def _minimum_moves(
-    fixed: Mapping[str, list[str]],
-    free: int,
-    held_free: Mapping[str, frozenset[str]],
+    live: Sequence[str],
+    resources: Collection[str],
     previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str],
+    unsettled: AbstractSet[str] | None,
 ) -> int:
-    live = fixed.keys()
+    fixed = _fixed(live, resources, pinned)
+    held_free, unheld = _free_held(live, resources, previous, pinned, unsettled)
     loads = {node: len(fixed[node]) for node in live}
     held = {node: len(names) for node, names in held_free.items()}
-    level, extra = _water_level(loads.values(), free)
+    level, extra = _water_level(loads.values(), sum(held.values()) + len(unheld))
 
     forced = moves(previous, fixed)
     surplus = sum(max(0, held[node] - max(0, level - loads[node])) for node in live)
@@ -156,31 +163,68 @@ def effort(
     resources: Collection[str],
     previous: Mapping[str, Collection[str]],
     pinned: Mapping[str, str] = NO_PINS,
+    unsettled: AbstractSet[str] | None = None,
 ) -> Effort:
-    """What ``allocation`` costs: its :func:`moves` beside the :func:`minimum_moves` of its nodes (RB-10)."""
+    """What ``allocation`` costs: its :func:`moves` beside the :func:`minimum_moves` of its nodes (RB-10).
+
+    ``unsettled`` is that of :func:`share_out`.
+    """
     live = sorted(allocation)
-    held, _ = _held(live, resources, previous)
-    if pinned or not live:
-        least = minimum_moves(live, resources, previous, pinned)
-    else:
-        least = _minimum_moves({node: [] for node in live}, len(resources), held, previous)
+    if unsettled is None:
+        resources = frozenset(resources)
+    held, _ = _free_held(live, resources, previous, NO_PINS, unsettled)
     return Effort(
         moves=_moved(held, allocation),
-        least_moves=least,
+        least_moves=_minimum_moves(live, resources, previous, pinned, unsettled) if live else 0,
         nodes=len(allocation),
         resources=len(resources),
     )
 
 
-def _fixed(
-    live: Sequence[str], resources: Collection[str], pinned: Mapping[str, str]
-) -> dict[str, list[str]]:
+def _fixed(live: Sequence[str], resources: Container[str], pinned: Mapping[str, str]) -> dict[str, list[str]]:
     """What pins alone put on each live node."""
     fixed: dict[str, list[str]] = {node: [] for node in live}
-    for name in set(resources).intersection(pinned) if pinned else ():
-        if pinned[name] in fixed:
-            fixed[pinned[name]].append(name)
+    for name, node in pinned.items():
+        if node in fixed and name in resources:
+            fixed[node].append(name)
     return fixed
+
+
+def _free_held(
+    live: Sequence[str],
+    resources: Collection[str],
+    previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str],
+    unsettled: AbstractSet[str] | None,
+) -> tuple[dict[str, frozenset[str]], set[str]]:
+    """Which resources without a pin each live node held, and which none."""
+    if unsettled is not None:
+        unsettled = unsettled | pinned.keys() if pinned else unsettled
+        there = {name for name in unsettled if name in resources and name not in pinned}
+        return _held_but(live, there, previous, unsettled)
+    return _held(live, frozenset(resources).difference(pinned) if pinned else resources, previous)
+
+
+def _held_but(
+    live: Sequence[str],
+    there: set[str],
+    previous: Mapping[str, Collection[str]],
+    unsettled: AbstractSet[str],
+) -> tuple[dict[str, frozenset[str]], set[str]]:
+    """As :func:`_held`, where all but ``unsettled`` are in just one share; of those only ``there`` exist."""
+    held: dict[str, frozenset[str]] = {}
+    for node in live:
+        had = previous.get(node, NOTHING)
+        if not isinstance(had, frozenset):
+            had = frozenset(had)
+        doubtful = had.intersection(unsettled)
+        if not doubtful <= there:
+            had = had.difference(doubtful - there)
+        there -= doubtful
+        held[node] = had
+    for node in previous.keys() - held.keys():
+        there.update(name for name in previous[node] if name not in unsettled)
+    return held, there
 
 
 def _held(

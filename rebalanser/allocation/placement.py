@@ -15,6 +15,7 @@ from rebalanser.allocation.reasons import why_nowhere
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from rebalanser.protocol.types import Effort
 
@@ -81,6 +82,7 @@ def allocate(
     previous: Mapping[str, Collection[str]],
     pinned: Mapping[str, str] = NO_PINS,
     refused: Mapping[str, frozenset[str]] = NO_REFUSALS,
+    unsettled: AbstractSet[str] | None = None,
 ) -> dict[str, frozenset[str]]:
     """Allocate as :func:`~rebalanser.allocation.balanced.share_out` does, and give no node what it refuses.
 
@@ -93,9 +95,11 @@ def allocate(
         previous: what each node had, as :func:`~rebalanser.allocation.balanced.balanced` reads it.
         pinned: the only node that a resource may be on.
         refused: the nodes that a resource may not be on.
+        unsettled: the only names that may not be both in ``resources`` and in just one share of ``previous``,
+            which has frozensets then; None if it is not known.
     """
     if not refused:
-        return share_out(nodes, resources, previous, pinned)
+        return share_out(nodes, resources, previous, pinned, unsettled)
     no_tags: frozenset[str] = frozenset()
     live = sorted(set(nodes))
     before = {name: node for node in reversed(live) for name in previous.get(node, ())}
@@ -118,13 +122,14 @@ def effort(
     previous: Mapping[str, Collection[str]],
     pinned: Mapping[str, str] = NO_PINS,
     refused: Mapping[str, frozenset[str]] = NO_REFUSALS,
+    unsettled: AbstractSet[str] | None = None,
 ) -> Effort:
     """What ``allocation`` costs: its moves beside the fewest that an allocation to these nodes takes (RB-10).
 
     The fewest are counted (:func:`~rebalanser.allocation.balanced.minimum_moves`), or if nodes refuse
     resources, those of :func:`allocate`, for which there is a proof.
     """
-    spent = balanced_effort(allocation, resources, previous, pinned)
+    spent = balanced_effort(allocation, resources, previous, pinned, unsettled)
     if not refused:
         return spent
     best = allocate(allocation.keys(), resources, previous, pinned, refused)

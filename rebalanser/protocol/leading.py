@@ -21,6 +21,7 @@ from rebalanser.protocol.types import (
     Mode,
     NodeId,
     Plan,
+    PlanBasis,
     Resource,
     Session,
     Share,
@@ -42,11 +43,12 @@ Allocate: TypeAlias = Callable[
         Mapping[NodeId, Collection[Resource]],
         Mapping[Resource, NodeId],
         Mapping[Resource, frozenset[NodeId]],
+        frozenset[Resource] | None,
     ],
     Mapping[NodeId, Collection[Resource]],
 ]
-"""``allocate(nodes, resources, previous, pinned, refused)``: the resources of each node; ``refused`` has the
-nodes that must not own a resource. See :func:`rebalanser.allocation.allocate`."""
+"""``allocate(nodes, resources, previous, pinned, refused, unsettled)``: who is to own what; ``refused`` has
+the nodes that must not own a resource. See :func:`rebalanser.allocation.allocate`."""
 
 Measure: TypeAlias = Callable[
     [
@@ -55,11 +57,12 @@ Measure: TypeAlias = Callable[
         Mapping[NodeId, Collection[Resource]],
         Mapping[Resource, NodeId],
         Mapping[Resource, frozenset[NodeId]],
+        frozenset[Resource] | None,
     ],
     Effort,
 ]
-"""``measure(allocation, resources, previous, pinned, refused)``: what the allocation costs; it has every node
-that may own resources as a key. See :func:`rebalanser.allocation.effort`."""
+"""``measure(allocation, resources, previous, pinned, refused, unsettled)``: what the allocation costs; it has
+every node that may own resources as a key. See :func:`rebalanser.allocation.effort`."""
 
 
 _LEADERSHIP: Final = Topic(TopicKind.LEADERSHIP)
@@ -75,13 +78,18 @@ def _revision(header: Header | None) -> int:
 
 def intended(group: Group, allocate: Allocate) -> dict[NodeId, frozenset[Resource]]:
     """Return the share of each member by a new allocation; drained nodes own nothing (RB-30)."""
-    return _shared_out(group, allocate, _pinned(group))
+    return _shared_out(group, allocate, _pinned(group, _pins(group)))
 
 
 def _shared_out(
-    group: Group, allocate: Allocate, pinned: Mapping[Resource, NodeId]
+    group: Group,
+    allocate: Allocate,
+    pinned: Mapping[Resource, NodeId],
+    unsettled: frozenset[Resource] | None = None,
 ) -> dict[NodeId, frozenset[Resource]]:
-    allocation = allocate(_active(group).keys(), group.resources, _previous(group), pinned, releasers(group))
+    allocation = allocate(
+        _active(group).keys(), group.resources, _previous(group), pinned, releasers(group), unsettled
+    )
     return {node: frozenset(allocation.get(node, ())) for node in group.members}
 
 
@@ -94,19 +102,52 @@ def _previous(group: Group) -> dict[NodeId, frozenset[Resource]]:
     return {node: share.resources for node, share in group.shares.items()}
 
 
-def _pinned(group: Group) -> dict[Resource, NodeId]:
+def _pins(group: Group) -> dict[Resource, str]:
+    """The label in the pin of each pinned resource."""
+    return {r: spec.pin for r, spec in group.resources.items() if spec.pin is not None}
+
+
+def _pinned(group: Group, pins: Mapping[Resource, str]) -> dict[Resource, NodeId]:
     """The node that each pinned resource may be on; an empty id where the node is not there.
 
     Of several nodes with the label it is the first that has not released the resource.
     """
+    if not pins:
+        return {}
     active = sorted(_active(group).items(), reverse=True)
     by_label = {member.label: node for node, member in active}
-    pins = {r: spec.pin for r, spec in group.resources.items() if spec.pin is not None}
     pinned = {resource: by_label.get(label, "") for resource, label in pins.items()}
     for resource in releasers(group).keys() & pins.keys():
         willing = (n for n, m in active if m.label == pins[resource] and resource not in m.released)
         pinned[resource] = min(willing, default=pinned[resource])
     return pinned
+
+
+def _differ(before: frozenset[Resource], after: frozenset[Resource]) -> bool:
+    """Return True unless these are equal; the very same set is not looked at."""
+    return before is not after and before != after
+
+
+def _unplaced(
+    group: Group,
+    targets: Mapping[NodeId, frozenset[Resource]],
+    unsettled: frozenset[Resource] | None,
+    pinned: Mapping[Resource, NodeId],
+) -> frozenset[Resource] | None:
+    """The resources in no target; None if they and the targets are not as many as there are resources.
+
+    Only resources that were unsettled, are pinned or released may be in none.
+    """
+    missing = len(group.resources) - sum(map(len, targets.values()))
+    if missing == 0:
+        return frozenset()
+    if unsettled is None:
+        possible = set(group.resources)
+    else:
+        possible = {r for r in unsettled.union(pinned, releasers(group)) if r in group.resources}
+    for target in targets.values():
+        possible -= possible & target
+    return frozenset(possible) if len(possible) == missing else None
 
 
 def releasers(group: Group) -> dict[Resource, frozenset[NodeId]]:
@@ -132,6 +173,9 @@ class Leading:
         """The plan that is being worked out."""
         self.plan: Plan | None = None
         self.group: Group | None = None
+        self._basis: PlanBasis | None = None
+        """What is known of the group's resources and shares; None if that is to be found out."""
+        self._planned_basis: PlanBasis | None = None
         self._leadership_seen = 0
         self._campaign_due = may_lead
         self._campaign_at = -math.inf
@@ -233,7 +277,7 @@ class Leading:
         self._drop()
 
     def _forget_group(self) -> None:
-        self.group = self.asked = self.plan = None
+        self.group = self.asked = self.plan = self._basis = None
         self._keys.clear()
         self._whole_at = self._lost_at = 0
         self._acknowledgements_missed = False
@@ -350,6 +394,7 @@ class Leading:
             known=None if self._lost_at > self._whole_at else self.group,
             reread_shares=bool(self._attempts),
             reread_acknowledgements=self._acknowledgements_missed,
+            acknowledged_until=self._acknowledgements_read if self.group is not None else 0,
             keys=frozenset(self._keys),
         )
 
@@ -380,6 +425,7 @@ class Leading:
             self._acknowledgements_missed = False
         if outcome.read is None:
             self._whole_at = group.revision
+        self._basis = self._basis_after(command, outcome)
         self.group, self._read = group, outcome.read
         self._keys = {key: at for key, at in self._keys.items() if self._unread(key, at)}
         base = _revision(group.header)
@@ -393,8 +439,18 @@ class Leading:
             self._must_forbid(group),
             self._inherited_version,
             frozenset(self._attempts),
+            self._basis,
         )
         return self.asked
+
+    def _basis_after(self, command: ReadGroup, outcome: GroupRead) -> PlanBasis | None:
+        """What is known of the group that was read, from what was known and what changed."""
+        before, after = self.group, outcome.group
+        if self._basis is None or outcome.changed is None or before is None:
+            return None
+        if command.known is not before or after.shares is not before.shares:
+            return None
+        return self._basis.after(outcome.changed, after.resources)
 
     def newly_unreadable(self, group: Group) -> bool:
         """Return True if the group has keys that can't be read, and others than when it was read last."""
@@ -410,7 +466,16 @@ class Leading:
 
     def make_plan(self, asked: MakePlan) -> PlanMade:
         """Work out a plan. Depends on nothing that changes, so any thread may call it at any time."""
-        return PlanMade(asked, self._planned(asked))
+        group, unsettled = asked.group, asked.basis.unsettled if asked.basis else None
+        pins = asked.basis.pins if asked.basis else _pins(group)
+        pinned = _pinned(group, pins)
+        targets = _shared_out(group, self._allocate, pinned, unsettled)
+        unplaced = _unplaced(group, targets, unsettled, pinned)
+        if unplaced is None and unsettled is not None:
+            unsettled, targets = None, _shared_out(group, self._allocate, pinned)
+            unplaced = _unplaced(group, targets, unsettled, pinned)
+        plan = self._planned(asked, targets, pinned, unsettled)
+        return PlanMade(asked, plan, PlanBasis(unplaced, pins) if unplaced is not None else None)
 
     def plan_made(self, made: PlanMade) -> None:
         """Publish the plan, if there is one and this node still leads as it did when it asked for it."""
@@ -420,18 +485,24 @@ class Leading:
         self.plan = made.plan
         if made.plan is None:
             self._tries = 0
+            self._basis = made.basis
         else:
+            self._planned_basis = made.basis
             self._attempted_version = made.plan.version
             self._attempts[made.plan.version] = _revision(made.plan.based_on)
             self._remember(made.plan.version, made.plan.effort)
 
-    def _planned(self, asked: MakePlan) -> Plan | None:
+    def _planned(
+        self,
+        asked: MakePlan,
+        targets: Mapping[NodeId, frozenset[Resource]],
+        pinned: Mapping[Resource, NodeId],
+        unsettled: frozenset[Resource] | None,
+    ) -> Plan | None:
         group = asked.group
-        pinned = _pinned(group)
-        targets = _shared_out(group, self._allocate, pinned)
         previous = _previous(group)
         before = {node: share.version for node, share in group.shares.items()}
-        changed = {n for n, share in targets.items() if n not in before or previous.get(n) != share}
+        changed = {n for n, share in targets.items() if n not in before or _differ(previous[n], share)}
         if not changed and before.keys() == targets.keys():
             if not asked.forbids:
                 return None
@@ -448,7 +519,7 @@ class Leading:
             orphaned=frozenset(
                 part for part in group.obsolete_parts if part.version <= asked.inherited_version
             ),
-            effort=self._effort(group, targets, pinned),
+            effort=self._effort(group, targets, pinned, unsettled),
         )
 
     def _remember(self, version: int, effort: Effort | None) -> None:
@@ -464,11 +535,14 @@ class Leading:
         group: Group,
         targets: Mapping[NodeId, Collection[Resource]],
         pinned: Mapping[Resource, NodeId],
+        unsettled: frozenset[Resource] | None,
     ) -> Effort | None:
         if self._measure is None:
             return None
         allocation = {node: targets[node] for node in _active(group)}
-        return self._measure(allocation, group.resources, _previous(group), pinned, releasers(group))
+        return self._measure(
+            allocation, group.resources, _previous(group), pinned, releasers(group), unsettled
+        )
 
     def _unused_version(self, group: Group) -> int:
         """Return a version of which no share was ever written, nor can be by a late request."""
@@ -495,6 +569,7 @@ class Leading:
             self.group = replace(
                 self.group, header=header, shares={**kept, **shares}, obsolete_parts=frozenset()
             )
+            self._basis = self._planned_basis
         self.plan = None
         self._published_at = now
 

@@ -23,6 +23,7 @@ from rebalanser.protocol.types import (
     Member,
     NodeId,
     Plan,
+    PlanBasis,
     Resource,
     Session,
     Share,
@@ -170,7 +171,9 @@ class ReadGroup:
     reread_shares: bool = False
     """True to read all shares again: a publication of unknown outcome may have written some."""
     reread_acknowledgements: bool = False
-    """True to read all acknowledgements again: watches may not have reported some."""
+    """True to read acknowledgements again: watches may not have reported some."""
+    acknowledged_until: int = 0
+    """The revision up to which the known group has all acknowledgements: only later ones are read again."""
     keys: frozenset[str] = frozenset()
     """Keys that watches reported: they are read in any case."""
 
@@ -358,6 +361,8 @@ class GroupRead:
 
     group: Group
     read: Mapping[str, int] | None = None
+    changed: frozenset[Resource] | None = None
+    """The resources that may differ from those of the known group; None if any may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,6 +518,8 @@ class MakePlan:
     """Maximum version of the obsolete parts that earlier terms left."""
     attempts: frozenset[int] = frozenset()
     """Versions whose publication may still write shares until another version is committed."""
+    basis: PlanBasis | None = None
+    """What is known of the group; it makes the plan cheaper and changes nothing in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,6 +528,8 @@ class PlanMade:
 
     asked: MakePlan
     plan: Plan | None
+    basis: PlanBasis | None = None
+    """What is known of the group once the plan is committed, or now if there is none."""
 
 
 Event: TypeAlias = Start | Stop | Release | Accept | Wakeup | Answered | Noticed | HandlerReturned | PlanMade

@@ -251,6 +251,23 @@ class Plan:
     """Its cost; None if it is not measured."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlanBasis:
+    """Facts about a group's resources and shares, so that a plan looks only at what changed (RB-45)."""
+
+    unsettled: frozenset[Resource]
+    """The only names that may not be both a resource and in just one share."""
+    pins: Mapping[Resource, str]
+    """The label in the pin of each pinned resource."""
+
+    def after(self, changed: frozenset[Resource], resources: Mapping[Resource, ResourceSpec]) -> PlanBasis:
+        """The facts after these of the resources changed, while the shares stayed."""
+        found = {name: resources[name].pin for name in changed if name in resources}
+        pins = {name: label for name, label in self.pins.items() if name not in changed}
+        pins |= {name: label for name, label in found.items() if label is not None}
+        return PlanBasis(self.unsettled | changed, pins)
+
+
 class TopicKind(StrEnum):
     """The kinds of topics that a node can watch."""
 

@@ -232,7 +232,8 @@ class LeaderScripts(Scripts):
                 self._take_entries(update, found)
             self._take_head(update, found)
             if update.complete:
-                return GroupRead(update.group(outcome.revision), update.read)
+                changed = frozenset(update.resources)
+                return GroupRead(update.group(outcome.revision), update.read, changed)
         return None
 
     def _round(self, update: _Update) -> list[list[Operation]]:
@@ -249,8 +250,10 @@ class LeaderScripts(Scripts):
             Stat(keys.acks),
             self._members(update),
         ]
-        reread = {keys.shares: not update.shares_known, keys.acks: update.reread_acknowledgements}
-        head += [Range(prefix) for prefix, wanted in reread.items() if wanted]
+        if not update.shares_known:
+            head.append(Range(keys.shares))
+        if update.reread_acknowledgements:
+            head.append(self._acknowledgements(update))
         gets = ((Get(key, key.startswith(keys.nodes)), len(key)) for key in sorted(update.to_read))
         chunks: list[list[Operation]] = list(self._chunks(gets))
         if chunks and len(head) + len(chunks[-1]) <= self._max_operations:
@@ -265,6 +268,11 @@ class LeaderScripts(Scripts):
         """Read the members that were put since the known group, or all if a member may be gone."""
         since = update.known.revision if update.members_known else 0
         return Range(self.keys.nodes, modified_after=since)
+
+    def _acknowledgements(self, update: _Update) -> Range:
+        """The acknowledgements that are not known, or all if one that may be gone could not be read."""
+        unreadable = any(key.startswith(self.keys.acks) for key in update.known.unreadable)
+        return Range(self.keys.acks, modified_after=0 if unreadable else update.acknowledged_until)
 
     def _take_entries(self, update: _Update, found: Mapping[Operation, Result]) -> None:
         """Apply the keys of members, resources and drains that were read one by one."""
@@ -305,10 +313,12 @@ class LeaderScripts(Scripts):
         update.to_read = {keys.prefix + key for names in changed for key in names or ()}
         update.to_read -= {read.key for read in found if isinstance(read, Get)}
         update.acknowledgements = stats_of(found[Stat(keys.acks)])
-        if Range(keys.acks) in found:
-            entries = update.reread(keys.acks, found[Range(keys.acks)])
-            update.acknowledged = readable(entries, self._completed, update.unreadable)
         self._take_members(update, found)
+        if update.reread_acknowledgements:
+            read = self._acknowledgements(update)
+            entries = update.reread(keys.acks, found[read])
+            known = update.known.acknowledged if read.modified_after else {}
+            update.acknowledged = {**known, **readable(entries, self._completed, update.unreadable)}
         self._take_shares(update, found)
 
     def _take_members(self, update: _Update, found: Mapping[Operation, Result]) -> None:
@@ -448,6 +458,7 @@ class _Update:
         """Number of keys of members, readable or not, as far as was read."""
         self.to_read = set(command.keys)
         self.reread_acknowledgements = command.reread_acknowledgements
+        self.acknowledged_until = command.acknowledged_until
         self.members_known = True
         """False if a member is gone that is not known to be."""
         self.shares_known = not command.reread_shares
@@ -481,14 +492,18 @@ class _Update:
         return all_entries(result)
 
     def group(self, revision: int) -> Group:
-        """Return the group as of ``revision``, at which nothing was missing."""
+        """The group as of ``revision``, at which nothing was missing."""
+        members = _merged(self.known.members, self.members)
+        acknowledged = self.acknowledged
+        if self.reread_acknowledgements:  # an acknowledgement goes with its node
+            acknowledged = {node: version for node, version in acknowledged.items() if node in members}
         return replace(
             self.known,
             revision=revision,
-            members=_merged(self.known.members, self.members),
+            members=members,
             resources=_merged(self.known.resources, self.resources),
             drained=frozenset(_merged(dict.fromkeys(self.known.drained, ""), self.drains)),
-            acknowledged=self.acknowledged,
+            acknowledged=acknowledged,
             fingerprint=Fingerprint(self.stats, self.requests, self.acknowledgements),
             unreadable=self.unreadable,
         )

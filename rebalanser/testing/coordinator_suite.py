@@ -778,8 +778,10 @@ class CoordinatorConformance:
             read = coordinator.read().group
             hints = notices.keys(keys) if told else frozenset()
             command = ReadGroup(session, leadership, known=known, reread_acknowledgements=True, keys=hints)
-            group = perform(coordinator, command, GroupRead).group
-            assert group == replace(read, revision=group.revision)
+            for until in (0, known.revision):
+                asked = replace(command, acknowledged_until=until)
+                group = perform(coordinator, asked, GroupRead).group
+                assert group == replace(read, revision=group.revision)
             return group
 
         assert changed(0).resources == known.resources

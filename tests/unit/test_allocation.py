@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.allocation import balanced, effort, minimum_moves, moves
+from rebalanser.allocation import allocate, balanced, effort, minimum_moves, moves
 from rebalanser.protocol import Effort
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 NODES = [f"node-{number:02}" for number in range(15)]
 RESOURCES = [f"resource-{number:04}" for number in range(1000)]
@@ -356,3 +356,76 @@ def test_the_work_for_a_join_grows_with_the_resources_and_no_faster() -> None:
     small, large = comparisons_when_one_joins(1_000), comparisons_when_one_joins(16_000)
     assert 1_000 < small < 4_000
     assert large < 16.5 * small
+
+
+@pytest.mark.rule("RB-10", "RB-45")
+@given(inputs, st.sets(NAMES), st.dictionaries(NAMES, st.frozensets(IDS, min_size=1)), st.booleans())
+@any_input
+def test_to_look_only_at_what_is_unsettled_gives_the_same_allocation(
+    given_input: dict[str, Any], others: set[str], refused: dict[str, frozenset[str]], refuse: bool
+) -> None:
+    """``others`` are taken for unsettled as well."""
+    named = Counter(name for names in given_input["previous"].values() for name in set(names))
+    there = given_input["resources"] = set(given_input["resources"])
+    unsettled = frozenset(
+        {name for name in there | named.keys() if name not in there or named[name] != 1} | others
+    )
+    given_input["previous"] = {node: frozenset(names) for node, names in given_input["previous"].items()}
+    given_input["refused"] = refused if refuse else {}
+    allocation = allocate(**given_input)
+    assert allocate(**given_input, unsettled=unsettled) == allocation
+    del given_input["nodes"]
+    assert effort(allocation, **given_input, unsettled=unsettled) == effort(allocation, **given_input)
+
+
+class Looked(frozenset[str]):
+    """A set that counts how many of its names are looked at."""
+
+    looks = 0
+
+
+def _counting(method: str) -> Callable[..., Any]:
+    plain = getattr(frozenset, method)
+
+    def counted(self: Looked, *others: Any) -> Any:
+        sizes = [len(self), *(len(other) for other in others if method in {"intersection", "__and__"})]
+        Looked.looks += min(sizes)
+        return plain(self, *others)
+
+    return counted
+
+
+for _method in (
+    *("__iter__", "__eq__", "__ne__", "__le__", "__lt__", "__ge__", "__gt__", "__and__", "__or__", "__sub__"),
+    *("difference", "intersection", "isdisjoint", "issubset", "issuperset", "union"),
+):
+    setattr(Looked, _method, _counting(_method))
+
+
+class Resources(dict[str, None]):
+    """Resources that are counted among those looked at when all are walked through."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(dict.fromkeys(names))
+
+    def __iter__(self) -> Iterator[str]:
+        Looked.looks += len(self)
+        return super().__iter__()
+
+
+@pytest.mark.rule("RB-45")
+@pytest.mark.parametrize("change", ["added", "removed", "pinned"])
+def test_the_work_for_one_change_does_not_grow_with_the_resources(change: str) -> None:
+    """All of one share may be looked at, which is written anew."""
+    names = [f"{number:06}" for number in range(100_000)]
+    nodes = [f"node-{number:04}" for number in range(1_000)]
+    previous = {node: Looked(names[number::1_000]) for number, node in enumerate(nodes)}
+    pinned = {names[7]: nodes[8]} if change == "pinned" else {}
+    there = {"added": [*names, "new"], "removed": names[1:]}.get(change, names)
+    unsettled = {"added": frozenset({"new"}), "removed": frozenset(names[:1])}.get(change, frozenset())
+    resources = Resources(there)
+    Looked.looks = 0
+    allocation = allocate(nodes, resources, previous, pinned, {}, unsettled)
+    assert sum(map(len, allocation.values())) == len(there)
+    effort(allocation, resources, previous, pinned, {}, unsettled)
+    assert Looked.looks < 10_000

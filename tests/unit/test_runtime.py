@@ -172,10 +172,11 @@ class Running:
         previous: Mapping[str, Collection[str]],
         pinned: Mapping[str, str],
         refused: Mapping[str, frozenset[str]],
+        unsettled: frozenset[str] | None,
     ) -> dict[str, frozenset[str]]:
         self.story.add("planning")
         self.may_plan.wait(PATIENCE_S)
-        return allocate(nodes, resources, previous, pinned, refused)
+        return allocate(nodes, resources, previous, pinned, refused, unsettled)
 
     def _observe(self, report: Report) -> None:
         for fact in report.facts():

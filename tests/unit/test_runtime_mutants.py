@@ -32,6 +32,7 @@ from rebalanser.protocol.leading import Leading
 from rebalanser.protocol.messages import Noticed
 from rebalanser.protocol.node import Node
 from rebalanser.protocol.rebalancing import Rebalancing
+from rebalanser.protocol.types import PlanBasis
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry import script, values
 from rebalanser.registry.translation import Translation
@@ -251,6 +252,41 @@ MUTANTS = (
         "a leader reads what changed",
         _edit(Translation, "_read_group", "if command.known is not None:", "if False:"),
         "unit/test_translation.py::test_a_change_costs_the_leader_and_the_registry_what_changed[added-True]",
+        "RB-45",
+    ),
+    _mutant(
+        "all resources looked at",
+        "a leader plans from what changed",
+        _edit(Leading, "make_plan", "asked.basis.unsettled if asked.basis else None", "None"),
+        "unit/test_translation.py::test_a_plan_looks_only_at_resources_that_changed_since_the_last",
+        "RB-45",
+    ),
+    _mutant(
+        "changes not looked at",
+        "a leader plans from all that changed",
+        _edit(PlanBasis, "after", "self.unsettled | changed", "self.unsettled"),
+        "unit/test_translation.py::test_a_plan_looks_only_at_resources_that_changed_since_the_last",
+        "RB-45",
+    ),
+    _mutant(
+        "pins forgotten",
+        "a leader keeps the pins that it knows up to date",
+        _edit(PlanBasis, "after", "if name not in changed", "if True"),
+        "unit/test_translation.py::test_a_leader_that_looks_at_changes_plans_as_one_that_reads_everything[0]",
+        "RB-29",
+    ),
+    _mutant(
+        "unsettled forever",
+        "what no node may own is looked at with each plan",
+        _edit(Leading, "make_plan", "PlanBasis(unplaced, pins)", "PlanBasis(frozenset(), pins)"),
+        "unit/test_translation.py::test_a_plan_looks_only_at_resources_that_changed_since_the_last",
+        "RB-45",
+    ),
+    _mutant(
+        "all acknowledgements read",
+        "a leader that missed acknowledgements reads the later ones",
+        _edit(Translation, "_acknowledgements", "0 if unreadable else update.acknowledged_until", "0"),
+        "unit/test_translation.py::test_of_acknowledgements_that_were_missed_only_later_ones_are_read[False]",
         "RB-45",
     ),
     _mutant(

@@ -10,7 +10,7 @@ from itertools import count, product
 from math import ceil
 from random import Random
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import pytest
@@ -28,7 +28,7 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.protocol import Group, Header, Member, Plan, ResourceSpec, Session
-from rebalanser.protocol.leading import RESIGN_AFTER, Leading
+from rebalanser.protocol.leading import RESIGN_AFTER, Leading, intended
 from rebalanser.protocol.messages import (
     Acknowledge,
     Acknowledged,
@@ -202,8 +202,14 @@ class Leader:
     def __init__(self, wire: Wire, session: Session) -> None:
         self.wire = wire
         self.session = session
-        self.knows = Leading(True, Settings().timings, allocate, None)
+        self.unsettled: list[frozenset[str] | None] = []
+        """What each plan had to look at; None for everything."""
+        self.knows = Leading(True, Settings().timings, self._allocate, None)
         self.elect()
+
+    def _allocate(self, *arguments: Any) -> dict[str, frozenset[str]]:
+        self.unsettled.append(arguments[-1])
+        return allocate(*arguments)
 
     def elect(self) -> None:
         self.leadership = self.wire.perform(Campaign(self.session), Elected).leadership
@@ -253,6 +259,11 @@ class Leader:
     def beat(self) -> None:
         beat = Heartbeat(self.session, read_fingerprint=True)
         self.knows.seen_alive(self.wire.perform(beat, Alive), now=0.0)
+
+    def shares_of_version(self, version: int) -> set[str]:
+        """The nodes whose share that version changed."""
+        assert self.knows.group is not None
+        return {node for node, share in self.knows.group.shares.items() if share.version == version}
 
     @property
     def members(self) -> set[str]:
@@ -390,6 +401,90 @@ def test_a_change_costs_the_leader_and_the_registry_what_changed(change: str, to
         reached = any(target.covers(each.key) for each in changes for target in own)
         gone = session.node not in planned.shares
         assert reached == (session.node in planned.changed or gone)
+
+
+@pytest.mark.rule("RB-45")
+def test_a_plan_looks_only_at_resources_that_changed_since_the_last() -> None:
+    wire = Wire()
+    leader, other = Leader(wire, wire.join("lead")), wire.join("other")
+    wire.add(["r1", "r2", "r3", "r4"])
+
+    def looked_at() -> list[frozenset[str] | None]:
+        leader.unsettled.clear()
+        leader.read()
+        return leader.unsettled
+
+    assert looked_at() == [None]
+    leader.publish()
+    assert looked_at() == [frozenset()]
+    wire.add(["r5"])
+    assert looked_at() == [{"r5"}]
+    leader.publish()
+    wire.drive(wire.translation.remove_resources(["r1"], lambda _: None))
+    assert looked_at() == [{"r1"}]
+    leader.publish()
+    pinned = [ResourceSpec("r2", pin="other"), ResourceSpec("r3", pin="nobody")]
+    wire.drive(wire.translation.put_resources(pinned, lambda _: None))
+    assert looked_at() == [{"r2", "r3"}]
+    leader.publish()
+    assert looked_at() == [{"r3"}], "it is on no node"
+    wire.perform(Leave(other), Left)
+    leader.hear(Changed(wire.keys.node("other"), wire.store.revision, None))
+    assert looked_at() == [{"r3"}]
+    leader.publish()
+    assert looked_at() == [{"r2", "r3"}]
+    leader.hear(HistoryLost(wire.store.revision))
+    assert looked_at() == [None]
+
+
+def change_at_random(wire: Wire, leader: Leader, sessions: dict[str, Session], random: Random) -> None:
+    some = random.sample([f"r{number}" for number in range(30)], random.randint(1, 6))
+    label = f"n{random.randint(1, 5)}"
+    match random.choice(["add", "add", "remove", "pin", "drain", "join or leave", "refuse", "lose"]):
+        case "add":
+            wire.add(some)
+        case "remove":
+            wire.drive(wire.translation.remove_resources(some, lambda _: None))
+        case "pin":
+            pins = [ResourceSpec(name, pin=random.choice([None, "lead", label])) for name in some]
+            wire.drive(wire.translation.put_resources(pins, lambda _: None))
+        case "drain":
+            wire.drive(wire.translation.set_drained(label, drained=random.random() < 0.5))
+        case "join or leave" if label in sessions:
+            left = sessions.pop(label)
+            wire.perform(Leave(left), Left)
+            leader.hear(Changed(wire.keys.node(left.node), wire.store.revision, None))
+        case "join or leave":
+            member = Member(f"{label}-{wire.store.revision}", label)
+            sessions[label] = wire.perform(Join(member, 10.0), Joined).session
+        case "refuse" if label in sessions:
+            node = sessions[label].node
+            revision = wire.store.items(wire.keys.node(node))[0].mod_revision
+            record = Member(node, label, released=frozenset(some))
+            wire.perform(RecordReleases(sessions[label], record, revision), ReleasesRecorded)
+        case "lose":
+            leader.hear(HistoryLost(wire.store.revision))
+
+
+@pytest.mark.rule("RB-2", "RB-10", "RB-29", "RB-45")
+@pytest.mark.parametrize("seed", range(25))
+def test_a_leader_that_looks_at_changes_plans_as_one_that_reads_everything(seed: int) -> None:
+    wire, random = Wire(), Random(seed)
+    leader, sessions = Leader(wire, wire.join("lead")), dict[str, Session]()
+    for _ in range(60):
+        for _ in range(random.randint(1, 3)):
+            change_at_random(wire, leader, sessions, random)
+        leader.read()
+        if leader.knows.plan is not None and random.random() < 0.2:
+            wire.disturb = lambda _: OutcomeUnknown("no answer in time")
+            leader.fail_to_publish()
+        elif leader.knows.plan is not None:
+            leader.publish()
+            group = wire.perform(ReadGroup(leader.session, leader.leadership), GroupRead).group
+            shares = {node: share.resources for node, share in group.shares.items()}
+            assert shares == intended(group, allocate)
+    assert None in leader.unsettled
+    assert sum(each is not None for each in leader.unsettled) > 20
 
 
 @pytest.mark.rule("RB-28")
@@ -644,10 +739,51 @@ def test_acknowledgements_are_read_once_their_notices_end_and_not_while_they_com
     assert (leader.knows.rebalance_at is not None) == lost
     if lost:
         assert leader.read().reread_acknowledgements
-        assert reads_all(wire, wire.keys.acks)
         assert leader.knows.newly_completed() == 1
-        leader.read()
-        assert not reads_all(wire, wire.keys.acks)
+        assert not leader.read().reread_acknowledgements
+
+
+@pytest.mark.rule("RB-19", "RB-45")
+@pytest.mark.parametrize("junk", [False, True])
+def test_of_acknowledgements_that_were_missed_only_later_ones_are_read(junk: bool) -> None:
+    """All of them are read if the leader knows of an unreadable one, which may be gone meanwhile."""
+    wire = Wire()
+    sessions = [wire.join(f"node-{number:03}") for number in range(300)]
+    if junk:
+        wire.store.execute(Transaction(then=(Put(wire.keys.acks + "junk", b"junk"),)))
+    leader = Leader(wire, sessions[0])
+    wire.add(names(600))
+    leader.lead()
+    revisions = {
+        session: wire.perform(Acknowledge(session, 1, session.created), Acknowledged).revision
+        for session in sessions
+    }
+    leader.beat()
+    leader.read()
+    assert leader.knows.newly_completed() == 1
+    if junk:
+        wire.store.execute(Transaction(then=(Delete(wire.keys.acks + "junk"),)))
+    wire.add(["new"])
+    wire.perform(Leave(sessions[-1]), Left)
+    leader.hear(Changed(wire.keys.node(sessions[-1].node), wire.store.revision, None))
+    leader.lead()
+    late = next(each for each in sessions if each.node in leader.shares_of_version(2))
+    for session in sessions:
+        if session is not late and session.node in leader.shares_of_version(2):
+            leader.knows.acknowledged(session.node, 2, now=0.0)
+            wire.perform(Acknowledge(session, 2, revisions[session]), Acknowledged)
+    leader.beat()
+    assert leader.knows.rebalance_at is None, "notices come"
+    wire.perform(Acknowledge(late, 2, revisions[late]), Acknowledged)
+    replies = wire.record_replies()
+    leader.beat()
+    assert leader.read().reread_acknowledgements
+    assert reads_all(wire, wire.keys.acks) == junk
+    assert (len(repr(replies)) < 5_000) != junk
+    assert leader.knows.group is not None
+    assert leader.knows.group.acknowledged.keys() == leader.knows.group.members.keys()
+    assert leader.knows.group.unreadable == {}
+    assert leader.knows.newly_completed() == 2
 
 
 @pytest.mark.rule("RB-19")
