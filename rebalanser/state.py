@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -92,6 +94,19 @@ class GroupState(BaseModel):
         return self.balanced and self.unowned == 0
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause the collector of cycles: it would look many times at hundreds of thousands of new objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_collector_paused()
 def describe(name: str, view: GroupView) -> GroupState:
     """The state of group ``name`` from what was read of it."""
     group, header = view.group, view.group.header

@@ -6,8 +6,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -51,6 +52,7 @@ from rebalanser_etcd.codec import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,
     MIN_OPERATIONS,
+    FollowUp,
     check_limits,
     to_outcome,
     to_request,
@@ -334,20 +336,26 @@ class EtcdRegistry(Registry):
 
     def _read(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
         reply = self._endpoints.call("transact", request, timeout_s, Repeat.READ)
-        return to_outcome(transaction, reply, self._pages(timeout_s))
+        with self._pages(timeout_s) as pages:
+            return to_outcome(transaction, reply, pages)
 
     def _write(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
         reply = self._endpoints.call("transact", request, timeout_s, Repeat.NEVER)
         try:
-            return to_outcome(transaction, reply, self._pages(timeout_s))
+            with self._pages(timeout_s) as pages:
+                return to_outcome(transaction, reply, pages)
         except (CallFailed, RegistryUnavailable) as error:
             raise OutcomeUnknown(
                 f"etcd carried out the transaction, but what it read came incompletely: {error}"
             ) from error
 
-    def _pages(self, timeout_s: float) -> Callable[[Any], Any]:
-        """Read further pages of a range; each page has the time limit of a request."""
-        return lambda page: self._endpoints.call("range", page, timeout_s, Repeat.READ)
+    @contextmanager
+    def _pages(self, timeout_s: float) -> Iterator[FollowUp]:
+        """Read further pages of a range aside; each page has the time limit of a request."""
+        with ThreadPoolExecutor(1, "rebalanser-etcd-pages") as aside:
+            yield (
+                lambda page: aside.submit(self._endpoints.call, "range", page, timeout_s, Repeat.READ).result
+            )
 
 
 def _left_s(deadline: float) -> float:

@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from rebalanser.protocol.messages import Command, Noticed, Outcome
-from rebalanser.protocol.types import SPEC_FIELDS, Group, Leadership, NodeId, ResourceSpec, Topic
+from rebalanser.protocol.types import SPEC_FIELDS, Group, Leadership, NodeId, ResourceSpec, Topic, record
 from rebalanser.registry.contract import Capabilities, LeaseAge
 
 Listener: TypeAlias = Callable[[Sequence[Noticed]], None]
@@ -54,7 +54,7 @@ OVERTAKEN: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Holding:
     """A barrier: the resource, the node that holds it, and the fencing token."""
 

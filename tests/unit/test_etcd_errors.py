@@ -1,9 +1,10 @@
-"""What a failed call to etcd means: the line between "no effect" and "unknown"; keys with a passphrase."""
+"""What a failed call to etcd means: "no effect" or "unknown"; pages of a range; keys with a passphrase."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from etcd3 import etcdrpc
-from rebalanser_etcd.codec import PAGE_KEYS, check_limits, prefix_end, to_request
+from rebalanser_etcd import codec
+from rebalanser_etcd.codec import PAGE_KEYS, check_limits, prefix_end, to_outcome, to_request
 from rebalanser_etcd.endpoints import Endpoints, Repeat, Trust
 from rebalanser_etcd.faults import FAULTS, parse_version, unsafe_reasons
 from rebalanser_etcd.registry import EtcdRegistry
@@ -450,3 +452,41 @@ def test_a_passphrase_is_shown_nowhere(tmp_path: Path) -> None:
     for text in (repr(found), repr(files), redact(f"refused: {PASSPHRASE.decode()}")):
         assert "s3same" not in text
     assert key.decode()[40:60] not in repr(found)
+
+
+def page_of(numbers: range, last: int) -> Any:
+    page = etcdrpc.RangeResponse(more=numbers[-1] < last)
+    for number in numbers:
+        page.kvs.add(key=f"k{number}".encode(), mod_revision=number)
+    return page
+
+
+def test_the_next_page_of_a_range_is_on_its_way_while_one_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = [page_of(range(2 * number, 2 * number + 2), last=5) for number in range(3)]
+    story: list[str] = []
+    decode = codec._key_value
+
+    def decoded(stored: Any) -> Any:
+        story.append(stored.key.decode())
+        return decode(stored)
+
+    def follow_up(asked: Any) -> Callable[[], Any]:
+        story.append(f"ask after {asked.key!r}")
+
+        def wait() -> Any:
+            story.append("wait")
+            return pages.pop(0)
+
+        return wait
+
+    monkeypatch.setattr(codec, "_key_value", decoded)
+    reply = etcdrpc.TxnResponse(succeeded=True)
+    reply.responses.add(response_range=pages.pop(0))
+    outcome = to_outcome(Transaction(then=(Range("k"),)), reply, follow_up)
+    assert story == [
+        *("ask after b'k1\\x00'", "k0", "k1", "wait"),
+        *("ask after b'k3\\x00'", "k2", "k3", "wait", "k4", "k5"),
+    ]
+    found = outcome.results[0]
+    assert isinstance(found, tuple)
+    assert [entry.key for entry in found] == [f"k{number}" for number in range(6)]
