@@ -109,6 +109,11 @@ its holder, and one that was unplaced still is.
 *Without constraints* there is one pool and one block with the level ``ceil(R/N)``: floor or ceil for everyone
 (RB-2), and as few moves as with :func:`balanced`, though not always of the same resources.
 
+*Refusals of the past.* A leader allocates first as if a resource were refused only while its holder refuses
+it or it has no holder. Every allocation that keeps to all refusals keeps to these, and costs the same. So if
+the best one gives no node what it refuses, no other is better; else all refusals are taken into account. Most
+of what was ever refused is with a node that takes it, and belongs to the one large pool again.
+
 *Cost.* Names are read and sorted once. The networks have a node for each pool and kind and, for the moves,
 each worker; an arc for each kind open to a pool, and for each worker that holds some of a pool. The number of
 resources does not enter. At most two flows are computed for each part that is tried and one for each block,

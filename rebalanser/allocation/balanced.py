@@ -85,8 +85,8 @@ def _share_out(
         return {}, {}
     if unsettled is None:
         resources = frozenset(resources)
-    arriving = _fixed(live, resources, pinned)
-    kept, unheld = _free_held(live, resources, previous, pinned, unsettled)
+    arriving = fixed(live, resources, pinned)
+    kept, unheld = free_held(live, resources, previous, pinned, unsettled)
     free = sum(map(len, kept.values())) + len(unheld)
     quotas = _quotas({node: len(arriving[node]) for node in live}, kept, free)
 
@@ -146,13 +146,13 @@ def _minimum_moves(
     pinned: Mapping[str, str],
     unsettled: AbstractSet[str] | None,
 ) -> int:
-    fixed = _fixed(live, resources, pinned)
-    held_free, unheld = _free_held(live, resources, previous, pinned, unsettled)
-    loads = {node: len(fixed[node]) for node in live}
+    pinned_to = fixed(live, resources, pinned)
+    held_free, unheld = free_held(live, resources, previous, pinned, unsettled)
+    loads = {node: len(pinned_to[node]) for node in live}
     held = {node: len(names) for node, names in held_free.items()}
     level, extra = _water_level(loads.values(), sum(held.values()) + len(unheld))
 
-    forced = moves(previous, fixed)
+    forced = moves(previous, pinned_to)
     surplus = sum(max(0, held[node] - max(0, level - loads[node])) for node in live)
     could_spare_one = sum(loads[node] <= level < loads[node] + held[node] for node in live)
     return forced + surplus - min(extra, could_spare_one)
@@ -172,7 +172,7 @@ def effort(
     live = sorted(allocation)
     if unsettled is None:
         resources = frozenset(resources)
-    held, _ = _free_held(live, resources, previous, NO_PINS, unsettled)
+    held, _ = free_held(live, resources, previous, NO_PINS, unsettled)
     return Effort(
         moves=_moved(held, allocation),
         least_moves=_minimum_moves(live, resources, previous, pinned, unsettled) if live else 0,
@@ -181,16 +181,16 @@ def effort(
     )
 
 
-def _fixed(live: Sequence[str], resources: Container[str], pinned: Mapping[str, str]) -> dict[str, list[str]]:
+def fixed(live: Sequence[str], resources: Container[str], pinned: Mapping[str, str]) -> dict[str, list[str]]:
     """What pins alone put on each live node."""
-    fixed: dict[str, list[str]] = {node: [] for node in live}
+    on_node: dict[str, list[str]] = {node: [] for node in live}
     for name, node in pinned.items():
-        if node in fixed and name in resources:
-            fixed[node].append(name)
-    return fixed
+        if node in on_node and name in resources:
+            on_node[node].append(name)
+    return on_node
 
 
-def _free_held(
+def free_held(
     live: Sequence[str],
     resources: Collection[str],
     previous: Mapping[str, Collection[str]],

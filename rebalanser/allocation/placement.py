@@ -8,7 +8,14 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from rebalanser.allocation.balanced import NO_PINS, as_before, moves, share_out, vacancies
+from rebalanser.allocation.balanced import (
+    NO_PINS,
+    as_before,
+    fixed,
+    free_held,
+    share_out,
+    vacancies,
+)
 from rebalanser.allocation.balanced import effort as balanced_effort
 from rebalanser.allocation.flow import Network
 from rebalanser.allocation.reasons import why_nowhere
@@ -72,7 +79,9 @@ def place(
         else:
             together[answer].append(name)
     pools = [_pool(able, names, previous) for able, names in together.items()]
-    holders = {name: worker for block in _blocks(_whole(pools)) for name, worker in _settled(block)}
+    holders = {name: worker for pool in pools for worker, names in pool.held.items() for name in names}
+    for block in _blocks(_whole(pools)):
+        holders.update(_settled(block).arriving)
     return Placement(dict(sorted(holders.items())), unplaced)
 
 
@@ -102,6 +111,11 @@ def allocate(
         return share_out(nodes, resources, previous, pinned, unsettled)
     no_tags: frozenset[str] = frozenset()
     live = sorted(set(nodes))
+    if unsettled is None:
+        resources = frozenset(resources)
+    around = _around_refusals(live, resources, previous, pinned, refused, unsettled)
+    if around is not None:
+        return around
     before = {name: node for node in reversed(live) for name in previous.get(node, ())}
     placed = place(
         dict.fromkeys(live, no_tags),
@@ -114,6 +128,51 @@ def allocate(
     for name, node in placed.holders.items():
         shares[node].add(name)
     return {node: as_before(previous.get(node), share) for node, share in shares.items()}
+
+
+def _around_refusals(
+    live: Sequence[str],
+    resources: Collection[str],
+    previous: Mapping[str, Collection[str]],
+    pinned: Mapping[str, str],
+    refused: Mapping[str, frozenset[str]],
+    unsettled: AbstractSet[str] | None,
+) -> dict[str, frozenset[str]] | None:
+    """Allocate as if a resource were refused only while its holder refuses it, or it has none.
+
+    None if some node would get what it refuses. Else no allocation is better: one that keeps to all refusals
+    also keeps to these. So the cost follows what has to move, and not what was refused once.
+    """
+    held, waiting = free_held(live, resources, previous, pinned, unsettled)
+    restricted = frozenset(refused)
+    forced = waiting & restricted
+    for node in live:
+        unwanted = {name for name in held[node] & restricted if node in refused[name]}
+        if unwanted:
+            held[node] -= unwanted
+            forced |= unwanted
+    together: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name in sorted(forced):
+        together[tuple(node for node in live if node not in refused[name])].append(name)
+    for node, names in fixed(live, resources, pinned).items():
+        together[node,] += sorted(name for name in names if node not in refused.get(name, NOBODY))
+    pools = [_Pool(able, {}, names, len(names)) for able, names in together.items() if able and names]
+    free = sum(map(len, held.values())) + len(waiting - forced)
+    if free and live:
+        pools.append(_Pool(tuple(live), held, sorted(waiting - forced), free, restricted))
+    arriving: dict[str, set[str]] = {node: set() for node in live}
+    for block in _blocks(_whole(pools)):
+        settled = _settled(block)
+        for name, node in settled.arriving:
+            if node in refused.get(name, NOBODY):
+                return None
+            arriving[node].add(name)
+        for node, gone in settled.leaving.items():
+            held[node] = held[node].difference(gone)
+    return {
+        node: as_before(previous.get(node), held[node] | arriving[node] if arriving[node] else held[node])
+        for node in live
+    }
 
 
 def effort(
@@ -132,8 +191,8 @@ def effort(
     spent = balanced_effort(allocation, resources, previous, pinned, unsettled)
     if not refused:
         return spent
-    best = allocate(allocation.keys(), resources, previous, pinned, refused)
-    return replace(spent, least_moves=moves(previous, best))
+    best = allocate(allocation.keys(), resources, previous, pinned, refused, unsettled)
+    return replace(spent, least_moves=balanced_effort(best, resources, previous, pinned, unsettled).moves)
 
 
 class _Demand(NamedTuple):
@@ -157,11 +216,29 @@ class _Pool:
     """The resources that may be on the same workers."""
 
     workers: tuple[str, ...]
-    held: Mapping[str, Sequence[str]]
-    """Those that each of these workers holds, sorted."""
+    held: Mapping[str, Collection[str]]
+    """Those that each of these workers holds."""
     waiting: Sequence[str]
-    """Those that none of these workers holds."""
+    """Those that none of these workers holds, sorted."""
     size: int
+    sedentary: frozenset[str] = NOBODY
+    """Those that leave last."""
+
+    def leaving(self, worker: str, kept: int) -> Sequence[str]:
+        """What leaves a worker that keeps so many: the last by name."""
+        names = self.held[worker]
+        if kept == len(names):
+            return ()
+        return sorted(names, key=lambda name: (name not in self.sedentary, name))[kept:]
+
+
+class _Settled(NamedTuple):
+    """What becomes of the resources of a block; the others stay."""
+
+    arriving: Sequence[tuple[str, str]]
+    """Those that get another worker, with it."""
+    leaving: Mapping[str, Sequence[str]]
+    """Those that leave each worker."""
 
 
 @dataclass(frozen=True)
@@ -254,8 +331,8 @@ def _blocks(whole: _Part) -> Iterator[_Part]:
             yield part
 
 
-def _settled(block: _Part) -> Iterator[tuple[str, str]]:
-    """Each resource of a block with its worker: the fewest moves with which all loads fit the level."""
+def _settled(block: _Part) -> _Settled:
+    """The fewest moves with which the loads of all workers of a block fit the level."""
     network = Network()
     source, sink = network.add_node(), network.add_node()
     level, everything = block.ceiling, sum(pool.size for pool, _ in block.pools)
@@ -273,18 +350,22 @@ def _settled(block: _Part) -> Iterator[tuple[str, str]]:
     network.fill(source, sink)
 
     arriving: dict[int, list[str]] = {kind: [] for kind in block.kinds}
+    left: dict[str, list[str]] = defaultdict(list)
     for (pool, _), (staying, leaving) in zip(block.pools, ways, strict=True):
         on_their_way = list(pool.waiting)
-        for worker, names in pool.held.items():
-            kept = network.flow(staying[worker]) if worker in staying else 0
-            yield from ((name, worker) for name in names[:kept])
-            on_their_way += names[kept:]
+        for worker in pool.held:
+            going = pool.leaving(worker, network.flow(staying[worker]) if worker in staying else 0)
+            if going:
+                left[worker] += going
+                on_their_way += going
         departures = iter(on_their_way)
         for kind, arc in leaving.items():
             arriving[kind] += islice(departures, network.flow(arc))
+    placed: list[tuple[str, str]] = []
     for kind, arcs in arrivals.items():
         needs = {worker: network.flow(arc) for worker, arc in arcs.items()}
-        yield from zip(sorted(arriving[kind]), vacancies(needs), strict=True)
+        placed += zip(sorted(arriving[kind]), vacancies(needs), strict=True)
+    return _Settled(placed, left)
 
 
 def _ways(

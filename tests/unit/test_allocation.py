@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rebalanser.allocation import allocate, balanced, effort, minimum_moves, moves
+from rebalanser.allocation.flow import Network
 from rebalanser.protocol import Effort
 
 if TYPE_CHECKING:
@@ -414,7 +415,7 @@ class Resources(dict[str, None]):
 
 
 @pytest.mark.rule("RB-45")
-@pytest.mark.parametrize("change", ["added", "removed", "pinned"])
+@pytest.mark.parametrize("change", ["added", "removed", "pinned", "released"])
 def test_the_work_for_one_change_does_not_grow_with_the_resources(change: str) -> None:
     """All of one share may be looked at, which is written anew."""
     names = [f"{number:06}" for number in range(100_000)]
@@ -423,9 +424,42 @@ def test_the_work_for_one_change_does_not_grow_with_the_resources(change: str) -
     pinned = {names[7]: nodes[8]} if change == "pinned" else {}
     there = {"added": [*names, "new"], "removed": names[1:]}.get(change, names)
     unsettled = {"added": frozenset({"new"}), "removed": frozenset(names[:1])}.get(change, frozenset())
+    refused = {names[7]: frozenset({nodes[7]})} if change == "released" else {}
     resources = Resources(there)
     Looked.looks = 0
-    allocation = allocate(nodes, resources, previous, pinned, {}, unsettled)
+    allocation = allocate(nodes, resources, previous, pinned, refused, unsettled)
     assert sum(map(len, allocation.values())) == len(there)
-    effort(allocation, resources, previous, pinned, {}, unsettled)
+    effort(allocation, resources, previous, pinned, refused, unsettled)
     assert Looked.looks < 10_000
+
+
+@pytest.mark.rule("RB-45")
+def test_the_work_for_a_release_does_not_grow_with_what_was_released_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each arc of a network of flows is some work; most releases are of a resource that has left since."""
+    names, nodes = (
+        [f"{number:05}" for number in range(10_000)],
+        [f"node-{number:02}" for number in range(100)],
+    )
+    refused = {
+        name: frozenset(nodes[number % 97 : number % 97 + 3]) for number, name in enumerate(names[::10])
+    }
+    before = allocate(nodes, names, {}, {}, refused)
+    owners = {name: node for node, share in before.items() for name in share}
+    arcs = 0
+    add_arc = Network.add_arc
+
+    def counted(network: Network, tail: int, head: int, capacity: int, cost: int = 0) -> int:
+        nonlocal arcs
+        arcs += 1
+        return add_arc(network, tail, head, capacity, cost)
+
+    monkeypatch.setattr(Network, "add_arc", counted)
+    after = allocate(nodes, names, before, {}, refused | {"00001": frozenset({owners["00001"]})})
+    assert "00001" not in after[owners["00001"]]
+    assert moves(before, after) == 2, "another resource takes its place"
+    assert arcs < 1_000
+    arcs = 0
+    assert allocate(nodes, names, after, {}, refused) == after
+    assert arcs < 1_000
