@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rebalanser.errors import UnusableStore
 from rebalanser.protocol.types import Header, Leadership, Member, Mode, ResourceSpec, Share, Trouble
@@ -63,7 +63,8 @@ class _Header(_Value):
     """The aborted versions."""
 
 
-_NAMES = TypeAdapter(list[str])
+# Names differ, so a cache of them only takes time.
+_NAMES = TypeAdapter(list[str], config=ConfigDict(cache_strings="none"))
 _encoded = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode
 
 
