@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -351,11 +351,18 @@ class EtcdRegistry(Registry):
 
     @contextmanager
     def _pages(self, timeout_s: float) -> Iterator[FollowUp]:
-        """Read further pages of a range aside; each page has the time limit of a request."""
-        with ThreadPoolExecutor(1, "rebalanser-etcd-pages") as aside:
-            yield (
-                lambda page: aside.submit(self._endpoints.call, "range", page, timeout_s, Repeat.READ).result
-            )
+        """Read further pages of a range aside; each page has the time limit of a request.
+
+        The thread for it is started with the first page, as most transactions have none.
+        """
+        with ExitStack() as stack:
+
+            @cache
+            def aside() -> ThreadPoolExecutor:
+                return stack.enter_context(ThreadPoolExecutor(1, "rebalanser-etcd-pages"))
+
+            read = partial(self._endpoints.call, "range", timeout_s=timeout_s, repeat=Repeat.READ)
+            yield lambda page: aside().submit(read, page).result
 
 
 def _left_s(deadline: float) -> float:
