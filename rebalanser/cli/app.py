@@ -50,7 +50,7 @@ _COMMANDS: Final = {
         "watch",
         "watch",
         "Show a group as it changes, until q or Ctrl-C: live lists, or a line for each change where there is "
-        "no terminal.",
+        "no terminal, or one that can't draw.",
     ),
     "node": _Command("node", "app", "List nodes, drain one, or end that."),
     "run": _Command(

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rebalanser_etcd import open_etcd, translation
+from rebalanser_etcd import codec, open_etcd
 from rebalanser_etcd.endpoints import Endpoints, Repeat
 
 from rebalanser.registry.contract import Put, Range, Target, Transaction
@@ -117,7 +117,7 @@ def test_later_keys_are_read_in_pages_of_one_revision(
     etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """etcd cuts a page after it has left out the older keys, and says whether more of the others follow."""
-    monkeypatch.setattr(translation, "PAGE_KEYS", 10)
+    monkeypatch.setattr(codec, "PAGE_KEYS", 10)
     prefix = f"conformance/{uuid.uuid4().hex}/"
     registry = open_etcd(parse_url(etcd.url()), PATIENCE_S)
     keys = [f"{prefix}{number:03}" for number in range(100)]

@@ -24,7 +24,7 @@ import grpc
 import pytest
 import tenacity
 from cryptography.hazmat.primitives import serialization
-from rebalanser_etcd import EtcdRegistry, open_etcd, translation
+from rebalanser_etcd import EtcdRegistry, codec, open_etcd
 from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
 from rebalanser_etcd.registry import PLAIN_PASSWORD, connect_etcd
 from rebalanser_etcd.verdicts import judge
@@ -328,7 +328,7 @@ def test_a_compaction_while_the_watch_is_down_is_told(
 def test_a_long_range_survives_compactions(
     etcd: EtcdCluster, connect: Opener, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translation, "PAGE_KEYS", 2_000)
+    monkeypatch.setattr(codec, "PAGE_KEYS", 2_000)
     registry = connect(etcd.url())
     keys = [f"{prefix}{number:05}" for number in range(4_100)]
     for start in range(0, len(keys), 100):
