@@ -1,4 +1,4 @@
-"""The one policy for errors in everything that goes on by itself: workers, tickers, ledgers, dispensers.
+"""The one policy for errors in all that goes on by itself: workers, tickers, ledgers, outboxes, servers.
 
 ======  =======================================================  ============================================
 kind    errors                                                   consequence
@@ -127,8 +127,11 @@ class ErrorPolicy:
             unreadable = [each for each, last in self._unreadable.values() if now - last < UNREADABLE_S]
         return (*failing, *unreadable)
 
-    def failed(self, loop: str, error: BaseException) -> float:
-        """Take note of an error; how many seconds the loop pauses before it tries again."""
+    def failed(self, loop: str, error: BaseException, *, ends_process: bool = True) -> float:
+        """Take note of an error; return how many seconds the loop pauses before it tries again.
+
+        Bugs that persist end the process only where ``ends_process``.
+        """
         now = self._clock.now()
         kind = kind_of(error)
         with self._lock:
@@ -147,7 +150,7 @@ class ErrorPolicy:
             if is_due:
                 failing.reported = now
             lasted_s = 0.0 if failing.bug_since is None else now - failing.bug_since
-            persists = lasted_s >= PERSISTS_S and failing.bugs >= PERSISTS_ATTEMPTS
+            persists = ends_process and lasted_s >= PERSISTS_S and failing.bugs >= PERSISTS_ATTEMPTS
             pause_s = failing.delay.after(0.0)
         if is_due:
             self._report(loop, kind, error, failing.attempts)
@@ -178,6 +181,11 @@ class ErrorPolicy:
                 attempts=failing.attempts,
                 lasted_s=round(self._clock.now() - failing.began, 3),
             )
+
+    def ended(self, loop: str) -> None:
+        """Forget the trouble of a loop that takes no more steps."""
+        with self._lock:
+            self._failing.pop(loop, None)
 
     def unreadable(self, name: str, error: BaseException) -> None:
         """Take note of a task of a function that can't be read here; logged for the first of them only."""
@@ -225,12 +233,17 @@ class Loop:
     """A thread that takes steps, whatever they raise, until one returns False: that was the last.
 
     A step that has to wait for work does so before it begins with it: when it returns, it has succeeded.
+    Without ``ends_process`` bugs that persist end no process: one that is the host application's, not a
+    worker's.
     """
 
-    def __init__(self, name: str, step: Callable[[], bool], errors: ErrorPolicy) -> None:
+    def __init__(
+        self, name: str, step: Callable[[], bool], errors: ErrorPolicy, *, ends_process: bool = True
+    ) -> None:
         self.name = name
         self._step = step
         self._errors = errors
+        self._ends_process = ends_process
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-tasks-{name}", daemon=True)
 
@@ -258,13 +271,16 @@ class Loop:
             goes_on = self._step()
         except BaseException as error:  # whatever ended this thread would be seen by nobody
             return self.failed(error)
+        if not goes_on:
+            self._errors.ended(self.name)
+            return None
         self._errors.worked(self.name)
-        return 0.0 if goes_on else None
+        return 0.0
 
     def failed(self, error: BaseException) -> float:
         """Take note of an error of a step, whoever took it; seconds to pause. Raises nothing."""
         try:
-            return self._errors.failed(self.name, error)
+            return self._errors.failed(self.name, error, ends_process=self._ends_process)
         except Exception:  # a handler of the host's logging, or whatever else
             return LONGEST_PAUSE_S
 

@@ -4,7 +4,7 @@
 
     enqueue ──► Spool (SQLite, synced) ──► answered `spooled`, if the engine is away or slow
                   │
-                  └─► Forwarder, a thread: one of the host at a time, by a lock on a file
+                  └─► Forwarder, a loop: one of the host at a time, by a lock on a file
                         └─► Engine, whose tally takes each entry once ──► answered `committed`
 
 Everything that is enqueued goes through the spool, so that what waits there is never overtaken.
@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from tenacity import (
-    RetryCallState,
     Retrying,
-    retry_if_exception_type,
     retry_if_not_result,
     sleep_using_event,
     stop_after_delay,
@@ -48,15 +46,13 @@ from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.enqueued import EnqueueAnswer
-from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, kind_of
+from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.opening import Opening
 from rebalanser.tasks.outbox_forwarding import Forwarding
 from rebalanser.tasks.outbox_spool import Spool, SpoolName
 
 LOOK_S: Final = 5.0
-"""How often a forwarder with nothing to do looks for what other processes have left in the spool."""
-LONGEST_WAIT_S: Final = 5.0
-"""At most so long it waits before it tries an engine again that is away."""
+"""Seconds between two looks of an idle forwarder for what other processes have left in the spool."""
 _ERRORS: Final = {each.__name__: each for each in (DependencyCycle, RequestTooLarge, TaskExists, UnknownTask)}
 _log = get_logger()
 
@@ -72,10 +68,10 @@ def engine_name(url: RegistryUrl) -> str:
 
 
 class Outbox:
-    """The outbox of a queue, and the thread that forwards what is in it. For any thread.
+    """The outbox of a queue, and the loop that forwards what is in it. For any thread.
 
-    ``timeout_s`` is how long whoever enqueues waits for the engine at most, and for others that write the
-    spool; ``errors`` see that tasks wait.
+    ``timeout_s`` is how long ``enqueue`` waits for the engine at most, and for other processes that write the
+    spool. ``errors`` is the policy of the loop: while it fails, tasks wait.
 
     Raises:
         UnusableFolder: the folder can't be made or written.
@@ -192,7 +188,11 @@ class Waiting:
 
 
 class Forwarder:
-    """The thread that forwards a spool, whenever there is something in it and the engine answers."""
+    """Forwards a spool whenever there is something in it and the engine answers.
+
+    Its errors follow the one policy (:mod:`~rebalanser.tasks.loops`), except that none ends the process: that
+    is a producer's, and what waits is safe on its disk.
+    """
 
     def __init__(
         self,
@@ -211,16 +211,17 @@ class Forwarder:
         self._errors = errors
         self._woken = threading.Event()
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rebalanser-tasks-outbox", daemon=True)
+        self._woken.set()  # the first look comes at once
+        self._loop = Loop("outbox", self._step, errors, ends_process=False)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was stopped."""
+        """True once it was stopped."""
         return self._ending.is_set()
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._loop.start()
 
     def wake(self) -> None:
         """There is something new in the spool."""
@@ -230,22 +231,24 @@ class Forwarder:
         """End, once what is being asked of the engine is answered. Stopping twice does nothing."""
         self._ending.set()
         self._woken.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._loop.hurry()
+        self._loop.join()
 
-    def _run(self) -> None:
-        patiently = Retrying(
-            retry=retry_if_exception_type(Exception),
-            wait=wait_random_exponential(multiplier=0.05, max=LONGEST_WAIT_S),
-            sleep=sleep_using_event(self._ending),
-            stop=stop_when_event_set(self._ending),
-            after=self._failed,
-            retry_error_callback=lambda _state: None,
-        )
-        while not self.has_ended:
-            patiently(self._forward_all)
-            self._woken.wait(LOOK_S)
-            self._woken.clear()
+    def _step(self) -> bool:
+        self._woken.wait(LOOK_S)
+        self._woken.clear()
+        # Looked at after clearing: stop() sets both, in the other order.
+        if self.has_ended:
+            return False
+        try:
+            self._forward_all()
+        except BaseException:
+            self._woken.set()  # else what is spooled would wait for the next look
+            self._waiting.give_up()
+            if self.has_ended:
+                return False
+            raise
+        return True
 
     def _forward_all(self) -> None:
         """Forward until nothing is left."""
@@ -269,16 +272,6 @@ class Forwarder:
                 left=waiting,
                 refused=refused,
             )
-
-    def _failed(self, state: RetryCallState) -> None:
-        error = None if state.outcome is None else state.outcome.exception()
-        if error is not None and not self.has_ended:
-            if kind_of(error) is ErrorKind.BUG:
-                # It must not end the process, which is the producer's: what waits is safe on its disk.
-                self._errors.ignored("the outbox", error)
-            else:
-                self._errors.failed("outbox", error)
-        self._waiting.give_up()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from rebalanser.protocol import Fact, FactKind
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.asks import TakeOverAsk
@@ -24,6 +25,8 @@ from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.slot_offers import SlotOffers
 
+TAKE_OVER: Final = "take-over"
+"""Name of the trouble of partitions that could not be taken over."""
 PAGE: Final = 1000
 ASIDE_S: Final = 60.0
 """Seconds before a task is offered again whose claim alone can't be written."""
@@ -62,9 +65,23 @@ class Partitions(ClaimSource):
     def take(self, owned: Sequence[Owned]) -> None:
         """Take over partitions: from now on no earlier owner can claim in them.
 
+        A failure is a trouble until the node, which leaves the group and joins it again, owns its share.
+
         Raises:
             RetryLater: the engine was away, or somebody newer owns a partition already.
         """
+        try:
+            self._take_all(owned)
+        except Exception as error:
+            self._context.errors.failed(TAKE_OVER, error)
+            raise
+
+    def heard(self, fact: Fact) -> None:
+        """End the trouble once this process owns all of its share, of whatever size."""
+        if fact.kind is FactKind.ACKNOWLEDGED:
+            self._context.errors.worked(TAKE_OVER)
+
+    def _take_all(self, owned: Sequence[Owned]) -> None:
         if self._slots is not None:
             self._slots.start()
         for each in owned:
@@ -114,6 +131,7 @@ class Partitions(ClaimSource):
 
     def close(self) -> None:
         """Follow no changes any more."""
+        self._context.errors.ended(TAKE_OVER)
         if self._slots is not None:
             self._slots.close()
         if self._watch is not None:

@@ -709,6 +709,7 @@ class Queue:
         group.on_start(partitions.take)
         group.on_stop(partitions.give_up)
         group.on_fact(self._heard)
+        group.on_fact(partitions.heard)
         return partitions, group
 
     def request_stop(self) -> None:

@@ -184,6 +184,7 @@ class Worker:
             self._tries.clear()
             self._ahead.clear()
             self._sooner.notify()
+        self._context.errors.ended("renewals")
         if self._watch is not None:
             self._watch.close()
         for each in remaining:

@@ -44,14 +44,17 @@ from rebalanser.tasks.engine import (
     Enqueue,
     Epoch,
     Move,
+    TakeOver,
     Write,
 )
 from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Head, State, Stored, TaskId
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.worker import FEW
 from rebalanser.tasks.worker_claim import WorkerClaim
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
 GOOD = 20
@@ -386,6 +389,54 @@ def test_after_an_engine_has_refused_claims_for_a_while_all_tasks_are_claimed(
     stage.queue.start(concurrency=4)
     assert refused.wait(PATIENCE_S)
     stage.see_done(tasks)
+
+
+@pytest.mark.rule("SK-13", "SK-15")
+@pytest.mark.parametrize("error", [QuotaExceeded("full"), KeyError("a bug")], ids=["outage", "bug"])
+def test_a_partition_that_can_not_be_taken_over_is_a_trouble_until_one_is(
+    stage: Stage, error: Exception
+) -> None:
+    if stage.claims_from_index:
+        pytest.skip("nobody owns a partition of this engine")
+    stage.refuses = lambda writes: error if any(isinstance(each, TakeOver) for each in writes) else None
+    (task,) = stage.enqueue(1)
+    stage.queue.start()
+    trouble = wait_until(lambda: [each for each in stage.queue.troubles if each.loop == "take-over"])
+    assert trouble[0].kind is kind_of(error)
+    stage.refuses = lambda _: None
+    assert stage.queue.wait(task, PATIENCE_S) == b"0"
+    wait_until(lambda: stage.queue.troubles == ())
+
+
+@pytest.mark.rule("SK-15", "SK-16")
+def test_a_claim_that_failed_for_a_client_is_a_trouble_until_the_store_is_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though no client asks again."""
+    is_away = threading.Event()
+
+    def cut(request: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*arguments: Any, **named: Any) -> Any:
+            if is_away.is_set():
+                raise RegistryUnavailable("away")
+            return request(*arguments, **named)
+
+        return asked
+
+    dispenser = Dispenser(stage.queue.context)
+    source = stage.queue.lend(dispenser.wake)
+    monkeypatch.setattr(source, "claim", cut(source.claim))
+    monkeypatch.setattr(stage.queue.context.engine, "queues", cut(stage.queue.context.engine.queues))
+    dispenser.start(source)
+    try:
+        is_away.set()
+        assert isinstance(dispenser.ask("client", 1, 0.0).future.exception(PATIENCE_S), RegistryUnavailable)
+        assert ("claims", ErrorKind.OUTAGE) in [(each.loop, each.kind) for each in stage.queue.troubles]
+        wait_until(lambda: any(each.attempts > 1 for each in stage.queue.troubles))
+        is_away.clear()
+        wait_until(lambda: stage.queue.troubles == ())
+    finally:
+        dispenser.stop()
 
 
 @pytest.mark.rule("SK-5", "SK-15")

@@ -117,7 +117,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> ErrorPolicy:
     """A policy that knows no pause."""
     policy = ErrorPolicy("work", SystemClock(), lambda: None)
     failed = policy.failed
-    monkeypatch.setattr(policy, "failed", lambda loop, error: 0.0 * failed(loop, error))
+    monkeypatch.setattr(policy, "failed", lambda loop, error, **_: 0.0 * failed(loop, error))
     return policy
 
 
@@ -291,7 +291,7 @@ def test_that_something_is_kept_is_seen(
 ) -> None:
     seen, failed = threading.Event(), errors.failed
 
-    def noted(loop: str, error: BaseException) -> float:
+    def noted(loop: str, error: BaseException, **_named: object) -> float:
         pause_s = failed(loop, error)
         seen.set()
         return pause_s

@@ -107,10 +107,10 @@ def test_a_loop_goes_on_whatever_its_steps_raise(stand: Stand) -> None:
 def test_a_thread_that_only_logged_its_error_would_be_dead(stand: Stand) -> None:
     """Also where telling of the error fails."""
 
-    def broken(_loop: str, _error: BaseException) -> float:
+    def broken(_loop: str, _error: BaseException, **_named: object) -> float:
         raise MemoryError
 
-    stand.errors.failed = broken  # type: ignore[method-assign]
+    stand.errors.failed = broken  # type: ignore[assignment, method-assign]
     loop = stand.loop(AWAY, None)
     assert [loop.turn(), loop.turn()] == [LONGEST_PAUSE_S, None]
 
@@ -143,6 +143,32 @@ def test_a_bug_that_persists_ends_the_process_once(stand: Stand) -> None:
     assert stand.ended == 0
     stand.fail(BUG, 3, pause_s)
     assert stand.ended == 1
+
+
+@pytest.mark.rule("SK-15")
+def test_a_bug_of_a_loop_in_a_process_of_the_host_application_ends_nothing(stand: Stand) -> None:
+    def step() -> bool:
+        raise BUG
+
+    loop = Loop("outbox", step, stand.errors, ends_process=False)
+    for _ in range(2 * PERSISTS_ATTEMPTS):
+        loop.turn()
+        stand.at += PERSISTS_S / PERSISTS_ATTEMPTS
+    assert stand.ended == 0
+    assert [(each.loop, each.kind) for each in stand.errors.troubles] == [("outbox", ErrorKind.BUG)]
+
+
+@pytest.mark.rule("SK-15")
+def test_a_loop_that_ends_leaves_no_trouble_and_claims_no_success(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = stand.loop(AWAY, None)
+    with caplog.at_level(logging.INFO, "rebalanser"):
+        loop.turn()
+        assert [each.loop for each in stand.errors.troubles] == ["claims"]
+        assert loop.turn() is None
+    assert not stand.errors.troubles
+    assert [each.action for each in caplog.records] == ["tasks_engine_away"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("between", [AWAY, None])
@@ -221,11 +247,11 @@ def started() -> Iterator[Callable[[Loop], Loop]]:
 def test_a_pause_is_cut_short_when_the_loop_is_to_end(stand: Stand, started: Callable[[Loop], Loop]) -> None:
     failed, may_end = threading.Event(), threading.Event()
 
-    def noted(_loop: str, _error: BaseException) -> float:
+    def noted(_loop: str, _error: BaseException, **_named: object) -> float:
         failed.set()
         return 3600.0
 
-    stand.errors.failed = noted  # type: ignore[method-assign]
+    stand.errors.failed = noted  # type: ignore[assignment, method-assign]
 
     def step() -> bool:
         if not may_end.is_set():
@@ -245,7 +271,6 @@ THREADS = {
     "child_process.py": (1, "it serves one process and ends with it, telling who waits for a body"),
     "http/serving.py": (1, "it runs the server, whose end is that of the command"),
     "loops.py": (1, "a loop"),
-    "outbox.py": (1, "it retries all errors and must not end the process, which is a producer's"),
     "queue.py": (1, "it ends the process"),
 }
 """How many threads each module of tasks starts, and why it may where it is no loop."""

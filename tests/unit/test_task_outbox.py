@@ -36,11 +36,13 @@ from rebalanser.tasks import Claim, Queue, TaskFunction
 from rebalanser.tasks.engine import Answer, Collect, Enqueue, Forwarded, Move, Skip, Write
 from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
 from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.loops import ErrorKind
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Task, TaskId, Term
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.outbox import engine_name
+from rebalanser.tasks.outbox_forwarding import Forwarding
 from rebalanser.tasks.outbox_spool import Refusal, Spool, SpoolName
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUEUE = "mail"
 ABSENT = f"{9:040x}"
@@ -412,6 +414,28 @@ def test_who_enqueues_is_told_what_the_engine_refuses(stage: Stage) -> None:
         last = send.enqueue("last")
         assert stage.tasks() == [task, waits, last]
     assert stage.counts() == (0, 0), "who was told need not be told again"
+
+
+@pytest.mark.rule("SK-4", "SK-15")
+def test_a_forwarder_that_fails_is_a_trouble_until_it_works_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by an error that nobody foresaw: what waits on the disk must not wait in silence."""
+    forward = Forwarding.forward
+
+    def broken(_forwarding: Forwarding) -> bool:
+        raise ZeroDivisionError("what nobody foresaw")
+
+    queue, send = stage.open()
+    with queue:
+        monkeypatch.setattr(Forwarding, "forward", broken)
+        assert send.enqueue("a").answer is EnqueueAnswer.SPOOLED
+        (trouble,) = queue.troubles
+        assert (trouble.loop, trouble.kind) == ("outbox", ErrorKind.BUG)
+        monkeypatch.setattr(Forwarding, "forward", forward)
+        stage.drained()
+        assert wait_until(lambda: queue.troubles == ())
+        assert send.enqueue("b").answer is EnqueueAnswer.COMMITTED
 
 
 @pytest.mark.rule("SK-4")

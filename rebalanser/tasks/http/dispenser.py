@@ -67,6 +67,8 @@ class Dispenser:
         self._stopping = False
         self._pause: float | None = 0.0
         """How long nobody can be served and no claim ends, if nobody wakes; None for ever."""
+        self._claims_fail_for_s: float | None = None
+        """Seconds to pause before claiming is tried again, as it has failed; None where it works."""
         self._loop = Loop("dispenser", self._step, context.errors)
 
     def start(self, source: ClaimSource) -> None:
@@ -95,6 +97,7 @@ class Dispenser:
         self._woken.set()
         self._loop.hurry()
         self._loop.join()
+        self._context.errors.ended("claims")
         self.telling.close()
         with self._lock:
             askers, self._askers = self._askers, []
@@ -138,10 +141,28 @@ class Dispenser:
         self._pause = 0.0
         self._serve_all()
         self._answer_late()
-        if self._source is not None:
+        if self._claims_fail_for_s is not None:
+            self._try_claiming()
+        if self._source is not None and self._claims_fail_for_s is None:
             self._source.lend()  # what nobody here asks for
-        self._pause = self._pause_s(self.telling.end_over())
+        pauses = (self._pause_s(self.telling.end_over()), self._claims_fail_for_s)
+        self._pause = min((each for each in pauses if each is not None), default=None)
         return True
+
+    def _try_claiming(self) -> None:
+        """Ask the store and claim nothing: a trouble ends with its cause though no client asks again."""
+        try:
+            self._context.engine.queues(self._context.timeout_s)
+            if self._source is not None:
+                self._source.claim(1, ())
+        except Exception as error:
+            self._claims_fail_for_s = self._context.errors.failed("claims", error)
+        else:
+            self._claims_work()
+
+    def _claims_work(self) -> None:
+        self._claims_fail_for_s = None
+        self._context.errors.worked("claims")
 
     def _serve_all(self) -> None:
         """Serve who waits, the first first, as long as there is something to claim for him."""
@@ -161,10 +182,10 @@ class Dispenser:
         try:
             lent = self._claim(asker)
         except Exception as error:  # whoever waits must be told, whatever it is
-            self._context.errors.failed("claims", error)
+            self._claims_fail_for_s = self._context.errors.failed("claims", error)
             _refuse(asker, error)
             return True
-        self._context.errors.worked("claims")
+        self._claims_work()
         if lent:
             self._hand_out(asker, lent)
         return bool(lent)
