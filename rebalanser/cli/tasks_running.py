@@ -7,6 +7,8 @@ import gc
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,6 +20,7 @@ from rebalanser.cli.tasks_options import CreateOption, OutboxOption, QueueArgume
 from rebalanser.errors import InvalidHandlers, InvalidSettings, MissingExtra
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.tasks.async_queue import AsyncQueue
+from rebalanser.tasks.metrics import Measured, QueueCollector
 from rebalanser.tasks.queue import Queue
 
 SELDOM: Final = 5000
@@ -46,6 +49,19 @@ def worker(
             help="Run each body in a process of its own, which is killed at its timeout.",
         ),
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            metavar="PORT",
+            show_default=False,
+            help="Serve the worker's metrics for Prometheus at this port, under /metrics.",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to serve metrics at; they need no token.")
+    ] = "127.0.0.1",
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -59,9 +75,9 @@ def worker(
     if isinstance(queue, AsyncQueue):
         if processes:
             raise typer.BadParameter(f"{place} is an AsyncQueue, whose bodies run in its event loop")
-        asyncio.run(_run(queue, concurrency))
+        asyncio.run(_run(queue, concurrency, metrics_host, metrics_port))
         return
-    with queue:
+    with queue, _metrics_served(queue, metrics_host, metrics_port):
         queue.run(concurrency, bodies="processes" if processes else "threads")
 
 
@@ -75,9 +91,38 @@ def collect_seldom() -> None:
     gc.set_threshold(SELDOM, *gc.get_threshold()[1:])
 
 
-async def _run(queue: AsyncQueue, concurrency: int) -> None:
+async def _run(queue: AsyncQueue, concurrency: int, metrics_host: str, metrics_port: int | None) -> None:
     async with queue:
-        await queue.run(concurrency)
+        with _metrics_served(queue, metrics_host, metrics_port):
+            await queue.run(concurrency)
+
+
+@contextmanager
+def _metrics_served(queue: Measured, host: str, port: int | None) -> Iterator[None]:
+    """Serve the metrics of a queue's process, if there is a port for that.
+
+    Raises:
+        MissingExtra: ``prometheus_client`` is not installed.
+        InvalidSettings: the address can't be bound.
+    """
+    if port is None:
+        yield
+        return
+    collector = QueueCollector(queue)
+    from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise InvalidSettings(f"metrics can't be served at {host}:{port}: {error}") from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def serve(

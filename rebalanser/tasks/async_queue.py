@@ -28,6 +28,7 @@ from rebalanser.tasks.enqueued import Enqueued
 from rebalanser.tasks.functions import TaskBody, is_coroutine_function
 from rebalanser.tasks.loop_caller import LoopCaller
 from rebalanser.tasks.loops import Trouble
+from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
 from rebalanser.tasks.options import TaskOptions, problems_of
@@ -217,6 +218,16 @@ class AsyncQueue:
     def troubles(self) -> tuple[Trouble, ...]:
         """What of this process fails and is retried now; as :attr:`Queue.troubles`."""
         return () if self._queue is None else self._queue.troubles
+
+    def measure(self) -> Measurement:
+        """As :meth:`Queue.measure`. On SQLite it asks the store, so call it in a thread.
+
+        Raises:
+            InvalidState: the queue is not open yet.
+        """
+        if self._queue is None:
+            raise InvalidState("the queue is not open yet")
+        return self._queue.measure()
 
     async def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
         """A task as it is now; as :meth:`Queue.get` (SK-11)."""

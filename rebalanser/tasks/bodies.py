@@ -12,11 +12,12 @@ from rebalanser.errors import Fenced, InvalidTask, RequestTooLarge
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks import rules
+from rebalanser.tasks import metrics, rules
 from rebalanser.tasks.calling import Caller, Job
 from rebalanser.tasks.functions import OtherArguments, TaskBody
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, kind_of
-from rebalanser.tasks.middleware import Middleware
+from rebalanser.tasks.metrics import TaskMetrics
+from rebalanser.tasks.middleware import FailureReports, Middleware
 from rebalanser.tasks.model import Head, Status, Stored
 from rebalanser.tasks.options import TaskOptions
 from rebalanser.tasks.outcomes import Cut, GiveUp, Outcome, Raised, Retry, Returned, raised, summary_of
@@ -40,12 +41,16 @@ class Bodies:
         clock: Clock,
         caller: Caller,
         errors: ErrorPolicy,
+        task_metrics: TaskMetrics,
     ) -> None:
         self._functions = functions
         self._middleware = middleware
         self._clock = clock
         self._caller = caller
+        self._reports = FailureReports(middleware, errors)
+        self._reports.start()
         self._errors = errors
+        self._metrics = task_metrics
 
     def names(self) -> Sequence[str]:
         """The functions that there are."""
@@ -54,6 +59,10 @@ class Bodies:
     def can_end(self, name: str) -> bool:
         """Whether :meth:`work` ends the bodies of a function when their time is up or their claim is lost."""
         return self._caller.can_end(self._functions[name])
+
+    def close(self) -> None:
+        """Report the failures that wait to be; once all tries have ended."""
+        self._reports.close()
 
     def cut_off(self) -> None:
         """End all bodies that can be ended; what they worked on goes back. Returns at once."""
@@ -83,13 +92,18 @@ class Bodies:
         for each in self._middleware:
             self._told(each.before, claim)
         job = Job(body, claim, head, payload, arguments)
+        self._metrics.started(claim.name)
+        began_at = self._clock.now()
         begun = self._caller.begin(job)
         if begun is None:
-            self._called(claim, head, self._caller.call(job))
+            outcome = self._caller.call(job)
+            self._metrics.ran(claim.name, self._clock.now() - began_at)
+            self._called(claim, head, outcome)
             return None
         ended: Future[None] = Future()
 
         def end(outcome: Future[Outcome]) -> None:
+            self._metrics.ran(claim.name, self._clock.now() - began_at)
             try:
                 self._called(claim, head, outcome.result())
             except BaseException as error:  # whoever waits must be told, whatever it is
@@ -172,21 +186,41 @@ class Bodies:
             claim=claim.number,
             error=summary_of(outcome.error),
         )
-        self._end(claim, lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due))
+        self._end(
+            claim, lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due), None,
+            outcome.error,
+        )  # fmt: skip
 
     def _end(
-        self, claim: WorkerClaim, rule: Callable[[Stored], Decision], completed: Head | None = None
+        self,
+        claim: WorkerClaim,
+        rule: Callable[[Stored], Decision],
+        completed: Head | None = None,
+        failure: BaseException | None = None,
     ) -> None:
-        if claim.is_over:
-            return
-        claim.settle(rule).add_done_callback(partial(self._ended, claim, completed))
+        """End a claim by a rule: as ``completed``, or as failed by ``failure``."""
+        if not claim.is_over:
+            claim.settle(rule).add_done_callback(partial(self._ended, claim, completed, failure))
+        elif failure is not None:
+            self._reports.report(claim, failure, is_dead=False)
 
-    def _ended(self, claim: WorkerClaim, completed: Head | None, outcome: Future[Stored | Refused]) -> None:
+    def _ended(
+        self,
+        claim: WorkerClaim,
+        completed: Head | None,
+        failure: BaseException | None,
+        outcome: Future[Stored | Refused],
+    ) -> None:
         error = outcome.exception()
+        if failure is not None:
+            settled = None if error is not None else outcome.result()
+            is_dead = isinstance(settled, Stored) and settled.state.status is Status.DEAD
+            self._reports.report(claim, failure, is_dead=is_dead)
         if error is not None and completed is not None and kind_of(error) is not ErrorKind.OUTAGE:
             self._fail_uncompleted(claim, completed, error)
             return
         if error is not None:
+            self._metrics.ended(claim.name, metrics.Outcome.UNKNOWN)
             _log.error(
                 "nobody knows how the claim ended; if it did not, the task is tried again after its time",
                 action="task_unsettled",
@@ -196,6 +230,7 @@ class Bodies:
             )
             return
         settled = outcome.result()
+        self._metrics.ended(claim.name, metrics.outcome_of(settled, claim.failures))
         if not isinstance(settled, Refused):
             if settled.state.status is Status.COMPLETED:
                 claim.tell(SkuldKind.COMPLETED, settled.revision)
@@ -212,10 +247,10 @@ class Bodies:
 
     def _fail_uncompleted(self, claim: WorkerClaim, head: Head, error: BaseException) -> None:
         """The engine can't take the completion: were that left alone, the body would run again, to no end."""
-        told = raised(error).told
+        outcome = raised(error)
         due = None if kind_of(error) is ErrorKind.POISON else self._backed_off(claim)
-        failed = claim.settle(lambda stored: rules.fail(head, stored.state, claim.held, told, due))
-        failed.add_done_callback(partial(self._ended, claim, None))
+        failed = claim.settle(lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due))
+        failed.add_done_callback(partial(self._ended, claim, None, outcome.error))
 
     def _told_of_end(self, claim: WorkerClaim, error: BaseException | None) -> None:
         for each in reversed(self._middleware):

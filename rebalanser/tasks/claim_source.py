@@ -74,6 +74,13 @@ class ClaimSource(ABC):
         """True if claims of this partition's tasks are handed out here, as far as this process knows."""
 
     @abstractmethod
+    def ready_since(self, wall: float) -> float | None:
+        """Since when the oldest ready task waits, of those whose claims are handed out here; None for none.
+
+        See :meth:`~rebalanser.tasks.engine.Engine.ready_since`. For any thread.
+        """
+
+    @abstractmethod
     def report_strange(self, names: Collection[str]) -> None:
         """Log once, for each function that is not one of these, that its tasks wait for another worker."""
 
@@ -188,6 +195,11 @@ class IndexClaims(ClaimSource):
     def owns(self, partition: int) -> bool:  # noqa: ARG002
         """See :meth:`ClaimSource.owns`: true of all."""
         return True
+
+    def ready_since(self, wall: float) -> float | None:
+        """See :meth:`ClaimSource.ready_since`: those of the whole queue, from the index."""
+        context = self._context
+        return context.engine.ready_since(context.queue, wall, context.timeout_s)
 
     def offer(self, idle: int, room: int, names: Collection[str]) -> None:
         """See :meth:`ClaimSource.offer`: nothing, as the store hands out all claims."""

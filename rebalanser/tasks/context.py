@@ -17,6 +17,7 @@ from rebalanser.tasks.engine import Conflict, Engine, Move, MovesInTransactions,
 from rebalanser.tasks.history import TaskHistory
 from rebalanser.tasks.ledger import Ledger
 from rebalanser.tasks.loops import ErrorPolicy
+from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import State, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import Held, Reason, Refused
 
@@ -31,7 +32,7 @@ class Context:
 
     ``clock_name`` names the run of the clock, empty where there is no telling. ``ttl_s`` is how long a
     claim lasts without being renewed, ``timeout_s`` how long one request to the engine may take, ``errors``
-    what follows from those of its loops.
+    what follows from those of its loops, ``metrics`` counts its tasks.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Context:
         timeout_s: float,
         history: TaskHistory,
         errors: ErrorPolicy,
+        metrics: TaskMetrics,
     ) -> None:
         self.engine = engine
         self.queue = queue
@@ -54,6 +56,7 @@ class Context:
         self.timeout_s = timeout_s
         self.history = history
         self.errors = errors
+        self.metrics = metrics
         self.ledger = Ledger(engine, queue, timeout_s, errors, engine.capabilities.max_in_flight)
         self.max_bytes = engine.capabilities.max_update_bytes
         """The engine's limit of an update, and of a result."""

@@ -331,6 +331,15 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def ready_since(self, queue: str, wall: float, timeout_s: float) -> float | None:
+        """Since when the oldest ready task of a queue waits, in seconds since 1970; None where there is none.
+
+        Ready at ``wall``: waiting, due, and for nothing but a worker. That is told by its id
+        (:func:`~rebalanser.tasks.flakes.ready_since`), and so too late where a task with a smaller id was
+        due only later.
+        """
+
+    @abstractmethod
     def queues(self, timeout_s: float) -> Mapping[str, int]:
         """The queues that there are, with their partitions."""
 

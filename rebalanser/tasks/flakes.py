@@ -25,6 +25,8 @@ MAX_PROCESS: Final = 2**16 - 1
 _MAX_MS: Final = 2**64 - 1
 _MAX_COUNTER: Final = 2**32 - 1
 _MS_DIGITS: Final = 16
+_FIRST_S: Final = 1_577_836_800.0
+"""The year 2020: an id with an earlier time was not made by a clock."""
 _FLAKE: Final = re.compile(f"[0-9a-f]{{{ID_DIGITS}}}")
 
 
@@ -84,6 +86,15 @@ def is_flake(text: str) -> bool:
 def born_at(task: TaskId) -> float:
     """When an id was made, in seconds since 1970, by the clock of the host that made it."""
     return int(task[:_MS_DIGITS], 16) / 1000
+
+
+def ready_since(task: TaskId, due: float, wall: float) -> float:
+    """Since when a ready task waits: since its id was made, or since it was due. In seconds since 1970.
+
+    Not later than ``wall``. An id whose time can't be true says nothing.
+    """
+    born = born_at(task)
+    return min(wall, max(born if born >= _FIRST_S else wall, due))
 
 
 def partition_of(task: TaskId, partitions: int) -> int:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -112,6 +113,7 @@ class ErrorPolicy:
         self._failing: dict[str, _Failing] = {}
         self._unreadable: dict[str, tuple[Trouble, float]] = {}
         self._ignored: dict[str, float] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
         self._ended = False
 
@@ -127,6 +129,12 @@ class ErrorPolicy:
             unreadable = [each for each, last in self._unreadable.values() if now - last < UNREADABLE_S]
         return (*failing, *unreadable)
 
+    @property
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Number of errors of each loop, by kind."""
+        with self._lock:
+            return self._counts.copy()
+
     def failed(self, loop: str, error: BaseException, *, ends_process: bool = True) -> float:
         """Take note of an error; return how many seconds the loop pauses before it tries again.
 
@@ -135,6 +143,7 @@ class ErrorPolicy:
         now = self._clock.now()
         kind = kind_of(error)
         with self._lock:
+            self._counts[loop, kind.value] += 1
             failing = self._failing.get(loop)
             is_due = failing is None or failing.kind is not kind or now - failing.reported >= REPORT_S
             if failing is None:

@@ -29,6 +29,7 @@ from collections.abc import Collection
 from typing import Final
 
 from rebalanser.tasks.dependencies import Dependencies
+from rebalanser.tasks.flakes import ready_since
 from rebalanser.tasks.model import OPEN, ClaimState, Status, Stored, TaskId
 from rebalanser.tasks.rules import FailedDependency, fails
 from rebalanser.tasks.shelves import Rank, Shelves
@@ -161,6 +162,14 @@ class Owner:
     def names(self) -> set[str]:
         """The functions of which there are tasks that may be claimed."""
         return set(self._ready.names())
+
+    def ready_since(self, wall: float) -> float | None:
+        """Since when the oldest ready task waits, in seconds since 1970; None where there is none."""
+        oldest, due = self._ready.oldest(), self._scheduled.next()
+        times = [] if due is None or due > wall else [due]
+        if oldest is not None:
+            times.append(ready_since(oldest, self._open[oldest].state.due, wall))
+        return min(times, default=None)
 
     def taken(self, task: TaskId) -> tuple[Stored, bool]:
         """A claim of the task is being written: it is not offered until it is known what became of that.

@@ -107,6 +107,12 @@ class Partitions(ClaimSource):
         with self._lock:
             return partition in self._owners
 
+    def ready_since(self, wall: float) -> float | None:
+        """See :meth:`~rebalanser.tasks.claim_source.ClaimSource.ready_since`: from memory."""
+        with self._lock:
+            found = [each.owner.ready_since(wall) for each in self._owners.values()]
+        return min((since for since in found if since is not None), default=None)
+
     def offer(self, idle: int, room: int, names: Collection[str]) -> None:
         """This process has ``idle`` threads that find nothing of these functions in its own partitions.
 

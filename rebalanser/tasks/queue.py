@@ -48,6 +48,7 @@ from rebalanser.tasks.flakes import born_at, partition_of
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.history import TaskHistory
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
+from rebalanser.tasks.metrics import Measurement, TaskMetrics
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
 from rebalanser.tasks.opening import Opened, Opening
@@ -214,6 +215,7 @@ class Queue:
                     timeout_s=timeout_s,
                     history=TaskHistory.opened(name, self._label, self._settings, self._clock),
                     errors=self.errors,
+                    metrics=self.metrics,
                 )
             except BaseException:
                 engine.close()
@@ -231,12 +233,15 @@ class Queue:
         self._label = self._node or default_label()
         self._group: Group | None = None
         self._worker: Worker | None = None
+        self._bodies: Bodies | None = None
         self._ticker: Ticker | None = None
         self._caller: Caller | None = None
         self._source: ClaimSource | None = None
         self._stopped = threading.Event()
         self.errors = ErrorPolicy(self.name, self._clock, self._end_process)
         """What follows from the errors of this process's loops."""
+        self.metrics = TaskMetrics()
+        """Counts this process's tasks."""
         self.bell = waiting.Bell(lambda: self._context)
         """Tells who waits for a task."""
         self._opening = Opening(self._open_engine)
@@ -453,6 +458,7 @@ class Queue:
         enqueued: list[Enqueued] = []
         for each, answer in zip(tasks, self._answers(tasks), strict=True):
             enqueued.append(Enqueued(each.task.head.id, answer))
+            self.metrics.enqueued(each.task.head.name)
             for hook in self._middleware:
                 self._told(hook, each.task.head)
         return enqueued
@@ -495,6 +501,30 @@ class Queue:
         Empty if all is well. What nobody foresaw and goes on for 60 s ends the process, see :meth:`start`.
         """
         return self.errors.troubles
+
+    def measure(self) -> Measurement:
+        """What this process has counted, what fails in it, and how long the oldest ready task has waited.
+
+        The store is asked for the latter on SQLite. Raises nothing.
+        """
+        oldest_ready_s: float | None = None
+        try:
+            oldest_ready_s = self._oldest_ready_s()
+        except RebalanserError as error:
+            self.errors.ignored("a measurement", error)
+        return Measurement(
+            self.name, self.metrics.total(), self.errors.counts, self.errors.troubles, oldest_ready_s
+        )
+
+    def _oldest_ready_s(self) -> float | None:
+        wall, source, engine = self._clock.wall(), self._source, self._context.engine
+        if source is not None:
+            since = source.ready_since(wall)
+        elif isinstance(engine, ClaimsFromIndex):
+            since = engine.ready_since(self.name, wall, self._timeout_s)
+        else:
+            return None
+        return 0.0 if since is None else wall - since
 
     @property
     def partition_count(self) -> int:
@@ -651,7 +681,9 @@ class Queue:
 
     def _start(self, caller: Caller, concurrency: int) -> None:
         woken = threading.Event()
-        bodies = Bodies(self.functions, self._middleware, self._context.clock, caller, self.errors)
+        bodies = Bodies(
+            self.functions, self._middleware, self._context.clock, caller, self.errors, self.metrics
+        )
         source, group = self._joined(woken.set)
         worker = Worker(self._context, source, bodies, concurrency, woken)
         worker.start()
@@ -661,8 +693,9 @@ class Queue:
             worker.stop(0.0)
             source.retire()  # the worker has offered its threads already
             source.close()
+            bodies.close()
             raise
-        self._group, self._worker, self._source = group, worker, source
+        self._group, self._worker, self._source, self._bodies = group, worker, source, bodies
         self._ticker = Ticker(
             self._schedules,
             self._context.clock,
@@ -744,6 +777,8 @@ class Queue:
         if self._worker is not None:
             self._worker.stop(max(0.0, deadline - self._clock.now()))
             self._context.ledger.flush()
+        if self._bodies is not None:
+            self._bodies.close()
         if self._caller is not None:
             self._caller.close()
         if group is not None:

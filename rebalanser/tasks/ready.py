@@ -55,6 +55,17 @@ class Ready:
             del self._heaps[priority]
         return None
 
+    def oldest(self) -> TaskId | None:
+        """The smallest id of any priority; None where there is none. Takes time with their number only."""
+        oldest: TaskId | None = None
+        for heap in self._heaps.values():
+            while heap and heap[0] not in self._tasks:
+                heapq.heappop(heap)
+                self._entries -= 1
+            if heap and (oldest is None or heap[0] < oldest):
+                oldest = heap[0]
+        return oldest
+
     def _push(self, task: TaskId, priority: int) -> None:
         heap = self._heaps.get(priority)
         if heap is None:

@@ -46,6 +46,11 @@ class Shelves:
             if not shelf:
                 del self._shelves[head.name]
 
+    def oldest(self) -> TaskId | None:
+        """The task with the smallest id; None where there is none."""
+        found = (shelf.oldest() for shelf in self._shelves.values())
+        return min((task for task in found if task is not None), default=None)
+
     def best(self, names: Collection[str] | None = None) -> Rank | None:
         """The best task of these names, None being all; None where there is none."""
         best: Rank | None = None

@@ -15,6 +15,7 @@ from rebalanser.history import SkuldKind
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim import Claim, Facts
+from rebalanser.tasks.metrics import outcome_of
 from rebalanser.tasks.model import Status, Stored, Update
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
 
@@ -152,7 +153,8 @@ class WorkerClaim(Claim):
             result = self.check_result(result)
         decision = self._context.complete_in(connection, self._stored, self._held, result)
         if isinstance(decision, Refused):
-            self.end(decision.reason)
+            if self.end(decision.reason):
+                self._count(decision)
             raise Fenced(self._message(decision.reason))
 
     def renew(self) -> bool:
@@ -239,6 +241,10 @@ class WorkerClaim(Claim):
         if self.end(reason):
             # It is this claim that has finished it, in a transaction of the body's that nobody here saw end.
             self.tell(SkuldKind.COMPLETED if reason is Reason.FINISHED else SkuldKind.FENCED)
+            self._count(Refused(reason))
+
+    def _count(self, refused: Refused) -> None:
+        self._context.metrics.ended(self.name, outcome_of(refused, self.failures))
 
     @property
     def is_over(self) -> bool:

@@ -29,6 +29,7 @@ from rebalanser.errors import (
     QuotaExceeded,
     RegistryUnavailable,
     RequestTooLarge,
+    TaskFailed,
     UnusableStore,
 )
 from rebalanser.protocol import Fact, FactKind
@@ -344,6 +345,56 @@ class Raising(Middleware):
 
     def after(self, claim: Claim, error: BaseException | None) -> None:
         raise self._error
+
+    def failed(self, claim: Claim, error: BaseException, *, is_dead: bool) -> None:
+        raise self._error
+
+
+class Reporter(Middleware):
+    """Keeps the failures that it is told of, once it may return."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[TaskId, int, str, bool]] = []
+        self.may_return = threading.Event()
+
+    def failed(self, claim: Claim, error: BaseException, *, is_dead: bool) -> None:
+        self.may_return.wait(PATIENCE_S)
+        self.told.append((claim.task_id, claim.failures, str(error), is_dead))
+
+
+@pytest.mark.rule("SK-15")
+def test_each_failure_is_reported_once_with_its_try_and_whether_it_was_the_last(tmp_path: Path) -> None:
+    """Though another hook raises; and a hook that does not return holds up no task."""
+    stage = Stage(f"memory://{uuid.uuid4().hex}", tmp_path)
+    reporter = Reporter()
+    with stage.another(middleware=[Raising(Rude()), reporter]) as queue:
+
+        @queue.task(retries=1, backoff_s=0.001)
+        def fail(claim: Claim, why: str) -> None:
+            if why:
+                raise ValueError(f"{why} {claim.failures}")
+
+        @queue.task(retries=0, timeout_s=0.01)
+        def linger(claim: Claim) -> None:
+            claim.stop_requested.wait(PATIENCE_S)
+
+        queue.start(concurrency=2)
+        bad, late = fail.enqueue("bad"), linger.enqueue()
+        for task in (bad, late):
+            with pytest.raises(TaskFailed):
+                queue.wait(task, PATIENCE_S)
+        assert queue.wait(fail.enqueue(""), PATIENCE_S) is None
+        assert reporter.told == [], "the hook has not returned"
+        reporter.may_return.set()
+        queue.stop()
+        assert sorted(reporter.told) == sorted(
+            [
+                (bad, 0, "bad 0", False),
+                (bad, 1, "bad 1", True),
+                (late, 0, "the body took longer than timeout_s 0.01", True),
+            ]
+        )
+    stage.queue.close()
 
 
 @pytest.mark.rule("SK-15")

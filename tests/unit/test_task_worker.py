@@ -25,6 +25,7 @@ from rebalanser.tasks.claim_source import Claimed
 from rebalanser.tasks.engine import Applied, Change, Lost
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import UNREADABLE_S, ErrorKind, ErrorPolicy
+from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.options import TaskOptions
 from rebalanser.tasks.rules import Held
@@ -62,6 +63,7 @@ class Store:
         self.ttl_s = TTL_S
         self.ledger = self
         self.history = SimpleNamespace(write=lambda kind, *_, **__: self.told.append(kind))
+        self.metrics = TaskMetrics()
         self.is_closed = False
         self.is_inherited = False
         self.queue = "work"
@@ -349,7 +351,9 @@ def test_a_task_that_can_not_be_read_waits_ever_longer_and_has_not_failed(
     clock = FakeClock()
     errors = ErrorPolicy("work", clock, lambda: None)
     options = TaskOptions(backoff_s=1.0, max_backoff_s=100.0, retries=0)
-    bodies = Bodies({"send": TaskBody(send, "send", options)}, (), clock, ThreadCaller(), errors)
+    bodies = Bodies(
+        {"send": TaskBody(send, "send", options)}, (), clock, ThreadCaller(), errors, TaskMetrics()
+    )
     waits: list[float] = []
     for number in range(2, 12):
         claim: Any = Unread(number)

@@ -478,6 +478,35 @@ def test_a_rate_is_not_got_round_by_a_header(queue: Queue, monkeypatch: pytest.M
 
 
 @pytest.mark.rule("SK-16")
+def test_metrics_tell_what_clients_enqueue_claim_and_end(queue: Queue) -> None:
+    """Each once, also where a client sends a completion again."""
+    dispenser = Dispenser(queue.context)
+    dispenser.start(queue.lend(dispenser.wake))
+    try:
+        client = Client(built(queue, dispenser, ServingOptions()))
+        for _ in range(2):
+            assert client.send("POST", TASKS, '{"name": "send", "payload": {}}').status == 201
+        ends = (("complete", {}), ("complete", {}), ("fail", {"error": "no", "give_up": True}))
+        ask = '{"worker": "me", "limit": 1, "wait_s": 60}'
+        for ending, (end, more) in enumerate(ends):
+            if ending != 1:
+                (claim,) = client.send("POST", "/v1/queues/work/claims", ask).json["claims"]
+            path = f"{TASKS}/{claim['task']}/claims/{claim['number']}/{end}"
+            assert client.send("POST", path, json.dumps({"holder": claim["holder"], **more})).status == 200
+        reply = client.send("GET", "/metrics")
+    finally:
+        dispenser.stop()
+        queue.stop()
+    assert reply.headers["content-type"].startswith("text/plain")
+    lines = reply.body.decode().splitlines()
+    assert 'rebalanser_tasks_enqueued_total{name="send",queue="work"} 2.0' in lines
+    assert 'rebalanser_tasks_started_total{name="send",queue="work"} 2.0' in lines
+    ended = 'rebalanser_tasks_ended_total{name="send",outcome="%s",queue="work"} 1.0'
+    assert {ended % "completed", ended % "dead"} <= set(lines)
+    assert 'rebalanser_tasks_oldest_ready_seconds{queue="work"} 0.0' in lines
+
+
+@pytest.mark.rule("SK-16")
 def test_health_and_claims_need_no_thread(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """All threads may wait for the store at the same time."""
     monkeypatch.setattr(anyio.to_thread, "run_sync", None)

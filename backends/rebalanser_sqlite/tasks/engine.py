@@ -221,6 +221,11 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.counts(queue)
 
+    def ready_since(self, queue: str, wall: float, timeout_s: float) -> float | None:
+        """Since when the oldest ready task waits, from the index; see the contract."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.ready_since(queue, wall)
+
     def queues(self, timeout_s: float) -> Mapping[str, int]:
         """The queues that there are, with their partitions."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:

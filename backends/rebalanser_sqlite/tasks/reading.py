@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.tasks.engine import Page
+from rebalanser.tasks.flakes import ready_since
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Status, Stored, TaskId, Term, Update
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.rows import (
@@ -74,6 +75,9 @@ _CHANGED = (
 )
 _READY = f"SELECT 1 FROM skuld_tasks {READY} AND name = ? LIMIT 1"  # noqa: S608
 _NEXT_NAME = f"SELECT name FROM skuld_tasks {READY} AND name > ? ORDER BY name LIMIT 1"  # noqa: S608
+_OLDEST = f"SELECT priority, id, due FROM skuld_tasks {READY} AND name = ?"  # noqa: S608
+_OLDEST_OF_ANY = f"{_OLDEST} ORDER BY priority DESC, id LIMIT 1"
+_OLDEST_BELOW = f"{_OLDEST} AND priority < ? ORDER BY priority DESC, id LIMIT 1"
 _NEXT_DUE = (
     "SELECT timer FROM skuld_tasks INDEXED BY skuld_tasks_timed "
     "WHERE queue = ? AND timer IS NOT NULL ORDER BY timer LIMIT 1"
@@ -84,6 +88,8 @@ _FOREIGN = tuple(
     f"AND clock {side} ?"
     for side in "<>="
 )
+MAX_PRIORITIES = 100
+"""Maximum number of priorities of a function among which the oldest ready task is looked for."""
 SCAN = 5000
 """Maximum number of tasks that are looked at for a page of statuses that most tasks are in."""
 
@@ -241,6 +247,20 @@ class Snapshot:
         if names is None:
             return self._connection.execute(_NEXT_NAME, (number, "")).fetchone() is not None
         return any(self._connection.execute(_READY, (number, name)).fetchone() for name in names)
+
+    def ready_since(self, queue: str, wall: float) -> float | None:
+        """Since when the oldest ready task waits: one look at an index for each function and priority."""
+        number, _ = self._queue(queue)
+        due = self.next_due(queue)
+        times = [] if due is None or due > wall else [due]
+        for name in self.ready_names(queue):
+            row = self._connection.execute(_OLDEST_OF_ANY, (number, name)).fetchone()
+            for _ in range(MAX_PRIORITIES):
+                if row is None:
+                    break
+                times.append(ready_since(row[1].hex(), row[2], wall))
+                row = self._connection.execute(_OLDEST_BELOW, (number, name, row[0])).fetchone()
+        return min(times, default=None)
 
     def next_due(self, queue: str) -> float | None:
         """The first time, by the wall clock, at which a task is due that is not ready yet."""

@@ -232,6 +232,9 @@ class Dispenser:
         except InvalidStateError:  # who asked has hung up meanwhile
             for each in lent:
                 self._give_back(each.claimed)
+        else:
+            for each in lent:
+                self._context.metrics.started(each.claimed.stored.head.name)
 
     def _pause_s(self, end_at: float | None) -> float | None:
         """How long nobody can be served and no claim ends, if nobody wakes; None for ever."""

@@ -10,7 +10,8 @@ from rebalanser.tasks.asks import Decide, MoveAsk
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, Refusal
 from rebalanser.tasks.http.telling import Telling, parsed
-from rebalanser.tasks.model import Stored, TaskId, Update
+from rebalanser.tasks.metrics import outcome_of
+from rebalanser.tasks.model import Status, Stored, TaskId, Update
 from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.rules import Decision, Reason, Refused
 
@@ -62,7 +63,7 @@ class Holding:
     def complete(self, result: bytes | None) -> Stored:
         """Complete the task for good (SK-10)."""
         self._telling.completing(self._task, self._held)
-        stored = self._settled(lambda stored: rules.complete(stored.state, self._held, result))
+        stored = self._settled(lambda stored: rules.complete(stored.state, self._held, result), ends=True)
         self._telling.completed(stored, self._held, self._token)
         return stored
 
@@ -80,12 +81,14 @@ class Holding:
     def _ended(self, rule: Decide) -> Stored:
         # Told before: once it is written another claim may begin at any moment.
         self._telling.ended(self._task, self._held)
-        return self._settled(rule)
+        return self._settled(rule, ends=True)
 
-    def _settled(self, rule: Decide, update: Update | None = None) -> Stored:
+    def _settled(self, rule: Decide, update: Update | None = None, *, ends: bool = False) -> Stored:
         stored = self._queue.get(self._task)
         settled = self._context.write(MoveAsk(stored, rule, update=update))
         if not isinstance(settled, Refused):
+            if ends and stored.state.status is Status.CLAIMED:  # else it was sent again
+                self._context.metrics.ended(stored.head.name, outcome_of(settled, stored.state.failures))
             return settled
         told = f"claim {self._held.number} of task {self._task}: {settled.reason.value}"
         kind = _REFUSALS.get(settled.reason, FENCED)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel
 
 from rebalanser.errors import UnknownQueue
@@ -38,6 +39,7 @@ from rebalanser.tasks.http.messages import (
 )
 from rebalanser.tasks.http.problems import Problem
 from rebalanser.tasks.http.telling import named
+from rebalanser.tasks.metrics import QueueCollector
 from rebalanser.tasks.model import Status, Stored
 from rebalanser.tasks.options import Id
 from rebalanser.tasks.queue import Queue
@@ -269,6 +271,15 @@ def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
         owned = server.dispenser.owned(server.queue.partition_count)
         troubles = tuple(f"{each.loop}: {each.kind}" for each in server.queue.troubles)
         return Health(queue=server.queue.name, partitions=owned, troubles=troubles)
+
+    registry = CollectorRegistry()
+    registry.register(QueueCollector(server.queue))
+
+    @app.get("/metrics", include_in_schema=False)  # its format is that of Prometheus, not of JSON
+    async def metrics() -> Response:
+        """Get the metrics of this server's process."""
+        text = await asyncio.to_thread(generate_latest, registry)  # others may keep the framework's threads
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @app.get(
         f"{problems.PATH}/{{name}}", tags=["server"], responses=_described(problems.UNKNOWN, problems.INVALID)

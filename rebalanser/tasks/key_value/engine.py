@@ -173,6 +173,12 @@ class KeyValueEngine(Engine, SharesSlots):
         """How many tasks of a queue there are in each status, read in pages (SK-12)."""
         return reading.count(Visit(self._registry, timeout_s), self._keys_of(queue))
 
+    def ready_since(self, queue: str, wall: float, timeout_s: float) -> float | None:
+        """Since when the oldest ready task waits; reads tasks in the order of their ids up to that one."""
+        visit = Visit(self._registry, timeout_s)
+        partitions = range(self._number_of_partitions(queue, visit))
+        return reading.ready_since(visit, self._keys_of(queue), partitions, wall)
+
     def queues(self, timeout_s: float) -> Mapping[str, int]:
         """The queues that there are, with their partitions."""
         (found,) = Visit(self._registry, timeout_s).look([Range(definitions(self._root))])

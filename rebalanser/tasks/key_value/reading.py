@@ -9,11 +9,13 @@ from itertools import islice
 from typing import Final
 
 from rebalanser.registry.contract import Get, KeyValue, Range, Result
+from rebalanser.tasks import flakes
 from rebalanser.tasks.engine import Page
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.values import load_place, load_task, status_of
 from rebalanser.tasks.key_value.visits import Visit
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
+from rebalanser.tasks.rules import settles
 
 STATES_AT_ONCE: Final = 500
 """Keys that one range reads at most: what is held in memory at once."""
@@ -88,6 +90,26 @@ def page(
     more = len(items) > limit
     del items[limit:]
     return Page(tuple(items), items[-1].head.id if more and items else None, visit.seen)
+
+
+def ready_since(visit: Visit, keys: QueueKeys, partitions: Sequence[int], wall: float) -> float | None:
+    """Since when the oldest ready task waits, as its id tells."""
+    after: TaskId | None = None
+    waiting = frozenset({Status.WAITING})
+    while True:
+        found = page(visit, keys, partitions, waiting, after, STATES_AT_ONCE)
+        due = [each for each in found.items if each.state.due <= wall]
+        needed = {task for each in due if each.state.claim is None for task in each.head.after}
+        known = read(visit, keys, list(needed)) if needed else {}
+        for each in due:
+            if each.state.claim is not None or all(
+                settles(None if task not in known else known[task].state.status, each.head.after_failure)
+                for task in each.head.after
+            ):
+                return flakes.ready_since(each.head.id, each.state.due, wall)
+        after = found.next
+        if after is None:
+            return None
 
 
 def _after(keys: QueueKeys, partition: int, after: TaskId | None, step: int) -> Range:
