@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import time
 from itertools import islice
 from typing import Annotated, Final
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from rebalanser.cli import tasks_collecting, tasks_outbox, tasks_running
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
 from rebalanser.cli.lines import counted
-from rebalanser.cli.tasks_lines import shown, task_line, update_line
+from rebalanser.cli.tasks_lines import shown, status_lines, task_line, update_line
 from rebalanser.cli.tasks_options import (
     CreateOption,
     LimitOption,
@@ -173,6 +174,18 @@ def count(queue: QueueArgument, registry: RegistryOption = None, json: JsonOptio
     face.answer(
         {"queue": queue, "counts": counts}, *(f"{status}: {number:,}" for status, number in counts.items())
     )
+
+
+@app.command()
+def status(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
+    """Show the tasks in each status, the age of the oldest ready one, the workers and what fails in them.
+
+    A worker or server says every 10 seconds that it is there, and within a second what newly fails in it.
+    """
+    face = Face.of(registry, json)
+    with opened(face, queue) as tasks:
+        found = tasks.status()
+    face.answer(found, *status_lines(found, time.time()))
 
 
 @app.command()

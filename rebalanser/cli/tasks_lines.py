@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.flakes import born_at, is_flake
 from rebalanser.tasks.model import AfterFailure
+from rebalanser.tasks.status import QueueStatus
 
 
 def task_line(task: TaskDocument) -> str:
@@ -68,6 +69,35 @@ def _text(content: Content) -> str:
     if content.base64 is not None:
         return f"base64 {content.base64}"
     return json.dumps(content.value, ensure_ascii=True)
+
+
+def status_lines(status: QueueStatus, wall: float) -> Iterator[str]:
+    """Return the status of a queue in several lines."""
+    for each, number in status.counts.items():
+        yield f"{each}: {number:,}"
+    oldest_s = status.oldest_ready_s
+    yield f"oldest ready: {'none' if oldest_s is None else f'waits for {_age(oldest_s)}'}"
+    yield f"workers: {len(status.workers)}"
+    for worker in status.workers:
+        runs = "serves" if worker.concurrency is None else f"runs {worker.running} of {worker.concurrency}"
+        silent = ", SILENT" if worker.is_silent(wall) else ""
+        yield (
+            f"  {printable(worker.worker)} on {printable(worker.host)}, pid {worker.pid}: {runs}, "
+            f"seen {_age(wall - worker.seen)} ago{silent}"
+        )
+        for trouble in worker.troubles:
+            yield (
+                f"    {printable(trouble.loop)}: {trouble.kind} for {_age(wall - trouble.since)}, "
+                f"{trouble.attempts:,} failed: {printable(trouble.error)}"
+            )
+
+
+def _age(seconds: float) -> str:
+    """A duration in its largest unit, rounded down."""
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{int(seconds // unit_s)} {unit}"
+    return f"{max(0, int(seconds))} s"
 
 
 def printable(text: str) -> str:

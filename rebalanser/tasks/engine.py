@@ -340,6 +340,17 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def note_worker(self, queue: str, process: str, note: bytes | None, timeout_s: float) -> None:
+        """Keep a process's note of itself in place of the one before; None deletes it.
+
+        Notes are for people: nothing that the engine does depends on one.
+        """
+
+    @abstractmethod
+    def workers(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
+        """The notes of a queue's workers, by process."""
+
+    @abstractmethod
     def queues(self, timeout_s: float) -> Mapping[str, int]:
         """The queues that there are, with their partitions."""
 

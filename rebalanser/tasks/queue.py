@@ -66,6 +66,7 @@ from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Schedule, Ticker
 from rebalanser.tasks.rules import Decision, Refused
 from rebalanser.tasks.slots import Flakes
+from rebalanser.tasks.status import QueueStatus, WorkerNote, workers_of
 from rebalanser.tasks.worker import Worker
 
 PARTITIONS: Final = 16
@@ -234,6 +235,7 @@ class Queue:
         self._group: Group | None = None
         self._worker: Worker | None = None
         self._bodies: Bodies | None = None
+        self._note: WorkerNote | None = None
         self._ticker: Ticker | None = None
         self._caller: Caller | None = None
         self._source: ClaimSource | None = None
@@ -593,6 +595,25 @@ class Queue:
         """How many tasks there are in each status (SK-12)."""
         return self._context.engine.count(self.name, self._timeout_s)
 
+    def status(self) -> QueueStatus:
+        """The tasks by status, the age of the oldest one that waits for a worker, and the workers.
+
+        On etcd it reads all tasks, page by page.
+
+        Raises:
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        engine, wall = self._context.engine, self._clock.wall()
+        since = engine.ready_since(self.name, wall, self._timeout_s)
+        counted = self.count()
+        workers = workers_of(engine.workers(self.name, self._timeout_s))
+        return QueueStatus(
+            queue=self.name,
+            counts={status: counted.get(status, 0) for status in Status},
+            oldest_ready_s=None if since is None else wall - since,
+            workers=tuple(sorted(workers, key=lambda each: (each.worker, each.started))),
+        )
+
     def cancel(self, task: TaskId) -> Status:
         """Want a task no more; what it is then: a completed one stays so."""
         return self._change(task, lambda stored: rules.cancel(stored.state))
@@ -705,6 +726,8 @@ class Queue:
             self.errors,
         )
         self._ticker.start()
+        self._note = WorkerNote(self._context, self._label, concurrency, lambda: worker.running)
+        self._note.start()
 
     def lend(self, wake: Callable[[], None]) -> ClaimSource:
         """Join the queue's workers without running bodies: claims are handed out to others.
@@ -723,6 +746,8 @@ class Queue:
             source.close()
             raise
         self._group, self._source = group, source
+        self._note = WorkerNote(self._context, self._label)
+        self._note.start()
         return source
 
     def _refuse_second_start(self) -> None:
@@ -767,6 +792,7 @@ class Queue:
             return
         if self._ticker is not None:
             self._ticker.stop()
+        note, self._note = self._note, None
         grace_s = GRACE_S if grace_s is None else grace_s
         deadline = self._clock.now() + grace_s
         if self._worker is not None:
@@ -784,6 +810,8 @@ class Queue:
         if group is not None:
             group.stop()
         source.close()
+        if note is not None:
+            note.stop()
 
     def close(self) -> None:
         """Stop, write what waits, and let go of the engine. Closing twice does nothing."""

@@ -131,6 +131,12 @@ class Worker:
         for loop in [*self._loops]:
             loop.start()
 
+    @property
+    def running(self) -> int:
+        """Number of bodies that run."""
+        with self._lock:
+            return sum(each.began_at is not None for each in self._tries.values())
+
     def _another(self) -> Loop:
         return Loop("runs", self._run, self._context.errors)
 

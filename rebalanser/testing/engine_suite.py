@@ -461,6 +461,60 @@ class EngineSuite:
         assert everything(engine) == []
         assert everything(engine, OTHER_QUEUE) == [stored(other, second)]
 
+    # -- for people
+
+    @pytest.mark.rule("SK-15")
+    def test_the_last_note_of_each_process_is_kept(self, connect: Connect) -> None:
+        """Holds: "Keep a process's note of itself in place of the one before; None deletes it"."""
+        engine, other = connect(), connect()
+        assert engine.workers(QUEUE, TIMEOUT_S) == {}
+        for process, note in (("a", b"one"), ("b", b"two"), ("a", b"three")):
+            engine.note_worker(QUEUE, process, note, TIMEOUT_S)
+        engine.note_worker(OTHER_QUEUE, "a", b"other", TIMEOUT_S)
+        assert other.workers(QUEUE, TIMEOUT_S) == {"a": b"three", "b": b"two"}
+        for _ in range(2):
+            engine.note_worker(QUEUE, "a", None, TIMEOUT_S)
+        assert other.workers(QUEUE, TIMEOUT_S) == {"b": b"two"}
+        assert other.workers(OTHER_QUEUE, TIMEOUT_S) == {"a": b"other"}
+
+    @pytest.mark.rule("SK-12")
+    def test_the_oldest_ready_task_is_found(self, engine: Engine) -> None:
+        """Of any name and priority: "waiting, due, and for nothing but a worker"."""
+        wall = 1_900_000_000.0
+
+        def made(
+            age_s: float,
+            *,
+            due: float = 0.0,
+            after: Sequence[int] = (),
+            priority: int = 0,
+            name: str = "send",
+        ) -> Enqueue:
+            born_id = f"{int((wall - age_s) * 1000):016x}{0:024x}"
+            state = State(due=due)
+            return make(1, id=born_id, state=state, after=after, priority=priority, name=name)
+
+        def oldest_s() -> float | None:
+            since = engine.ready_since(QUEUE, wall, TIMEOUT_S)
+            return None if since is None else round(wall - since, 3)
+
+        assert oldest_s() is None
+        first = make(1)
+        (revision,) = applied(engine, first)
+        assert oldest_s() == 0.0, "its id tells no time"
+        applied(engine, made(50.0, priority=7), made(10.0, priority=9))
+        assert oldest_s() == 50.0
+        applied(engine, made(90.0, after=[1]), made(200.0, due=wall + 1.0))
+        assert oldest_s() == 50.0, "others wait for a task or for a time"
+        applied(engine, made(60.0, priority=-1, name="other"))
+        assert oldest_s() == 60.0
+        applied(engine, made(300.0, due=wall - 70.0))
+        assert oldest_s() == 70.0
+        (revision,) = applied(engine, move(stored(first, revision), claimed()))
+        done = replace(claimed(), status=Status.COMPLETED)
+        applied(engine, move(replace(stored(first, revision), state=claimed()), done))
+        assert oldest_s() == 90.0, "it waits for nothing more"
+
     # -- outboxes
 
     @pytest.mark.rule("SK-4")

@@ -1,16 +1,19 @@
-"""Metrics of tasks: each is counted once, in whatever thread, and the oldest ready one is found at once."""
+"""Metrics and status: each task is counted once, whatever its thread, and workers say what fails in them."""
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from rebalanser.errors import RegistryUnavailable
+from rebalanser.errors import QuotaExceeded, RegistryUnavailable
 from rebalanser.tasks import Claim, GiveUp, Queue, Status
 from rebalanser.tasks.flakes import ready_since
 from rebalanser.tasks.metrics import (
@@ -24,6 +27,8 @@ from rebalanser.tasks.metrics import (
 )
 from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.ready import Ready
+from rebalanser.tasks.status import KEPT_S, NOTE_S, SILENT_S, WorkerNote
+from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 
@@ -95,36 +100,7 @@ def test_a_store_that_is_away_costs_a_scrape_only_the_age(
     assert any(name.startswith("rebalanser_tasks_troubles") for name in found)
 
 
-@pytest.mark.rule("SK-24")
-def test_the_oldest_ready_task_is_found_by_the_store(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any priority; what is delayed or blocked does not wait for a worker."""
-    engine, base = queue.context.engine, 1_700_000_000.0
-
-    def add(age_s: float, **options: object) -> str:
-        task_id = f"{int((base - age_s) * 1000):016x}{0:024x}"
-        made = queue.made_raw("send", b"{}", EnqueueOptions(task_id=task_id, **options))  # type: ignore[arg-type]
-        return str(queue.commit([made])[0])
-
-    def oldest() -> float | None:
-        since = engine.ready_since("work", base, PATIENCE_S)
-        return None if since is None else base - since
-
-    assert oldest() is None
-    first = add(50.0, priority=7)
-    assert oldest() == 50.0
-    add(10.0, priority=9)
-    add(90.0, after=[first])
-    assert oldest() == 50.0, "what is blocked does not count"
-    monkeypatch.setattr(queue._clock, "wall", lambda: base, raising=False)
-    add(200.0, delay_s=3600.0)
-    assert oldest() == 50.0, "what is delayed does not count"
-    add(60.0, priority=-1)
-    assert oldest() == 60.0
-    queue.cancel(first)
-    assert oldest() == 60.0
-
-
-@pytest.mark.rule("SK-24")
+@pytest.mark.rule("SK-12")
 def test_a_worker_knows_the_oldest_task_that_it_can_not_run(queue: Queue) -> None:
     queue.commit([queue.made_raw("unknown", b"{}", EnqueueOptions())])
     queue.start()
@@ -178,3 +154,75 @@ def test_a_run_is_in_the_bucket_of_its_bound() -> None:
     for run_s in (0.0, BUCKETS_S[0], BUCKETS_S[0] * 1.01, BUCKETS_S[-1] * 2):
         times.add(run_s)
     assert (times.counts[0], times.counts[1], times.counts[-1]) == (2, 1, 1)
+
+
+@pytest.mark.rule("SK-15")
+def test_a_worker_says_what_fails_in_it_until_it_does_not(queue: Queue) -> None:
+    """At once, and every 10 seconds else; a worker that is not heard of any more is silent."""
+    clock, errors = FakeClock(), queue.errors
+    context: Any = SimpleNamespace(
+        clock=clock, errors=errors, engine=queue.context.engine, queue="work", timeout_s=PATIENCE_S
+    )
+    note = WorkerNote(context, "me", 4, lambda: 3)
+
+    def seen() -> tuple[float, list[str]]:
+        (worker,) = queue.status().workers
+        assert (worker.worker, worker.concurrency, worker.running) == ("me", 4, 3)
+        return worker.seen - clock.wall(), [each.loop for each in worker.troubles]
+
+    note.look()
+    assert seen() == (0.0, [])
+    clock.advance(NOTE_S - 1)
+    note.look()
+    assert seen() == (1 - NOTE_S, []), "nothing is new"
+    errors.failed("claims", RegistryUnavailable("away"))
+    note.look()
+    assert seen() == (0.0, ["claims"])
+    errors.worked("claims")
+    note.look()
+    assert seen() == (0.0, [])
+    clock.advance(NOTE_S)
+    note.look()
+    (worker,) = queue.status().workers
+    assert worker.seen == clock.wall()
+    assert not worker.is_silent(clock.wall() + SILENT_S)
+    assert worker.is_silent(clock.wall() + SILENT_S + 1)
+    note.stop()
+    assert queue.status().workers == ()
+
+
+@pytest.mark.rule("SK-15")
+def test_notes_of_the_dead_go_and_those_of_other_versions_do_no_harm(queue: Queue) -> None:
+    engine = queue.context.engine
+    queue.start()
+    wait_until(lambda: queue.status().workers)
+    (text,) = engine.workers("work", PATIENCE_S).values()
+    old = json.loads(text) | {"seen": queue.context.clock.wall() - KEPT_S - 1.0}
+    engine.note_worker("work", "dead", json.dumps(old).encode(), PATIENCE_S)
+    engine.note_worker("work", "newer", b'{"version": 9}', PATIENCE_S)
+    queue.stop()
+    assert set(engine.workers("work", PATIENCE_S)) == {"dead", "newer"}
+    queue.start()
+    wait_until(lambda: len(queue.status().workers) == 1)
+    wait_until(lambda: "dead" not in engine.workers("work", PATIENCE_S))
+    queue.stop()
+    assert set(engine.workers("work", PATIENCE_S)) == {"newer"}
+
+
+@pytest.mark.rule("SK-15")
+def test_a_store_that_takes_no_note_stops_no_worker(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise QuotaExceeded("full")
+
+    @queue.task
+    def send(claim: Claim) -> None:
+        """Do nothing."""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.context.engine, "note_worker", full)
+        queue.start()
+        wait_until(lambda: [each for each in queue.troubles if each.loop == "status"])
+        assert queue.wait(send.enqueue(), PATIENCE_S) is None
+    wait_until(lambda: queue.troubles == ())
+    wait_until(lambda: queue.status().workers)
+    queue.stop()

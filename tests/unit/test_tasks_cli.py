@@ -7,6 +7,7 @@ import json
 import sqlite3
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -113,6 +114,31 @@ def refused(answer: Answer, code: int, *fragments: str) -> None:
     assert answer.err.count("\n") == 1, answer.err
     for fragment in fragments:
         assert fragment in answer.err
+
+
+@pytest.mark.rule("SK-12")
+def test_the_status_of_a_queue_has_its_tasks_its_workers_and_their_troubles(stage: Stage) -> None:
+    stage.enqueue()
+    assert "oldest ready: waits for 0 s\nworkers: 0\n" in stage.cli("status", "work").out
+    wall = time.time()
+    trouble = {"loop": "claims", "kind": "outage", "error": "away\x1b", "since": wall - 61.0, "attempts": 7}
+    note = {
+        "worker": "me", "host": "h", "pid": 5, "started": wall - 900.0, "seen": wall - 7500.0,
+        "concurrency": 4, "running": 3, "troubles": [trouble],
+    }  # fmt: skip
+    engine = stage.queue.context.engine
+    engine.note_worker("work", "a", json.dumps(note).encode(), 10.0)
+    server = note | {"worker": "web", "seen": wall, "concurrency": None, "running": None, "troubles": []}
+    engine.note_worker("work", "b", json.dumps(server).encode(), 10.0)
+    out = stage.cli("status", "work").out
+    assert "waiting: 1\n" in out
+    assert "  me on h, pid 5: runs 3 of 4, seen 2 h ago, SILENT\n" in out
+    assert "    claims: outage for 1 min, 7 failed: 'away" in out
+    assert "\x1b" not in out
+    assert "  web on h, pid 5: serves, seen " in out
+    (document,) = stage.cli("status", "work", "--json").documents
+    assert document["counts"]["waiting"] == 1
+    assert [each["troubles"] for each in document["workers"]] == [[trouble], []]
 
 
 @pytest.mark.rule("SK-3", "SK-12")

@@ -226,6 +226,16 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.ready_since(queue, wall)
 
+    def note_worker(self, queue: str, process: str, note: bytes | None, timeout_s: float) -> None:
+        """Keep a process's note of itself; see the contract."""
+        action = Action(lambda writing: writing.note_worker(queue, process, note))
+        self._committer.submit(action, Deadline.after(timeout_s))
+
+    def workers(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
+        """The notes of a queue's workers, by process."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.workers(queue)
+
     def queues(self, timeout_s: float) -> Mapping[str, int]:
         """The queues that there are, with their partitions."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:

@@ -138,6 +138,15 @@ CREATE TABLE skuld_outboxes (
 read; ``skuld_dependents`` has the same the other way round. ``skuld_changes`` has what became of tasks after
 they were enqueued, the latest of it; a deleted one has no status. ``skuld_counts`` is as of the revision
 ``counted``: what came after that is added when it is read. The changes up to ``forgotten_to`` are deleted."""
+WORKERS: Final = """
+CREATE TABLE IF NOT EXISTS skuld_workers (
+    queue INTEGER NOT NULL,
+    process TEXT NOT NULL,
+    note BLOB NOT NULL,
+    PRIMARY KEY (queue, process)
+) WITHOUT ROWID
+"""
+"""For people only, and so of no version: it is made by the first note, and a file may have none."""
 INDEXES: Final = f"""
 CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
 CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;

@@ -37,7 +37,7 @@ from rebalanser_sqlite.tasks.rows import (
     state_row,
     stored_of,
 )
-from rebalanser_sqlite.tasks.schema import CHOICES, FAIL, INLINE_BYTES, STATUSES, WAITING
+from rebalanser_sqlite.tasks.schema import CHOICES, FAIL, INLINE_BYTES, STATUSES, WAITING, WORKERS
 
 if TYPE_CHECKING:
     import sqlite3
@@ -104,6 +104,8 @@ _OWN = (
     "INSERT INTO skuld_owners (queue, partition, token) VALUES (?, ?, ?) "
     "ON CONFLICT (queue, partition) DO UPDATE SET token = excluded.token"
 )
+_NOTE = "INSERT OR REPLACE INTO skuld_workers (queue, process, note) VALUES (?, ?, ?)"
+_DELETE_NOTE = "DELETE FROM skuld_workers WHERE queue = ? AND process = ?"
 _TALLY = "SELECT number, skipped FROM skuld_outboxes WHERE queue = ? AND outbox = ?"
 _COUNT_ENTRY = (
     "INSERT INTO skuld_outboxes (queue, outbox, number, skipped) VALUES (?, ?, ?, ?) "
@@ -166,6 +168,18 @@ class Writing:
         self.cursor.execute(_DEFINE, (queue, partitions))
         (defined,) = self.cursor.execute(_PARTITIONS, (queue,)).fetchone()
         return int(defined)
+
+    def note_worker(self, queue: str, process: str, note: bytes | None) -> None:
+        """Keep a process's note of itself; None deletes it. The first one makes the table.
+
+        Raises:
+            InvalidState: the queue was never defined.
+        """
+        self.cursor.execute(WORKERS)
+        if note is None:
+            self.cursor.execute(_DELETE_NOTE, (self.queue(queue), process))
+        else:
+            self.cursor.execute(_NOTE, (self.queue(queue), process, note))
 
     def carry_out(self, write: Write) -> Answer:
         """Do one write, if its condition holds.

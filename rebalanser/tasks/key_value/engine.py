@@ -9,6 +9,7 @@ from rebalanser.errors import InternalError, OutcomeUnknown, RebalanserError
 from rebalanser.registry.contract import (
     Absent,
     Capabilities,
+    Delete,
     Get,
     Grant,
     Granted,
@@ -178,6 +179,18 @@ class KeyValueEngine(Engine, SharesSlots):
         visit = Visit(self._registry, timeout_s)
         partitions = range(self._number_of_partitions(queue, visit))
         return reading.ready_since(visit, self._keys_of(queue), partitions, wall)
+
+    def note_worker(self, queue: str, process: str, note: bytes | None, timeout_s: float) -> None:
+        """Keep a process's note of itself; None deletes it."""
+        key = self._keys_of(queue).workers + process
+        operation = Delete(key) if note is None else Put(key, note)
+        Visit(self._registry, timeout_s).execute(Transaction(then=(operation,)))
+
+    def workers(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
+        """The notes of a queue's workers, by process."""
+        prefix = self._keys_of(queue).workers
+        items = reading.all_values(Visit(self._registry, timeout_s), prefix)
+        return {item.key.removeprefix(prefix): item.value for item in items}
 
     def queues(self, timeout_s: float) -> Mapping[str, int]:
         """The queues that there are, with their partitions."""

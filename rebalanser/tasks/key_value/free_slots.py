@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final
 
 from rebalanser.errors import InternalError, UnusableStore
 from rebalanser.registry.contract import (
@@ -15,7 +14,6 @@ from rebalanser.registry.contract import (
     Operation,
     Outcome,
     Put,
-    Range,
     Transaction,
     Unchanged,
     WatchEvent,
@@ -23,12 +21,9 @@ from rebalanser.registry.contract import (
 from rebalanser.tasks.engine import Lost, SlotSink
 from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value.keys import QueueKeys
-from rebalanser.tasks.key_value.reading import key_values
+from rebalanser.tasks.key_value.reading import all_values
 from rebalanser.tasks.key_value.values import dump_free_slot, load_slot
 from rebalanser.tasks.key_value.visits import Visit
-
-SLOTS_AT_ONCE: Final = 500
-"""Slots that one range reads at most."""
 
 
 def publish(visit: Visit, keys: QueueKeys, slots: Sequence[FreeSlot], used: Sequence[UsedSlot]) -> None:
@@ -46,7 +41,7 @@ def withdraw(visit: Visit, keys: QueueKeys, process: str, holders: Collection[st
     """Delete those slots of a process that are free; those that are used."""
     used: list[UsedSlot] = []
     free: list[KeyValue] = []
-    for item in _all(visit, keys.slots_of(process)):
+    for item in all_values(visit, keys.slots_of(process)):
         if holders is None or keys.process_and_holder(item.key)[1] in holders:
             slot = _loaded(keys, item)
             if isinstance(slot, UsedSlot):
@@ -73,19 +68,8 @@ def _deletion(item: KeyValue) -> Transaction:
 
 def read(visit: Visit, keys: QueueKeys) -> list[SlotNews]:
     """All slots."""
-    loaded = (_loaded(keys, item) for item in _all(visit, keys.slots))
+    loaded = (_loaded(keys, item) for item in all_values(visit, keys.slots))
     return [slot for slot in loaded if slot is not None]
-
-
-def _all(visit: Visit, prefix: str) -> list[KeyValue]:
-    found: list[KeyValue] = []
-    after = ""
-    while items := key_values(visit.look([Range(prefix, after, SLOTS_AT_ONCE)])[0]):
-        found += items
-        after = items[-1].key
-        if len(items) < SLOTS_AT_ONCE:
-            break
-    return found
 
 
 def _loaded(keys: QueueKeys, item: KeyValue) -> FreeSlot | UsedSlot | None:

@@ -14,6 +14,7 @@ Under ``ROOT/q/QUEUE/``, the queue's name percent-encoded:
 ``c/COLLECTION``       a collection under way that is too large for one transaction
 ``m/TASK``             the collection that has marked the task
 ``f/PROCESS/HOLDER``   a free slot of a worker, or what was claimed for it, under the worker's lease
+``i/PROCESS``          what a worker's process says of itself, for people
 ``w``                  deleted by every collection: whoever finds it as he put it knows that
                        nothing was collected in between
 =====================  ==========================================================================
@@ -55,6 +56,7 @@ class QueueKeys:
         self._epochs = f"{prefix}e/"
         self._outboxes = f"{prefix}o/"
         self.slots = f"{prefix}f/"
+        self.workers = f"{prefix}i/"
 
     def states_of(self, partition: int) -> str:
         """The prefix of a partition's states."""

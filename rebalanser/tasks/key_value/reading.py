@@ -29,6 +29,18 @@ def key_values(result: Result) -> tuple[KeyValue, ...]:
     return result
 
 
+def all_values(visit: Visit, prefix: str) -> list[KeyValue]:
+    """All items of a prefix of which there are not many, read in pages."""
+    found: list[KeyValue] = []
+    after = ""
+    while items := key_values(visit.look([Range(prefix, after, STATES_AT_ONCE)])[0]):
+        found += items
+        after = items[-1].key
+        if len(items) < STATES_AT_ONCE:
+            break
+    return found
+
+
 def load_stored(keys: QueueKeys, key: str, value: bytes, revision: int) -> Stored:
     """A task from the key and value of its state."""
     partition, task = keys.partition_and_task(key)
@@ -95,21 +107,27 @@ def page(
 def ready_since(visit: Visit, keys: QueueKeys, partitions: Sequence[int], wall: float) -> float | None:
     """Since when the oldest ready task waits, as its id tells."""
     after: TaskId | None = None
-    waiting = frozenset({Status.WAITING})
-    while True:
-        found = page(visit, keys, partitions, waiting, after, STATES_AT_ONCE)
+    since: float | None = None
+    while since is None or since == wall:  # the ids of those found so far may tell no time
+        found = page(visit, keys, partitions, frozenset({Status.WAITING}), after, STATES_AT_ONCE)
         due = [each for each in found.items if each.state.due <= wall]
         needed = {task for each in due if each.state.claim is None for task in each.head.after}
         known = read(visit, keys, list(needed)) if needed else {}
-        for each in due:
-            if each.state.claim is not None or all(
+        ready = (
+            each
+            for each in due
+            if each.state.claim is not None
+            or all(
                 settles(None if task not in known else known[task].state.status, each.head.after_failure)
                 for task in each.head.after
-            ):
-                return flakes.ready_since(each.head.id, each.state.due, wall)
+            )
+        )
+        times = [flakes.ready_since(each.head.id, each.state.due, wall) for each in ready]
+        since = min([*times, *([] if since is None else [since])], default=None)
         after = found.next
         if after is None:
-            return None
+            break
+    return since
 
 
 def _after(keys: QueueKeys, partition: int, after: TaskId | None, step: int) -> Range:

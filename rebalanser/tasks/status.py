@@ -1,0 +1,176 @@
+"""The status of a queue, for the person on call: its tasks, its workers, and what fails in them.
+
+Each process that claims tasks keeps a note of itself in the store, which it writes anew every :data:`NOTE_S`
+seconds, and within :data:`LOOK_S` once its troubles are others. Notes are for people: no claim depends on
+one. While the store takes no writes a note grows old, which is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.loops import ErrorKind, Loop, Trouble
+from rebalanser.tasks.model import Status
+
+LOOK_S: Final = 1.0
+NOTE_S: Final = 10.0
+SILENT_S: Final = 3 * NOTE_S
+"""Seconds after which a worker whose note was not written anew counts as silent."""
+KEPT_S: Final = 86_400.0
+"""Seconds after which the note of a worker that did not delete it is deleted by another that starts."""
+STOP_S: Final = 2.0
+"""Maximum seconds that a worker which stops tries to delete its note."""
+
+
+class TroubleDocument(BaseModel):
+    """What fails in a process and is retried."""
+
+    model_config = ConfigDict(frozen=True)
+
+    loop: str
+    kind: ErrorKind
+    error: str
+    since: float = Field(description="Seconds since 1970.")
+    attempts: int = Field(description="Number of failures in a row.")
+
+    @classmethod
+    def of(cls, trouble: Trouble) -> Self:
+        """The document of a trouble."""
+        return cls(
+            loop=trouble.loop,
+            kind=trouble.kind,
+            error=trouble.error,
+            since=trouble.since,
+            attempts=trouble.attempts,
+        )
+
+
+class WorkerDocument(BaseModel):
+    """A process that claims tasks, as its last note says. A server's clients run its tasks elsewhere."""
+
+    model_config = ConfigDict(frozen=True)
+
+    worker: str = Field(description="Its label.")
+    host: str
+    pid: int
+    started: float = Field(description="Seconds since 1970.")
+    seen: float = Field(description="When it wrote this, in seconds since 1970, by its own clock.")
+    concurrency: int | None = Field(description="Maximum number of bodies at a time; null for a server.")
+    running: int | None = Field(description="Number of bodies that run; null for a server.")
+    troubles: tuple[TroubleDocument, ...]
+
+    def is_silent(self, wall: float) -> bool:
+        """True if it should have written since: it was killed, stands still, or can't write."""
+        return wall - self.seen > SILENT_S
+
+
+class QueueStatus(BaseModel):
+    """A queue as the store has it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    queue: str
+    counts: dict[Status, int]
+    oldest_ready_s: float | None = Field(
+        description="Seconds for which the oldest task that only waits for a worker has waited; null: none."
+    )
+    workers: tuple[WorkerDocument, ...]
+
+
+def workers_of(notes: Mapping[str, bytes]) -> Iterator[WorkerDocument]:
+    """The workers that these notes are of, but for notes of another version that can't be read."""
+    for note in notes.values():
+        try:
+            yield WorkerDocument.model_validate_json(note)
+        except ValidationError:
+            continue
+
+
+class WorkerNote:
+    """Keeps the note of this process in the store.
+
+    ``concurrency`` is None for a server; ``running`` gives the number of bodies that run.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        label: str,
+        concurrency: int | None = None,
+        running: Callable[[], int] | None = None,
+    ) -> None:
+        self._context = context
+        self._label = label
+        self._concurrency = concurrency
+        self._running = running
+        self._process = secrets.token_hex(8)
+        self._started = context.clock.wall()
+        self._noted: frozenset[tuple[str, ErrorKind]] | None = None
+        """The troubles of the last note; None before the first."""
+        self._noted_at = 0.0
+        self._ending = threading.Event()
+        self._loop = Loop("status", self._step, context.errors, ends_process=False)
+
+    def start(self) -> None:
+        """Begin; the first note is written at once."""
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Delete the note, or leave it to grow old where the store is away."""
+        self._ending.set()
+        self._loop.hurry()
+        self._loop.join(STOP_S)
+        try:
+            self._write(None, STOP_S)
+        except Exception as error:  # for people only: nothing depends on it
+            self._context.errors.ignored("the note of a worker", error)
+
+    def _step(self) -> bool:
+        if self._ending.wait(LOOK_S if self._noted is not None else 0.0):
+            return False
+        if self._noted is None:
+            self._delete_old()
+        self.look()
+        return True
+
+    def look(self) -> None:
+        """Write the note if it is due.
+
+        Raises:
+            RebalanserError: the store takes nothing; the next look tries again.
+        """
+        clock, troubles = self._context.clock, self._context.errors.troubles
+        kinds = frozenset((each.loop, each.kind) for each in troubles if each.loop != self._loop.name)
+        if kinds == self._noted and clock.now() - self._noted_at < NOTE_S:
+            return
+        document = WorkerDocument(
+            worker=self._label,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=self._started,
+            seen=clock.wall(),
+            concurrency=self._concurrency,
+            running=None if self._running is None else self._running(),
+            troubles=tuple(TroubleDocument.of(each) for each in troubles if each.loop != self._loop.name),
+        )
+        self._write(document.model_dump_json().encode(), self._context.timeout_s)
+        self._noted, self._noted_at = kinds, clock.now()
+
+    def _write(self, note: bytes | None, timeout_s: float) -> None:
+        context = self._context
+        context.engine.note_worker(context.queue, self._process, note, timeout_s)
+
+    def _delete_old(self) -> None:
+        context = self._context
+        for process, note in context.engine.workers(context.queue, context.timeout_s).items():
+            found = next(workers_of({process: note}), None)
+            if found is not None and context.clock.wall() - found.seen > KEPT_S:
+                context.engine.note_worker(context.queue, process, None, context.timeout_s)
