@@ -77,7 +77,7 @@ def worker(
             raise typer.BadParameter(f"{place} is an AsyncQueue, whose bodies run in its event loop")
         asyncio.run(_run(queue, concurrency, metrics_host, metrics_port))
         return
-    with queue, _metrics_served(queue, metrics_host, metrics_port):
+    with queue, metrics_served(queue, metrics_host, metrics_port):
         queue.run(concurrency, bodies="processes" if processes else "threads")
 
 
@@ -93,12 +93,12 @@ def collect_seldom() -> None:
 
 async def _run(queue: AsyncQueue, concurrency: int, metrics_host: str, metrics_port: int | None) -> None:
     async with queue:
-        with _metrics_served(queue, metrics_host, metrics_port):
+        with metrics_served(queue, metrics_host, metrics_port):
             await queue.run(concurrency)
 
 
 @contextmanager
-def _metrics_served(queue: Measured, host: str, port: int | None) -> Iterator[None]:
+def metrics_served(queue: Measured, host: str, port: int | None) -> Iterator[None]:
     """Serve the metrics of a queue's process, if there is a port for that.
 
     Raises:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from rebalanser.errors import QuotaExceeded, RegistryUnavailable
+from rebalanser.cli.tasks_running import metrics_served
+from rebalanser.errors import InvalidSettings, QuotaExceeded, RegistryUnavailable
 from rebalanser.tasks import Claim, GiveUp, Queue, Status
 from rebalanser.tasks.flakes import ready_since
 from rebalanser.tasks.metrics import (
@@ -154,6 +158,24 @@ def test_a_run_is_in_the_bucket_of_its_bound() -> None:
     for run_s in (0.0, BUCKETS_S[0], BUCKETS_S[0] * 1.01, BUCKETS_S[-1] * 2):
         times.add(run_s)
     assert (times.counts[0], times.counts[1], times.counts[-1]) == (2, 1, 1)
+
+
+@pytest.mark.rule("SK-15")
+def test_a_worker_serves_its_metrics_as_long_as_it_runs(queue: Queue) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(InvalidSettings, match="can't be served"),
+            metrics_served(queue, "127.0.0.1", port),
+        ):
+            pass
+    url = f"http://127.0.0.1:{port}/metrics"
+    with metrics_served(queue, "127.0.0.1", port), urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        assert b"rebalanser_tasks_oldest_ready_seconds" in answer.read()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=PATIENCE_S)
+    with metrics_served(queue, "127.0.0.1", None):
+        """Nothing is served."""
 
 
 @pytest.mark.rule("SK-15")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rebalanser.errors import RegistryUnavailable
 from rebalanser.tasks import Queue
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
@@ -475,6 +476,17 @@ def test_a_rate_is_not_got_round_by_a_header(queue: Queue, monkeypatch: pytest.M
     assert [each.status for each in replies] == [200, 200, 200, 429, 429]
     assert "127.0.0.1" in replies[-1].json["detail"]
     assert client.send("GET", "/health").status == 200, "who watches the server is no load"
+
+
+@pytest.mark.rule("SK-15", "SK-16")
+def test_health_tells_what_fails_until_it_works_again(queue: Queue) -> None:
+    client = client_of(queue)
+    queue.errors.failed("outbox", RegistryUnavailable("away"))
+    queue.errors.failed("claims", KeyError("a bug"))
+    assert client.send("GET", "/health").json["troubles"] == ["claims: bug", "outbox: outage"]
+    queue.errors.worked("claims")
+    queue.errors.worked("outbox")
+    assert client.send("GET", "/health").json["troubles"] == []
 
 
 @pytest.mark.rule("SK-16")
