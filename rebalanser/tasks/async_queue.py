@@ -34,6 +34,7 @@ from rebalanser.tasks.model import Status, Stored, TaskId, Update
 from rebalanser.tasks.options import TaskOptions, problems_of
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import PARTITIONS, Queue
+from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
 P = ParamSpec("P")
@@ -218,6 +219,11 @@ class AsyncQueue:
     def troubles(self) -> tuple[Trouble, ...]:
         """What of this process fails and is retried now; as :attr:`Queue.troubles`."""
         return () if self._queue is None else self._queue.troubles
+
+    async def status(self) -> QueueStatus:
+        """The tasks by status, the oldest ready one's age, and the workers; as :meth:`Queue.status`."""
+        queue = await self._opened()
+        return await self._threads.run(queue.status)
 
     def measure(self) -> Measurement:
         """As :meth:`Queue.measure`. On SQLite it asks the store, so call it in a thread.

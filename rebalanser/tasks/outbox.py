@@ -58,7 +58,7 @@ _log = get_logger()
 
 
 def engine_name(url: RegistryUrl) -> str:
-    """An engine's URL as it is told apart from others: without credentials, a file by its whole path."""
+    """Name an engine by its URL: without credentials, a file by its absolute path."""
     if url.hosts:
         hosts = ",".join(sorted(f"{host}:{port}" for host, port in url.hosts))
         return f"{url.scheme}://{hosts}/{url.root}"
@@ -96,13 +96,13 @@ class Outbox:
         self._forwarder = Forwarder(self._spool, _lock_file(path), opening, self._waiting, timeout_s, errors)
 
     def start(self, *, is_away: bool) -> None:
-        """Begin to forward: what an earlier process has left, and what comes once the engine is not away."""
+        """Begin to forward what an earlier process has left and what is added."""
         if is_away:
             self._waiting.give_up()
         self._forwarder.start()
 
     def enqueue(self, tasks: Sequence[Enqueue]) -> list[EnqueueAnswer | RebalanserError]:
-        """Spool tasks, all or none, and wait for the engine as long as it answers; what became of each.
+        """Spool tasks, all or none, and wait for the engine as long as it answers; return each outcome.
 
         Raises:
             UnusableFolder: they can't be written; none was enqueued.
@@ -125,7 +125,7 @@ class Outbox:
 
 
 class Waiting:
-    """Who waits for an entry of the spool to be forwarded."""
+    """Callers that wait for entries of the spool to be forwarded."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -134,7 +134,7 @@ class Waiting:
         self._is_away = False
 
     def enter(self, numbers: Sequence[int]) -> list[Future[EnqueueAnswer]]:
-        """Wait for these; where the engine is known to be away, nobody waits."""
+        """Wait for these entries, unless the engine is known to be away."""
         futures: list[Future[EnqueueAnswer]] = [Future() for _ in numbers]
         with self._lock:
             self._futures.update(zip(numbers, futures, strict=True))
@@ -143,7 +143,7 @@ class Waiting:
         return futures
 
     def told(self, number: int, error: RebalanserError | None) -> bool:
-        """An entry was forwarded, or was refused; whether somebody waited to hear of that."""
+        """Take note that an entry was forwarded, or was refused; True if a caller waited for it."""
         with self._lock:
             future = self._futures.pop(number, None)
         if future is None or not future.set_running_or_notify_cancel():
@@ -155,7 +155,7 @@ class Waiting:
         return True
 
     def look(self) -> None:
-        """Tell those whose entries another process has forwarded, or has found to be refused."""
+        """Answer callers whose entries another process has forwarded, or has found to be refused."""
         with self._lock:
             numbers = sorted(self._futures)
         if not numbers:
@@ -169,13 +169,13 @@ class Waiting:
                     self._spool.forget(number)
 
     def give_up(self) -> None:
-        """The engine is away: the tasks of all who wait are spooled, and so are those to come."""
+        """Answer all callers, also those to come, that their tasks are spooled: the engine is away."""
         with self._lock:
             self._is_away = True
             self._answer_spooled()
 
     def is_back(self) -> bool:
-        """The engine answers; whether it was away."""
+        """Take note that the engine answers; True if it was away."""
         with self._lock:
             was_away, self._is_away = self._is_away, False
         return was_away
@@ -224,11 +224,11 @@ class Forwarder:
         self._loop.start()
 
     def wake(self) -> None:
-        """There is something new in the spool."""
+        """Look at the spool now."""
         self._woken.set()
 
     def stop(self) -> None:
-        """End, once what is being asked of the engine is answered. Stopping twice does nothing."""
+        """End once the current request to the engine is answered. Stopping twice does nothing."""
         self._ending.set()
         self._woken.set()
         self._loop.hurry()
@@ -275,10 +275,10 @@ class Forwarder:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Be the only one of the host that forwards this spool; another may be at it, for others' tasks too.
+        """Hold the lock of the one forwarder of the host, which forwards the tasks of all its processes.
 
         Raises:
-            RegistryUnavailable: another was at it for too long.
+            RegistryUnavailable: another process held the lock for too long.
             UnusableFolder: the lock's file can't be opened.
         """
         try:
@@ -313,7 +313,7 @@ class Forwarder:
 
 
 def _outcome(future: Future[EnqueueAnswer], left_s: float) -> EnqueueAnswer | RebalanserError:
-    """What a future comes to in the time that is left; a task that nobody has told of by then is spooled."""
+    """Return a future's outcome within the time that is left; a task without one by then is spooled."""
     wait([future], max(0.0, left_s))
     if future.cancel():
         return EnqueueAnswer.SPOOLED

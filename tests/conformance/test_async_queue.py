@@ -86,6 +86,8 @@ def test_tasks_are_enqueued_looked_at_and_changed(stage: Stage) -> None:
             cancelled = await all_of(queue.tasks(frozenset({Status.CANCELLED})))
             assert [each.head.id for each in cancelled] == [third]
             assert (await queue.count())[Status.CANCELLED] == 1
+            assert (await queue.status()).counts[Status.CANCELLED] == 1
+            assert queue.measure().counts.enqueued == {"send": 4}
             with pytest.raises(TaskFailed):
                 await queue.wait(third)
             assert await queue.requeue(third) is Status.WAITING

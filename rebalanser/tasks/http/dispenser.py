@@ -66,7 +66,7 @@ class Dispenser:
         self._askers: list[Asker] = []
         self._stopping = False
         self._pause: float | None = 0.0
-        """How long nobody can be served and no claim ends, if nobody wakes; None for ever."""
+        """Seconds until a client can be served or a claim ends, unless something wakes; None for ever."""
         self._claims_fail_for_s: float | None = None
         """Seconds to pause before claiming is tried again, as it has failed; None where it works."""
         self._loop = Loop("dispenser", self._step, context.errors)
@@ -125,7 +125,7 @@ class Dispenser:
         return asker
 
     def forget(self, asker: Asker) -> None:
-        """Whoever asked is gone: what was claimed for him is given back."""
+        """Give back what was claimed for a client that has hung up."""
         with self._lock:
             is_waiting = asker in self._askers
             if is_waiting:
@@ -165,7 +165,7 @@ class Dispenser:
         self._context.errors.worked("claims")
 
     def _serve_all(self) -> None:
-        """Serve who waits, the first first, as long as there is something to claim for him."""
+        """Hand out claims to waiting clients in FIFO order, as long as there is something to claim."""
         unserved: list[Asker] = []
         try:
             while (asker := self._first()) is not None:
@@ -178,7 +178,7 @@ class Dispenser:
                 self._askers[:0] = unserved
 
     def _serve(self, asker: Asker) -> bool:
-        """Answer with claims, or with what is wrong; False if there are none for this one."""
+        """Answer a client with claims or an error; False if there is nothing for it to claim."""
         try:
             lent = self._claim(asker)
         except Exception as error:  # whoever waits must be told, whatever it is
@@ -191,12 +191,12 @@ class Dispenser:
         return bool(lent)
 
     def _first(self) -> Asker | None:
-        """Take the first who waits out of the line, so that he can't be forgotten while he is served."""
+        """Take the first waiting client out of the line, so that it can't be forgotten while it is served."""
         with self._lock:
             return self._askers.pop(0) if self._askers and not self._stopping else None
 
     def _answer_late(self) -> None:
-        """Who has waited for his time gets nothing."""
+        """Answer timed-out long polls with no claim."""
         now = self._context.clock.now()
         with self._lock:
             late = [each for each in self._askers if each.deadline <= now]
