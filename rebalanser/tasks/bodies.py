@@ -187,9 +187,10 @@ class Bodies:
             error=summary_of(outcome.error),
         )
         self._end(
-            claim, lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due), None,
-            outcome.error,
-        )  # fmt: skip
+            claim,
+            lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due),
+            failure=outcome.error,
+        )
 
     def _end(
         self,
