@@ -182,9 +182,11 @@ def test_a_successor_of_a_killed_leader(cast: Cast, mode: Mode, protocol: GroupP
     successor.expect("induced")
     wait_until(lambda: successor.leads)
     assert cast.overlap_s() < 0
-    tokens = cast.tokens()  # on a busy machine more than two: who is fenced leads again with a new one
-    assert len(tokens) >= 2
-    assert tokens == sorted(set(tokens))
+    # A busy machine may end a lead: its deadline, which keeps the token, or fencing, which does not.
+    earlier, later = ([each["token"] for each in process.of("induced")] for process in (leader, successor))
+    assert earlier == sorted(earlier)
+    assert later == sorted(later)
+    assert max(earlier) < min(later)
 
 
 @pytest.mark.rule("NE-6")
