@@ -34,6 +34,8 @@ from rich.console import Console
 from typer.core import TyperArgument, TyperGroup
 
 import rebalanser
+import rebalanser.tasks
+import rebalanser.testing
 from rebalanser import cli, errors
 from rebalanser.admin import Owner
 from rebalanser.applications import TopicNames, manifest_schema
@@ -481,9 +483,12 @@ def _code_quotes(text: str) -> str:
 def public_names() -> str:
     """The public names and what each of them is."""
     rows = []
-    for name in rebalanser.__all__:
-        thing = getattr(rebalanser, name)
-        rows.append([f"`rebalanser.{name}`", _code_quotes(_first_sentences(inspect.getdoc(thing)))])
+    for module in (rebalanser, rebalanser.tasks, rebalanser.testing):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isclass(thing) or inspect.isroutine(thing):
+                described = _code_quotes(_first_sentences(inspect.getdoc(thing)))
+                rows.append([f"`{module.__name__}.{name}`", described])
     return _table(["Name", "What it is"], rows)
 
 

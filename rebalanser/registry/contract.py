@@ -40,7 +40,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from rebalanser.errors import InternalError
 from rebalanser.protocol.types import record
@@ -307,6 +307,14 @@ class Capabilities:
     """True if processes on different hosts can use it."""
     unsafe_reasons: tuple[str, ...] = ()
     """Known faults of this server's version that weaken a promise, one sentence each; shown at start."""
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A store in this process, which knows when its watches have told everything."""
+
+    def settle(self) -> None:
+        """Wait until the watches of this connection have told all changes so far. Not called by a sink."""
 
 
 class Registry(ABC):

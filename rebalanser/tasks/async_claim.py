@@ -9,9 +9,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from rebalanser.tasks.async_threads import Threads
-from rebalanser.tasks.claim import LOG_PAGE
+from rebalanser.tasks.claim import LOG_PAGE, Claim
 from rebalanser.tasks.model import Update
-from rebalanser.tasks.worker_claim import WorkerClaim
+from rebalanser.tasks.worker_claim import StopRequest
 
 if TYPE_CHECKING:
     import sqlite3
@@ -23,7 +23,7 @@ class AsyncClaim:
     ``token`` is for the outside, as that of a claim is (SK-6).
     """
 
-    def __init__(self, claim: WorkerClaim, threads: Threads) -> None:
+    def __init__(self, claim: Claim, stop_requested: StopRequest, threads: Threads) -> None:
         self.task_id = claim.task_id
         """The task's id."""
         self.queue = claim.queue
@@ -35,7 +35,7 @@ class AsyncClaim:
         """How many tries have failed so far."""
         self.token = claim.token
         """The fencing token: the revision of the store at which this claim was made."""
-        self.stop_requested = claim.stop_requested
+        self.stop_requested = stop_requested
         """Set once the body should end early, and about to be cancelled; to be looked at, not waited for."""
         self._claim = claim
         self._threads = threads
@@ -60,11 +60,11 @@ class AsyncClaim:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
                 loop.call_soon_threadsafe(stopping.set)
 
-        self._claim.stop_requested.listen(tell)
+        self.stop_requested.listen(tell)
         try:
             await stopping.wait()
         finally:
-            self._claim.stop_requested.leave(tell)
+            self.stop_requested.leave(tell)
 
     async def update(self, content: bytes) -> int:
         """Add to the claim's log, durably; raises what :meth:`Claim.update` does (SK-9).

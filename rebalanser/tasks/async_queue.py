@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from rebalanser import forks
 from rebalanser.errors import InvalidHandlers, InvalidState, InvalidTask
 from rebalanser.registry.keys import check_name
+from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.running import run_in_loop_until_stopped
 from rebalanser.settings import Settings
 from rebalanser.tasks import waiting
@@ -33,7 +34,7 @@ from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
 from rebalanser.tasks.options import TaskOptions, problems_of
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.queue import PARTITIONS, Queue
+from rebalanser.tasks.queue import IN_MEMORY, PARTITIONS, Queue, name_and_url
 from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
@@ -84,7 +85,7 @@ class AsyncQueue:
     def __init__(
         self,
         name: str,
-        url: str,
+        url: str | None = None,
         *,
         claim_ttl_s: float = 30.0,
         buffer_s: float | None = None,
@@ -96,7 +97,9 @@ class AsyncQueue:
         state_folder: Path | None = None,
         create: bool = True,
         outbox: Path | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
         self.functions: dict[str, TaskBody] = {}
         """The functions that are registered, by name."""
@@ -115,6 +118,7 @@ class AsyncQueue:
             state_folder=state_folder,
             create=create,
             outbox=outbox,
+            clock=clock,
         )
         self._schedules: list[Schedule] = []
         self._queue: Queue | None = None
@@ -194,6 +198,22 @@ class AsyncQueue:
             return registered
 
         return schedule
+
+    @contextlib.asynccontextmanager
+    async def in_memory(self, clock: Clock | None = None) -> AsyncIterator[Self]:
+        """Make it an empty queue in memory within a context, as a test does; as :meth:`Queue.in_memory`."""
+        if self._caller is not None:
+            raise InvalidState(f"the queue {self.name!r} is worked on already by this process")
+        before = vars(self).copy()
+        _, url = name_and_url(self.name, IN_MEMORY)
+        self._make = partial(Queue, self.name, url, **{**self._make.keywords, "outbox": None, "clock": clock})
+        self._queue = None
+        self._begin()
+        try:
+            yield self
+        finally:
+            await self.close()
+            vars(self).update(before)
 
     async def open(self) -> None:
         """Open the engine, unless it is open. Raises what :class:`~rebalanser.tasks.queue.Queue` does."""
@@ -324,6 +344,15 @@ class AsyncQueue:
         """
         queue = await self._opened()
         await run_in_loop_until_stopped(_Running(self, concurrency), queue.wait_stopped)
+
+    async def run_until_idle(self, *, advance_s: float = 0.0) -> int:
+        """Run all tasks that are ready, one after another, as a test does; as :meth:`Queue.run_until_idle`.
+
+        Coroutine functions run in the loop that awaits this, others in a thread.
+        """
+        queue = await self._opened()
+        caller = LoopCaller(asyncio.get_running_loop(), self._threads, queue.errors)
+        return await self._threads.run(queue.run_inline, caller, advance_s)
 
     async def start(self, concurrency: int = 1) -> None:
         """Join the queue's workers and begin to run tasks, ``concurrency`` at a time; as :meth:`Queue.start`.

@@ -237,7 +237,7 @@ class _Call:
             self._task.cancel()
 
     async def _run(self) -> Outcome:
-        claim = AsyncClaim(self._job.claim, self._threads)
+        claim = AsyncClaim(self._job.claim, self._job.claim.stop_requested, self._threads)
         try:
             return returned(await self._job.body.function(claim, **self._job.arguments))
         except KeyboardInterrupt:

@@ -85,15 +85,28 @@ class Partitions(ClaimSource):
         if self._slots is not None:
             self._slots.start()
         for each in owned:
-            partition = int(each.resource)
-            epoch = Epoch(partition, each.token)
-            self._context.submit(TakeOverAsk(TakeOver(self._context.queue, epoch))).result()
-            owner = Owner(partition, each.token, buffer_s=self._buffer_s, clock=self._context.clock_name)
-            with self._lock:
-                self._owners[partition] = Claiming(owner)
-            self._follow()
-            self._read(partition)
+            self._take(int(each.resource), each.token)
         self._wake()
+
+    def take_all(self) -> None:
+        """Take over all partitions without a group, in a store that only this process uses.
+
+        A revision is greater than each token before it, so that an owner before this one can't claim.
+
+        Raises:
+            RetryLater: somebody newer owns a partition already.
+        """
+        token = self._context.engine.page(self._context.queue, self._context.timeout_s, limit=1).revision
+        for partition in range(self._count):
+            self._take(partition, token)
+
+    def _take(self, partition: int, token: int) -> None:
+        self._context.write(TakeOverAsk(TakeOver(self._context.queue, Epoch(partition, token))))
+        owner = Owner(partition, token, buffer_s=self._buffer_s, clock=self._context.clock_name)
+        with self._lock:
+            self._owners[partition] = Claiming(owner)
+        self._follow()
+        self._read(partition)
 
     def give_up(self, owned: Sequence[Owned]) -> None:
         """Claim no more in these partitions; claims that were made last on."""

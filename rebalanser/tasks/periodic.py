@@ -52,6 +52,11 @@ class Schedule:
         """The last tick at ``wall`` or before, in seconds since 1970."""
         return next(self._ticks_before(wall))
 
+    def next_tick(self, wall: float) -> float:
+        """The first tick after ``wall``, in seconds since 1970."""
+        after = datetime.datetime.fromtimestamp(wall, datetime.UTC)
+        return float(croniter(self.expression, after).get_next(float))
+
     def ticks(self, wall: float) -> list[int]:
         """The ticks that are due at ``wall`` and not left out by then, the earliest first."""
         return self.recent(wall)[1:]
@@ -121,6 +126,11 @@ class Ticker:
         self._ending.set()
         self._loop.hurry()
         self._loop.join()
+
+    def pause_s(self, longest_s: float) -> float:
+        """Seconds until the next tick of a schedule, at most ``longest_s``."""
+        wall = self._clock.wall()
+        return min((each.next_tick(wall) - wall for each in self._schedules), default=longest_s)
 
     def tick(self) -> None:
         """Enqueue what has become due.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, TypeAlias, overload
@@ -25,9 +27,10 @@ from rebalanser.errors import (
 from rebalanser.group import Group, default_label
 from rebalanser.history.journal import boot
 from rebalanser.protocol import Fact, FactKind
+from rebalanser.registry.contract import Settles
 from rebalanser.registry.keys import check_name
-from rebalanser.registry.urls import RegistryUrl
-from rebalanser.runtime.clock import SystemClock
+from rebalanser.registry.urls import RegistryUrl, url_or_default
+from rebalanser.runtime.clock import Clock, SystemClock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.settings import Settings
@@ -41,12 +44,13 @@ from rebalanser.tasks.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.collection import Archive, Collected, collect
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.cycles import Ancestry, with_blockers
-from rebalanser.tasks.engine import ClaimsFromIndex, Enqueue
+from rebalanser.tasks.engine import ClaimsFromIndex, Engine, Enqueue
 from rebalanser.tasks.engines import load_engine
 from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
 from rebalanser.tasks.flakes import born_at, partition_of
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.history import TaskHistory
+from rebalanser.tasks.inline import InlineWorker
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.metrics import Measurement, TaskMetrics
 from rebalanser.tasks.middleware import Middleware
@@ -65,10 +69,13 @@ from rebalanser.tasks.outbox_spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Schedule, Ticker
 from rebalanser.tasks.rules import Decision, Refused
-from rebalanser.tasks.slots import Flakes
+from rebalanser.tasks.slots import Flakes, wall_ms
 from rebalanser.tasks.status import QueueStatus, WorkerNote, workers_of
 from rebalanser.tasks.worker import Worker
 
+IN_MEMORY: Final = "memory://"
+ALONE: Final = "tasks"
+"""Name of a queue that was given a URL only."""
 PARTITIONS: Final = 16
 BUFFER_RATIO: Final = 0.1
 GRACE_S: Final = 30.0
@@ -137,6 +144,11 @@ class TaskFunction(Generic[P]):
 class Queue:
     """A queue of tasks at an engine's URL: ``sqlite:///PATH``, ``etcd://HOST:PORT``, ``memory://NAME``.
 
+    Where no URL is given it is that of ``REBALANSER_REGISTRY``. ``memory://`` without a name is an empty
+    store of this queue alone, which ends with it; ``Queue("memory://")`` is such a queue, named ``tasks``.
+    ``clock`` is one that a test moves, such as :class:`rebalanser.testing.FakeClock`: see
+    :meth:`run_until_idle`.
+
     ``claim_ttl_s`` is how long a claim lasts unless it is renewed, which a worker does as long as the body
     runs; so it is how long a dead worker's task waits, with ``buffer_s`` on top, which has to cover how far
     two clocks can drift apart in that time (a tenth of it where None). ``partitions`` counts only for a new
@@ -160,7 +172,7 @@ class Queue:
     def __init__(
         self,
         name: str,
-        url: str,
+        url: str | None = None,
         *,
         claim_ttl_s: float = 30.0,
         buffer_s: float | None = None,
@@ -172,7 +184,9 @@ class Queue:
         state_folder: Path | None = None,
         create: bool = True,
         outbox: Path | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
         self._url = url
         self._timeout_s = timeout_s
@@ -182,11 +196,11 @@ class Queue:
         self._middleware = tuple(middleware)
         self.functions: dict[str, TaskBody] = {}
         """The functions that are registered, by name."""
-        self._flakes = Flakes((state_folder or folders.state_folder()) / "flakes")
         self._schedules: list[Schedule] = []
-        self._clock = SystemClock()
-        self._engine_url, opener = load_engine(url)
+        self._flakes_folder = (state_folder or folders.state_folder()) / "flakes"
+        self._engine_url, self._opener = load_engine(url)
         self._outbox_folder = outbox
+        self._count_on(clock)
         self._warned: set[str] = set()
         self._is_closed = False
         self._has_left_worker = False
@@ -200,7 +214,7 @@ class Queue:
                     action="tasks_worker_not_forked",
                     queue=name,
                 )
-            engine = opener(self._engine_url, timeout_s)
+            engine = self._opener(self._engine_url, timeout_s)
             try:
                 if not create:
                     _refuse_unknown(name, engine.queues(timeout_s), self._engine_url)
@@ -211,7 +225,7 @@ class Queue:
                     engine,
                     name,
                     clock=self._clock,
-                    clock_name=boot() or "",
+                    clock_name="" if self._has_own_clock else boot() or "",
                     ttl_s=claim_ttl_s,
                     timeout_s=timeout_s,
                     history=TaskHistory.opened(name, self._label, self._settings, self._clock),
@@ -229,6 +243,38 @@ class Queue:
             self._opening.opened()
         forks.in_child(self._forked)
 
+    def _count_on(self, clock: Clock | None) -> None:
+        """Take the time from ``clock``, the host's where None; ids too."""
+        self._has_own_clock = clock is not None
+        self._clock: Clock = clock or SystemClock()
+        ids_ms = wall_ms if clock is None else lambda: int(clock.wall() * 1000)
+        self._flakes = Flakes(self._flakes_folder, ids_ms)
+
+    @contextmanager
+    def in_memory(self, clock: Clock | None = None) -> Iterator[Self]:
+        """Make it an empty queue in memory within a context, as a test does; its functions stay.
+
+        ``clock`` is as in ``Queue(clock=)``. No other thread may use the queue as the context begins or ends.
+
+        Raises:
+            InvalidState: the queue is started.
+        """
+        self._refuse_started()
+        before = vars(self).copy()
+        self._url = _named_in_memory(IN_MEMORY)
+        self._engine_url, self._opener = load_engine(self._url)
+        self._outbox_folder = None
+        self._count_on(clock)
+        self._begin()
+        try:
+            self._opening.opened()
+            yield self
+        finally:
+            self.stop()
+            self._opening.close()
+            self._flakes.close()
+            vars(self).update(before)
+
     def _begin(self) -> None:
         """Begin with nothing that is open, in a process that uses the queue for the first time."""
         self._label = self._node or default_label()
@@ -237,6 +283,7 @@ class Queue:
         self._bodies: Bodies | None = None
         self._note: WorkerNote | None = None
         self._ticker: Ticker | None = None
+        self._inline_ticker: Ticker | None = None
         self._caller: Caller | None = None
         self._source: ClaimSource | None = None
         self._stopped = threading.Event()
@@ -683,11 +730,57 @@ class Queue:
         for 60 s; then the queue is stopped and the process exits with code 70, so that a supervisor can act.
 
         Raises:
-            InvalidState: it runs already, or is closed.
+            InvalidState: it runs already, is closed, or was given a clock.
             InvalidHandlers: a function can't be imported by a child process; the message names it.
             RegistryUnavailable: the engine did not answer in time.
         """
         self.start_with(_caller(bodies, self.functions), concurrency)
+
+    def run_until_idle(self, *, advance_s: float = 0.0) -> int:
+        """Run all tasks that are ready in the calling thread, one after another, as a test does.
+
+        It returns once no task is ready, those included that bodies have enqueued; how many tries it ran.
+        With ``advance_s`` it then moves the queue's clock forward by that many seconds, from one due time to
+        the next, and runs what becomes ready: delayed tasks, retries and ticks of schedules. Nothing sleeps.
+
+        Bodies run as in production, save that no claim is renewed and ``timeout_s`` ends no plain function.
+        On ``memory://``, no other queue may work on the same store meanwhile.
+
+        Raises:
+            InvalidState: the queue is started, its engine is neither ``memory://`` nor ``sqlite://``, or
+                there is time to pass and the queue has no clock that can be moved.
+        """
+        return self.run_inline(ThreadCaller(), advance_s)
+
+    def run_inline(self, caller: Caller, advance_s: float) -> int:
+        """:meth:`run_until_idle`, with somebody else who calls the bodies."""
+        engine = self._context.engine
+        self._refuse_started()
+        source, settle = self._inline_source(engine)
+        ticker = self._inline_ticker = self._inline_ticker or self._made_ticker(lambda _: True)
+        bodies = Bodies(self.functions, self._middleware, self._clock, caller, self.errors)
+        caller.open()
+        try:
+            return InlineWorker(self._context, source, bodies, ticker, settle).run(advance_s)
+        finally:
+            caller.close()
+            source.close()
+
+    def _inline_source(self, engine: Engine) -> tuple[ClaimSource, Callable[[], None]]:
+        """Where to get claims without a group, and what to call for it to know of all tasks."""
+        if isinstance(engine, ClaimsFromIndex):
+            return IndexClaims(self._context, engine, self._label, self._buffer_s, _ignore), _ignore
+        if not isinstance(engine, Settles):
+            raise InvalidState("tasks run in the calling thread on memory:// and sqlite:// only")
+        engine.settle()
+        source = Partitions(self._context, self._label, self._buffer_s, _ignore, self._partition_count)
+        source.take_all()
+        return source, engine.settle
+
+    def _made_ticker(self, is_mine: Callable[[TaskId], bool]) -> Ticker:
+        return Ticker(
+            self._schedules, self._clock, is_mine, self._context.read, self._enqueue_tick, self.errors
+        )
 
     def start_with(self, caller: Caller, concurrency: int) -> None:
         """:meth:`start`, with somebody else who calls the bodies."""
@@ -717,14 +810,7 @@ class Queue:
             bodies.close()
             raise
         self._group, self._worker, self._source, self._bodies = group, worker, source, bodies
-        self._ticker = Ticker(
-            self._schedules,
-            self._context.clock,
-            lambda task: source.owns(partition_of(task, self._partition_count)),
-            self._context.read,
-            self._enqueue_tick,
-            self.errors,
-        )
+        self._ticker = self._made_ticker(lambda task: source.owns(partition_of(task, self._partition_count)))
         self._ticker.start()
         self._note = WorkerNote(self._context, self._label, concurrency, lambda: worker.running)
         self._note.start()
@@ -751,7 +837,12 @@ class Queue:
         return source
 
     def _refuse_second_start(self) -> None:
+        if self._has_own_clock:
+            raise InvalidState("a queue with a clock of its own runs its tasks by run_until_idle()")
         self._opening.opened()
+        self._refuse_started()
+
+    def _refuse_started(self) -> None:
         if self._source is not None:
             raise InvalidState(f"the queue {self.name!r} is worked on already by this process")
 
@@ -898,6 +989,26 @@ def _refuse_unknown(name: str, queues: Iterable[str], url: RegistryUrl) -> None:
             f"there is no queue {name!r} in {engine_name(url)}; "
             + (f"there are: {', '.join(known)}" if known else "there is none at all")
         )
+
+
+def _ignore() -> None:
+    """Need no wake-up, and nothing to wait for."""
+
+
+def name_and_url(name: str, url: str | None) -> tuple[str, str]:
+    """The name and the URL of a queue from what it was given, which may be the URL alone.
+
+    Raises:
+        InvalidUrl: there is no URL, nor one in ``REBALANSER_REGISTRY``.
+    """
+    if url is None and "://" in name:
+        name, url = ALONE, name
+    return name, _named_in_memory(url_or_default(url))
+
+
+def _named_in_memory(url: str) -> str:
+    """The URL, with a name of its own for a store in memory that has none."""
+    return f"{url}~{secrets.token_hex(8)}" if url == IN_MEMORY else url
 
 
 def group_name(queue: str) -> str:

@@ -55,6 +55,8 @@ MEMORY_CAPABILITIES: Final = Capabilities(
     survives_process=False,
     shared_between_hosts=False,
 )
+PASSING: Final = "~"
+"""Begins the name of a store that is dropped once nobody has it open."""
 MAX_HISTORY: Final = 10_000
 """Changes that a store remembers for watches, and events that wait for a slow sink, at most."""
 
@@ -271,7 +273,13 @@ class _Mailbox:
         self._changed = threading.Condition()
         self._waiting: list[WatchEvent] = []
         self._closed = False
+        self._telling = False
         threading.Thread(target=self._run, name="rebalanser-memory-watch", daemon=True).start()
+
+    def settle(self) -> None:
+        """Wait until the sink has returned from all that was posted, or the watch is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not (self._waiting or self._telling))
 
     def post(self, events: Sequence[WatchEvent]) -> None:
         with self._changed:
@@ -288,10 +296,13 @@ class _Mailbox:
     def _run(self) -> None:
         while True:
             with self._changed:
+                self._telling = False
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
                 events, self._waiting = self._waiting, []
+                self._telling = True
             self._sink(events)
 
 
@@ -351,6 +362,11 @@ class MemoryRegistry(Registry):
             self._watches[watch] = None
             return watch
 
+    def settle(self) -> None:
+        """Wait until the watches of this connection have told all changes so far. Not called by a sink."""
+        for watch in list(self._watches):
+            watch.mailbox.settle()
+
     def close(self) -> None:
         """Close the connection and all its watches; the store and its leases stay. Twice is once."""
         with self._lock:
@@ -404,6 +420,8 @@ class _SharedStores:
             if self._users[name] == 0:
                 self._stops.pop(name).set()
                 self._stores[name].wake()
+                if name.startswith(PASSING):
+                    del self._stores[name], self._users[name]
 
 
 _SHARED: Final = _SharedStores()
@@ -411,6 +429,8 @@ _SHARED: Final = _SharedStores()
 
 def open_memory(url: RegistryUrl, timeout_s: float) -> Registry:  # noqa: ARG001 - the signature of openers
     """Open ``memory://NAME``: one store for each name in this process, kept until the process ends.
+
+    One whose name begins with :data:`PASSING` is kept as long as it is open.
 
     Raises:
         InvalidUrl: it has no name.

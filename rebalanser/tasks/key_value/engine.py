@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from rebalanser.errors import InternalError, OutcomeUnknown, RebalanserError
+from rebalanser.errors import InternalError, InvalidState, OutcomeUnknown, RebalanserError
 from rebalanser.registry.contract import (
     Absent,
     Capabilities,
@@ -19,6 +19,7 @@ from rebalanser.registry.contract import (
     Range,
     Registry,
     Revoke,
+    Settles,
     Target,
     Transaction,
 )
@@ -244,6 +245,16 @@ class KeyValueEngine(Engine, SharesSlots):
         return self._registry.watch(
             Target(keys.slots, prefix=True), from_revision + 1, _slots.SlotsTold(keys, sink)
         )
+
+    def settle(self) -> None:
+        """Wait until the watches have told all changes so far.
+
+        Raises:
+            InvalidState: the registry is not in this process, and so does not know.
+        """
+        if not isinstance(self._registry, Settles):
+            raise InvalidState("tasks run in the calling thread on memory:// and sqlite:// only")
+        self._registry.settle()
 
     def close(self) -> None:
         """Close the registry. Closing twice does nothing."""

@@ -1,0 +1,298 @@
+"""Helpers for tests of applications: tasks run in the calling thread, and bodies take a claim of no queue."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rebalanser.errors import Fenced, InvalidState, InvalidUrl, RequestTooLarge, TaskFailed
+from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue, Retry, Status
+from rebalanser.tasks.inline import SHORTEST_STEP_S
+from rebalanser.testing import FakeClaim, FakeClock
+from rebalanser.testing.claim import MAX_BYTES
+from rebalanser.testing.memory import _SHARED
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def tasks(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Queue]:
+    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'tasks.db'}"
+    with Queue("mail", url, clock=clock, state_folder=tmp_path) as queue:
+        yield queue
+
+
+@pytest.mark.rule("SK-5")
+@pytest.mark.rule("SK-15")
+def test_all_that_is_ready_runs_in_the_calling_thread_by_priority(tasks: Queue) -> None:
+    ran: list[tuple[str, int]] = []
+
+    @tasks.task
+    def first(claim: Claim, name: str) -> str:
+        ran.append((name, threading.get_ident()))
+        if name == "a":
+            first.enqueue("by a", priority=7)
+        return name
+
+    a = first.enqueue("a", priority=2)
+    first.enqueue("c")
+    first.enqueue("b", priority=1)
+    first.enqueue("after c", after=[first.enqueue("later", delay_s=1.0)], priority=9)
+    assert tasks.run_until_idle() == 4
+    here = threading.get_ident()
+    assert ran == [("a", here), ("by a", here), ("b", here), ("c", here)]
+    assert tasks.wait(a) == b'"a"'
+    assert tasks.run_until_idle() == 0
+    assert tasks.count()[Status.WAITING] == 2
+
+
+@pytest.mark.rule("SK-15")
+def test_a_test_moves_delays_and_retries_forward(tasks: Queue, clock: FakeClock) -> None:
+    at: list[float] = []
+    began = clock.now()
+
+    @tasks.task(retries=3, backoff_s=60.0)
+    def flaky(claim: Claim) -> None:
+        at.append(clock.now() - began)
+        if claim.failures < 2:
+            raise Retry(delay_s=100.0)
+
+    task = flaky.enqueue(delay_s=1000.0)
+    assert tasks.run_until_idle() == 0
+    assert tasks.run_until_idle(advance_s=999.0) == 0
+    assert clock.now() - began == pytest.approx(999.0)
+    assert tasks.run_until_idle(advance_s=DAY_S) == 3
+    assert at == pytest.approx([1000.0, 1100.0, 1200.0], abs=10 * SHORTEST_STEP_S)
+    assert clock.now() - began == pytest.approx(999.0 + DAY_S)
+    assert tasks.get(task).state.status is Status.COMPLETED
+
+
+@pytest.mark.rule("SK-15")
+def test_the_test_may_move_the_clock_itself(tasks: Queue, clock: FakeClock) -> None:
+    @tasks.task
+    def send(claim: Claim) -> None: ...
+
+    send.enqueue(delay_s=1000.0)
+    clock.advance(1000.0)
+    assert tasks.run_until_idle() == 1
+
+
+@pytest.mark.rule("SK-15")
+def test_schedules_tick_as_the_clock_is_moved(tasks: Queue, clock: FakeClock) -> None:
+    ticks: list[int] = []
+
+    @tasks.periodic("0 * * * *")
+    def hourly(claim: Claim) -> None:
+        ticks.append(int(clock.wall()))
+
+    assert tasks.run_until_idle() == 0
+    assert tasks.run_until_idle(advance_s=DAY_S) == 24
+    assert {tick % 3600 for tick in ticks} == {0}
+    assert len(set(ticks)) == 24
+
+
+def test_a_failed_task_tells_why_and_stops_no_other(tasks: Queue) -> None:
+    @tasks.task(retries=0)
+    def fails(claim: Claim) -> None:
+        raise ValueError("no such address")
+
+    task, other = fails.enqueue(), fails.enqueue()
+    assert tasks.run_until_idle() == 2
+    for each in (task, other):
+        with pytest.raises(TaskFailed, match="no such address"):
+            tasks.wait(each)
+
+
+@pytest.mark.rule("SK-6")
+@pytest.mark.rule("SK-13")
+def test_queues_at_one_store_in_memory_take_turns(tmp_path: Path) -> None:
+    ran: list[str] = []
+    with (
+        Queue("mail", "memory://turns", state_folder=tmp_path) as one,
+        Queue("mail", "memory://turns", state_folder=tmp_path) as two,
+    ):
+        for name, queue in (("one", one), ("two", two)):
+            queue.task("send")(lambda claim, name=name: ran.append(name))  # type: ignore[misc]
+        for _ in range(3):
+            for name, queue in (("one", one), ("two", two)):
+                two.commit([two.made(two.functions["send"], (), {})])
+                assert queue.run_until_idle() == 1, name
+    assert ran == ["one", "two"] * 3
+
+
+def test_a_queue_of_a_url_in_memory_is_alone_and_ends_with_its_store(tmp_path: Path) -> None:
+    with Queue("memory://", state_folder=tmp_path) as one, Queue("memory://", state_folder=tmp_path) as two:
+        for queue in (one, two):
+            queue.task("send")(lambda claim: None)
+        one.commit([one.made(one.functions["send"], (), {})])
+        assert one.name == two.name == "tasks"
+        assert two.run_until_idle() == 0
+        assert one.run_until_idle() == 1
+        stores = [name for name in _SHARED._stores if name.startswith("~")]
+    assert len(stores) >= 2
+    assert not [name for name in stores if name in _SHARED._stores]
+
+
+def test_a_queue_of_a_module_is_in_memory_within_a_test(tmp_path: Path, clock: FakeClock) -> None:
+    ran: list[str] = []
+    with Queue("mail", f"sqlite:///{tmp_path / 'tasks.db'}", state_folder=tmp_path) as queue:
+
+        @queue.task
+        def send(claim: Claim, to: str) -> None:
+            ran.append(to)
+
+        send.enqueue("for production")
+        with queue.in_memory(clock):
+            send.enqueue("a", delay_s=60.0)
+            assert queue.run_until_idle(advance_s=60.0) == 1
+            assert queue.count()[Status.COMPLETED] == 1
+        with queue.in_memory():
+            assert not any(queue.count().values())
+        assert {status for status, number in queue.count().items() if number} == {Status.WAITING}
+        queue.start()
+        with pytest.raises(InvalidState, match="worked on already"), queue.in_memory():
+            pass
+    assert ran[0] == "a"
+
+
+def test_an_asyncio_queue_of_a_module_is_in_memory_within_a_test(tmp_path: Path, clock: FakeClock) -> None:
+    queue = AsyncQueue("mail", "etcd://127.0.0.1:1", state_folder=tmp_path)
+
+    @queue.task
+    async def send(claim: AsyncClaim, to: str) -> str:
+        return to
+
+    async def test() -> None:
+        for _ in range(2):
+            async with queue.in_memory(clock):
+                task = await send.enqueue("a", delay_s=60.0)
+                assert await queue.run_until_idle(advance_s=60.0) == 1
+                assert await queue.wait(task) == b'"a"'
+
+    asyncio.run(test())
+
+
+def test_a_queue_without_a_url_is_at_that_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REBALANSER_REGISTRY", "memory://")
+    with Queue("mail", state_folder=tmp_path) as queue:
+        assert queue.run_until_idle() == 0
+    monkeypatch.delenv("REBALANSER_REGISTRY")
+    with pytest.raises(InvalidUrl, match="no registry is named"):
+        Queue("mail", state_folder=tmp_path)
+
+
+def test_a_clock_of_its_own_is_for_tests_alone(tasks: Queue, tmp_path: Path) -> None:
+    with pytest.raises(InvalidState, match="run_until_idle"):
+        tasks.start()
+    with (
+        Queue("memory://", state_folder=tmp_path) as plain,
+        pytest.raises(InvalidState, match="can be moved"),
+    ):
+        plain.run_until_idle(advance_s=1.0)
+
+
+def test_a_queue_that_is_started_runs_nothing_in_a_caller(tmp_path: Path) -> None:
+    with Queue("mail", f"sqlite:///{tmp_path / 'tasks.db'}", state_folder=tmp_path) as queue:
+        queue.start()
+        with pytest.raises(InvalidState, match="worked on already"):
+            queue.run_until_idle()
+
+
+@pytest.mark.rule("SK-15")
+def test_coroutines_run_in_the_loop_of_the_test(clock: FakeClock, tmp_path: Path) -> None:
+    asyncio.run(coroutines_in_a_loop(clock, tmp_path))
+
+
+async def coroutines_in_a_loop(clock: FakeClock, tmp_path: Path) -> None:
+    threads: list[int] = []
+    async with AsyncQueue("memory://", clock=clock, state_folder=tmp_path) as queue:
+
+        @queue.task
+        async def post(claim: AsyncClaim, to: str) -> str:
+            threads.append(threading.get_ident())
+            await claim.update(b"half")
+            return to
+
+        task = await post.enqueue("a", delay_s=5.0)
+        assert await queue.run_until_idle() == 0
+        assert await queue.run_until_idle(advance_s=5.0) == 1
+        assert await queue.wait(task) == b'"a"'
+        assert [update.content async for update in queue.log(task)] == [b"half"]
+    assert threads == [threading.get_ident()]
+
+
+@pytest.mark.rule("SK-9")
+def test_a_fake_claim_records_what_a_body_does() -> None:
+    def body(claim: Claim, steps: int) -> int:
+        done = sum(1 for _ in claim.log())
+        for step in range(done, steps):
+            claim.update(f"step {step}".encode())
+        return steps - done
+
+    claim = FakeClaim(earlier=[[b"step 0"], [], [b"step 1"]])
+    assert body(claim, 4) == 2
+    assert claim.updates == [b"step 2", b"step 3"]
+    assert (claim.number, claim.failures, claim.token) == (3, 3, 1)
+    assert [each.content for each in claim.log()] == [b"step 0", b"step 1", b"step 2", b"step 3"]
+    assert [each.content for each in claim.log(3)] == [b"step 2", b"step 3"]
+    assert list(claim.log(1)) == []
+
+
+@pytest.mark.rule("SK-9")
+def test_the_log_of_a_fake_claim_has_any_length() -> None:
+    claim = FakeClaim(earlier=[[b"old"] * 250, [b"new"] * 250])
+    assert len(list(claim.log())) == 500
+    assert len(list(claim.log(1))) == 250
+
+
+@pytest.mark.rule("SK-10")
+def test_a_fake_claim_that_was_lost_refuses_what_is_written() -> None:
+    claim = FakeClaim()
+    assert claim.still_mine()
+    assert claim.renew()
+    with pytest.raises(RequestTooLarge):
+        claim.update(bytes(MAX_BYTES + 1))
+    claim.lose()
+    assert claim.stop_requested.is_set()
+    assert (claim.still_mine(), claim.renew(), claim.deadline) == (False, False, 0.0)
+    with pytest.raises(Fenced):
+        claim.update(b"late")
+    with pytest.raises(Fenced):
+        claim.complete_in(None)  # type: ignore[arg-type] # it is not used
+    assert claim.updates == []
+
+
+@pytest.mark.rule("SK-10")
+def test_a_fake_claim_is_completed_once() -> None:
+    claim = FakeClaim()
+    claim.complete_in(None, b"1")  # type: ignore[arg-type] # it is not used
+    assert (claim.is_completed, claim.result) == (True, b"1")
+    with pytest.raises(Fenced):
+        claim.complete_in(None)  # type: ignore[arg-type] # it is not used
+
+
+def test_a_coroutine_takes_a_fake_claim_too() -> None:
+    asyncio.run(fake_claim_in_a_loop())
+
+
+async def fake_claim_in_a_loop() -> None:
+    claim = FakeClaim(earlier=[[b"first"]])
+    twin = claim.as_async()
+    await twin.update(b"second")
+    assert [each.content async for each in twin.log()] == [b"first", b"second"]
+    claim.lose()
+    await twin.until_stop_requested()
+    with pytest.raises(Fenced):
+        await twin.update(b"late")
+    assert claim.updates == [b"second"]
