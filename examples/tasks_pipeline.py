@@ -72,8 +72,8 @@ class Pipeline:
         joins = []
         for files in by_folder().values():
             parts = self.hash_files.enqueue_many([((batch,), {}) for batch in batches(files)])
-            joins.append(self.join_folder.enqueue(parts, after=parts))
-        return self.write_index.enqueue(joins, str(target), after=joins)
+            joins.append(self.join_folder.options(after=parts).enqueue(parts))
+        return self.write_index.options(after=joins).enqueue(joins, str(target))
 
 
 def hash_files(_claim: Claim, files: list[str]) -> dict[str, str]:
@@ -130,7 +130,7 @@ def run(url: str, folder: Path) -> bool:
                 time.sleep(0.01)
             workers[0].kill()
             print(f"a worker was killed after {done} tasks")
-            files = int(queue.wait(last, 3600.0) or 0)
+            files = queue.wait(last, 3600.0)
         finally:
             workers[1].terminate()
             for worker in workers:

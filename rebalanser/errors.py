@@ -127,7 +127,16 @@ class DependencyCycle(InvalidTask):
 
 
 class TaskFailed(FixConfiguration):
-    """The task that was waited for is dead or cancelled; the message says how its last try ended."""
+    """The task that was waited for is dead or cancelled; the message says by which error its last try ended.
+
+    ``error_type`` is the name of that error's type, such as ``ValueError``; empty where no try has failed.
+    ``told`` is what is kept of it, with the frames of the body.
+    """
+
+    def __init__(self, message: str, *, error_type: str = "", told: str = "") -> None:
+        super().__init__(message)
+        self.error_type = error_type
+        self.told = told
 
 
 class UnknownApplication(FixConfiguration):

@@ -84,7 +84,7 @@ def chain(app: Any, _count: int) -> dict[str, float]:
     began = time.monotonic()
     task = app.enqueue("nothing")
     for _ in range(CHAIN - 1):
-        task = app.nothing.enqueue(after=[task])
+        task = app.nothing.options(after=[task]).enqueue()
     return {"enqueue": CHAIN / (time.monotonic() - began)} | _run(app, CHAIN)
 
 
@@ -94,8 +94,8 @@ def fan(app: Any, _count: int) -> dict[str, float]:
     root = app.enqueue("nothing")
     tasks = []
     for _ in range(0, FAN, BATCH):
-        tasks += app.nothing.enqueue_many([((), {"after": [root]})] * BATCH)
-    app.nothing.enqueue(after=tasks)
+        tasks += app.nothing.options(after=[root]).enqueue_many([((), {})] * BATCH)
+    app.nothing.options(after=tasks).enqueue()
     return {"enqueue": FAN / (time.monotonic() - began)} | _run(app, FAN + 2)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from pydantic import ValidationError
 
@@ -32,24 +32,33 @@ from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
-from rebalanser.tasks.options import TaskOptions, problems_of
+from rebalanser.tasks.options import (
+    NO_OPTIONS,
+    EnqueueOptions,
+    GivenOptions,
+    TaskOptions,
+    chosen_options,
+    problems_of,
+)
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import IN_MEMORY, PARTITIONS, Queue, name_and_url
 from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
-class AsyncTaskFunction(Generic[P]):
+class AsyncTaskFunction(Generic[P, R]):
     """A function whose calls can be enqueued; calling it calls the function itself, with a claim.
 
-    ``P`` are its parameters after the claim.
+    ``P`` are its parameters after the claim, ``R`` is what it returns, or its coroutine.
     """
 
-    def __init__(self, queue: AsyncQueue, body: TaskBody) -> None:
+    def __init__(self, queue: AsyncQueue, body: TaskBody, options: EnqueueOptions = NO_OPTIONS) -> None:
         self._queue = queue
+        self._options = options
         self.body = body
         """The function itself, and how its arguments are stored."""
         self.name = body.name
@@ -59,16 +68,34 @@ class AsyncTaskFunction(Generic[P]):
         """Call the function, as in a test: a coroutine function gives a coroutine."""
         return self.body.function(claim, *arguments, **named)
 
-    async def enqueue(self, *arguments: Any, **named: Any) -> Enqueued:
+    def options(self, **options: Unpack[GivenOptions]) -> AsyncTaskFunction[P, R]:
+        """The function with options for the tasks that it enqueues; as :meth:`TaskFunction.options`."""
+        return AsyncTaskFunction(self._queue, self.body, chosen_options(self.name, options))
+
+    async def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
         """Enqueue a call with these arguments; as :meth:`TaskFunction.enqueue`, and raises what that does.
 
         Where it is cancelled meanwhile, the task may have been enqueued.
         """
         return (await self.enqueue_many([(arguments, named)]))[0]
 
-    async def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Enqueued]:
+    async def enqueue_many(
+        self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+    ) -> list[Enqueued[R]]:
         """Enqueue many calls in few transactions; as :meth:`TaskFunction.enqueue_many`."""
-        return await self._queue.enqueue_calls(self.body, calls)
+        return await self._queue.enqueue_calls(self.body, calls, self._options)
+
+
+class AsyncRegisters(Protocol):
+    """What registers a function as a task."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTaskFunction[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> AsyncTaskFunction[P, R]: ...
 
 
 class AsyncQueue:
@@ -149,12 +176,15 @@ class AsyncQueue:
         return f"AsyncQueue({self.name!r}, {self._url!r})"
 
     @overload
-    def task(self, function: Callable[Concatenate[Any, P], Any], /) -> AsyncTaskFunction[P]: ...
+    def task(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTaskFunction[P, R]: ...
 
     @overload
-    def task(
-        self, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[Concatenate[Any, P], Any]], AsyncTaskFunction[P]]: ...
+    def task(self, function: Callable[Concatenate[Any, P], R], /) -> AsyncTaskFunction[P, R]: ...
+
+    @overload
+    def task(self, name: str | None = None, **options: Any) -> AsyncRegisters: ...
 
     def task(self, name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
@@ -176,7 +206,7 @@ class AsyncQueue:
         except ValidationError as error:
             raise InvalidTask(problems_of(error)) from error
 
-        def register(function: Callable[..., Any]) -> AsyncTaskFunction[Any]:
+        def register(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             claim = AsyncClaim if is_coroutine_function(function) else Claim
             body = TaskBody(function, name or function.__name__, chosen, claim)
             if body.name in self.functions:
@@ -186,18 +216,16 @@ class AsyncQueue:
 
         return register
 
-    def periodic(
-        self, expression: str, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[Concatenate[Any, P], Any]], AsyncTaskFunction[P]]:
+    def periodic(self, expression: str, name: str | None = None, **options: Any) -> AsyncRegisters:
         """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
         register = self.task(name, **options)
 
-        def schedule(function: Callable[Concatenate[Any, P], Any]) -> AsyncTaskFunction[P]:
+        def schedule(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             registered = register(function)
             self._schedules.append(Schedule(self.name, registered.name, expression))
             return registered
 
-        return schedule
+        return cast("AsyncRegisters", schedule)
 
     @contextlib.asynccontextmanager
     async def in_memory(self, clock: Clock | None = None) -> AsyncIterator[Self]:
@@ -225,13 +253,18 @@ class AsyncQueue:
         return await self._threads.run(queue.new_id)
 
     async def enqueue_calls(
-        self, body: TaskBody, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
-    ) -> list[Enqueued]:
+        self,
+        body: TaskBody,
+        calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+        options: EnqueueOptions,
+    ) -> list[Enqueued[Any]]:
         """Enqueue calls of a function, as :meth:`AsyncTaskFunction.enqueue_many`."""
         queue = await self._opened()
 
-        def enqueue() -> list[Enqueued]:
-            return queue.commit([queue.made(body, tuple(arguments), named) for arguments, named in calls])
+        def enqueue() -> list[Enqueued[Any]]:
+            return queue.commit(
+                [queue.made(body, tuple(arguments), named, options) for arguments, named in calls]
+            )
 
         return await self._threads.run(enqueue)
 
@@ -310,8 +343,14 @@ class AsyncQueue:
         queue = await self._opened()
         return await self._threads.run(queue.collect, older_than_s, archive)
 
-    async def wait(self, task: TaskId, timeout_s: float = 60.0) -> bytes | None:
-        """Wait until a task is complete; its result as JSON, None where it has none.
+    @overload
+    async def wait(self, task: Enqueued[R], timeout_s: float = 60.0) -> R: ...
+
+    @overload
+    async def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any: ...
+
+    async def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any:
+        """Wait until a task is complete; what its body has returned, as :meth:`Queue.wait` gives it.
 
         It takes no thread while it waits. Raises what :meth:`Queue.wait` does.
         """
@@ -332,7 +371,7 @@ class AsyncQueue:
                     except TimeoutError:
                         raise waiting.not_settled(stored, timeout_s, told) from None
                     changed.clear()
-        return waiting.result_of(stored)
+        return waiting.value_of(stored, self.functions)
 
     async def run(self, concurrency: int = 1) -> None:
         """Work on tasks until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.

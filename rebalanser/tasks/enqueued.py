@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from rebalanser.tasks.model import TaskId
+
+R_co = TypeVar("R_co", covariant=True)
 
 
 class EnqueueAnswer(StrEnum):
@@ -17,8 +19,11 @@ class EnqueueAnswer(StrEnum):
     """In the outbox, synced to the disk of this host; it is forwarded when the engine is back."""
 
 
-class Enqueued(str):
-    """A task's id, which says in ``answer`` where the task is (SK-4)."""
+class Enqueued(str, Generic[R_co]):
+    """A task's id, which says in ``answer`` where the task is (SK-4).
+
+    ``R_co`` is what its function returns, for ``wait``.
+    """
 
     answer: EnqueueAnswer
 

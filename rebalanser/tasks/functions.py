@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Final, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import to_json
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic_core import from_json, to_json
 
 from rebalanser.errors import InvalidHandlers, InvalidTask
 from rebalanser.registry.keys import check_name
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.options import EnqueueOptions, TaskOptions, problems_of
+from rebalanser.tasks.options import TaskOptions, problems_of
 
 _FIELD: Final = "argument_{}"
 """Field of a parameter, by its position: pydantic takes no field of the name ``_x``, or ``json``."""
@@ -32,7 +33,7 @@ class TaskBody:
     strict: ``"5"`` is no int, but what JSON has no type for, such as a time, is read from text.
 
     Raises:
-        InvalidHandlers: the function can't be called so, or a parameter has the name of an option of enqueue.
+        InvalidHandlers: the function can't be called so.
         InvalidName: its name can't be stored.
     """
 
@@ -90,6 +91,34 @@ class TaskBody:
             return asyncio.run(self.function(claim, **arguments))
         return self.function(claim, **arguments)
 
+    def value(self, result: bytes | None) -> Any:
+        """The value that a body returned, from its result as it is stored, by the function's return type.
+
+        Without one, or of a type that pydantic does not know, it is what JSON gives; so is what a function
+        that returns None has given to ``complete_in``.
+
+        Raises:
+            InvalidTask: the result does not fit the type.
+        """
+        if result is None:
+            return None
+        if self._returned is None:
+            return from_json(result)
+        try:
+            return self._returned.validate_json(result)
+        except ValidationError as error:
+            raise InvalidTask(
+                f"{self.name}: the result does not fit its type: {problems_of(error)}"
+            ) from error
+
+    @cached_property
+    def _returned(self) -> TypeAdapter[Any] | None:
+        try:
+            hint = get_type_hints(self.function, include_extras=True)["return"]
+            return None if hint is type(None) else TypeAdapter(hint)
+        except Exception:  # there is no hint, or none that pydantic knows: each has an error of its own
+            return None
+
     def arguments(self, payload: bytes) -> dict[str, Any]:
         """The arguments that a payload holds, by name.
 
@@ -122,10 +151,6 @@ def _without_claim(function: Callable[..., Any], name: str) -> inspect.Signature
     for each in arguments:
         if each.kind not in _NAMED:
             raise InvalidHandlers(f"task {name!r}: parameter {each} can't be stored by its name")
-        if each.name in EnqueueOptions.model_fields:
-            raise InvalidHandlers(
-                f"task {name!r}: {each.name!r} is an option of enqueue; rename the parameter"
-            )
     return inspect.Signature(arguments)
 
 

@@ -87,7 +87,6 @@ class InlineWorker:
             claimed = self._source.claim(1, self._bodies.names())
             for each in claimed:
                 self._run(each)
-                self._ticker.tick()
             tries += len(claimed)
             looks = 0 if claimed else looks + 1
             wakeup = self._source.next_wakeup(self._bodies.names())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +15,7 @@ from pydantic import (
     ValidationError,
 )
 
+from rebalanser.errors import InvalidTask
 from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, AfterFailure, TaskId
 
 MAX_SECONDS: Final = 315_576_000.0
@@ -70,7 +72,7 @@ class TaskOptions(BaseModel):
 
 
 class EnqueueOptions(BaseModel):
-    """What one task differs in; these names can't be those of a task's arguments."""
+    """What one task differs in from others of its function."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -88,5 +90,27 @@ class EnqueueOptions(BaseModel):
     """Whether ``after`` may name tasks that don't exist yet."""
 
 
-OPTION_NAMES: Final = frozenset(EnqueueOptions.model_fields)
+class GivenOptions(TypedDict, total=False):
+    """The fields of :class:`EnqueueOptions` as a caller may give them."""
+
+    delay_s: float
+    after: TaskId | Sequence[TaskId]
+    after_failure: Literal["wait", "run", "fail"] | AfterFailure
+    priority: int | None
+    task_id: TaskId | None
+    waits_for_unknown: bool
+
+
+def chosen_options(name: str, given: Mapping[str, Any]) -> EnqueueOptions:
+    """The options of a task of the function ``name``.
+
+    Raises:
+        InvalidTask: an option is unknown or out of range.
+    """
+    try:
+        return EnqueueOptions(**given)
+    except ValidationError as error:
+        raise InvalidTask(f"{name}: {problems_of(error)}") from error
+
+
 NO_OPTIONS: Final = EnqueueOptions()

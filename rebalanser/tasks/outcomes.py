@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +17,10 @@ from rebalanser.tasks.options import MAX_SECONDS
 
 MAX_ERROR: Final = 4000
 """The most characters of an error that are kept with a task."""
+MAX_MESSAGE: Final = 1000
+"""The most characters of its message."""
 MAX_SUMMARY: Final = 500
+_TYPE_AND_MESSAGE: Final = re.compile(r"([^\W\d][\w.<>]*)(?:: (.*))?")
 _NOT_THE_USERS: Final = tuple(
     f"{folder}/" for folder in (Path(__file__).resolve().parents[1], Path(asyncio.__file__).resolve().parent)
 )
@@ -87,10 +91,34 @@ Outcome: TypeAlias = Returned | Raised | Cut
 def raised(error: BaseException) -> Raised:
     """The outcome of a body that raised this."""
     try:
-        told = "".join(_without_callers(traceback.TracebackException.from_exception(error)).format()).strip()
+        told = _shortened(_without_callers(traceback.TracebackException.from_exception(error)))
     except Exception:  # whatever a class does when it is shown
         told = summary_of(error)
-    return Raised(error, _storable(told[-MAX_ERROR:]))
+    return Raised(error, _storable(told))
+
+
+def _shortened(shown: traceback.TracebackException) -> str:
+    """An error as text, with as many of its last frames as there is room for."""
+    told = "".join(shown.format()).strip()
+    last = "".join(shown.format_exception_only()).strip()
+    frames = told.removesuffix(last)
+    if len(told) <= MAX_ERROR or frames == told:
+        return told[-MAX_ERROR:]
+    last = last[:MAX_MESSAGE]
+    kept = frames[-(MAX_ERROR - len(last)) :]
+    return (frames if kept == frames else kept.partition("\n")[2]) + last
+
+
+def split_error(told: str) -> tuple[str, str]:
+    """The name of the type of an error that is kept with a task, and the first line of its message.
+
+    The name is empty where no body has raised it.
+    """
+    lines = told.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    first = next((line for line in lines if line and not line[0].isspace()), told.strip().partition("\n")[0])
+    found = _TYPE_AND_MESSAGE.fullmatch(first)
+    kind, message = (found[1], found[2] or "") if found else ("", first)
+    return kind, message[:MAX_SUMMARY]
 
 
 def _without_callers(shown: traceback.TracebackException) -> traceback.TracebackException:

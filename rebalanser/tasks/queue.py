@@ -5,11 +5,25 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Self, TypeAlias, overload
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from pydantic import ValidationError
 
@@ -59,9 +73,10 @@ from rebalanser.tasks.opening import Opened, Opening
 from rebalanser.tasks.options import (
     FAR_FUTURE_S,
     NO_OPTIONS,
-    OPTION_NAMES,
     EnqueueOptions,
+    GivenOptions,
     TaskOptions,
+    chosen_options,
     problems_of,
 )
 from rebalanser.tasks.outbox import Outbox, engine_name
@@ -92,36 +107,47 @@ RETRIES: Final = int(TaskOptions().retries)
 BodyPlace: TypeAlias = Literal["threads", "processes"]
 """Where bodies run: in threads of the worker, or in processes of their own, which can be ended."""
 P = ParamSpec("P")
+R = TypeVar("R")
 _log = get_logger()
 
 
-class TaskFunction(Generic[P]):
+class TaskFunction(Generic[P, R]):
     """A function whose calls can be enqueued; calling it calls the function itself, with a claim.
 
-    ``P`` are its parameters after the claim.
+    ``P`` are its parameters after the claim, ``R`` is what it returns, or its coroutine.
     """
 
-    def __init__(self, queue: Queue, body: TaskBody) -> None:
+    def __init__(self, queue: Queue, body: TaskBody, options: EnqueueOptions = NO_OPTIONS) -> None:
         self._queue = queue
+        self._options = options
         self.body = body
         """The function itself, and how its arguments are stored."""
         self.name = body.name
         """The name under which its tasks are stored."""
 
     def __call__(self, claim: Claim, *arguments: P.args, **named: P.kwargs) -> Any:
-        """Call the function, as in a test."""
+        """Call the function, as in a test; a coroutine function gives a coroutine."""
         return self.body.function(claim, *arguments, **named)
 
-    def enqueue(self, *arguments: Any, **named: Any) -> Enqueued:
+    def options(self, **options: Unpack[GivenOptions]) -> TaskFunction[P, R]:
+        """The function with options for the tasks that are enqueued by what this returns.
+
+        These are the fields of :class:`~rebalanser.tasks.options.EnqueueOptions`: ``delay_s``, ``after``,
+        ``after_failure``, ``priority``, ``task_id``, ``waits_for_unknown``. They replace those given before.
+
+        Raises:
+            InvalidTask: an option is unknown or out of range.
+        """
+        return TaskFunction(self._queue, self.body, chosen_options(self.name, options))
+
+    def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
         """Enqueue a call with these arguments; the task's id, once the engine has it for good (SK-3).
 
         With an outbox it may be on this host's disk only: ``answer`` of what is returned says so (SK-4).
-
-        The fields of :class:`~rebalanser.tasks.options.EnqueueOptions` are taken by name: ``delay_s``,
-        ``after``, ``priority``, ``task_id``, ``waits_for_unknown``.
+        :meth:`options` says when and how, such as ``send.options(delay_s=5).enqueue("a@example.org")``.
 
         Raises:
-            InvalidTask: the arguments don't fit the function, or an option is out of range.
+            InvalidTask: the arguments don't fit the function.
             TaskExists: the id is taken by other content.
             UnknownTask: it is to come after a task that does not exist.
             DependencyCycle: it would wait for itself.
@@ -132,13 +158,29 @@ class TaskFunction(Generic[P]):
         """
         return self.enqueue_many([(arguments, named)])[0]
 
-    def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Enqueued]:
+    def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Enqueued[R]]:
         """Enqueue many calls, each as positional arguments and a mapping of named ones, in few transactions.
+
+        All have the same :meth:`options`.
 
         Raises what :meth:`enqueue` does, for the first that failed; others may have been enqueued.
         """
-        tasks = [self._queue.made(self.body, tuple(arguments), named) for arguments, named in calls]
-        return self._queue.commit(tasks)
+        made = self._queue.made
+        return self._queue.commit(
+            [made(self.body, tuple(arguments), named, self._options) for arguments, named in calls]
+        )
+
+
+class Registers(Protocol):
+    """What registers a function as a task."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Claim, P], Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Claim, P], R], /) -> TaskFunction[P, R]: ...
 
 
 class Queue:
@@ -357,12 +399,15 @@ class Queue:
         return f"Queue({self.name!r}, {self._url!r})"
 
     @overload
-    def task(self, function: Callable[Concatenate[Claim, P], Any], /) -> TaskFunction[P]: ...
+    def task(
+        self, function: Callable[Concatenate[Claim, P], Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R]: ...
 
     @overload
-    def task(
-        self, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[Concatenate[Claim, P], Any]], TaskFunction[P]]: ...
+    def task(self, function: Callable[Concatenate[Claim, P], R], /) -> TaskFunction[P, R]: ...
+
+    @overload
+    def task(self, name: str | None = None, **options: Any) -> Registers: ...
 
     def task(self, name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
@@ -380,7 +425,7 @@ class Queue:
         except ValidationError as error:
             raise InvalidTask(problems_of(error)) from error
 
-        def register(function: Callable[..., Any]) -> TaskFunction[Any]:
+        def register(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             body = TaskBody(function, name or function.__name__, chosen)
             if body.name in self.functions:
                 raise InvalidHandlers(f"task {body.name!r} is registered already")
@@ -389,9 +434,7 @@ class Queue:
 
         return register
 
-    def periodic(
-        self, expression: str, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[Concatenate[Claim, P], Any]], TaskFunction[P]]:
+    def periodic(self, expression: str, name: str | None = None, **options: Any) -> Registers:
         """Register a function whose tasks come by a cron expression, in UTC, while a worker runs (SK-15).
 
         It takes no arguments but the claim that have no default. Each tick makes one task, whatever number of
@@ -404,39 +447,39 @@ class Queue:
         """
         register = self.task(name, **options)
 
-        def schedule(function: Callable[Concatenate[Claim, P], Any]) -> TaskFunction[P]:
+        def schedule(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             registered = register(function)
             self._schedules.append(Schedule(self.name, registered.name, expression))
             return registered
 
-        return schedule
+        return cast("Registers", schedule)
 
     def adopt(self, functions: dict[str, TaskBody], schedules: list[Schedule]) -> None:
         """Work with functions and schedules that are registered elsewhere, also later, instead of its own."""
         self.functions = functions
         self._schedules = schedules
 
-    def made(self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Enqueue:
+    def made(
+        self,
+        body: TaskBody,
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any],
+        options: EnqueueOptions = NO_OPTIONS,
+    ) -> Enqueue:
         """A task of a function, from a call; raises InvalidTask where it can't be one."""
-        options = {key: value for key, value in named.items() if key in OPTION_NAMES}
-        try:
-            chosen = EnqueueOptions(**options) if options else NO_OPTIONS
-        except ValidationError as error:
-            raise InvalidTask(f"{body.name}: {problems_of(error)}") from error
-        rest = {key: value for key, value in named.items() if key not in options}
-        payload = body.payload(arguments, rest)
-        task_id = chosen.task_id or self._flakes.next()
+        payload = body.payload(arguments, named)
+        task_id = options.task_id or self._flakes.next()
         head = Head(
             id=task_id,
             queue=self.name,
             name=body.name,
-            priority=body.options.priority if chosen.priority is None else chosen.priority,
-            after=chosen.after,
-            after_failure=chosen.after_failure,
+            priority=body.options.priority if options.priority is None else options.priority,
+            after=options.after,
+            after_failure=options.after_failure,
             retries=body.options.retries,
             timeout_s=body.options.timeout_s,
         )
-        return self._placed(head, payload, chosen)
+        return self._placed(head, payload, options)
 
     def made_raw(
         self,
@@ -502,9 +545,9 @@ class Queue:
         """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
         return self._flakes.next()
 
-    def commit(self, tasks: Sequence[Enqueue]) -> list[Enqueued]:
+    def commit(self, tasks: Sequence[Enqueue]) -> list[Enqueued[Any]]:
         """Enqueue tasks that were made; their ids. Raises what :meth:`TaskFunction.enqueue` does."""
-        enqueued: list[Enqueued] = []
+        enqueued: list[Enqueued[Any]] = []
         for each, answer in zip(tasks, self._answers(tasks), strict=True):
             enqueued.append(Enqueued(each.task.head.id, answer))
             self.metrics.enqueued(each.task.head.name)
@@ -686,14 +729,24 @@ class Queue:
         """
         return collect(self._context, self.tasks, older_than_s, None if archive is None else Archive(archive))
 
-    def wait(self, task: TaskId, timeout_s: float = 60.0) -> bytes | None:
-        """Wait until a task is complete; its result as JSON, None where it has none.
+    @overload
+    def wait(self, task: Enqueued[R], timeout_s: float = 60.0) -> R: ...
+
+    @overload
+    def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any: ...
+
+    def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any:
+        """Wait until a task is complete; what its body has returned, by the function's return type.
+
+        It has been JSON meanwhile. So it is what JSON gives where the function has no return type, or is not
+        known here. ``get(task).state.result`` has the JSON itself.
 
         A body that waits for a task of its own queue takes part of the worker's concurrency meanwhile. Once
         all bodies of a worker do that, it logs a warning.
 
         Raises:
-            TaskFailed: it is dead or cancelled; the message says how its last try ended.
+            TaskFailed: it is dead or cancelled; the message says by which error its last try ended.
+            InvalidTask: the result does not fit the function's return type.
             NotSettled: it is neither within ``timeout_s`` seconds.
             UnknownTask: there is none of this id.
         """
@@ -709,7 +762,7 @@ class Queue:
                     changed.clear()
         finally:
             self.bell.leave(task, changed.set)
-        return waiting.result_of(stored)
+        return waiting.value_of(stored, self.functions)
 
     def run(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
         """Work on tasks until SIGINT, SIGTERM or SIGHUP, then stop gracefully; see :meth:`start`.
@@ -934,7 +987,7 @@ class Queue:
     def _enqueue_tick(self, name: str, task: TaskId) -> None:
         if self._context.read([task]):  # by another process: where no partition is owned, all of them do it
             return
-        self.commit([self.made(self.functions[name], (), {"task_id": task})])
+        self.commit([self.made(self.functions[name], (), {}, EnqueueOptions(task_id=task))])
 
     def _add_partitions(self) -> None:
         with Admin(group_name(self.name), self._url, settings=self._settings) as admin:

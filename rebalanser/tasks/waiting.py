@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
+
+from pydantic_core import from_json
 
 from rebalanser.errors import NotSettled, TaskFailed
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Lost, Watch
+from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.model import Status, Stored, TaskId
+from rebalanser.tasks.outcomes import split_error
 
 CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
 """What a task is that nothing more happens to by itself."""
@@ -144,13 +148,21 @@ def not_settled(stored: Stored, timeout_s: float, hint: str = "") -> NotSettled:
     return NotSettled(f"task {stored.head.id} is {stored.state.status} after {timeout_s:g} s{hint}")
 
 
-def result_of(stored: Stored) -> bytes | None:
-    """The result of a task that is closed, as JSON; None where it has none.
+def value_of(stored: Stored, functions: Mapping[str, TaskBody]) -> Any:
+    """What the body of a closed task has returned; of a function that is not known here, as JSON gives it.
 
     Raises:
-        TaskFailed: it is dead or cancelled; the message says how its last try ended.
+        TaskFailed: it is dead or cancelled.
+        InvalidTask: the result does not fit the function's return type.
     """
     state = stored.state
-    if state.status is Status.COMPLETED:
-        return state.result
-    raise TaskFailed(f"task {stored.head.id} is {state.status}: {state.error or 'no try has failed'}")
+    if state.status is not Status.COMPLETED:
+        kind, message = split_error(state.error)
+        told = f"{kind}: {message}" if kind and message else kind or message or "no try has failed"
+        raise TaskFailed(
+            f"task {stored.head.id} is {state.status}: {told}", error_type=kind, told=state.error
+        )
+    body = functions.get(stored.head.name)
+    if body is not None:
+        return body.value(state.result)
+    return None if state.result is None else from_json(state.result)

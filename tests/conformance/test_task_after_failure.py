@@ -78,11 +78,11 @@ def test_dependents_wait_run_or_fail(stage: Stage, *, is_late: bool) -> None:
     if is_late:
         stage.queue.start(concurrency=2)
         stage.await_status(broken, Status.DEAD)
-    waits = step.enqueue("waits", after=broken)
-    runs = step.enqueue("runs", after=broken, after_failure="run")
-    fails = step.enqueue("fails", after=broken, after_failure="fail")
-    too = step.enqueue("fails too", after=[fails, runs], after_failure="fail")
-    after_all = step.enqueue("after all", after=[fails, too, runs], after_failure=RUN)
+    waits = step.options(after=broken).enqueue("waits")
+    runs = step.options(after=broken, after_failure="run").enqueue("runs")
+    fails = step.options(after=broken, after_failure="fail").enqueue("fails")
+    too = step.options(after=[fails, runs], after_failure="fail").enqueue("fails too")
+    after_all = step.options(after=[fails, too, runs], after_failure=RUN).enqueue("after all")
     if not is_late:
         stage.queue.start(concurrency=2)
     assert stage.queue.wait(runs, PATIENCE_S) is None
@@ -108,17 +108,19 @@ def test_dependents_wait_run_or_fail(stage: Stage, *, is_late: bool) -> None:
 def test_what_is_cancelled_or_unknown_settles_as_what_is_dead_does(stage: Stage) -> None:
     step, queue = stage.step, stage.queue
     coming = queue.new_id()
-    runs = step.enqueue("runs", after=coming, after_failure="run", waits_for_unknown=True)
-    fails = step.enqueue("fails", after=coming, after_failure="fail", waits_for_unknown=True, delay_s=0.01)
+    runs = step.options(after=coming, after_failure="run", waits_for_unknown=True).enqueue("runs")
+    fails = step.options(after=coming, after_failure="fail", waits_for_unknown=True, delay_s=0.01).enqueue(
+        "fails"
+    )
     queue.start(concurrency=2)
     done = step.enqueue("done")
     queue.wait(done, PATIENCE_S)
     assert (stage.state(runs).status, stage.state(fails).status) == (Status.WAITING,) * 2
-    step.enqueue("never", task_id=coming, delay_s=3600.0)
+    step.options(task_id=coming, delay_s=3600.0).enqueue("never")
     queue.cancel(coming)
     assert queue.wait(runs, PATIENCE_S) is None
     stage.has_failed_with(fails, coming, Status.CANCELLED)
-    assert queue.wait(step.enqueue("last", after=done, after_failure="fail"), PATIENCE_S) is None
+    assert queue.wait(step.options(after=done, after_failure="fail").enqueue("last"), PATIENCE_S) is None
     assert stage.ran == ["done", "runs", "last"]
 
 
@@ -127,13 +129,13 @@ def test_the_next_worker_decides_what_the_last_one_left(stage: Stage) -> None:
     """Nothing is lost between the end of one task and that of its dependents, whoever is gone by then."""
     step, queue = stage.step, stage.queue
     first, second = step.enqueue("first"), step.enqueue("second")
-    fails = step.enqueue("fails", after=[first, second], after_failure="fail")
+    fails = step.options(after=[first, second], after_failure="fail").enqueue("fails")
     queue.start()
     assert queue.wait(second, PATIENCE_S) is None
     queue.stop()
     other = step.enqueue("other")
-    last = step.enqueue("last", after=[fails, other], after_failure="run")
-    late = step.enqueue("late", after=other, after_failure="fail")
+    last = step.options(after=[fails, other], after_failure="run").enqueue("last")
+    late = step.options(after=other, after_failure="fail").enqueue("late")
     queue.cancel(other)
     assert stage.state(late).status is Status.WAITING
     queue.start()

@@ -530,7 +530,7 @@ def test_the_worker_command_works_on_a_module_s_queue(stage: Stage, tmp_path: Pa
             text=True,
             check=True,
         )
-        assert stage.queue.wait(ended.stdout.strip(), PATIENCE_S) == b'"A"'
+        assert stage.queue.wait(ended.stdout.strip(), PATIENCE_S) == "A"
         assert stage.queue.count()[Status.COMPLETED] == 1
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(PATIENCE_S) == 0

@@ -27,6 +27,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.tasks import Claim, Queue
 from rebalanser.tasks import queue as queue_module
+from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.slots import Flakes, wall_ms
 
 CLAIM_TTL_S = 2.0
@@ -87,7 +88,10 @@ class Host:
     def enqueue(self, calls: list[tuple[str, list[Any], dict[str, Any]]]) -> list[str]:
         """Enqueue calls of the functions; the tasks' ids."""
         functions = self.queue.functions
-        made = [self.queue.made(functions[name], tuple(given), options) for name, given, options in calls]
+        made = [
+            self.queue.made(functions[name], tuple(given), {}, EnqueueOptions(**options))
+            for name, given, options in calls
+        ]
         return self.queue.commit(made)
 
     def produce(self) -> None:

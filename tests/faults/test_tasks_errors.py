@@ -83,7 +83,7 @@ def test_while_the_file_is_locked_results_are_kept_and_it_is_seen(tmp_path: Path
         with locked(path):
             may_end.set()
             wait_until(lambda: "ledger" in {each.loop for each in queue.troubles})
-        assert [queue.wait(task, PATIENCE_S) for task in (first, second)] == [b'"charged"'] * 2
+        assert [queue.wait(task, PATIENCE_S) for task in (first, second)] == ["charged"] * 2
         assert runs == [0, 0]
         wait_until(lambda: queue.troubles == ())
 
@@ -103,4 +103,4 @@ def test_a_worker_that_can_not_go_on_ends_its_process(tmp_path: Path) -> None:
     assert "action=tasks_loop_failed" in ended.stderr
     assert "action=tasks_process_ends" in ended.stderr
     with Queue("work", url, state_folder=tmp_path) as queue:
-        assert queue.wait(ended.stdout.strip(), 0.0) == b'"done"'
+        assert queue.wait(ended.stdout.strip(), 0.0) == "done"

@@ -140,7 +140,7 @@ def test_a_task_that_kills_its_worker_every_time_ends_as_a_dead_letter(stage: St
     assert stage.queue.get(deadly).state.error.endswith("ended without a word")
     assert len([each for each in stage.events("began") if each["task"] == deadly]) == 3
     for number, other in enumerate(others):
-        assert stage.queue.wait(other, PATIENCE_S) == str(number + 1).encode()
+        assert stage.queue.wait(other, PATIENCE_S) == number + 1
 
 
 def _is_dead(stage: Stage, task: str) -> bool:
@@ -155,7 +155,7 @@ def test_a_payload_that_no_worker_can_read_is_a_dead_letter_at_once(stage: Stage
     (task,) = stage.queue.commit([poisoned])
     (good,) = stage.enqueue("add", (1, 2))
     stage.start(1)
-    assert stage.queue.wait(good, PATIENCE_S) == b"3"
+    assert stage.queue.wait(good, PATIENCE_S) == 3
     wait_until(lambda: _is_dead(stage, task))
     assert "add: " in stage.queue.get(task).state.error
     assert [each for each in stage.events("began") if each["task"] == task] == []
@@ -206,7 +206,7 @@ def test_no_task_waits_behind_a_slow_body_while_another_worker_is_idle(shared: S
     busy = _pid_of(shared, slow)
     quick = shared.enqueue("add", *[(number, 1) for number in range(40)])
     for number, task in enumerate(quick):
-        assert shared.queue.wait(task, PATIENCE_S) == str(number + 1).encode()
+        assert shared.queue.wait(task, PATIENCE_S) == number + 1
     assert shared.queue.get(slow).state.status is Status.CLAIMED, "the slow body runs still"
     assert busy in {worker.pid for worker in workers}
     begun = [each for each in shared.events("began") if each["task"] in quick]
@@ -268,7 +268,7 @@ def test_what_is_claimed_for_a_worker_that_was_killed_runs_again(shared: Stage) 
     idle.kill()
     third = shared.start(2)
     for number, task in enumerate(tasks):
-        assert shared.queue.wait(task, PATIENCE_S) == str(number + 1).encode()
+        assert shared.queue.wait(task, PATIENCE_S) == number + 1
     begun = [each for each in shared.events("began") if each["task"] in tasks]
     assert {each["pid"] for each in begun} <= {owner.pid, third.pid}
     assert len([each for each in begun if each["failures"] == 1]) >= lent, "claims for it were over in time"

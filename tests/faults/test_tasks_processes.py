@@ -115,7 +115,7 @@ def test_a_body_that_kills_its_process_ends_as_a_dead_letter_while_others_go_on(
     others = [stage.enqueue("add", number, 1) for number in range(5)]
     worker = stage.start(1)
     for number, other in enumerate(others):
-        assert stage.queue.wait(other, PATIENCE_S) == str(number + 1).encode()
+        assert stage.queue.wait(other, PATIENCE_S) == number + 1
     wait_until(lambda: stage.queue.get(deadly).state.status is Status.DEAD)
     assert stage.queue.get(deadly).state.error.endswith(f"BodyLost: the process of the body {told}")
     assert [each["failures"] for each in stage.events("began", deadly)] == list(range(tries))
@@ -129,8 +129,8 @@ def test_a_body_that_is_out_of_time_is_killed_and_tried_again(stage: Stage) -> N
     stage.start(2)
     stage.began(task)
     # So that a process is idle, and the next try need not wait for one.
-    assert stage.queue.wait(stage.enqueue("add", 1, 2), PATIENCE_S) == b"3"
-    assert stage.queue.wait(task, PATIENCE_S) == b'"at last"'
+    assert stage.queue.wait(stage.enqueue("add", 1, 2), PATIENCE_S) == 3
+    assert stage.queue.wait(task, PATIENCE_S) == "at last"
     first, cleaned, second = stage.events(task=task)
     assert [first["event"], cleaned["event"], second["event"]] == ["began", "cleaned up", "began"]
     assert first["pid"] != second["pid"]
@@ -150,7 +150,7 @@ def test_a_claim_that_is_lost_costs_the_body_its_process(stage: Stage) -> None:
     stage.queue.cancel(task)
     wait_until(lambda: is_gone(first["pid"]))
     other = stage.enqueue("add", 1, 2)
-    assert stage.queue.wait(other, PATIENCE_S) == b"3"
+    assert stage.queue.wait(other, PATIENCE_S) == 3
     assert stage.queue.get(task).state.status is Status.CANCELLED
 
 
@@ -164,7 +164,7 @@ def test_a_worker_that_is_killed_leaves_no_process(stage: Stage) -> None:
     wait_until(lambda: all(is_gone(pid) for pid in pids))
     stage.start(2)
     for task in tasks:
-        assert stage.queue.wait(task, PATIENCE_S) == b'"at last"'
+        assert stage.queue.wait(task, PATIENCE_S) == "at last"
 
 
 @pytest.mark.rule("SK-15", "SK-17")
@@ -185,7 +185,7 @@ def test_stopping_kills_after_the_grace_and_gives_back(stage: Stage) -> None:
 def test_a_claim_does_in_a_process_what_it_does_in_a_thread(stage: Stage) -> None:
     tasks = [stage.enqueue("report") for _ in range(2)]
     worker = stage.start(1)
-    reports = [json.loads(stage.queue.wait(task, PATIENCE_S) or b"") for task in tasks]
+    reports = [stage.queue.wait(task, PATIENCE_S) for task in tasks]
     assert reports[0]["pid"] == reports[1]["pid"] != worker.pid, "one process after the other"
     for task, found in zip(tasks, reports, strict=True):
         assert found["updates"] == [0, 1]
@@ -235,7 +235,7 @@ def test_the_command_line_runs_bodies_in_processes_of_a_queue_that_they_import(t
         try:
             made = queue.made_raw("where", b"{}", EnqueueOptions())
             (task,) = queue.commit([made])
-            place = int(queue.wait(task, PATIENCE_S) or b"")
+            place = queue.wait(task, PATIENCE_S)
             assert place != worker.pid
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(PATIENCE_S) == 0

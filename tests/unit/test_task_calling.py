@@ -28,7 +28,17 @@ from rebalanser.tasks.loop_caller import Supervisor
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.model import Head, Update
 from rebalanser.tasks.options import TaskOptions
-from rebalanser.tasks.outcomes import MAX_ERROR, Cut, Outcome, Raised, Returned, raised, returned
+from rebalanser.tasks.outcomes import (
+    MAX_ERROR,
+    MAX_MESSAGE,
+    Cut,
+    Outcome,
+    Raised,
+    Returned,
+    raised,
+    returned,
+    split_error,
+)
 from rebalanser.tasks.processes import ProcessCaller
 from rebalanser.tasks.references import body_at, reference_of
 from rebalanser.tasks.worker_claim import StopRequest
@@ -174,10 +184,49 @@ def test_a_pause_that_no_clock_can_wait_for_is_refused(delay_s: Any) -> None:
     assert Retry("later", delay_s=0).delay_s == 0
 
 
-def test_the_end_of_a_long_error_is_kept() -> None:
+def test_the_beginning_of_a_long_message_is_kept() -> None:
     outcome = raised(ValueError("x" * MAX_ERROR + "end"))
-    assert len(outcome.told) == MAX_ERROR
-    assert outcome.told.endswith("end")
+    assert outcome.told == "ValueError: ".ljust(MAX_MESSAGE, "x")
+
+
+def test_of_many_frames_the_last_are_kept_and_the_type() -> None:
+    def deep(left: int) -> None:
+        deep(left - 1) if left % 2 else again(left - 1)
+
+    def again(left: int) -> None:
+        if left < 0:
+            raise LookupError("no such\nthing" + "x" * MAX_ERROR)
+        deep(left) if left % 2 else again(left - 1)
+
+    with pytest.raises(LookupError) as caught:
+        deep(200)
+    told = raised(caught.value).told
+    assert len(told) <= MAX_ERROR
+    assert told.startswith("  ")
+    assert "raise LookupError(" in told
+    assert split_error(told) == ("LookupError", "no such")
+
+
+def test_an_error_is_split_into_its_type_and_its_message() -> None:
+    class Strange(Exception):
+        pass
+
+    def chained() -> None:
+        try:
+            int("first")
+        except ValueError as error:
+            raise Strange("second: third") from error
+
+    with pytest.raises(Strange) as caught:
+        chained()
+    kind, message = split_error(raised(caught.value).told)
+    assert (kind.rpartition(".")[2], message) == ("Strange", "second: third")
+    assert split_error(raised(KeyboardInterrupt()).told) == ("KeyboardInterrupt", "")
+    assert split_error(raised(TimeoutError("too late")).told) == ("TimeoutError", "too late")
+    assert split_error("the last try was cut off: it is over") == ("", "the last try was cut off: it is over")
+    assert split_error("") == ("", "")
+    group = ExceptionGroup("several", [ValueError("one"), ValueError("two")])
+    assert split_error(raised(group).told)[1]
 
 
 def test_a_wish_to_be_tried_again_can_be_sent() -> None:
@@ -267,7 +316,7 @@ def test_a_child_sends_nothing_that_is_over_the_limit() -> None:
     long = child._sendable(raised(ValueError("x" * 9000)), 8000)
     assert isinstance(long, Failed)
     assert long.error is None
-    assert len(long.told) == MAX_ERROR
+    assert len(long.told) == MAX_MESSAGE
 
 
 LOG = [Update(claim, number, b"") for claim, size in enumerate([0, 7, 2, 0, 3, 0]) for number in range(size)]

@@ -6,9 +6,10 @@ import asyncio
 import datetime
 import enum
 import math
+import threading
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, assert_type
 
 import pytest
 from hypothesis import given
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
 from rebalanser.errors import InvalidHandlers, InvalidName, InvalidState, InvalidTask
-from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue
+from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Enqueued, Queue
 from rebalanser.tasks.functions import OtherArguments, TaskBody
 from rebalanser.tasks.http.messages import Failure, NewTask
 from rebalanser.tasks.options import FAR_FUTURE_S, MAX_AFTER, MAX_SECONDS, EnqueueOptions, TaskOptions
+from rebalanser.testing import FakeClock
 
 
 class Address(BaseModel):
@@ -172,7 +174,6 @@ def test_a_payload_that_no_version_can_read_is_told(payload: bytes) -> None:
 def nothing() -> None: ...
 def starred(claim: Claim, *to: str) -> None: ...
 def doubly(claim: Claim, **to: str) -> None: ...
-def delayed(claim: Claim, delay_s: float) -> None: ...
 def first_is_text(to: str) -> None: ...
 def unreadable(claim: Claim, to: Nowhere) -> None: ...  # type: ignore[name-defined] # noqa: F821
 
@@ -183,7 +184,6 @@ def unreadable(claim: Claim, to: Nowhere) -> None: ...  # type: ignore[name-defi
         (nothing, "the first parameter must be the claim"),
         (starred, "can't be stored by its name"),
         (doubly, "can't be stored by its name"),
-        (delayed, "'delay_s' is an option of enqueue"),
         (first_is_text, "the first parameter is the claim"),
         (unreadable, "a type hint can't be read"),
     ],
@@ -221,9 +221,9 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 def test_a_delay_that_no_clock_can_wait_for_is_refused(tmp_path: Path, delay_s: float) -> None:
     with Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
         send_later = queue.task(send)
-        send_later.enqueue("a", delay_s=MAX_SECONDS)
+        send_later.options(delay_s=MAX_SECONDS).enqueue("a")
         with pytest.raises(InvalidTask, match=r"^send: delay_s: Input should be [^\n]*$"):
-            send_later.enqueue("a", delay_s=delay_s)
+            send_later.options(delay_s=delay_s).enqueue("a")
         assert sum(queue.count().values()) == 1
     with pytest.raises(ValueError, match="delay_s"):
         NewTask.model_validate({"name": "send", "payload": {"value": {}}, "delay_s": delay_s})
@@ -236,9 +236,9 @@ def test_a_task_waits_for_a_stated_number_of_others_at_most(tmp_path: Path) -> N
     ids = [f"{number:040x}" for number in range(MAX_AFTER + 1)]
     with Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
         send_later = queue.task(send)
-        send_later.enqueue("a", after=ids[1:], waits_for_unknown=True)
+        send_later.options(after=ids[1:], waits_for_unknown=True).enqueue("a")
         with pytest.raises(InvalidTask, match=f"^send: after: Tuple should have at most {MAX_AFTER} items"):
-            send_later.enqueue("a", after=ids, waits_for_unknown=True)
+            send_later.options(after=ids, waits_for_unknown=True).enqueue("a")
     asked = {"name": "send", "payload": {"value": {}}, "after": ids}
     with pytest.raises(ValueError, match=f"at most {MAX_AFTER} items"):
         NewTask.model_validate(asked)
@@ -261,13 +261,13 @@ def test_an_id_of_the_far_future_is_refused(tmp_path: Path) -> None:
         queue._clock = clock = Wall()  # type: ignore[assignment]
         clock.at = int(queue.new_id()[:16], 16) / 1000
         late = f"{round((clock.at + FAR_FUTURE_S - 60) * 1000):016x}{0:024x}"
-        assert send_later.enqueue("a", task_id=late) == late
+        assert send_later.options(task_id=late).enqueue("a") == late
         for made in (f"{round((clock.at + FAR_FUTURE_S + 3600) * 1000):016x}{0:024x}", "ab" * 20):
             with pytest.raises(InvalidTask, match=r"years ahead.*ids come from new_id\(\)"):
-                send_later.enqueue("a", task_id=made)
+                send_later.options(task_id=made).enqueue("a")
         clock.at = 0.0  # as on a host that has just booted
         ours = queue.new_id()
-        assert send_later.enqueue("a", task_id=ours) == ours
+        assert send_later.options(task_id=ours).enqueue("a") == ours
 
 
 @pytest.mark.rule("SK-15")
@@ -331,14 +331,95 @@ def test_the_asyncio_twin_registers_functions_in_the_same_ways() -> None:
         plain(claim)  # type: ignore[call-arg] # its parameters are known to type checkers too
 
 
+@pytest.mark.rule("SK-15")
+def test_an_argument_may_have_the_name_of_an_option(tmp_path: Path) -> None:
+    with Queue("mail", "memory://", state_folder=tmp_path) as queue:
+
+        @queue.task
+        def remind(claim: Claim, delay_s: float, after: str, options: str = "") -> None: ...
+
+        task = remind.options(delay_s=60.0).enqueue(5.0, after="lunch", options="none")
+        assert queue.payload(task) == b'{"delay_s":5.0,"after":"lunch","options":"none"}'
+        assert queue.get(task).state.due > 0
+        assert queue.get(remind.enqueue(5.0, after="lunch")).state.due == 0
+        with pytest.raises(InvalidTask, match=r"^remind: colour: Extra inputs"):
+            remind.options(colour="red")  # type: ignore[call-arg]
+
+
+def test_what_is_enqueued_and_waited_for_has_types(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with Queue("mail", "memory://", clock=clock, state_folder=tmp_path) as queue:
+
+        @queue.task
+        def count(claim: Claim, to: list[str], *, twice: bool = False) -> int:
+            return len(to) * (1 + twice)
+
+        @queue.task(retries=0)
+        async def at(claim: Claim, day: datetime.date) -> datetime.datetime:
+            return datetime.datetime(day.year, day.month, day.day, tzinfo=datetime.UTC)
+
+        @queue.task("nothing")
+        def none(claim: Claim) -> None: ...
+
+        @queue.task
+        def plain(claim: Claim):  # type: ignore[no-untyped-def] # as some bodies are
+            return {"a": datetime.date(2026, 1, 2)}
+
+        number = assert_type(count.enqueue(["a"], twice=True), Enqueued[int])
+        day = at.options(delay_s=1.0).enqueue(datetime.date(2026, 1, 2))
+        nothing_told, told = none.enqueue(), plain.enqueue()
+        assert queue.run_until_idle(advance_s=1.0) == 4
+        assert assert_type(queue.wait(number), int) == 2
+        assert assert_type(queue.wait(day), datetime.datetime).isoformat() == "2026-01-02T00:00:00+00:00"
+        assert queue.wait(nothing_told) is None  # type: ignore[func-returns-value]
+        assert queue.wait(told) == {"a": "2026-01-02"}
+        assert queue.wait(str(number)) == 2
+        with pytest.raises(InvalidTask):
+            count.enqueue(5)  # type: ignore[arg-type]
+        with pytest.raises(InvalidTask):
+            count.options(priority=1).enqueue()  # type: ignore[call-arg]
+        with pytest.raises(InvalidTask):
+            count.enqueue([], delay_s=5.0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("returns", "result", "value"),
+    [
+        (int, b"5", 5),
+        (float, b"5", 5.0),
+        (Any, b'{"a":[1]}', {"a": [1]}),
+        (tuple[int, ...], b"[1,2]", (1, 2)),
+        (object, b'"a"', "a"),
+        (threading.Event, b'"a"', "a"),
+        (None, None, None),
+        (None, b'"completed in a transaction"', "completed in a transaction"),
+        (int, None, None),
+    ],
+)
+def test_a_result_comes_back_by_the_return_type(returns: Any, result: bytes | None, value: object) -> None:
+    def function(claim: Claim) -> Any: ...
+
+    function.__annotations__["return"] = returns
+    found = body(function, "it").value(result)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_result_that_does_not_fit_the_return_type_is_told() -> None:
+    def function(claim: Claim) -> int: ...  # type: ignore[empty-body]
+
+    with pytest.raises(InvalidTask, match="the result does not fit its type"):
+        body(function, "it").value(b'"many"')
+
+
 @pytest.mark.rule("SK-5")
 def test_a_single_task_may_be_waited_for(tmp_path: Path) -> None:
     with Queue("mail", "memory://single", state_folder=tmp_path) as queue:
         registered = queue.task(send)
         first = registered.enqueue("a")
-        assert queue.get(registered.enqueue("b", after=first)).head.after == (first,)
+        assert queue.get(registered.options(after=first).enqueue("b")).head.after == (first,)
         with pytest.raises(InvalidTask, match=r"^send: after\.0: Value error, a task id is 40 hexa.* case$"):
-            registered.enqueue("b", after="first")
+            registered.options(after="first").enqueue("b")
 
 
 @pytest.mark.rule("SK-21")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,17 +41,17 @@ def test_all_that_is_ready_runs_in_the_calling_thread_by_priority(tasks: Queue) 
     def first(claim: Claim, name: str) -> str:
         ran.append((name, threading.get_ident()))
         if name == "a":
-            first.enqueue("by a", priority=7)
+            first.options(priority=7).enqueue("by a")
         return name
 
-    a = first.enqueue("a", priority=2)
+    a = first.options(priority=2).enqueue("a")
     first.enqueue("c")
-    first.enqueue("b", priority=1)
-    first.enqueue("after c", after=[first.enqueue("later", delay_s=1.0)], priority=9)
+    first.options(priority=1).enqueue("b")
+    first.options(after=[first.options(delay_s=1.0).enqueue("later")], priority=9).enqueue("after c")
     assert tasks.run_until_idle() == 4
     here = threading.get_ident()
     assert ran == [("a", here), ("by a", here), ("b", here), ("c", here)]
-    assert tasks.wait(a) == b'"a"'
+    assert tasks.wait(a) == "a"
     assert tasks.run_until_idle() == 0
     assert tasks.count()[Status.WAITING] == 2
 
@@ -66,7 +67,7 @@ def test_a_test_moves_delays_and_retries_forward(tasks: Queue, clock: FakeClock)
         if claim.failures < 2:
             raise Retry(delay_s=100.0)
 
-    task = flaky.enqueue(delay_s=1000.0)
+    task = flaky.options(delay_s=1000.0).enqueue()
     assert tasks.run_until_idle() == 0
     assert tasks.run_until_idle(advance_s=999.0) == 0
     assert clock.now() - began == pytest.approx(999.0)
@@ -81,7 +82,7 @@ def test_the_test_may_move_the_clock_itself(tasks: Queue, clock: FakeClock) -> N
     @tasks.task
     def send(claim: Claim) -> None: ...
 
-    send.enqueue(delay_s=1000.0)
+    send.options(delay_s=1000.0).enqueue()
     clock.advance(1000.0)
     assert tasks.run_until_idle() == 1
 
@@ -108,8 +109,13 @@ def test_a_failed_task_tells_why_and_stops_no_other(tasks: Queue) -> None:
     task, other = fails.enqueue(), fails.enqueue()
     assert tasks.run_until_idle() == 2
     for each in (task, other):
-        with pytest.raises(TaskFailed, match="no such address"):
+        with pytest.raises(TaskFailed, match=f"^task {each} is dead: ValueError: no such address$") as failed:
             tasks.wait(each)
+        assert failed.value.error_type == "ValueError"
+        assert 'raise ValueError("no such address")' in failed.value.told
+        assert "rebalanser/tasks/" not in failed.value.told
+        again = pickle.loads(pickle.dumps(failed.value))
+        assert (str(again), vars(again)) == (str(failed.value), vars(failed.value))
 
 
 @pytest.mark.rule("SK-6")
@@ -152,7 +158,7 @@ def test_a_queue_of_a_module_is_in_memory_within_a_test(tmp_path: Path, clock: F
 
         send.enqueue("for production")
         with queue.in_memory(clock):
-            send.enqueue("a", delay_s=60.0)
+            send.options(delay_s=60.0).enqueue("a")
             assert queue.run_until_idle(advance_s=60.0) == 1
             assert queue.count()[Status.COMPLETED] == 1
         with queue.in_memory():
@@ -174,9 +180,9 @@ def test_an_asyncio_queue_of_a_module_is_in_memory_within_a_test(tmp_path: Path,
     async def test() -> None:
         for _ in range(2):
             async with queue.in_memory(clock):
-                task = await send.enqueue("a", delay_s=60.0)
+                task = await send.options(delay_s=60.0).enqueue("a")
                 assert await queue.run_until_idle(advance_s=60.0) == 1
-                assert await queue.wait(task) == b'"a"'
+                assert await queue.wait(task) == "a"
 
     asyncio.run(test())
 
@@ -224,10 +230,10 @@ async def coroutines_in_a_loop(clock: FakeClock, tmp_path: Path) -> None:
             await claim.update(b"half")
             return to
 
-        task = await post.enqueue("a", delay_s=5.0)
+        task = await post.options(delay_s=5.0).enqueue("a")
         assert await queue.run_until_idle() == 0
         assert await queue.run_until_idle(advance_s=5.0) == 1
-        assert await queue.wait(task) == b'"a"'
+        assert await queue.wait(task) == "a"
         assert [update.content async for update in queue.log(task)] == [b"half"]
     assert threads == [threading.get_ident()]
 

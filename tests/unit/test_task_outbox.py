@@ -290,7 +290,7 @@ def test_an_id_that_says_where_its_task_is_is_an_id() -> None:
 def test_while_the_engine_answers_tasks_are_committed(stage: Stage) -> None:
     queue, send = stage.open()
     with queue:
-        tasks = [send.enqueue("a"), *send.enqueue_many([(("b",), {}), (("c",), {"delay_s": 5})])]
+        tasks = [send.enqueue("a"), *send.options(delay_s=5).enqueue_many([(("b",), {}), (("c",), {})])]
         assert {each.answer for each in tasks} == {EnqueueAnswer.COMMITTED}
         assert stage.tasks() == sorted(tasks)
         assert queue.get(tasks[2]).state.due > 0
@@ -312,7 +312,7 @@ def test_what_is_spooled_while_the_engine_is_away_is_forwarded_in_order(stage: S
         first = send.enqueue("before")
         stage.network.is_cut = True
         spooled = [send.enqueue("a")]
-        spooled += [send.enqueue(str(number), after=[spooled[-1]]) for number in range(5)]
+        spooled += [send.options(after=[spooled[-1]]).enqueue(str(number)) for number in range(5)]
         spooled += send.enqueue_many([(("x",), {})] * 100)
         assert {each.answer for each in spooled} == {EnqueueAnswer.SPOOLED}
         assert stage.tasks() == [first]
@@ -402,15 +402,15 @@ def test_who_enqueues_is_told_what_the_engine_refuses(stage: Stage) -> None:
         task = send.enqueue("a")
         stage.network.limit_bytes = 1000
         with pytest.raises(TaskExists):
-            send.enqueue("other", task_id=str(task))
+            send.options(task_id=str(task)).enqueue("other")
         with pytest.raises(UnknownTask):
-            send.enqueue("a", after=[ABSENT])
+            send.options(after=[ABSENT]).enqueue("a")
         with pytest.raises(RequestTooLarge):
             send.enqueue("x" * 2000)
-        assert send.enqueue("a", task_id=str(task)).answer is EnqueueAnswer.COMMITTED
-        waits = send.enqueue("a", after=[ABSENT], waits_for_unknown=True)
+        assert send.options(task_id=str(task)).enqueue("a").answer is EnqueueAnswer.COMMITTED
+        waits = send.options(after=[ABSENT], waits_for_unknown=True).enqueue("a")
         with pytest.raises(InvalidTask, match="wait for itself"):
-            send.enqueue("a", task_id=ABSENT, after=[waits])
+            send.options(task_id=ABSENT, after=[waits]).enqueue("a")
         last = send.enqueue("last")
         assert stage.tasks() == [task, waits, last]
     assert stage.counts() == (0, 0), "who was told need not be told again"
@@ -449,10 +449,10 @@ def test_what_is_refused_later_is_kept_told_and_does_not_stop_the_others(
         stage.network.limit_bytes = 1000
         spooled = [
             send.enqueue("first"),
-            send.enqueue("other", task_id=str(task)),
-            send.enqueue("a", after=[ABSENT]),
+            send.options(task_id=str(task)).enqueue("other"),
+            send.options(after=[ABSENT]).enqueue("a"),
             send.enqueue("x" * 2000),
-            send.enqueue("a", task_id=str(task)),
+            send.options(task_id=str(task)).enqueue("a"),
             send.enqueue("last"),
         ]
         assert [each.loop for each in queue.troubles] == ["outbox"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -16,7 +17,7 @@ from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.queue import Queue
 
 
-def enqueue(queue: Queue, tasks: Sequence[NewTask]) -> list[Enqueued]:
+def enqueue(queue: Queue, tasks: Sequence[NewTask]) -> list[Enqueued[Any]]:
     """Store tasks for good, or in the outbox of the queue; their ids.
 
     Raises:

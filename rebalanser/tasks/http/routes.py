@@ -233,7 +233,7 @@ def _claimed(lent: Lent, ttl_s: float) -> ClaimedTask:
     )
 
 
-def _say_spooled(response: Response, enqueued: Sequence[Enqueued]) -> None:
+def _say_spooled(response: Response, enqueued: Sequence[Enqueued[Any]]) -> None:
     """Answer 202 where the store does not have all of it yet."""
     if any(each.answer is EnqueueAnswer.SPOOLED for each in enqueued):
         response.status_code = HTTPStatus.ACCEPTED
