@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
-from rebalanser.errors import Fenced, InvalidTask, RequestTooLarge
+from rebalanser.errors import Fenced, InvalidArgument, InvalidTask, RequestTooLarge
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
@@ -24,7 +24,6 @@ from rebalanser.tasks.outcomes import Cut, GiveUp, Outcome, Raised, Retry, Retur
 from rebalanser.tasks.rules import Decision, Reason, Refused
 from rebalanser.tasks.worker_claim import WorkerClaim
 
-JITTER: Final = 0.25
 _log = get_logger()
 
 
@@ -144,9 +143,7 @@ class Bodies:
         """Let a task wait for a worker that can read it, ever longer: no failure is counted (SK-21)."""
         self._errors.unreadable(claim.name, error)
         reason = raised(error).told
-        due = self._clock.wall() + backoff_s(
-            self._functions[claim.name].options, claim.number - claim.failures
-        )
+        due = self._backed_off(claim, claim.number - claim.failures)
         self._end(claim, lambda stored: rules.release(stored.state, claim.held, due, reason))
 
     def _returned(self, claim: WorkerClaim, head: Head, result: bytes | None) -> None:
@@ -168,13 +165,22 @@ class Bodies:
                 due: float | None = self._clock.wall() + delay_s
             case GiveUp() | InvalidTask():
                 due = None
+            case _ if not outcome.is_retried(self._functions[claim.name].options.retry_on):
+                due = None
             case _:
                 due = self._backed_off(claim)
         self._told_of_end(claim, outcome.error)
         self._fail(claim, head, outcome, due)
 
-    def _backed_off(self, claim: WorkerClaim) -> float:
-        return self._clock.wall() + backoff_s(self._functions[claim.name].options, claim.failures)
+    def _backed_off(self, claim: WorkerClaim, failures: int | None = None) -> float:
+        """When a task is due again after so many failures before this one, of its tries where None."""
+        options = self._functions[claim.name].options
+        try:
+            wait_s = backoff_s(options, claim.failures if failures is None else failures)
+        except BaseException as error:  # whatever the function does that says how long
+            self._errors.ignored(f"backoff_s of {claim.name}", error)
+            wait_s = options.max_backoff_s
+        return self._clock.wall() + wait_s * (1 + random.uniform(0, options.jitter))  # noqa: S311 - no secret
 
     def _fail(self, claim: WorkerClaim, head: Head, outcome: Raised, due: float | None) -> None:
         _log.warning(
@@ -265,9 +271,17 @@ class Bodies:
 
 
 def backoff_s(options: TaskOptions, failures: int) -> float:
-    """How long the next try waits after so many failures before this one, in seconds."""
-    wait_s = min(options.backoff_s * 2.0 ** min(failures, 60), options.max_backoff_s)
-    return wait_s * (1 + random.uniform(0, JITTER))  # noqa: S311 - spreads load, hides nothing
+    """Seconds that the next try waits at least after so many failures before this one.
+
+    Raises:
+        InvalidArgument: the function that says it gives no number of seconds from 0.
+    """
+    if not callable(options.backoff_s):
+        return min(options.backoff_s * 2.0 ** min(failures, 60), options.max_backoff_s)
+    given: object = options.backoff_s(failures + 1)
+    if not isinstance(given, int | float) or not given >= 0:
+        raise InvalidArgument(f"it gives {given!r}, which is no number of seconds from 0")
+    return min(float(given), options.max_backoff_s)
 
 
 def _out_of_time(head: Head) -> TimeoutError:

@@ -41,9 +41,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From the child: the body has raised; the error is pickled, None where it can't be or is too large."""
+    """From the child: the body has raised; the error is pickled, None where it can't be or is too large.
+
+    ``types`` are those of :class:`~rebalanser.tasks.outcomes.Raised`.
+    """
 
     told: str
+    types: frozenset[str]
     summary: str
     error: bytes | None
 

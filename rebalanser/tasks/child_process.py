@@ -238,4 +238,5 @@ def _raised(failed: Failed) -> Raised:
     if failed.error is not None:
         with contextlib.suppress(Exception):  # whatever its class does when it is read
             error = pickle.loads(failed.error)  # noqa: S301 - from a process that this one started
-    return Raised(error if isinstance(error, BaseException) else BodyLost(failed.summary), failed.told)
+    error = error if isinstance(error, BaseException) else BodyLost(failed.summary)
+    return Raised(error, failed.told, failed.types)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypedDict
 
 from pydantic import (
@@ -36,9 +36,9 @@ def _check_id(text: str) -> str:
     return text
 
 
-def _ids(given: Any) -> Any:
-    """A single id is a list of one."""
-    return (given,) if isinstance(given, str) else given
+def _listed(given: Any) -> Any:
+    """A single one is a list of one."""
+    return (given,) if isinstance(given, str | type) else given
 
 
 def problems_of(error: ValidationError) -> str:
@@ -52,7 +52,8 @@ Id = Annotated[TaskId, AfterValidator(_check_id)]
 Priority = Annotated[int, Field(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeValidator(_ids)]
+Errors = Annotated[tuple[type[Exception], ...], Field(min_length=1), BeforeValidator(_listed)]
+Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeValidator(_listed)]
 
 
 class TaskOptions(BaseModel):
@@ -66,9 +67,14 @@ class TaskOptions(BaseModel):
     """How often a task is tried again after a try that failed, or whose worker died."""
     timeout_s: PositiveSeconds | None = None
     """How long one try may take; None for any time."""
-    backoff_s: PositiveSeconds = 1.0
-    """The wait before the first retry; it doubles each time, and up to a quarter of it is added at random."""
+    retry_on: Errors | None = None
+    """The exceptions after which a task is tried again: after any other it is dead at once. None for all."""
+    backoff_s: PositiveSeconds | Callable[[int], float] = 1.0
+    """Seconds before the first retry, doubled each time; or a function that gives them for N failures."""
     max_backoff_s: PositiveSeconds = 600.0
+    """Maximum seconds before a retry, before :attr:`jitter` is added."""
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """The part of the wait up to which more is added at random, so that retries don't come together."""
 
 
 class EnqueueOptions(BaseModel):

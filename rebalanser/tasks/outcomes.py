@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -68,10 +69,24 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The body has raised ``error``; ``told`` is what is kept of it, with its traceback."""
+    """The body has raised ``error``; ``told`` is what is kept of it, with its traceback.
+
+    ``types`` are the names of its type and of those that this derives from, as :func:`name_of_type` gives
+    them: an error of a process of its own may stand here as another one.
+    """
 
     error: BaseException
     told: str
+    types: frozenset[str]
+
+    def is_retried(self, retry_on: Sequence[type[Exception]] | None) -> bool:
+        """False if the body has raised an exception of none of these types.
+
+        That its process has ended, or that it was cancelled, is no exception of the body.
+        """
+        if retry_on is None or _EXCEPTION not in self.types or _BODY_LOST in self.types:
+            return True
+        return not self.types.isdisjoint(map(name_of_type, retry_on))
 
 
 class Cut(StrEnum):
@@ -94,7 +109,17 @@ def raised(error: BaseException) -> Raised:
         told = _shortened(_without_callers(traceback.TracebackException.from_exception(error)))
     except Exception:  # whatever a class does when it is shown
         told = summary_of(error)
-    return Raised(error, _storable(told))
+    return Raised(error, _storable(told), frozenset(map(name_of_type, type(error).__mro__)))
+
+
+def name_of_type(kind: type) -> str:
+    """The name of a type with its module; that of a script is one name in its processes too."""
+    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
+    return f"{module}.{kind.__qualname__}"
+
+
+_EXCEPTION: Final = name_of_type(Exception)
+_BODY_LOST: Final = name_of_type(BodyLost)
 
 
 def _shortened(shown: traceback.TracebackException) -> str:
