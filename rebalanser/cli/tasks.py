@@ -42,6 +42,8 @@ app = typer.Typer(
 )
 app.command()(tasks_running.worker)
 app.command()(tasks_running.serve)
+app.command()(tasks_running.schedules)
+app.command()(tasks_running.trigger)
 app.command()(tasks_outbox.outbox)
 app.command()(tasks_collecting.collect)
 

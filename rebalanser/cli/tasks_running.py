@@ -1,4 +1,4 @@
-"""``rebalanser tasks worker`` and ``rebalanser tasks serve``, which run until a signal."""
+"""``rebalanser tasks worker`` and ``serve``, which run until a signal, and ``schedules`` and ``trigger``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from zoneinfo import ZoneInfo
 
 import typer
 from pydantic import ValidationError
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption, VerboseOption
 from rebalanser.cli.tasks_options import CreateOption, OutboxOption, QueueArgument, opened
-from rebalanser.errors import InvalidHandlers, InvalidSettings, MissingExtra
+from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidTask, MissingExtra
+from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.tasks.async_queue import AsyncQueue
+from rebalanser.tasks.enqueued import Enqueued
 from rebalanser.tasks.metrics import Measured, QueueCollector
+from rebalanser.tasks.options import NO_OPTIONS
 from rebalanser.tasks.queue import Queue
 
 SELDOM: Final = 5000
@@ -30,15 +35,18 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+PlaceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:QUEUE",
+        show_default=False,
+        help="The module, imported from the working directory too, and the name of the queue in it.",
+    ),
+]
+
+
 def worker(
-    place: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:QUEUE",
-            show_default=False,
-            help="The module, imported from the working directory too, and the name of the queue in it.",
-        ),
-    ],
+    place: PlaceArgument,
     concurrency: Annotated[
         int, typer.Option(min=1, metavar="N", help="Maximum number of tasks at a time.")
     ] = 1,
@@ -123,6 +131,52 @@ def metrics_served(queue: Measured, host: str, port: int | None) -> Iterator[Non
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def schedules(place: PlaceArgument, json: JsonOption = False) -> None:
+    """List the schedules of a queue's periodic functions, with the next tick of each.
+
+    They are those of the module. The queue names its registry, so there is no --registry.
+    """
+    face = Face.of(None, json)
+    queue, now = _queue_of(place), SystemClock().wall()
+    for each in queue.schedules:
+        following = datetime.fromtimestamp(each.next_tick(now), ZoneInfo(each.time_zone)).isoformat(sep=" ")
+        document = {"name": each.name, "expression": each.expression, "time_zone": each.time_zone}
+        document["next"] = following
+        face.answer(document, f"{each.name}: {each.expression} ({each.time_zone}), next {following}")
+    if isinstance(queue, Queue):
+        queue.close()
+
+
+def trigger(
+    place: PlaceArgument,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", show_default=False, help="The name of a periodic function.")
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Enqueue a task of a periodic function now, beside those of its schedule.
+
+    The queue names its registry, so there is no --registry.
+    """
+    face = Face.of(None, json)
+    queue = _queue_of(place)
+    names = [each.name for each in queue.schedules]
+    if name not in names:
+        there = f"there are: {', '.join(names)}" if names else "it has no periodic function at all"
+        raise InvalidTask(f"{place} has no periodic function {name!r}; {there}")
+    if isinstance(queue, AsyncQueue):
+        (task,) = asyncio.run(_enqueued(queue, name))
+    else:
+        with queue:
+            (task,) = queue.commit([queue.made(queue.functions[name], (), {})])
+    face.answer({"queue": queue.name, "id": task, "answer": task.answer}, task)
+
+
+async def _enqueued(queue: AsyncQueue, name: str) -> list[Enqueued[Any]]:
+    async with queue:
+        return await queue.enqueue_calls(queue.functions[name], [((), {})], NO_OPTIONS)
 
 
 def serve(

@@ -216,13 +216,26 @@ class AsyncQueue:
 
         return register
 
-    def periodic(self, expression: str, name: str | None = None, **options: Any) -> AsyncRegisters:
+    @property
+    def schedules(self) -> Sequence[Schedule]:
+        """The schedules of periodic functions that are registered."""
+        return tuple(self._schedules)
+
+    def periodic(
+        self,
+        expression: str,
+        name: str | None = None,
+        *,
+        time_zone: str = "UTC",
+        jitter_s: float = 0.0,
+        **options: Any,
+    ) -> AsyncRegisters:
         """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
         register = self.task(name, **options)
 
         def schedule(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             registered = register(function)
-            self._schedules.append(Schedule(self.name, registered.name, expression))
+            self._schedules.append(Schedule(self.name, registered.name, expression, time_zone, jitter_s))
             return registered
 
         return cast("AsyncRegisters", schedule)

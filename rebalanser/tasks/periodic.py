@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 
@@ -23,6 +24,7 @@ from rebalanser.errors import InvalidTask, TaskExists
 from rebalanser.runtime.clock import Clock
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.options import MAX_SECONDS
 
 LOOK_S: Final = 1.0
 """The longest time between two looks at the clock, which may jump."""
@@ -34,28 +36,43 @@ KEPT_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When the tasks of one function come: at the ticks of a cron expression, in UTC.
+    """When the tasks of one function come: at the ticks of a cron expression, by the clocks of ``time_zone``.
+
+    Where these clocks are put forward, a tick at a time that is left out comes as they are. Where they are
+    put back, a tick at a time that comes twice comes the first time. An expression for every hour follows the
+    hours as they pass. The task of a tick is due up to ``jitter_s`` seconds after it, as follows from its id.
 
     Raises:
-        InvalidTask: the expression is none, or never comes true.
+        InvalidTask: the expression, the time zone or the jitter is invalid, or the expression has no tick.
     """
 
     queue: str
     name: str
     expression: str
+    time_zone: str = "UTC"
+    jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
         """See that there is a tick."""
+        if not 0 <= self.jitter_s <= MAX_SECONDS:
+            raise InvalidTask(f"{self.name}: jitter_s is {self.jitter_s}; it must be seconds from 0")
+        try:
+            ZoneInfo(self.time_zone)
+        except (OSError, ValueError, ZoneInfoNotFoundError) as error:
+            raise InvalidTask(
+                f"{self.name}: unknown time zone {self.time_zone!r}: use one such as Europe/Rome; "
+                "a host without time zones needs the package tzdata"
+            ) from error
         self.last_tick(0.0)
 
     def last_tick(self, wall: float) -> int:
         """The last tick at ``wall`` or before, in seconds since 1970."""
         return next(self._ticks_before(wall))
 
-    def next_tick(self, wall: float) -> float:
+    def next_tick(self, wall: float) -> int:
         """The first tick after ``wall``, in seconds since 1970."""
-        after = datetime.datetime.fromtimestamp(wall, datetime.UTC)
-        return float(croniter(self.expression, after).get_next(float))
+        ticks, is_hourly = self._cron(int(wall))
+        return next(tick for tick in _each(ticks.get_next) if self._counts(tick, is_hourly=is_hourly))
 
     def ticks(self, wall: float) -> list[int]:
         """The ticks that are due at ``wall`` and not left out by then, the earliest first."""
@@ -70,16 +87,34 @@ class Schedule:
                 break
         return ticks
 
+    def delay_s(self, task: TaskId) -> float:
+        """Seconds from its tick until a task is due, less than :attr:`jitter_s`."""
+        digest = hashlib.blake2b(task.encode(), digest_size=6).digest()
+        return self.jitter_s * int.from_bytes(digest) / (1 << 48)
+
     def _ticks_before(self, wall: float) -> Iterator[int]:
         """Back from ``wall`` on."""
         # A tick at this very second counts, and croniter gives the one before.
-        after = datetime.datetime.fromtimestamp(int(wall) + 1, datetime.UTC)
+        ticks, is_hourly = self._cron(int(wall) + 1)
         try:
-            ticks = croniter(self.expression, after)
-            while True:
-                yield int(ticks.get_prev(float))
-        except (CroniterBadCronError, CroniterBadDateError) as error:
-            raise InvalidTask(f"{self.name}: {self.expression!r} is no cron expression: {error}") from error
+            yield from (tick for tick in _each(ticks.get_prev) if self._counts(tick, is_hourly=is_hourly))
+        except CroniterBadDateError as error:
+            raise self._invalid(error) from error
+
+    def _cron(self, wall: int) -> tuple[croniter, bool]:
+        """The expression from ``wall`` on, and True if it is for every hour."""
+        try:
+            ticks = croniter(self.expression, datetime.datetime.fromtimestamp(wall, ZoneInfo(self.time_zone)))
+        except CroniterBadCronError as error:
+            raise self._invalid(error) from error
+        return ticks, ticks.expanded[1] == ["*"]
+
+    def _invalid(self, error: Exception) -> InvalidTask:
+        return InvalidTask(f"{self.name}: {self.expression!r} is no cron expression: {error}")
+
+    def _counts(self, tick: int, *, is_hourly: bool) -> bool:
+        """False if the local clocks show this time for the second time, after they were put back."""
+        return is_hourly or not datetime.datetime.fromtimestamp(tick, ZoneInfo(self.time_zone)).fold
 
     def task_id(self, tick: int) -> TaskId:
         """The id of the task of a tick: its milliseconds, then a hash of the queue and the name (SK-1)."""
@@ -87,12 +122,18 @@ class Schedule:
         return f"{tick * 1000:016x}{named}"
 
 
+def _each(tick: Callable[[type[float]], float]) -> Iterator[int]:
+    """What croniter gives, again and again."""
+    while True:
+        yield int(tick(float))
+
+
 class Ticker:
     """Enqueues the ticks of the schedules that this process is responsible for.
 
     ``is_mine(task_id)`` says whether it is, ``exists(task_ids)`` which of those are stored,
-    ``enqueue(name, task_id)`` enqueues one, ``errors`` says what follows from errors. A tick that can't be
-    enqueued, ever, is left out and keeps no other from coming.
+    ``enqueue(name, task_id, delay_s)`` enqueues one that is due after that delay, ``errors`` says what
+    follows from errors. A tick that can't be enqueued, ever, is left out and keeps no other from coming.
     """
 
     def __init__(
@@ -101,7 +142,7 @@ class Ticker:
         clock: Clock,
         is_mine: Callable[[TaskId], bool],
         exists: Callable[[Sequence[TaskId]], Collection[TaskId]],
-        enqueue: Callable[[str, TaskId], object],
+        enqueue: Callable[[str, TaskId, float], object],
         errors: ErrorPolicy,
     ) -> None:
         self._schedules = tuple(schedules)
@@ -139,14 +180,17 @@ class Ticker:
             RebalanserError: the engine is away or takes nothing; the next look tries again.
         """
         wall = self._clock.wall()
-        due: dict[TaskId, str] = {}
+        due: dict[TaskId, tuple[str, float]] = {}
         for each in self._schedules:
             since = self._counts_since(each, wall)
-            due.update((each.task_id(tick), each.name) for tick in each.ticks(wall) if tick > since)
+            for tick in each.ticks(wall):
+                if tick > since:
+                    task_id = each.task_id(tick)
+                    due[task_id] = each.name, max(0.0, tick + each.delay_s(task_id) - wall)
         self._done &= due.keys()
-        for task_id, name in due.items():
+        for task_id, (name, delay_s) in due.items():
             if task_id not in self._done and self._is_mine(task_id):
-                self._enqueue_once(name, task_id)
+                self._enqueue_once(name, task_id, delay_s)
                 self._done.add(task_id)
 
     def _counts_since(self, schedule: Schedule, wall: float) -> float:
@@ -168,9 +212,9 @@ class Ticker:
         # What is collected can't be told from what never was: it is better to run once too often.
         return float(first) if self._began - first >= KEPT_S else self._began
 
-    def _enqueue_once(self, name: str, task_id: TaskId) -> None:
+    def _enqueue_once(self, name: str, task_id: TaskId, delay_s: float) -> None:
         try:
-            self._enqueue(name, task_id)
+            self._enqueue(name, task_id, delay_s)
         except TaskExists:
             # By an owner before this one, where the function had other options or other defaults.
             return

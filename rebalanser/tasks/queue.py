@@ -434,22 +434,39 @@ class Queue:
 
         return register
 
-    def periodic(self, expression: str, name: str | None = None, **options: Any) -> Registers:
-        """Register a function whose tasks come by a cron expression, in UTC, while a worker runs (SK-15).
+    @property
+    def schedules(self) -> Sequence[Schedule]:
+        """The schedules of periodic functions that are registered."""
+        return tuple(self._schedules)
+
+    def periodic(
+        self,
+        expression: str,
+        name: str | None = None,
+        *,
+        time_zone: str = "UTC",
+        jitter_s: float = 0.0,
+        **options: Any,
+    ) -> Registers:
+        """Register a function whose tasks come by a cron expression while a worker runs (SK-15).
+
+        The expression is by the clocks of ``time_zone``, such as ``Europe/Rome``. Each task is due up to
+        ``jitter_s`` seconds after its tick, so that the tasks of many schedules do not come together; see
+        :class:`~rebalanser.tasks.periodic.Schedule`.
 
         It takes no arguments but the claim that have no default. Each tick makes one task, whatever number of
         workers there are; one that no worker saw within a minute is left out. The first tick of a new
         schedule is the next one that is due.
 
         Raises:
-            InvalidTask: the expression is none, or an option is out of range.
+            InvalidTask: the expression or the time zone is none, or an option is out of range.
             InvalidHandlers: as :meth:`task`.
         """
         register = self.task(name, **options)
 
         def schedule(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             registered = register(function)
-            self._schedules.append(Schedule(self.name, registered.name, expression))
+            self._schedules.append(Schedule(self.name, registered.name, expression, time_zone, jitter_s))
             return registered
 
         return cast("Registers", schedule)
@@ -811,11 +828,12 @@ class Queue:
         self._refuse_started()
         source, settle = self._inline_source(engine)
         ticker = self._inline_ticker = self._inline_ticker or self._made_ticker(lambda _: True)
-        bodies = Bodies(self.functions, self._middleware, self._clock, caller, self.errors)
+        bodies = Bodies(self.functions, self._middleware, self._clock, caller, self.errors, self.metrics)
         caller.open()
         try:
             return InlineWorker(self._context, source, bodies, ticker, settle).run(advance_s)
         finally:
+            bodies.close()
             caller.close()
             source.close()
 
@@ -984,10 +1002,10 @@ class Queue:
         limit.start()
         threading.Thread(target=end, name="rebalanser-tasks-end", daemon=True).start()
 
-    def _enqueue_tick(self, name: str, task: TaskId) -> None:
+    def _enqueue_tick(self, name: str, task: TaskId, delay_s: float) -> None:
         if self._context.read([task]):  # by another process: where no partition is owned, all of them do it
             return
-        self.commit([self.made(self.functions[name], (), {}, EnqueueOptions(task_id=task))])
+        self.commit([self.made(self.functions[name], (), {}, EnqueueOptions(task_id=task, delay_s=delay_s))])
 
     def _add_partitions(self) -> None:
         with Admin(group_name(self.name), self._url, settings=self._settings) as admin:

@@ -61,7 +61,8 @@ class Stand:
         stored = {task for _, task in self.enqueued}
         return [task for task in tasks if task in stored or not self.is_new]
 
-    def _enqueue(self, name: str, task: str) -> None:
+    def _enqueue(self, name: str, task: str, delay_s: float) -> None:
+        assert 0 <= delay_s <= self.schedule.jitter_s
         if self.refusals:
             raise self.refusals.pop(0)
         self.enqueued.append((name, task))
@@ -133,6 +134,76 @@ def test_ids_are_flakes_in_the_order_of_their_ticks() -> None:
 def test_what_is_no_expression_is_refused_at_once(expression: str) -> None:
     with pytest.raises(InvalidTask, match="is no cron expression"):
         Schedule("mail", "sweep", expression)
+
+
+def utc(*instant: int) -> float:
+    return float(calendar.timegm((*instant, 0, 0, 0)[:6]))
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize(
+    ("expression", "begin", "ticks"),
+    [
+        # In Rome the clocks go from 2:00 to 3:00 on 29 March 2026, and from 3:00 to 2:00 on 25 October.
+        ("30 2 * * *", (2026, 3, 28), [(2026, 3, 28, 1, 30), (2026, 3, 29, 1, 0), (2026, 3, 30, 0, 30)]),
+        ("30 2 * * *", (2026, 10, 24), [(2026, 10, 24, 0, 30), (2026, 10, 25, 0, 30), (2026, 10, 26, 1, 30)]),
+        ("0 3 * * *", (2026, 10, 24), [(2026, 10, 24, 1, 0), (2026, 10, 25, 2, 0), (2026, 10, 26, 2, 0)]),
+        ("0 * * * *", (2026, 3, 29), [(2026, 3, 29, hour, 0) for hour in range(1, 24)]),
+        ("0 * * * *", (2026, 10, 25), [(2026, 10, 25, hour, 0) for hour in range(1, 24)]),
+        ("30 2 1 1 *", (2026, 1, 1), [(year, 1, 1, 1, 30) for year in range(2026, 2030)]),
+    ],
+)
+def test_ticks_are_by_the_clocks_of_their_time_zone(
+    expression: str, begin: tuple[int, int, int], ticks: list[tuple[int, ...]]
+) -> None:
+    schedule = Schedule("mail", "sweep", expression, "Europe/Rome")
+    expected = [utc(*each) for each in ticks]
+    forward, at = [], utc(*begin, 0, 0)
+    for _ in expected:
+        at = schedule.next_tick(at)
+        forward.append(at)
+    assert forward == expected
+    backward, at = [], expected[-1]
+    for _ in expected:
+        backward.append(schedule.last_tick(at))
+        at = backward[-1] - 1
+    assert backward[::-1] == expected
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("time_zone", ["Europe/Nowhere", "", "../etc/passwd", "Europe"])
+def test_an_unknown_time_zone_is_refused(time_zone: str) -> None:
+    with pytest.raises(InvalidTask, match="unknown time zone"):
+        Schedule("mail", "sweep", "0 * * * *", time_zone)
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("jitter_s", [-1.0, float("nan"), float("inf")])
+def test_a_jitter_that_is_none_is_refused(jitter_s: float) -> None:
+    with pytest.raises(InvalidTask, match="jitter_s"):
+        Schedule("mail", "sweep", "0 * * * *", jitter_s=jitter_s)
+
+
+@pytest.mark.rule("SK-15")
+def test_the_task_of_a_tick_is_due_within_the_jitter_as_its_id_says() -> None:
+    schedule = Schedule("mail", "sweep", "* * * * *", jitter_s=40.0)
+
+    def delays(late_s: float) -> dict[str, float]:
+        told: dict[str, float] = {}
+        clock = Wall(NOON + late_s)
+        errors = ErrorPolicy("mail", clock, lambda: None)
+        ticker = Ticker([schedule], clock, lambda _: True, list, lambda _, *each: told.update([each]), errors)
+        for _ in range(100):
+            ticker.tick()
+            clock.at += 60.0
+        return told
+
+    prompt, late = delays(0.0), delays(30.0)
+    both = prompt.keys() & late.keys()
+    assert len(both) >= 99
+    assert all(0 <= delay_s < 40.0 for delay_s in prompt.values())
+    assert max(prompt.values()) - min(prompt.values()) > 20.0
+    assert {task: late[task] for task in both} == {task: max(0.0, prompt[task] - 30.0) for task in both}
 
 
 @pytest.mark.rule("SK-15")

@@ -551,6 +551,43 @@ def test_a_worker_says_what_is_wrong_with_its_module(
     sys.modules.pop("empty_module", None)
 
 
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("kind", ["Queue", "AsyncQueue"])
+def test_schedules_are_listed_and_triggered(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'periodic.db'}"
+    (tmp_path / "periodic_module.py").write_text(
+        f"from rebalanser.tasks import {kind}\n"
+        f"tasks = {kind}('work', {url!r})\n"
+        "@tasks.periodic('30 4 1 1 *', time_zone='Asia/Tokyo', retries=7)\n"
+        "def sweep(claim): ...\n"
+        "@tasks.task\n"
+        "def other(claim): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    place = "periodic_module:tasks"
+
+    def answer(*arguments: str) -> Answer:
+        sys.modules.pop("periodic_module", None)
+        return stage.cli(*arguments)
+
+    (listed,) = answer("schedules", place, "--json").documents
+    following = listed.pop("next")
+    assert listed == {"name": "sweep", "expression": "30 4 1 1 *", "time_zone": "Asia/Tokyo"}
+    assert following.endswith("-01-01 04:30:00+09:00")
+    assert answer("schedules", place).out == f"sweep: 30 4 1 1 * (Asia/Tokyo), next {following}\n"
+    task = answer("trigger", place, "sweep").out.strip()
+    (other,) = answer("trigger", place, "sweep", "--json").documents
+    with Queue("work", url, state_folder=tmp_path) as queue:
+        assert [each.head.id for each in queue.tasks()] == [task, other["id"]]
+        assert queue.get(task).head.retries == 7
+    refused(answer("trigger", place, "other"), 3, "no periodic function 'other'; there are: sweep")
+    sys.modules.pop("periodic_module", None)
+
+
 def test_bodies_of_an_asyncio_queue_run_in_no_processes(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
