@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,7 @@ from rebalanser.registry.contract import (
     Range,
     Registry,
     Revoke,
+    Settles,
     Target,
     Transaction,
     WatchEvent,
@@ -342,6 +344,67 @@ def test_leases_of_a_shared_store_end_by_themselves() -> None:
     watcher.close()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+def test_settling_waits_until_all_is_told() -> None:
+    may, order = threading.Event(), []
+    registry = shared("unit-settles")
+    assert isinstance(registry, Settles)
+
+    def sink(events: Sequence[WatchEvent]) -> None:
+        may.wait(PATIENCE_S)
+        order.append("told")
+
+    def settle() -> None:
+        registry.settle()
+        order.append("settled")
+
+    registry.watch(Target("k"), 0, sink)
+    registry.settle()
+    for _ in range(2):
+        registry.execute(Transaction(then=(Put("k", b""),)), 1.0)
+    settling = threading.Thread(target=settle)
+    settling.start()
+    may.set()
+    settling.join(PATIENCE_S)
+    registry.close()
+    assert order[-1] == "settled"
+    assert 2 <= len(order) <= 3
+
+
+def test_settling_ends_with_the_watch() -> None:
+    told, may = threading.Event(), threading.Event()
+    registry = shared("unit-settles-no-more")
+    assert isinstance(registry, Settles)
+
+    def sink(events: Sequence[WatchEvent]) -> None:
+        told.set()
+        may.wait(PATIENCE_S)
+
+    watch = registry.watch(Target("k"), 0, sink)
+    registry.execute(Transaction(then=(Put("k", b""),)), 1.0)
+    assert told.wait(PATIENCE_S)
+    settling = threading.Thread(target=registry.settle)
+    settling.start()
+    watch.close()
+    settling.join(PATIENCE_S)
+    assert not settling.is_alive()
+    may.set()
+    registry.close()
+
+
+def test_a_store_with_a_passing_name_ends_with_its_last_user() -> None:
+    first, second = shared("~unit"), shared("~unit")
+    outcome = first.execute(Transaction(then=(Put("k", b""),)), 1.0)
+    assert isinstance(outcome, Outcome)
+    first.close()
+    for revision in (outcome.revision + 1, outcome.revision):
+        with closing(second):
+            again = second.execute(Transaction(then=(Put("k", b""),)), 1.0)
+        assert isinstance(again, Outcome)
+        assert again.revision == revision
+        second = shared("~unit")
+    second.close()
 
 
 def test_a_memory_url_needs_a_name() -> None:
