@@ -84,7 +84,7 @@ from rebalanser.tasks.outbox_spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Schedule, Ticker
 from rebalanser.tasks.rules import Decision, Refused
-from rebalanser.tasks.slots import Flakes, wall_ms
+from rebalanser.tasks.slots import Flakes
 from rebalanser.tasks.status import QueueStatus, WorkerNote, workers_of
 from rebalanser.tasks.worker import Worker
 
@@ -289,8 +289,8 @@ class Queue:
         """Take the time from ``clock``, the host's where None; ids too."""
         self._has_own_clock = clock is not None
         self._clock: Clock = clock or SystemClock()
-        ids_ms = wall_ms if clock is None else lambda: int(clock.wall() * 1000)
-        self._flakes = Flakes(self._flakes_folder, ids_ms)
+        folder = self._flakes_folder
+        self._flakes = Flakes(folder) if clock is None else Flakes(folder, lambda: int(clock.wall() * 1000))
 
     @contextmanager
     def in_memory(self, clock: Clock | None = None) -> Iterator[Self]:
