@@ -454,7 +454,7 @@ def test_a_partition_that_can_not_be_taken_over_is_a_trouble_until_one_is(
     trouble = wait_until(lambda: [each for each in stage.queue.troubles if each.loop == "take-over"])
     assert trouble[0].kind is kind_of(error)
     stage.refuses = lambda _: None
-    assert stage.queue.wait(task, PATIENCE_S) == b"0"
+    assert stage.queue.wait(task, PATIENCE_S) == 0
     wait_until(lambda: stage.queue.troubles == ())
 
 
