@@ -10,21 +10,24 @@ from typing import Annotated, Final
 import typer
 from pydantic import ValidationError
 
-from rebalanser.cli import tasks_collecting, tasks_outbox, tasks_running
+from rebalanser.cli import tasks_changing, tasks_outbox, tasks_running
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
 from rebalanser.cli.lines import counted
 from rebalanser.cli.tasks_lines import shown, status_lines, task_line, update_line
 from rebalanser.cli.tasks_options import (
     CreateOption,
     LimitOption,
+    NameOption,
+    OlderThanOption,
     OutboxOption,
     QueueArgument,
+    Selection,
     StatusOption,
     TaskArgument,
-    TasksArgument,
     opened,
 )
-from rebalanser.errors import InvalidTask, UnknownTask
+from rebalanser.cli.times import shown_time
+from rebalanser.errors import InvalidTask
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
@@ -32,6 +35,8 @@ from rebalanser.tasks.model import AfterFailure, Status
 from rebalanser.tasks.options import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.queue import MAX_SHOWN, RETRIES, Queue
 
+NEWEST: Final = 100
+"""Number of tasks that are listed with the newest first, unless it is given."""
 LOOKED_AT: Final = 1000
 """Maximum number of tasks whose functions are compared with that of a new one."""
 
@@ -45,7 +50,10 @@ app.command()(tasks_running.serve)
 app.command()(tasks_running.schedules)
 app.command()(tasks_running.trigger)
 app.command()(tasks_outbox.outbox)
-app.command()(tasks_collecting.collect)
+app.command()(tasks_changing.cancel)
+app.command()(tasks_changing.requeue)
+app.command()(tasks_changing.delete)
+app.command()(tasks_changing.collect)
 
 
 @app.command()
@@ -128,15 +136,21 @@ def enqueue(
 def list_tasks(
     queue: QueueArgument,
     status: StatusOption = None,
+    name: NameOption = None,
+    older_than: OlderThanOption = None,
+    newest: Annotated[
+        bool, typer.Option("--newest", help=f"The newest first, {NEWEST} of them unless --limit is given.")
+    ] = False,
     limit: LimitOption = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
     """List the tasks in the order of their ids, as they are read; with --json an object per line."""
     face = Face.of(registry, json)
+    chosen = Selection.of(status, name, older_than)
     with opened(face, queue) as tasks:
         page = 1000 if limit is None else min(limit, 1000)
-        found = islice(tasks.tasks(frozenset(status) if status else None, page=page), limit)
+        found = chosen.newest(tasks, limit or NEWEST) if newest else islice(chosen.tasks(tasks, page), limit)
         for stored, blockers in tasks.with_blockers(found):
             document = TaskDocument.of(stored, blockers)
             face.answer(document, task_line(document))
@@ -168,14 +182,16 @@ def log(
 
 @app.command()
 def count(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
-    """Count the tasks in each status."""
+    """Count the tasks in each status, and those that were deleted as their time was over."""
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
-        found = tasks.count()
+        found, retained = tasks.count(), tasks.retained()
     counts = {status.value: found.get(status, 0) for status in Status}
-    face.answer(
-        {"queue": queue, "counts": counts}, *(f"{status}: {number:,}" for status, number in counts.items())
-    )
+    deleted = {"ever": retained.deleted_ever, "last": retained.deleted, "at": retained.swept_at or None}
+    lines = [f"{status}: {number:,}" for status, number in counts.items()]
+    if retained.swept_at:
+        lines.append(f"deleted: {retained.deleted_ever:,}, last looked at {shown_time(retained.swept_at)}")
+    face.answer({"queue": queue, "counts": counts, "deleted": deleted}, *lines)
 
 
 @app.command()
@@ -188,57 +204,6 @@ def status(queue: QueueArgument, registry: RegistryOption = None, json: JsonOpti
     with opened(face, queue) as tasks:
         found = tasks.status()
     face.answer(found, *status_lines(found, time.time()))
-
-
-@app.command()
-def requeue(
-    queue: QueueArgument,
-    tasks: TasksArgument = None,
-    all_dead: Annotated[bool, typer.Option("--all-dead", help="All tasks whose last try failed.")] = False,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Try dead or cancelled tasks again, with all their tries."""
-    if bool(tasks) == all_dead:
-        raise typer.BadParameter("name tasks, or give --all-dead")
-    face = Face.of(registry, json)
-    with opened(face, queue) as opened_queue:
-        ids = list(tasks or ())
-        _refuse_missing(opened_queue, ids)
-        dead = (each.head.id for each in opened_queue.tasks(frozenset({Status.DEAD}))) if all_dead else ids
-        given = changed = 0
-        for task in dead:
-            given += 1
-            before = opened_queue.get(task).state.status
-            changed += (
-                before in {Status.DEAD, Status.CANCELLED} and opened_queue.requeue(task) is Status.WAITING
-            )
-    rest = given - changed
-    face.answer(
-        {"queue": queue, "given": given, "requeued": changed},
-        f"requeued {counted(changed, 'task')}"
-        + (f"; {rest:,} {'was' if rest == 1 else 'were'} neither dead nor cancelled" if rest else ""),
-    )
-
-
-@app.command()
-def cancel(
-    queue: QueueArgument,
-    tasks: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, help="The tasks' ids.")],
-    registry: RegistryOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Cancel tasks: what a worker still writes for them is refused. Completed tasks stay complete."""
-    face = Face.of(registry, json)
-    with opened(face, queue) as opened_queue:
-        _refuse_missing(opened_queue, tasks)
-        changed = sum(opened_queue.cancel(task) is Status.CANCELLED for task in tasks)
-    rest = len(tasks) - changed
-    face.answer(
-        {"queue": queue, "given": len(tasks), "cancelled": changed},
-        f"cancelled {counted(changed, 'task')}"
-        + (f"; {rest:,} {'was' if rest == 1 else 'were'} complete" if rest else ""),
-    )
 
 
 @app.command()
@@ -291,12 +256,3 @@ def _payload(text: str) -> bytes:
 
 def _refuse_word(word: str) -> None:
     raise ValueError(f"{word} is not a number in JSON")
-
-
-def _refuse_missing(queue: Queue, ids: list[str]) -> None:
-    """Refuse the command if a task does not exist, before any is changed."""
-    for start in range(0, len(ids), 1000):
-        some = ids[start : start + 1000]
-        found = queue.context.read(some)
-        if missing := [task for task in some if task not in found]:
-            raise UnknownTask(f"there is no task {missing[0]} in queue {queue.name!r}; nothing was changed")

@@ -18,7 +18,16 @@ import typer
 from pydantic import ValidationError
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption, VerboseOption
-from rebalanser.cli.tasks_options import CreateOption, OutboxOption, QueueArgument, opened
+from rebalanser.cli.tasks_options import (
+    CreateOption,
+    KeepCancelledOption,
+    KeepCompletedOption,
+    KeepDeadOption,
+    OutboxOption,
+    QueueArgument,
+    opened,
+    retained,
+)
 from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidTask, MissingExtra
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
@@ -70,6 +79,9 @@ def worker(
     metrics_host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address to serve metrics at; they need no token.")
     ] = "127.0.0.1",
+    keep_completed: KeepCompletedOption = None,
+    keep_dead: KeepDeadOption = None,
+    keep_cancelled: KeepCancelledOption = None,
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -79,6 +91,7 @@ def worker(
     """
     configure_cli_logging(json, verbose)
     queue = _queue_of(place)
+    queue.retention = retained(queue.retention, keep_completed, keep_dead, keep_cancelled)
     collect_seldom()
     if isinstance(queue, AsyncQueue):
         if processes:
@@ -203,6 +216,9 @@ def serve(
         str,
         typer.Option(metavar="N/TIME", help="Maximum number of requests per address, such as 1000/second."),
     ] = "1000/second",
+    keep_completed: KeepCompletedOption = None,
+    keep_dead: KeepDeadOption = None,
+    keep_cancelled: KeepCancelledOption = None,
     create: CreateOption = False,
     outbox: OutboxOption = None,
     registry: RegistryOption = None,
@@ -231,6 +247,7 @@ def serve(
         sys.stdout.flush()
 
     with opened(face, queue, create=create, claim_ttl_s=claim_ttl, outbox=outbox) as tasks:
+        tasks.retention = retained(tasks.retention, keep_completed, keep_dead, keep_cancelled)
         serving.serve(tasks, options, started)
 
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from rebalanser.tasks.model import Status
     from rebalanser.tasks.outcomes import GiveUp, Retry
     from rebalanser.tasks.queue import Queue, TaskFunction
+    from rebalanser.tasks.retention import Retention
 
 __all__ = [
     "AsyncClaim",
@@ -61,6 +62,7 @@ __all__ = [
     "GiveUp",
     "Middleware",
     "Queue",
+    "Retention",
     "Retry",
     "Status",
     "TaskFunction",
@@ -77,6 +79,7 @@ _HOMES: Final = MappingProxyType(
         "GiveUp": "outcomes",
         "Middleware": "middleware",
         "Queue": "queue",
+        "Retention": "retention",
         "Retry": "outcomes",
         "Status": "model",
         "TaskFunction": "queue",

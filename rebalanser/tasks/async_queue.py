@@ -10,7 +10,19 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from pydantic import ValidationError
 
@@ -42,9 +54,11 @@ from rebalanser.tasks.options import (
 )
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import IN_MEMORY, PARTITIONS, Queue, name_and_url
+from rebalanser.tasks.retention import Record, Retention
 from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
+_DEFAULT_RETENTION: Final = Retention()
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -125,9 +139,12 @@ class AsyncQueue:
         create: bool = True,
         outbox: Path | None = None,
         clock: Clock | None = None,
+        retention: Retention | None = _DEFAULT_RETENTION,
     ) -> None:
         name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
+        self.retention = retention
+        """How long closed tasks are kept; counts until the engine is opened (SK-22)."""
         self.functions: dict[str, TaskBody] = {}
         """The functions that are registered, by name."""
         self._url = url
@@ -324,12 +341,28 @@ class AsyncQueue:
         page: int = PAGE,
         after: TaskId | None = None,
         at_least: int = 0,
+        name: str | None = None,
+        older_than_s: float = 0.0,
     ) -> AsyncIterator[Stored]:
         """All tasks in the order of their ids, read page by page; as :meth:`Queue.tasks` (SK-12)."""
         queue = await self._opened()
-        found = queue.tasks(statuses, page=page, after=after, at_least=at_least)
+        found = queue.tasks(
+            statuses, page=page, after=after, at_least=at_least, name=name, older_than_s=older_than_s
+        )
         async for each in self._each(found, page):
             yield each
+
+    async def newest(
+        self,
+        limit: int,
+        statuses: frozenset[Status] | None = None,
+        *,
+        name: str | None = None,
+        older_than_s: float = 0.0,
+    ) -> list[Stored]:
+        """The newest tasks, the newest first; as :meth:`Queue.newest`."""
+        queue = await self._opened()
+        return await self._threads.run(queue.newest, limit, statuses, name=name, older_than_s=older_than_s)
 
     async def with_blockers(self, tasks: Sequence[Stored]) -> list[tuple[Stored, tuple[Stored, ...]]]:
         """Tasks, each with the dead and cancelled ones that it waits for; as :meth:`Queue.with_blockers`."""
@@ -351,10 +384,32 @@ class AsyncQueue:
         queue = await self._opened()
         return await self._threads.run(queue.requeue, task)
 
-    async def collect(self, older_than_s: float = 86_400.0, archive: Path | None = None) -> Collected:
+    async def cancel_all(self, tasks: Sequence[Stored]) -> int:
+        """Cancel tasks, many at once; as :meth:`Queue.cancel_all`."""
+        queue = await self._opened()
+        return await self._threads.run(queue.cancel_all, tasks)
+
+    async def requeue_all(self, tasks: Sequence[Stored]) -> int:
+        """Requeue tasks, many at once; as :meth:`Queue.requeue_all`."""
+        queue = await self._opened()
+        return await self._threads.run(queue.requeue_all, tasks)
+
+    async def collect(
+        self,
+        older_than_s: float = 86_400.0,
+        archive: Path | None = None,
+        *,
+        statuses: frozenset[Status] = frozenset({Status.COMPLETED}),
+        name: str | None = None,
+    ) -> Collected:
         """Delete complete tasks that were enqueued longer ago; as :meth:`Queue.collect` (SK-14)."""
         queue = await self._opened()
-        return await self._threads.run(queue.collect, older_than_s, archive)
+        return await self._threads.run(queue.collect, older_than_s, archive, statuses=statuses, name=name)
+
+    async def retained(self) -> Record:
+        """When closed tasks were deleted last, and how many; as :meth:`Queue.retained` (SK-22)."""
+        queue = await self._opened()
+        return await self._threads.run(queue.retained)
 
     @overload
     async def wait(self, task: Enqueued[R], timeout_s: float = 60.0) -> R: ...
@@ -469,7 +524,7 @@ class AsyncQueue:
         with self._opening:
             queue = self._queue
             if queue is None:
-                queue = self._make()
+                queue = self._make(retention=self.retention)
                 queue.adopt(self.functions, self._schedules)
                 self._queue = queue
             return queue

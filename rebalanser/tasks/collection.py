@@ -1,4 +1,4 @@
-"""Collection: what is complete, with all that it is connected to by dependencies, may go (SK-14).
+"""Collection: what is closed, with all that it is connected to by dependencies, may go (SK-14, SK-22).
 
 The tasks of a queue are read page by page, once for their dependencies and once for their states. Those that
 neither wait for others nor are waited for are collected as they are met; of the others the connections are
@@ -12,8 +12,10 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +24,7 @@ from rebalanser.folders import make_file
 from rebalanser.tasks.components import Components
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Applied, Collect
-from rebalanser.tasks.flakes import born_at
-from rebalanser.tasks.model import Status, Stored, TaskId
+from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, Status, Stored, TaskId
 
 PAGE: Final = 500
 Place = tuple[int, int]
@@ -32,51 +33,88 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection has done: how many tasks went, and how many that could have changed meanwhile."""
+    """Counts of a collection: tasks that were deleted, and those that could have changed meanwhile.
+
+    ``dead`` and ``cancelled`` of the deleted ones were that; the others were complete. ``looked_at`` is how
+    many tasks were read.
+    """
 
     tasks: int = 0
     changed: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    looked_at: int = 0
 
     def __add__(self, other: Collected) -> Collected:
-        return Collected(self.tasks + other.tasks, self.changed + other.changed)
+        return Collected(
+            self.tasks + other.tasks,
+            self.changed + other.changed,
+            self.dead + other.dead,
+            self.cancelled + other.cancelled,
+            self.looked_at + other.looked_at,
+        )
 
 
 def collect(
     context: Context,
     tasks: Callable[[], Iterator[Stored]],
-    older_than_s: float,
+    may_go: Callable[[Stored], bool],
     archive: Archive | None = None,
-) -> Collected:
-    """Collect what was enqueued longer ago than ``older_than_s`` seconds and may go; what was done.
+    at_once: int = PAGE,
+) -> Iterator[Collected]:
+    """Collect the closed tasks that may go; what was done, after each step that reads or deletes ``at_once``.
 
-    Where that is 0 all that is complete may go, also with an id whose time is yet to come.
-
-    ``tasks`` reads all tasks of the queue, each time anew. With an ``archive`` each is written there first.
+    ``tasks`` reads tasks of the queue, each time anew: all of which one could depend on another that may go.
+    With an ``archive`` each is written there first.
 
     Raises:
         RetryLater: the engine was away; what was collected stays so, and collecting again goes on.
     """
-    before = context.clock.wall() - older_than_s
     connected: set[TaskId] = set()
-    for stored in tasks():
-        if stored.head.after:
-            connected.update((stored.head.id, *stored.head.after))
+    for page in _pages(tasks(), at_once):
+        for stored in page:
+            if stored.head.after:
+                connected.update((stored.head.id, *stored.head.after))
+        yield Collected(looked_at=len(page))
     components = Components()
-    done = Collected()
-    alone: list[Stored] = []
-    for stored in tasks():
-        is_young = older_than_s > 0 and born_at(stored.head.id) > before
-        if stored.head.id in connected:
-            components.add(stored, keep=is_young)
-        elif stored.state.status is Status.COMPLETED and not is_young:
-            alone.append(stored)
-            if len(alone) == PAGE:
-                done += _delete(context, [_place_of(each) for each in alone], archive)
-                alone.clear()
-    done += _delete(context, [_place_of(each) for each in alone], archive)
-    for component in components.collectable():
-        done += _delete(context, [component], archive)
-    return done
+    undone: dict[TaskId, Status] = {}
+    """Those of the connected tasks that were dead or cancelled."""
+    for page in _pages(tasks(), at_once):
+        going = {each.head.id for each in page if each.state.status not in OPEN and may_go(each)}
+        for stored in (each for each in page if each.head.id in connected):
+            components.add(stored, keep=stored.head.id not in going)
+        undone |= _undone(each for each in page if each.head.id in going and each.head.id in connected)
+        alone = [each for each in page if each.head.id in going and each.head.id not in connected]
+        yield _delete(context, [_place_of(each) for each in alone], _undone(alone), archive)
+    for parts in _filled(components.collectable(), at_once):
+        yield _delete(context, parts, undone, archive)
+
+
+def _pages(tasks: Iterator[Stored], size: int) -> Iterator[list[Stored]]:
+    while page := list(islice(tasks, size)):
+        yield page
+
+
+def _filled(parts: Iterator[dict[TaskId, Place]], size: int) -> Iterator[list[dict[TaskId, Place]]]:
+    """Parts in lists of about ``size`` tasks; a larger part is by itself."""
+    filled: list[dict[TaskId, Place]] = []
+    tasks = 0
+    for part in parts:
+        if filled and tasks + len(part) > size:
+            yield filled
+            filled, tasks = [], 0
+        filled.append(part)
+        tasks += len(part)
+    if filled:
+        yield filled
+
+
+def _undone(tasks: Iterable[Stored]) -> dict[TaskId, Status]:
+    return {each.head.id: each.state.status for each in tasks if each.state.status in CLOSED_UNDONE}
+
+
+def _place_of(stored: Stored) -> dict[TaskId, Place]:
+    return {stored.head.id: (stored.partition, stored.revision)}
 
 
 class Archive:
@@ -123,17 +161,24 @@ def _as_text(value: object) -> str:
     raise TypeError(f"{value!r} has no place in a line of JSON")
 
 
-def _place_of(stored: Stored) -> dict[TaskId, Place]:
-    return {stored.head.id: (stored.partition, stored.revision)}
-
-
-def _delete(context: Context, parts: Sequence[dict[TaskId, Place]], archive: Archive | None) -> Collected:
+def _delete(
+    context: Context,
+    parts: Sequence[dict[TaskId, Place]],
+    undone: Mapping[TaskId, Status],
+    archive: Archive | None,
+) -> Collected:
     """Delete each part as a whole, or not at all where anything of it has changed."""
     if not parts:
         return Collected()
     if archive is not None:
         archive.write(context, [task for part in parts for task in part])
     answers = context.engine.apply([Collect(context.queue, part) for part in parts], context.timeout_s)
-    gone = [isinstance(answer, Applied) for answer in answers]
-    tasks = sum(len(part) for part, is_gone in zip(parts, gone, strict=True) if is_gone)
-    return Collected(tasks, sum(map(len, parts)) - tasks)
+    gone = [
+        task
+        for part, answer in zip(parts, answers, strict=True)
+        if isinstance(answer, Applied)
+        for task in part
+    ]
+    were = Counter(undone[task] for task in gone if task in undone)
+    changed = sum(map(len, parts)) - len(gone)
+    return Collected(len(gone), changed, were[Status.DEAD], were[Status.CANCELLED])

@@ -1,10 +1,10 @@
-"""Which tasks may be collected: those connected by dependencies, all of which are complete (SK-14)."""
+"""Which tasks may be collected: those connected by dependencies, all of which are closed (SK-14, SK-22)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rebalanser.tasks.model import Status, Stored, TaskId
+from rebalanser.tasks.model import OPEN, Stored, TaskId
 
 
 class Components:
@@ -15,28 +15,28 @@ class Components:
 
     def __init__(self) -> None:
         self._parents: dict[TaskId, TaskId] = {}
-        self._complete: dict[TaskId, tuple[int, int]] = {}
+        self._closed: dict[TaskId, tuple[int, int]] = {}
         self._kept: set[TaskId] = set()
 
     def add(self, stored: Stored, *, keep: bool = False) -> None:
-        """Tell of a task; with ``keep`` it is not to be collected yet, nor is what goes with it."""
+        """Tell of a task; one that is open, or to ``keep``, is not collected, nor is what goes with it."""
         task = stored.head.id
-        if stored.state.status is Status.COMPLETED and not keep:
-            self._complete[task] = (stored.partition, stored.revision)
+        if stored.state.status not in OPEN and not keep:
+            self._closed[task] = (stored.partition, stored.revision)
         else:
             self._kept.add(task)
         for needed in stored.head.after:
             self._join(task, needed)
 
     def collectable(self) -> Iterator[dict[TaskId, tuple[int, int]]]:
-        """Each component of which every task is complete: the partition and revision of its tasks.
+        """Each component of which no task is kept: the partition and revision of its tasks.
 
         A task that others depend on and that was not told of has been collected, or never was: where one that
-        depends on it is complete, it is the former.
+        depends on it is closed, it is the former.
         """
         kept = {self._root(task) for task in self._kept}
         groups: dict[TaskId, dict[TaskId, tuple[int, int]]] = {}
-        for task, where in self._complete.items():
+        for task, where in self._closed.items():
             root = self._root(task)
             if root not in kept:
                 groups.setdefault(root, {})[task] = where

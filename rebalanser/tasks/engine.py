@@ -227,6 +227,15 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """The note of a queue, at most 64 KiB that its workers share; ``version`` grows with each one put."""
+
+    content: bytes = b""
+    version: int = 0
+    """0 if none was put yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Changes up to this revision may not have been told: read again."""
 
@@ -353,6 +362,21 @@ class Engine(ABC):
     @abstractmethod
     def queues(self, timeout_s: float) -> Mapping[str, int]:
         """The queues that there are, with their partitions."""
+
+    @abstractmethod
+    def note(self, queue: str, timeout_s: float) -> Note:
+        """The note of a queue; an empty one of version 0 if none was put yet."""
+
+    @abstractmethod
+    def put_note(self, queue: str, content: bytes, version: int, timeout_s: float) -> bool:
+        """Put a note in place of the one of ``version``; False if that is not the present one.
+
+        It is no change of a task: no watch is told.
+
+        Raises:
+            OutcomeUnknown: it took effect, or will, or never.
+            QuotaExceeded: the store is full.
+        """
 
     @abstractmethod
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:

@@ -97,6 +97,11 @@ def ready_since(task: TaskId, due: float, wall: float) -> float:
     return min(wall, max(born if born >= _FIRST_S else wall, due))
 
 
+def first_of(wall: float) -> TaskId:
+    """The lowest id that can be made at a time, in seconds since 1970."""
+    return f"{max(0, int(wall * 1000)):0{_MS_DIGITS}x}".ljust(ID_DIGITS, "0")
+
+
 def partition_of(task: TaskId, partitions: int) -> int:
     """Where a task lies, of ``partitions`` partitions counted from 0 (SK-2): the same for ever.
 

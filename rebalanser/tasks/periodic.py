@@ -31,7 +31,8 @@ LOOK_S: Final = 1.0
 CATCH_UP_S: Final = 60.0
 """How late a tick may still be enqueued; one that is missed by more is left out."""
 KEPT_S: Final = 86_400.0
-"""Age up to which the task of a tick counts as not collected yet: that of a collection unless it is told."""
+"""Age up to which the task of a tick counts as not collected yet, unless retention is shorter: that of a
+collection unless it is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ class Ticker:
 
     ``is_mine(task_id)`` says whether it is, ``exists(task_ids)`` which of those are stored,
     ``enqueue(name, task_id, delay_s)`` enqueues one that is due after that delay, ``errors`` says what
-    follows from errors. A tick that can't be enqueued, ever, is left out and keeps no other from coming.
+    follows from errors, ``kept_s`` for how many seconds the task of a tick is kept at least. A tick that
+    can't be enqueued, ever, is left out and keeps no other from coming.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class Ticker:
         exists: Callable[[Sequence[TaskId]], Collection[TaskId]],
         enqueue: Callable[[str, TaskId, float], object],
         errors: ErrorPolicy,
+        kept_s: float = KEPT_S,
     ) -> None:
         self._schedules = tuple(schedules)
         self._clock = clock
@@ -151,6 +154,7 @@ class Ticker:
         self._exists = exists
         self._enqueue = enqueue
         self._errors = errors
+        self._kept_s = kept_s
         self._began = clock.wall()
         self._since: dict[Schedule, float] = {}
         """When the ticks of each schedule begin to count, as far as it is known."""
@@ -210,7 +214,7 @@ class Ticker:
         if found := [ticks[task] for task in self._exists(list(ticks))]:
             return min(found)
         # What is collected can't be told from what never was: it is better to run once too often.
-        return float(first) if self._began - first >= KEPT_S else self._began
+        return float(first) if self._began - first >= self._kept_s else self._began
 
     def _enqueue_once(self, name: str, task_id: TaskId, delay_s: float) -> None:
         try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import (
@@ -61,7 +65,7 @@ from rebalanser.tasks.cycles import Ancestry, with_blockers
 from rebalanser.tasks.engine import ClaimsFromIndex, Engine, Enqueue
 from rebalanser.tasks.engines import load_engine
 from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
-from rebalanser.tasks.flakes import born_at, partition_of
+from rebalanser.tasks.flakes import born_at, first_of, partition_of
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.history import TaskHistory
 from rebalanser.tasks.inline import InlineWorker
@@ -82,7 +86,8 @@ from rebalanser.tasks.options import (
 from rebalanser.tasks.outbox import Outbox, engine_name
 from rebalanser.tasks.outbox_spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
-from rebalanser.tasks.periodic import Schedule, Ticker
+from rebalanser.tasks.periodic import KEPT_S, Schedule, Ticker
+from rebalanser.tasks.retention import MIN_AGE_S, STEP, Record, Retention, Sweeper
 from rebalanser.tasks.rules import Decision, Refused
 from rebalanser.tasks.slots import Flakes
 from rebalanser.tasks.status import QueueStatus, WorkerNote, workers_of
@@ -97,6 +102,12 @@ GRACE_S: Final = 30.0
 MAX_WARNED: Final = 100
 """Maximum number of names without a function that are warned about."""
 MAX_SHOWN: Final = 20
+CHANGED_AT_ONCE: Final = 500
+"""Number of tasks that are cancelled or requeued together."""
+NEWEST_S: Final = 60.0
+"""Seconds back from now within which the newest tasks are looked for first."""
+FARTHER: Final = 8.0
+"""So many times as far back they are looked for next."""
 EXIT_CODE: Final = 70
 """Of a process that ends as a loop of its queue fails for a reason that nobody foresaw: EX_SOFTWARE."""
 EXIT_LIMIT_S: Final = 2 * GRACE_S
@@ -108,6 +119,7 @@ BodyPlace: TypeAlias = Literal["threads", "processes"]
 """Where bodies run: in threads of the worker, or in processes of their own, which can be ended."""
 P = ParamSpec("P")
 R = TypeVar("R")
+_DEFAULT_RETENTION: Final = Retention()
 _log = get_logger()
 
 
@@ -199,6 +211,8 @@ class Queue:
     ``state_folder`` is where the ids' marks are kept (SK-1). Without ``create`` the queue must exist.
     ``outbox`` is a folder on this host's disk by way of which everything is enqueued, so that it can be while
     the engine is away, also when the queue is made (SK-4); see :mod:`rebalanser.tasks.outbox`.
+    ``retention`` says how long a worker of the queue keeps closed tasks, None for ever; give all workers the
+    same (SK-22).
 
     A forked child opens the engine and the outbox anew at their first use. A worker that was started before
     the fork runs in the parent only.
@@ -227,9 +241,12 @@ class Queue:
         create: bool = True,
         outbox: Path | None = None,
         clock: Clock | None = None,
+        retention: Retention | None = _DEFAULT_RETENTION,
     ) -> None:
         name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
+        self.retention = retention
+        """How long closed tasks are kept; counts for the next start (SK-22)."""
         self._url = url
         self._timeout_s = timeout_s
         self._buffer_s = claim_ttl_s * BUFFER_RATIO if buffer_s is None else buffer_s
@@ -328,6 +345,7 @@ class Queue:
         self._inline_ticker: Ticker | None = None
         self._caller: Caller | None = None
         self._source: ClaimSource | None = None
+        self._sweeper: Sweeper | None = None
         self._stopped = threading.Event()
         self.errors = ErrorPolicy(self.name, self._clock, self._end_process)
         """What follows from the errors of this process's loops."""
@@ -677,19 +695,49 @@ class Queue:
         page: int = 1000,
         after: TaskId | None = None,
         at_least: int = 0,
+        name: str | None = None,
+        older_than_s: float = 0.0,
     ) -> Iterator[Stored]:
         """All tasks in the order of their ids, those greater than ``after``, read page by page (SK-12).
 
-        Each page is as of revision ``at_least`` or later (SK-11).
+        Those of one function with a ``name``, and those that were enqueued more than ``older_than_s`` seconds
+        ago, by the clocks of the hosts that made their ids. Each page is as of revision ``at_least`` or later
+        (SK-11).
         """
+        before = self._clock.wall() - older_than_s if older_than_s > 0 else math.inf
         while True:
             found = self._context.engine.page(
                 self.name, self._timeout_s, statuses=statuses, after=after, limit=page, at_least=at_least
             )
-            yield from found.items
+            for each in found.items:
+                if born_at(each.head.id) > before:
+                    return
+                if name is None or each.head.name == name:
+                    yield each
             after = found.next
             if after is None:
                 return
+
+    def newest(
+        self,
+        limit: int,
+        statuses: frozenset[Status] | None = None,
+        *,
+        name: str | None = None,
+        older_than_s: float = 0.0,
+    ) -> list[Stored]:
+        """At most ``limit`` of the tasks that :meth:`tasks` reads: the newest ones, the newest first.
+
+        Reads back from the present, ever farther until there are as many.
+        """
+        now, back_s = self._clock.wall() - older_than_s, NEWEST_S
+        while True:
+            first = first_of(now - back_s)
+            tasks = self.tasks(statuses, after=first, name=name, older_than_s=older_than_s)
+            found = deque(tasks, maxlen=limit)
+            if len(found) == limit or back_s >= now:
+                return list(reversed(found))
+            back_s *= FARTHER
 
     def with_blockers(self, tasks: Iterable[Stored]) -> Iterator[tuple[Stored, tuple[Stored, ...]]]:
         """Tasks, each with dead and cancelled ones that it waits for, also by way of others; at most 10.
@@ -729,22 +777,61 @@ class Queue:
         """Try a dead or cancelled task again, with all its tries (SK-15); what it is then."""
         return self._change(task, lambda stored: rules.requeue(stored.state))
 
+    def cancel_all(self, tasks: Iterable[Stored]) -> int:
+        """Cancel tasks as :meth:`cancel` does, many at once; how many are cancelled now."""
+        return self._change_all(tasks, lambda stored: rules.cancel(stored.state))
+
+    def requeue_all(self, tasks: Iterable[Stored]) -> int:
+        """Requeue tasks as :meth:`requeue` does, many at once; how many of them were dead or cancelled."""
+        return self._change_all(tasks, lambda stored: rules.requeue(stored.state))
+
     def _change(self, task: TaskId, rule: Callable[[Stored], Decision]) -> Status:
         settled = self._context.write(MoveAsk(self.get(task), rule))
         return self.get(task).state.status if isinstance(settled, Refused) else settled.state.status
 
-    def collect(self, older_than_s: float = 86_400.0, archive: Path | None = None) -> Collected:
+    def _change_all(self, tasks: Iterable[Stored], rule: Callable[[Stored], Decision]) -> int:
+        changed, rest = 0, iter(tasks)
+        while batch := list(islice(rest, CHANGED_AT_ONCE)):
+            asks = [MoveAsk(stored, rule) for stored in batch]
+            self._context.ledger.write_all(asks)
+            changed += sum(not isinstance(ask.future.result(), Refused) for ask in asks)
+        return changed
+
+    def collect(
+        self,
+        older_than_s: float = 86_400.0,
+        archive: Path | None = None,
+        *,
+        statuses: frozenset[Status] = frozenset({Status.COMPLETED}),
+        name: str | None = None,
+    ) -> Collected:
         """Delete complete tasks that were enqueued longer ago, each with all that it is connected to (SK-14).
 
         A task goes only together with all those that depend on it and that it depends on, once all of them
-        are complete. With ``archive`` each is first appended to that file, with its payload and its log.
-        Where ``older_than_s`` is 0 all that is complete may go, also with an id whose time is yet to come.
+        are complete, or what else ``statuses`` name, and of the function ``name`` if one is given. What is
+        open never goes. With ``archive`` each is first appended to that file, with its payload and its log.
+        Where ``older_than_s`` is 0 also a task goes with an id whose time is yet to come.
 
         Raises:
             RetryLater: the engine was away; collecting again goes on.
             UnusableFolder: the archive can't be written.
         """
-        return collect(self._context, self.tasks, older_than_s, None if archive is None else Archive(archive))
+        before = self._clock.wall() - older_than_s if older_than_s > 0 else math.inf
+
+        def may_go(stored: Stored) -> bool:
+            head = stored.head
+            return (
+                stored.state.status in statuses
+                and (name is None or head.name == name)
+                and born_at(head.id) <= before
+            )
+
+        steps = collect(self._context, self.tasks, may_go, None if archive is None else Archive(archive))
+        return sum(steps, Collected())
+
+    def retained(self) -> Record:
+        """When closed tasks were deleted last because their time was over, and how many (SK-22)."""
+        return Record.of(self._context.engine.note(self.name, self._timeout_s))
 
     @overload
     def wait(self, task: Enqueued[R], timeout_s: float = 60.0) -> R: ...
@@ -850,7 +937,13 @@ class Queue:
 
     def _made_ticker(self, is_mine: Callable[[TaskId], bool]) -> Ticker:
         return Ticker(
-            self._schedules, self._clock, is_mine, self._context.read, self._enqueue_tick, self.errors
+            self._schedules,
+            self._clock,
+            is_mine,
+            self._context.read,
+            self._enqueue_tick,
+            self.errors,
+            self._ticks_kept_s(),
         )
 
     def start_with(self, caller: Caller, concurrency: int) -> None:
@@ -881,10 +974,16 @@ class Queue:
             bodies.close()
             raise
         self._group, self._worker, self._source, self._bodies = group, worker, source, bodies
+        self._start_sweeper()
         self._ticker = self._made_ticker(lambda task: source.owns(partition_of(task, self._partition_count)))
         self._ticker.start()
         self._note = WorkerNote(self._context, self._label, concurrency, lambda: worker.running)
         self._note.start()
+
+    def _ticks_kept_s(self) -> float:
+        """How long the task of a tick is there at least, once it is closed or not."""
+        shortest_s = None if self.retention is None else self.retention.shortest_s
+        return KEPT_S if shortest_s is None else max(MIN_AGE_S, min(KEPT_S, shortest_s))
 
     def lend(self, wake: Callable[[], None]) -> ClaimSource:
         """Join the queue's workers without running bodies: claims are handed out to others.
@@ -903,9 +1002,21 @@ class Queue:
             source.close()
             raise
         self._group, self._source = group, source
+        self._start_sweeper()
         self._note = WorkerNote(self._context, self._label)
         self._note.start()
         return source
+
+    def _start_sweeper(self) -> None:
+        if self.retention is not None and self.retention.shortest_s is not None:
+            tasks = partial(self.tasks, page=STEP)
+            self._sweeper = Sweeper(self._context, tasks, self.retention, self._label)
+            self._sweeper.start()
+
+    def _stop_sweeper(self) -> None:
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.stop()
 
     def _refuse_second_start(self) -> None:
         if self._has_own_clock:
@@ -971,6 +1082,7 @@ class Queue:
             self._caller.close()
         if group is not None:
             group.stop()
+        self._stop_sweeper()
         source.close()
         if note is not None:
             note.stop()

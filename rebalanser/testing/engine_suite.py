@@ -42,6 +42,7 @@ from rebalanser.tasks.engine import (
     Forwarded,
     Lost,
     Move,
+    Note,
     Page,
     Skip,
     Taken,
@@ -871,6 +872,26 @@ class EngineSuite:
             seen = read(newer, task_id(1))
             assert claiming.result(TIMEOUT_S) <= taken_over
         assert read(newer, task_id(1)) == seen
+
+    # -- note
+
+    @pytest.mark.rule("SK-22")
+    def test_a_note_is_put_in_place_of_the_one_that_was_read(self, connect: Connect) -> None:
+        """Holds: "Put a note in place of the one of ``version``; False if that is not the present one"."""
+        engine, other = connect(), connect()
+        assert engine.note(QUEUE, TIMEOUT_S) == Note()
+        assert not engine.put_note(QUEUE, b"too early", 7, TIMEOUT_S)
+        assert engine.put_note(QUEUE, b"first", 0, TIMEOUT_S)
+        first = other.note(QUEUE, TIMEOUT_S)
+        assert first.content == b"first"
+        assert not other.put_note(QUEUE, b"late", 0, TIMEOUT_S)
+        assert other.put_note(QUEUE, b"second", first.version, TIMEOUT_S)
+        second = engine.note(QUEUE, TIMEOUT_S)
+        assert (second.content, second.version > first.version) == (b"second", True)
+        assert not engine.put_note(QUEUE, b"late", first.version, TIMEOUT_S)
+        assert engine.note(QUEUE, TIMEOUT_S) == second
+        assert engine.note(OTHER_QUEUE, TIMEOUT_S) == Note()
+        assert everything(engine) == []
 
     # -- collect
 

@@ -20,6 +20,7 @@ from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.retention import Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, instead, scan
 from rebalanser.testing.tasks_simulation import PROFILES, owning, run_seed, working
@@ -79,8 +80,16 @@ def _over_when_read(_: Any) -> Any:
 
 
 def _any_of_them(_: Any) -> Any:
-    """Each complete task may go, whatever depends on it."""
-    return lambda self: iter([{task: where} for task, where in self._complete.items()])
+    """Each closed task may go, whatever depends on it."""
+    return lambda self: iter([{task: where} for task, where in self._closed.items()])
+
+
+def _by_an_older_mark(_: Any) -> Any:
+    return lambda self, revision: max((mark.wall for mark in self if mark.revision <= revision), default=None)
+
+
+def _as_complete(_: Any) -> Any:
+    return lambda self, status: None if status in OPEN else self.completed_s
 
 
 def _not_looked_at(_: Any) -> Any:
@@ -232,6 +241,20 @@ MUTANTS = (
         frozenset({"SK-14"}),
         "collection",
         second_line=(Switch(SimulatedEngine, "_has_dependents", always(False)),),
+    ),
+    Mutant(
+        "time of closing",
+        "a task was closed when a mark that is not older says so, and not when an older one does",
+        (Switch(Marks, "closed_at", _by_an_older_mark),),
+        frozenset({"SK-22"}),
+        "collection",
+    ),
+    Mutant(
+        "dead ones are kept longer",
+        "each status has a time of its own",
+        (Switch(Retention, "seconds", _as_complete),),
+        frozenset({"SK-22"}),
+        "collection",
     ),
     Mutant(
         "dependents that came meanwhile",

@@ -378,7 +378,13 @@ class WatchesNoCommits(SqliteEngine):
         return super().watch_commits(lambda: None)
 
 
+class PutsNotesUnseen(SqliteEngine):
+    def put_note(self, queue: str, content: bytes, version: int, timeout_s: float) -> bool:
+        return super().put_note(queue, content, self.note(queue, timeout_s).version or version, timeout_s)
+
+
 FAULTS = [
+    (PutsNotesUnseen, "test_a_note_is_put_in_place_of_the_one_that_was_read"),
     (ClaimsWhatNobodyKnows, "test_an_index_hands_out_tasks_of_functions_that_are_asked_for"),
     (ClaimsBeforeItIsDue, "test_an_index_hands_out_what_is_due"),
     (ClaimsWithoutBuffer, "test_an_index_hands_out_a_claim_that_is_over_once"),

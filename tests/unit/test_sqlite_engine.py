@@ -25,7 +25,17 @@ from rebalanser.errors import (
 from rebalanser.registry.contract import Put, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import Queue
-from rebalanser.tasks.engine import Applied, ClaimRequest, Conflict, Enqueue, Forwarded, Lost, Move, Taken
+from rebalanser.tasks.engine import (
+    Applied,
+    ClaimRequest,
+    Conflict,
+    Enqueue,
+    Forwarded,
+    Lost,
+    Move,
+    Note,
+    Taken,
+)
 from rebalanser.tasks.model import (
     ID_DIGITS,
     AfterFailure,
@@ -904,3 +914,16 @@ def test_columns_are_those_of_a_task(engine: SqliteEngine) -> None:
     engine.apply([write], PATIENCE_S)
     assert present(engine, 1).head.after == after
     assert rows.ids_of(rows.ids_bytes(after)) == after
+
+
+@pytest.mark.rule("SK-22")
+def test_a_file_that_was_made_before_there_were_notes_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    SqliteEngine(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE skuld_notes")
+    with closing(SqliteEngine(path)) as engine:
+        engine.define("work", 1, 10)
+        assert engine.note("work", 10) == Note()
+        assert engine.put_note("work", b"note", 0, 10)
+        assert engine.note("work", 10) == Note(b"note", 1)

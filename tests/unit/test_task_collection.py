@@ -1,4 +1,4 @@
-"""Which tasks may be collected: whole components of complete tasks, and nothing else (SK-14)."""
+"""Which tasks may be collected: whole components of closed tasks, and nothing else (SK-14)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebalanser.tasks.components import Components
-from rebalanser.tasks.model import Head, State, Status, Stored
+from rebalanser.tasks.model import OPEN, Head, State, Status, Stored
 
 TASKS = [f"{number:040x}" for number in range(12)]
+STATUSES = st.dictionaries(st.sampled_from(TASKS), st.sampled_from(Status))
 GRAPHS = st.dictionaries(st.sampled_from(TASKS), st.sets(st.sampled_from(TASKS), max_size=3))
 
 
@@ -20,20 +21,22 @@ def stored(task: str, after: tuple[str, ...] = (), status: Status = Status.COMPL
     return Stored(Head(task, "work", "add", after=after), State(status), revision=7, partition=3)
 
 
-@pytest.mark.rule("SK-14")
-@given(GRAPHS, st.sets(st.sampled_from(TASKS)), st.sets(st.sampled_from(TASKS)))
-def test_just_the_whole_components_of_complete_tasks_are_collected(
-    after: dict[str, set[str]], complete: set[str], kept: set[str]
+@pytest.mark.rule("SK-14", "SK-22")
+@given(
+    GRAPHS, st.dictionaries(st.sampled_from(TASKS), st.sampled_from(Status)), st.sets(st.sampled_from(TASKS))
+)
+def test_just_the_whole_components_of_closed_tasks_are_collected(
+    after: dict[str, set[str]], statuses: dict[str, Status], kept: set[str]
 ) -> None:
     graph = networkx.Graph()
     graph.add_nodes_from(TASKS)
     components = Components()
     for task in TASKS:
         needed = tuple(sorted(after.get(task, ())))
-        status = Status.COMPLETED if task in complete else Status.DEAD
+        status = statuses.get(task, Status.WAITING)
         components.add(stored(task, needed, status), keep=task in kept)
         graph.add_edges_from((task, other) for other in needed)
-    may_go = complete - kept
+    may_go = {task for task, status in statuses.items() if status not in OPEN} - kept
     expected = {frozenset(part) for part in networkx.connected_components(graph) if part <= may_go}
     found = list(components.collectable())
     assert {frozenset(part) for part in found} == expected

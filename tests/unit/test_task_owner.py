@@ -687,7 +687,8 @@ def _collectable(*known: Stored, keep: frozenset[int] = frozenset()) -> list[lis
 @pytest.mark.rule("SK-14")
 def test_only_components_that_are_complete_altogether_are_collected() -> None:
     done = Status.COMPLETED
-    assert _collectable(stored(1, done), stored(2), stored(3, Status.DEAD)) == [[1]]
+    assert _collectable(stored(1, done), stored(2), stored(3, Status.DEAD), keep=frozenset({3})) == [[1]]
+    assert _collectable(stored(1, done), stored(2, Status.CLAIMED), stored(3, Status.DEAD)) == [[1], [3]]
     assert _collectable(stored(1, done), stored(2, done, after=(1,)), stored(3, after=(2,))) == []
     chain = (stored(1, done), stored(3, done, after=(2,)), stored(2, done, after=(1,)), stored(4, done))
     assert _collectable(*chain) == [[1, 2, 3], [4]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import sqlite3
 import stat
 import sys
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from rebalanser.cli import main
+from rebalanser.cli.tasks_options import retained
 from rebalanser.cli.tasks_running import SELDOM, collect_seldom
 from rebalanser.tasks import Queue, rules
 from rebalanser.tasks.checking import Check, Fault
@@ -25,7 +28,9 @@ from rebalanser.tasks.http import operations
 from rebalanser.tasks.http.messages import NewTask
 from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.retention import Retention, Sweeper
 from rebalanser.tasks.rules import Held
+from rebalanser.testing.clock import FakeClock
 
 UNKNOWN = "0" * 40
 TERM = Term(30.0, "a boot", 100.0)
@@ -628,3 +633,87 @@ def test_a_missing_extra_is_named(stage: Stage, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     refused(stage.cli("serve", "work"), 3, "pip install 'rebalanser[web]'")
+
+
+def _ids(answer: Answer) -> list[str]:
+    return [document["id"] for document in answer.documents]
+
+
+def test_tasks_are_listed_by_name_and_age_and_the_newest_first(stage: Stage) -> None:
+    now = stage.queue.context.clock.wall()
+    ages_s = [10.0, 100.0, 4000.0, 90_000.0, 10_000_000.0]
+    made = [f"{int((now - age) * 1000):016x}{'0' * 24}" for age in ages_s]
+    for task in made:
+        stage.enqueue(task_id=task)
+    other = stage.cli("enqueue", "work", "else").out.strip()
+    assert _ids(stage.cli("list", "work", "--newest", "--json")) == [other, *made]
+    assert _ids(stage.cli("list", "work", "--newest", "--limit", "3", "--json")) == [other, *made[:2]]
+    assert _ids(stage.cli("list", "work", "--name", "else", "--json")) == [other]
+    assert _ids(stage.cli("list", "work", "--older-than", "1h", "--json")) == made[:1:-1]
+    newest = stage.cli("list", "work", "--newest", "--older-than", "1h", "--limit", "2", "--json")
+    assert _ids(newest) == made[2:4]
+    none = stage.cli("list", "work", "--newest", "--name", "send", "--status", "dead", "--json")
+    assert none.out == ""
+
+
+def test_many_tasks_are_cancelled_requeued_and_deleted_once_they_are_counted(stage: Stage) -> None:
+    waits, dead, done = (stage.enqueue() for _ in range(3))
+    stage.kill(dead)
+    stage.complete(done)
+    other = stage.cli("enqueue", "work", "else").out.strip()
+    for verb in ("cancel", "requeue", "delete"):
+        refused(stage.cli(verb, "work"), 2, "give ids of tasks, or choose some with --status")
+        refused(stage.cli(verb, "work", "--name", "send"), 2, "would be chosen to", "give --yes")
+    refused(stage.cli("delete", "work", "--status", "waiting", "--yes"), 2, "cancel them first")
+    refused(stage.cli("cancel", "work", waits, "--name", "send"), 2, "give ids of tasks, or choose")
+    refused(stage.cli("requeue", "work", "--all-dead", "--name", "send"), 2, "no other choice")
+    assert stage.queue.count() == {Status.WAITING: 2, Status.DEAD: 1, Status.COMPLETED: 1}
+    assert stage.cli("cancel", "work", "--name", "send", "--yes").out == "cancelled 1 task\n"
+    assert stage.queue.get(waits).state.status is Status.CANCELLED
+    assert stage.cli("requeue", "work", "--name", "send", "--yes").out == "requeued 1 task\n"
+    assert stage.queue.get(dead).state.status is Status.WAITING, "dead ones, and no cancelled ones"
+    answer = stage.cli("requeue", "work", "--status", "completed", "--yes").out
+    assert answer == "requeued 0 tasks; 1 was neither dead nor cancelled\n"
+    assert stage.cli("delete", "work", "--older-than", "1h", "--yes").out == "deleted 0 tasks\n"
+    assert stage.cli("delete", "work", "--status", "cancelled", "--yes").out == "deleted 1 task\n"
+    stage.enqueue(done)
+    document = stage.cli("delete", "work", "--name", "send", "--yes", "--json").documents[0]
+    assert document == {"queue": "work", "given": 1, "deleted": 0}, "another task depends on it"
+    left = {each.head.id for each in stage.queue.tasks()}
+    assert left >= {dead, done, other}
+    assert waits not in left
+
+
+def test_the_user_is_asked_how_many(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.enqueue()
+    asked: list[str] = []
+
+    def confirm(text: str, **_: object) -> None:
+        asked.append(text)
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    assert stage.cli("cancel", "work", "--name", "send").out == "cancelled 1 task\n"
+    assert stage.cli("cancel", "work", "--name", "send").out == "cancelled 0 tasks\n"
+    assert asked == ["cancel 1 task?"]
+
+
+@pytest.mark.rule("SK-22")
+def test_counts_say_what_was_deleted_as_its_time_was_over(stage: Stage) -> None:
+    assert "deleted" not in stage.cli("count", "work").out
+    clock = FakeClock(wall=stage.queue.context.clock.wall() + 3600.0)
+    stage.queue.context.clock = clock
+    stage.complete(stage.enqueue())
+    Sweeper(stage.queue.context, stage.queue.tasks, Retention(completed_s=0.0), "me").sweep()
+    assert "\ndeleted: 1, last looked at " in stage.cli("count", "work").out
+    deleted = stage.cli("count", "work", "--json").documents[0]["deleted"]
+    assert deleted == {"ever": 1, "last": 1, "at": clock.wall()}
+
+
+@pytest.mark.rule("SK-22")
+def test_the_command_line_says_how_long_tasks_are_kept() -> None:
+    week = Retention()
+    assert retained(week, None, None, None) is week
+    assert retained(None, None, None, None) is None
+    assert retained(week, 60.0, None, math.inf) == Retention(completed_s=60.0, cancelled_s=None)
+    assert retained(None, None, 60.0, None) == Retention(completed_s=None, dead_s=60.0, cancelled_s=None)

@@ -19,6 +19,7 @@ from rebalanser.tasks.engine import (
     EngineCapabilities,
     Move,
     MovesInTransactions,
+    Note,
     Page,
     Sink,
     Wants,
@@ -240,6 +241,22 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         """The queues that there are, with their partitions."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.queues()
+
+    def note(self, queue: str, timeout_s: float) -> Note:
+        """The note of a queue; an empty one of version 0 if none was put yet."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.note(queue)
+
+    def put_note(self, queue: str, content: bytes, version: int, timeout_s: float) -> bool:
+        """Put a note in place of the one of ``version``; False if that is not the present one.
+
+        Raises:
+            OutcomeUnknown: the disk failed during the commit.
+            RegistryUnavailable: others kept the file locked until the time was up; no effect.
+            QuotaExceeded: the disk is full; no effect.
+        """
+        action = Action(lambda writing: writing.put_note(queue, content, version), size=len(content))
+        return self._committer.submit(action, Deadline.after(timeout_s))
 
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         """Tell ``sink`` every state that changes after ``from_revision``, from the engine's thread."""

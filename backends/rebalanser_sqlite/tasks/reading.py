@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
-from rebalanser.tasks.engine import Page
+from rebalanser.tasks.engine import Note, Page
 from rebalanser.tasks.flakes import ready_since
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Status, Stored, TaskId, Term, Update
 from rebalanser_sqlite.store import Deadline, Store
@@ -92,6 +92,7 @@ _FOREIGN = tuple(
 )
 MAX_PRIORITIES = 100
 """Maximum number of priorities of a function among which the oldest ready task is looked for."""
+_NOTE = "SELECT content, version FROM skuld_notes WHERE queue = ?"
 SCAN = 5000
 """Maximum number of tasks that are looked at for a page of statuses that most tasks are in."""
 
@@ -227,6 +228,12 @@ class Snapshot:
             if of_queue == number:
                 counts[status] += more
         return {STATUSES[status]: tasks for status, tasks in counts.items() if tasks > 0}
+
+    def note(self, queue: str) -> Note:
+        """The note of a queue."""
+        number, _ = self._queue(queue)
+        row = self._connection.execute(_NOTE, (number,)).fetchone()
+        return Note() if row is None else Note(*row)
 
     def changed(self, queue: str, after_revision: int, up_to: int) -> list[Row]:
         """The rows of the tasks whose last change has one of these revisions, the earliest first."""

@@ -191,6 +191,12 @@ _CACHE = "PRAGMA cache_size = -16384"
 _IS_THERE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_meta'"
 _HAS_OUTBOXES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_outboxes'"
 _OUTBOXES = SCHEMA[SCHEMA.index("CREATE TABLE skuld_outboxes") :].strip().rstrip(";")
+_HAS_NOTES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_notes'"
+_NOTES = (
+    "CREATE TABLE IF NOT EXISTS skuld_notes "
+    "(queue INTEGER PRIMARY KEY, content BLOB NOT NULL, version INTEGER NOT NULL)"
+)
+"""A note for each queue, also in tables of this version that were made before there were notes."""
 _VERSION = "SELECT version FROM skuld_meta"
 _BEGIN = "INSERT INTO skuld_meta (one, version, counted, forgotten_to) VALUES (1, ?, 0, 0)"
 _FROM_SECOND = (
@@ -215,7 +221,8 @@ def prepare(store: Store, deadline: Deadline) -> None:
     store.set(_CACHE)
     with store.reading(deadline):
         version = _version(store)
-    if version != VERSION:
+        has_notes = store.connection.execute(_HAS_NOTES).fetchone() is not None
+    if version != VERSION or not has_notes:
         with store.writing(deadline, ends_within_s=MIGRATION_S):
             version = _version(store)
             if version is None:
@@ -226,6 +233,7 @@ def prepare(store: Store, deadline: Deadline) -> None:
             elif version != VERSION:
                 for statement in _FROM_SECOND:
                     store.connection.execute(statement)
+            store.connection.execute(_NOTES)
         store.checkpoint()
 
 

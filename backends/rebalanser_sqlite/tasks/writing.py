@@ -85,6 +85,10 @@ MOVE = (
     "revision = ? WHERE number = ?"
 )
 _ADD_UPDATE = "INSERT OR REPLACE INTO skuld_updates (task, claim, sequence, content) VALUES (?, ?, ?, ?)"
+_NEW_NOTE = (
+    "INSERT INTO skuld_notes (queue, content, version) VALUES (?, ?, 1) ON CONFLICT (queue) DO NOTHING"
+)
+_NEXT_NOTE = "UPDATE skuld_notes SET content = ?, version = version + 1 WHERE queue = ? AND version = ?"
 _HAS_DEPENDENTS = "SELECT 1 FROM skuld_dependents WHERE queue = ? LIMIT 1"
 _OF_DEPENDENTS = (
     "number IN (SELECT task FROM skuld_dependents WHERE queue = ? AND id = ?) AND (? >> after_failure) & 1"
@@ -198,6 +202,14 @@ class Writing:
                 return self._take_over(write)
             case Collect():
                 return self._collect(write)
+
+    def put_note(self, queue: str, content: bytes, version: int) -> bool:
+        """Put the note of a queue, if the present one is of this version; whether that is so."""
+        if version:
+            self.cursor.execute(_NEXT_NOTE, (content, self.queue(queue), version))
+        else:
+            self.cursor.execute(_NEW_NOTE, (self.queue(queue), content))
+        return self.cursor.rowcount > 0
 
     def finish(self) -> None:
         """Write what belongs to all writes together; to be committed next."""

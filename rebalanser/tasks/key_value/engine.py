@@ -22,6 +22,7 @@ from rebalanser.registry.contract import (
     Settles,
     Target,
     Transaction,
+    Unchanged,
 )
 from rebalanser.registry.urls import RegistryUrl, open_registry, parse_url
 from rebalanser.tasks.engine import (
@@ -32,6 +33,7 @@ from rebalanser.tasks.engine import (
     EngineCapabilities,
     Enqueue,
     Move,
+    Note,
     Page,
     SharesSlots,
     Sink,
@@ -199,6 +201,19 @@ class KeyValueEngine(Engine, SharesSlots):
         return {
             defined_queue(self._root, item.key): load_definition(item) for item in reading.key_values(found)
         }
+
+    def note(self, queue: str, timeout_s: float) -> Note:
+        """The note of a queue; its version is the mod revision of its key."""
+        key = self._keys_of(queue).note
+        found = Visit(self._registry, timeout_s).get([key]).get(key)
+        return Note() if found is None else Note(found.value, found.mod_revision)
+
+    def put_note(self, queue: str, content: bytes, version: int, timeout_s: float) -> bool:
+        """Put a note in place of the one of ``version``; False if that is not the present one."""
+        key = self._keys_of(queue).note
+        guard = Unchanged(key, version) if version else Absent(key)
+        put = Transaction((guard,), (Put(key, content),))
+        return Visit(self._registry, timeout_s).execute(put).succeeded
 
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first."""

@@ -15,6 +15,7 @@ Under ``ROOT/q/QUEUE/``, the queue's name percent-encoded:
 ``m/TASK``             the collection that has marked the task
 ``f/PROCESS/HOLDER``   a free slot of a worker, or what was claimed for it, under the worker's lease
 ``i/PROCESS``          what a worker's process says of itself, for people
+``r``                  the note
 ``w``                  deleted by every collection: whoever finds it as he put it knows that
                        nothing was collected in between
 =====================  ==========================================================================
@@ -47,6 +48,7 @@ class QueueKeys:
         self.states = f"{prefix}s/"
         self.collections = f"{prefix}c/"
         self.witness = f"{prefix}w"
+        self.note = f"{prefix}r"
         self._payloads = f"{prefix}p/"
         self._dependents = f"{prefix}d/"
         self._news = f"{prefix}n/"

@@ -1,11 +1,11 @@
 """The simulator of Skuld: the pure core of tasks over a simulated engine, on virtual time, from one seed.
 
 What runs is the product's: the rules, the index of an owner, the claims that it hands out, the free slots of
-workers, the asks that are seen through to a known outcome, and what may be collected
+workers, the asks that are seen through to a known outcome, and what retention deletes
 (:mod:`rebalanser.tasks`). Simulated are the engine
 with the guards of its contract (:mod:`.engine`), requests and what befalls them (:mod:`.network`), a group
 that may leave an old owner running (:mod:`.world`), and those who use all that: owners (:mod:`.owning`),
-workers (:mod:`.working`), producers with outboxes (:mod:`.producing`), operators and a collector
+workers (:mod:`.working`), producers with outboxes (:mod:`.producing`), operators, and retention
 (:mod:`.operating`). Hosts' monotonic clocks drift, their wall clocks are hours apart. A run lets chance
 strike, heals everything, and demands that all is completed that can be. Meanwhile the :mod:`.oracle` judges
 every write that takes effect.

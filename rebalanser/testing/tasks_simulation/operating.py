@@ -1,4 +1,4 @@
-"""Operators, who cancel and requeue, and the collector."""
+"""Operators, who cancel and requeue, and retention."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.components import Components
 from rebalanser.tasks.engine import Collect
 from rebalanser.tasks.model import Status, Stored, TaskId
+from rebalanser.tasks.retention import Mark, Marks
 from rebalanser.testing.tasks_simulation.network import Unanswered
 from rebalanser.testing.tasks_simulation.owning import QUEUE
 from rebalanser.testing.tasks_simulation.process import Host, Process, Script
-from rebalanser.testing.tasks_simulation.scenario import KEEP_S
+from rebalanser.testing.tasks_simulation.scenario import RETENTION
 from rebalanser.testing.tasks_simulation.working import PLAIN
 
 if TYPE_CHECKING:
@@ -52,16 +53,20 @@ class Operator(Process):
 
 
 class Collector(Process):
-    """Collects what it has known to be complete for long enough, all that belongs together at once."""
+    """A worker's retention: deletes what is closed once its time is over, what is connected at once."""
 
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
-        self._complete_since: dict[TaskId, float] = {}
+        self._marks = Marks()
         self.spawn(self._run())
 
     def _run(self) -> Script:
         while True:
             yield self.sleep(0.8)
+            revision: Any = yield self.world.network.request(self, lambda: self.world.engine.revision)
+            if isinstance(revision, Unanswered):
+                continue
+            self._marks = self._marks.with_mark(Mark(self.now, revision), RETENTION.longest_s)
             components = Components()
             yield from self._read_into(components)
             # So long it takes to move them to a file.
@@ -79,13 +84,14 @@ class Collector(Process):
                 yield self.sleep(0.1)
                 continue
             for stored in page:
-                components.add(stored, keep=self._is_young(stored))
+                components.add(stored, keep=self._is_kept(stored))
             if len(page) < _PAGE:
                 return
             after = page[-1].head.id
 
-    def _is_young(self, stored: Stored) -> bool:
-        if stored.state.status is not Status.COMPLETED or self.world.is_coming(stored.head.id):
+    def _is_kept(self, stored: Stored) -> bool:
+        kept_s = RETENTION.seconds(stored.state.status)
+        closed_at = self._marks.closed_at(stored.revision)
+        if kept_s is None or closed_at is None or self.world.is_coming(stored.head.id):
             return True
-        since = self._complete_since.setdefault(stored.head.id, self.now)
-        return self.now - since < KEEP_S * self.host.rate
+        return self.now - closed_at < kept_s * self.host.rate

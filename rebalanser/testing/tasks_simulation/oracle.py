@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rebalanser.tasks.engine import Epoch, Forwarded, Move
-from rebalanser.tasks.model import CLOSED_UNDONE, AfterFailure, ClaimState, Status, Stored, Task, TaskId
+from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, ClaimState, Status, Stored, Task, TaskId
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.simulation.oracle import Violation
+from rebalanser.testing.tasks_simulation.scenario import RETENTION
+
+_KEPT_S = {status: RETENTION.seconds(status) for status in Status}
+_ROUNDED_S = 1e-6
 
 
 @dataclass
@@ -29,8 +33,12 @@ class Oracle:
     counts: Counter[str] = field(default_factory=Counter)
     completed: dict[TaskId, int] = field(default_factory=dict)
     """The tasks that were ever completed, and at which revision."""
+    closed_gone: set[TaskId] = field(default_factory=set)
+    """The tasks that were deleted when they were dead or cancelled."""
     hopeless: set[TaskId] = field(default_factory=set)
     """Tasks that wait for ever: what they depend on was collected before they were enqueued."""
+    _closed_at: dict[TaskId, float] = field(default_factory=dict)
+    """True time at which a task was closed last."""
     _failed_until: dict[TaskId, float] = field(default_factory=dict)
     """The revision at which a task was no more dead or cancelled that has been so; infinity while it is."""
     _contents: dict[TaskId, Task] = field(default_factory=dict)
@@ -56,7 +64,7 @@ class Oracle:
             raise Violation("SK-4", f"{entry} has made {_short(task.head.id)} before, and makes it again")
         if entry is not None:
             self._taken.add(entry)
-        if any(needed in self.completed for needed in unknown):
+        if any(needed in self.completed or needed in self.closed_gone for needed in unknown):
             self.counts["waits for what was collected"] += 1
             self.hopeless.add(task.head.id)
         self.counts["enqueued"] += 1
@@ -101,6 +109,8 @@ class Oracle:
 
     def moved(self, before: Stored, after: Stored, write: Move, author: Held | None) -> None:
         """A task's state changes."""
+        if after.state.status not in OPEN and after.state.status is not before.state.status:
+            self._closed_at[after.head.id] = self.now()
         if before.state.status is Status.COMPLETED:
             raise Violation("SK-10", f"{_told(after)} after it was complete")
         if _claim_number(after) != _claim_number(before):
@@ -169,8 +179,14 @@ class Oracle:
         self.counts["collected"] += len(tasks)
         ids = {each.head.id for each in tasks}
         for each in tasks:
-            if each.state.status is not Status.COMPLETED:
+            kept_s = _KEPT_S[each.state.status]
+            if kept_s is None:
                 raise Violation("SK-14", f"{_told(each)} is collected")
+            lasted_s = self.now() - self._closed_at[each.head.id]
+            if lasted_s < kept_s - _ROUNDED_S:
+                raise Violation("SK-22", f"{_told(each)} is deleted {lasted_s:.3f} s after it was closed")
+        self.closed_gone |= ids - self.completed.keys()
+        self.counts["dead or cancelled ones deleted"] += len(ids - self.completed.keys())
         for other in stored:
             if other.head.id in ids or other.state.status is Status.COMPLETED:
                 continue
@@ -178,8 +194,12 @@ class Oracle:
             if gone:
                 raise Violation("SK-14", f"{_told(other)} waits, {_short(min(gone))} is collected")
         for each in tasks:
-            lost = [needed for needed in each.head.after if needed not in self.completed]
-            if lost:
+            lost = [
+                needed
+                for needed in each.head.after
+                if not (needed in self.completed or needed in self.closed_gone)
+            ]
+            if lost and each.state.status is Status.COMPLETED:
                 raise Violation("SK-14", f"{_told(each)} is collected before {_short(lost[0])}")
 
     def _claims(self, before: Stored, after: Stored, write: Move) -> None:

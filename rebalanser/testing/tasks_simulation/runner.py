@@ -103,7 +103,7 @@ def _is_completable(world: World, task: TaskId, known: dict[TaskId, bool]) -> bo
     if task in world.oracle.completed:
         return True
     if task not in known:
-        if not world.oracle.exists(task) or task in world.oracle.hopeless:
+        if not world.oracle.exists(task) or task in world.oracle.hopeless | world.oracle.closed_gone:
             known[task] = False
         else:
             head = world.oracle.task(task).head
@@ -131,7 +131,7 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
         if Fault.REPLY_LOST in profile.faults:
             least["forwarded again"] = 0.2
         if profile.is_collecting:
-            least["collected"] = 1
+            least |= {"collected": 1, "dead or cancelled ones deleted": 0.1}
     missing = [
         f"{report.seeds} seeds had {report.facts[fact]} times only: {fact}"
         for fact, ratio in least.items()

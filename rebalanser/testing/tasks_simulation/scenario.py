@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
+from rebalanser.tasks.retention import Retention
+
 TTL_S = 2.0
 """How long claims last."""
 DRIFT_RATIO = 0.02
@@ -16,8 +18,8 @@ SKEW_S = 5 * 3600.0
 """How far wall clocks are off."""
 SLOT_LEASE_S = 1.0
 """How long the slots of a worker last that is killed or can't reach the engine."""
-KEEP_S = 0.5
-"""How long complete tasks are kept: less than a request may be late, or an outbox may try again."""
+RETENTION = Retention(completed_s=0.5, dead_s=3.0, cancelled_s=2.0)
+"""How long closed tasks are kept: complete ones less than a request or an outbox may be late."""
 
 
 class Fault(StrEnum):
@@ -39,7 +41,7 @@ class Fault(StrEnum):
     ENGINE_DOWN = "the engine is away"
     CANCEL = "an operator cancels a task"
     REQUEUE = "an operator requeues a task"
-    COLLECT = "what is complete is collected"
+    COLLECT = "what is closed is deleted once its time is over"
 
 
 OF_REQUESTS = (

@@ -1,0 +1,335 @@
+"""Retention: closed tasks are deleted a stated time after they were closed (SK-22).
+
+No task says when it was closed. Its revision does: a state that is no newer than a revision was written no
+later than that revision was read. So a worker notes from time to time which revision the store has, as a
+*mark*, and a task counts as closed at the first mark that is not older than its state. That is never too
+early, and late by a tenth of the time at most, or by as long as no worker ran. A closed task costs nothing
+for that, and tasks that were closed before the first mark, as by an earlier version, count as closed then.
+
+Marks are in the note of the queue, with the name of the worker that sweeps now: one at a time. A worker that
+dies is followed by another after :data:`LEASE_S`. Two at a time, whose clocks differ, do no harm: the store
+deletes nothing that has changed.
+
+A sweep reads the tasks that were enqueued longer ago than the shortest time, in the order of their ids, so
+those that were to go, and those that stay: open ones, those that are kept longer, and what belongs to these.
+It takes small steps and rests longer than it works.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import takewhile
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rebalanser.errors import InvalidArgument, QuotaExceeded
+from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.collection import Collected, collect
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.engine import Note
+from rebalanser.tasks.flakes import born_at
+from rebalanser.tasks.loops import Loop
+from rebalanser.tasks.model import Status, Stored
+
+DAY_S: Final = 86_400.0
+MIN_AGE_S: Final = 300.0
+"""Age below which a task is kept in any case: who enqueues an id again does so within this time (SK-3)."""
+PART: Final = 10
+"""A task may be deleted later by the time for which it is kept, divided by this."""
+FIRST_S: Final = 10.0
+"""Seconds within which a worker that has started looks whether there is something to delete."""
+SHORTEST_INTERVAL_S: Final = 1.0
+LONGEST_INTERVAL_S: Final = 600.0
+"""Seconds between two sweeps."""
+STEP: Final = 100
+"""Number of tasks that are read or deleted at once."""
+REST: Final = 3.0
+"""A sweep rests so many times as long as its last step took."""
+SELDOM: Final = 20.0
+"""The next sweep comes after so many times what the last one took, if that found little to delete."""
+STOPS_WITHIN_S: Final = 2.0
+"""Seconds that a worker which stops waits for its sweep."""
+LEASE_S: Final = 60.0
+"""Seconds for which a worker sweeps, unless it says that it goes on."""
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How many seconds closed tasks are kept, by their status; None keeps them for ever (SK-22).
+
+    A task is deleted after that time, at most a tenth of it later while a worker runs, and no sooner than
+    5 minutes after it was enqueued. It goes together with all tasks that it is connected to by dependencies,
+    once each of them may go: open tasks, and what they depend on, are never deleted.
+
+    Raises:
+        InvalidArgument: a time is negative or no number.
+    """
+
+    completed_s: float | None = 7 * DAY_S
+    dead_s: float | None = 30 * DAY_S
+    cancelled_s: float | None = 7 * DAY_S
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 <= value < math.inf):
+                raise InvalidArgument(f"{each.name} is {value!r}: give seconds of 0 or more, or None")
+
+    def seconds(self, status: Status) -> float | None:
+        """How long a task of this status is kept; None for ever, as what is open."""
+        match status:
+            case Status.COMPLETED:
+                return self.completed_s
+            case Status.DEAD:
+                return self.dead_s
+            case Status.CANCELLED:
+                return self.cancelled_s
+            case _:
+                return None
+
+    @property
+    def shortest_s(self) -> float | None:
+        """The shortest of the times; None if nothing is ever deleted."""
+        return min(self._times(), default=None)
+
+    @property
+    def longest_s(self) -> float:
+        """The longest of the times; 0 if nothing is ever deleted."""
+        return max(self._times(), default=0.0)
+
+    def _times(self) -> list[float]:
+        times = (self.completed_s, self.dead_s, self.cancelled_s)
+        return [each for each in times if each is not None]
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two sweeps."""
+        assert self.shortest_s is not None
+        return min(max(self.shortest_s / PART / 2, SHORTEST_INTERVAL_S), LONGEST_INTERVAL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """At ``wall`` (seconds since 1970) the store had this revision."""
+
+    wall: float
+    revision: int
+
+
+class Marks(tuple[Mark, ...]):
+    """Marks, the earliest first; both of their numbers grow."""
+
+    __slots__ = ()
+
+    def closed_at(self, revision: int) -> float | None:
+        """When a state of this revision was written at the latest; None if no mark says so yet."""
+        index = bisect_left(self, revision, key=lambda mark: mark.revision)
+        return self[index].wall if index < len(self) else None
+
+    def with_mark(self, new: Mark, longest_s: float) -> Marks:
+        """These and a new one, but for those that are needed no more.
+
+        Two neighbours may be apart by a tenth of the age of the later one. A clock or a store that was set
+        back takes the marks along that come later.
+        """
+        known = [each for each in self if each.wall < new.wall and each.revision <= new.revision]
+        if not known or known[-1].revision < new.revision:
+            known.append(new)
+        kept: list[Mark] = []
+        for mark in known:
+            age_s = new.wall - mark.wall
+            if age_s >= longest_s:
+                kept.clear()
+            while len(kept) > 1 and mark.wall - kept[-2].wall <= age_s / PART:
+                kept.pop()
+            kept.append(mark)
+        return Marks(kept)
+
+
+class Record(BaseModel):
+    """What the workers of a queue share about retention, in the queue's note."""
+
+    model_config = ConfigDict(frozen=True)
+
+    marks: tuple[Mark, ...] = ()
+    sweeper: str = ""
+    """The worker that sweeps, until ``until``; nobody if it is empty."""
+    until: float = 0.0
+    next_at: float = 0.0
+    """When the next sweep is due."""
+    swept_at: float = 0.0
+    """When the last sweep ended; times are in seconds since 1970."""
+    deleted: int = 0
+    """Number of tasks that the last sweep deleted."""
+    deleted_ever: int = 0
+
+    @classmethod
+    def of(cls, note: Note) -> Record:
+        """The record in a note; an empty one where there is none, or none that this version can read."""
+        try:
+            return cls.model_validate_json(note.content)
+        except ValidationError:
+            return cls()
+
+    def wait_s(self, now: float, sweeper: str) -> float:
+        """Seconds before a worker may sweep; 0 also after a clock was set back."""
+        if self.sweeper not in {"", sweeper} and now < self.until <= now + LEASE_S:
+            return self.until - now
+        return self.next_at - now if self.swept_at <= now < self.next_at else 0.0
+
+
+class Sweeper:
+    """Deletes closed tasks whose time is over, whenever no other worker of the queue does; in a thread.
+
+    ``tasks`` reads all tasks of the queue in the order of their ids, each time anew, ``worker`` is a label.
+    """
+
+    def __init__(
+        self, context: Context, tasks: Callable[[], Iterator[Stored]], retention: Retention, worker: str
+    ) -> None:
+        self._context = context
+        self._tasks = tasks
+        self._retention = retention
+        self._name = f"{worker}-{secrets.token_hex(4)}"
+        self._ending = threading.Event()
+        self._pause_s = random.uniform(0.0, min(retention.interval_s, FIRST_S))  # noqa: S311 - no secret
+        self._loop = Loop("retention", self._step, context.errors)
+
+    def start(self) -> None:
+        """Begin."""
+        self._loop.start()
+
+    def stop(self) -> None:
+        """End after the step under way, and wait for that if it is short; another worker goes on."""
+        self._ending.set()
+        self._loop.hurry()
+        self._loop.join(STOPS_WITHIN_S)
+
+    def sweep(self) -> float:
+        """Delete what may go, unless another worker does or has just done so; seconds until the next look.
+
+        Raises:
+            RegistryUnavailable: the engine is away; what was deleted stays so.
+        """
+        context, clock = self._context, self._context.clock
+        record = self._record()
+        if wait_s := record.wait_s(clock.wall(), self._name):
+            return min(wait_s, self._retention.interval_s)
+        revision = context.engine.page(context.queue, context.timeout_s, limit=1).revision
+        mark = Mark(clock.wall(), revision)
+        marks = Marks(record.marks).with_mark(mark, self._retention.longest_s)
+        if not self._put(lambda record: record.model_copy(update={"marks": tuple(marks)})):
+            return SHORTEST_INTERVAL_S
+        began = clock.now()
+        done = self._delete(marks)
+        took_s = clock.now() - began
+        if done.tasks:
+            self._log(done, took_s)
+        if self._ending.is_set():
+            self._put(partial(_ended, wall=clock.wall(), next_s=0.0, done=done))
+            return 0.0
+        interval_s = self._retention.interval_s
+        if 0 < done.looked_at <= 2 * done.tasks:  # more may be done than one sweep in that time deletes
+            next_s = max(interval_s - took_s, SHORTEST_INTERVAL_S)
+        else:
+            next_s = max(interval_s, SELDOM * took_s)
+        self._put(partial(_ended, wall=clock.wall(), next_s=next_s, done=done))
+        return next_s
+
+    def _delete(self, marks: Marks) -> Collected:
+        """Delete in small steps, and rest after each; ends early where another worker has taken over."""
+        clock, done, kept_at = self._context.clock, Collected(), self._context.clock.now()
+        steps = self._steps(marks)
+        while not self._ending.is_set():
+            began = clock.now()
+            step = next(steps, None)
+            if step is None:
+                break
+            done += step
+            self._ending.wait(REST * (clock.now() - began))
+            if clock.now() - kept_at > LEASE_S / 3:
+                kept_at = clock.now()
+                if not self._put(lambda record: record):
+                    break
+        return done
+
+    def _steps(self, marks: Marks) -> Iterator[Collected]:
+        retention, now = self._retention, self._context.clock.wall()
+        assert retention.shortest_s is not None
+        before = now - max(retention.shortest_s, MIN_AGE_S)
+
+        def old() -> Iterator[Stored]:
+            return takewhile(lambda stored: born_at(stored.head.id) <= before, self._tasks())
+
+        def may_go(stored: Stored) -> bool:
+            kept_s, closed_at = retention.seconds(stored.state.status), marks.closed_at(stored.revision)
+            if kept_s is None or closed_at is None or now - closed_at < kept_s:
+                return False
+            return all(born_at(task) <= before for task in stored.head.after)
+
+        return collect(self._context, old, may_go, at_once=STEP)
+
+    def _record(self) -> Record:
+        return Record.of(self._context.engine.note(self._context.queue, self._context.timeout_s))
+
+    def _put(self, change: Callable[[Record], Record]) -> bool:
+        """Put the record, changed, as that of this sweeper; False if another one sweeps.
+
+        A store that is full takes no note, and has to be emptied all the same.
+        """
+        context = self._context
+        note = context.engine.note(context.queue, context.timeout_s)
+        record = Record.of(note)
+        now = context.clock.wall()
+        if record.sweeper != self._name and record.wait_s(now, self._name):
+            return False
+        taken = record.model_copy(update={"sweeper": self._name, "until": now + LEASE_S})
+        content = change(taken).model_dump_json().encode()
+        try:
+            return context.engine.put_note(context.queue, content, note.version, context.timeout_s)
+        except QuotaExceeded:
+            return True
+
+    def _log(self, done: Collected, took_s: float) -> None:
+        _log.info(
+            "deleted tasks whose time was over",
+            action="tasks_deleted",
+            queue=self._context.queue,
+            completed=done.tasks - done.dead - done.cancelled,
+            dead=done.dead,
+            cancelled=done.cancelled,
+            changed=done.changed,
+            took_s=round(took_s, 3),
+        )
+
+    def _step(self) -> bool:
+        if self._ending.wait(self._pause_s):
+            return False
+        self._pause_s = 0.0  # if this fails, the loop pauses
+        self._pause_s = self.sweep() + random.uniform(0.0, SHORTEST_INTERVAL_S)  # noqa: S311
+        return not self._ending.is_set()
+
+
+def _ended(record: Record, *, wall: float, next_s: float, done: Collected) -> Record:
+    """A record once a sweep has ended."""
+    return record.model_copy(
+        update={
+            "sweeper": "",
+            "until": 0.0,
+            "next_at": wall + next_s,
+            "swept_at": wall,
+            "deleted": done.tasks,
+            "deleted_ever": record.deleted_ever + done.tasks,
+        }
+    )
