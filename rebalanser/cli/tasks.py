@@ -26,7 +26,6 @@ from rebalanser.cli.tasks_options import (
     TaskArgument,
     opened,
 )
-from rebalanser.cli.times import shown_time
 from rebalanser.errors import InvalidTask
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
@@ -182,16 +181,14 @@ def log(
 
 @app.command()
 def count(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
-    """Count the tasks in each status, and those that were deleted as their time was over."""
+    """Count the tasks in each status."""
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
-        found, retained = tasks.count(), tasks.retained()
+        found = tasks.count()
     counts = {status.value: found.get(status, 0) for status in Status}
-    deleted = {"ever": retained.deleted_ever, "last": retained.deleted, "at": retained.swept_at or None}
-    lines = [f"{status}: {number:,}" for status, number in counts.items()]
-    if retained.swept_at:
-        lines.append(f"deleted: {retained.deleted_ever:,}, last looked at {shown_time(retained.swept_at)}")
-    face.answer({"queue": queue, "counts": counts, "deleted": deleted}, *lines)
+    face.answer(
+        {"queue": queue, "counts": counts}, *(f"{status}: {number:,}" for status, number in counts.items())
+    )
 
 
 @app.command()

@@ -77,6 +77,8 @@ def status_lines(status: QueueStatus, wall: float) -> Iterator[str]:
         yield f"{each}: {number:,}"
     oldest_s = status.oldest_ready_s
     yield f"oldest ready: {'none' if oldest_s is None else f'waits for {_age(oldest_s)}'}"
+    if status.swept is not None:
+        yield f"deleted as their time was over: {status.deleted:,}, looked {_age(wall - status.swept)} ago"
     yield f"workers: {len(status.workers)}"
     for worker in status.workers:
         runs = "serves" if worker.concurrency is None else f"runs {worker.running} of {worker.concurrency}"

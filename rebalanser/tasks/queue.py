@@ -762,11 +762,14 @@ class Queue:
         since = engine.ready_since(self.name, wall, self._timeout_s)
         counted = self.count()
         workers = workers_of(engine.workers(self.name, self._timeout_s))
+        retained = self.retained()
         return QueueStatus(
             queue=self.name,
             counts={status: counted.get(status, 0) for status in Status},
             oldest_ready_s=None if since is None else wall - since,
             workers=tuple(sorted(workers, key=lambda each: (each.worker, each.started))),
+            deleted=retained.deleted_ever,
+            swept=retained.swept_at or None,
         )
 
     def cancel(self, task: TaskId) -> Status:

@@ -83,6 +83,10 @@ class QueueStatus(BaseModel):
         description="Seconds for which the oldest task that only waits for a worker has waited; null: none."
     )
     workers: tuple[WorkerDocument, ...]
+    deleted: int = Field(0, description="Number of tasks that workers deleted as their time was over.")
+    swept: float | None = Field(
+        None, description="When workers looked for such tasks last, in seconds since 1970; null: never."
+    )
 
 
 def workers_of(notes: Mapping[str, bytes]) -> Iterator[WorkerDocument]:

@@ -699,15 +699,15 @@ def test_the_user_is_asked_how_many(stage: Stage, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.rule("SK-22")
-def test_counts_say_what_was_deleted_as_its_time_was_over(stage: Stage) -> None:
-    assert "deleted" not in stage.cli("count", "work").out
+def test_the_status_says_what_was_deleted_as_its_time_was_over(stage: Stage) -> None:
+    assert "deleted" not in stage.cli("status", "work").out
     clock = FakeClock(wall=stage.queue.context.clock.wall() + 3600.0)
     stage.queue.context.clock = clock
     stage.complete(stage.enqueue())
     Sweeper(stage.queue.context, stage.queue.tasks, Retention(completed_s=0.0), "me").sweep()
-    assert "\ndeleted: 1, last looked at " in stage.cli("count", "work").out
-    deleted = stage.cli("count", "work", "--json").documents[0]["deleted"]
-    assert deleted == {"ever": 1, "last": 1, "at": clock.wall()}
+    assert "\ndeleted as their time was over: 1, looked " in stage.cli("status", "work").out
+    document = stage.cli("status", "work", "--json").documents[0]
+    assert (document["deleted"], document["swept"]) == (1, clock.wall())
 
 
 @pytest.mark.rule("SK-22")
