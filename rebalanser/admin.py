@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -18,8 +18,10 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 from rebalanser.errors import InvalidName, InvalidState, NotSettled, RetryLater, UnknownGroup
 from rebalanser.group import open_coordinator
 from rebalanser.protocol import ResourceSpec, Topic, TopicKind
+from rebalanser.protocol.messages import Noticed
 from rebalanser.redaction import redact
 from rebalanser.registry import Coordinator
+from rebalanser.registry.coordinator import HoldingsRead
 from rebalanser.registry.keys import check_attribute, check_name
 from rebalanser.registry.urls import url_or_default
 from rebalanser.registry.values import Weight
@@ -80,8 +82,77 @@ class Owner:
     """What ``Settings(attributes=…)`` of the node says, such as an address."""
 
 
-_TOPICS: Final = tuple(map(Topic, (TopicKind.GROUP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)))
-"""What may make a group balanced."""
+_BALANCE: Final = frozenset(map(Topic, (TopicKind.GROUP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)))
+"""Topics of what may make a group balanced."""
+_OWNERS: Final = frozenset(map(Topic, (TopicKind.GROUP, TopicKind.BARRIERS)))
+"""Topics of what may change owners."""
+MAX_CHANGED_KEYS: Final = 1_000
+"""Maximum number of changed keys that are read one by one; of more, all owners are read."""
+
+
+class Changes(threading.Event):
+    """Is set whenever owners may have changed, and knows which; made by :meth:`Admin.changes`."""
+
+    def __init__(self, topics: frozenset[Topic], read: Callable[[frozenset[str]], HoldingsRead]) -> None:
+        super().__init__()
+        self.topics = topics
+        self._read = read
+        self._lock = threading.Lock()
+        self._keys: set[str] = set()
+        self._lost = False
+
+    def note(self, notices: Iterable[Noticed]) -> None:
+        """Take notices of the watch."""
+        with self._lock:
+            for noticed in notices:
+                self._lost = self._lost or noticed.lost
+                self._keys |= noticed.keys
+            if len(self._keys) > MAX_CHANGED_KEYS:
+                self._keys.clear()
+                self._lost = True
+        self.set()
+
+    def clear(self) -> None:
+        """Forget what has changed, before all of it is read."""
+        self._take()
+
+    def _take(self) -> frozenset[str] | None:
+        """Return the keys that changed since the last call; None if some may be missing."""
+        with self._lock:
+            super().clear()
+            keys = None if self._lost else frozenset(self._keys)
+            self._keys.clear()
+            self._lost = False
+        return keys
+
+    def owners(self, known: Mapping[str, Owner]) -> dict[str, Owner | None] | None:
+        """Clear the event, and read the owners that have changed since it was cleared last.
+
+        Returns:
+            The present owners, by resource, of all resources of which the owner may be another than the
+            ``known`` one; None if only reading all of them (:meth:`Admin.owners`) tells.
+
+        Raises:
+            RetryLater: the registry was away; all owners have to be read next.
+        """
+        keys = self._take()
+        if not keys:
+            return None if keys is None else {}
+        read = self._read(keys)
+        if read.whole:
+            return {**dict.fromkeys(known), **_owners_in(read)}
+        gone = {node for node, member in read.members.items() if member is None}
+        orphaned = [resource for resource, owner in known.items() if owner.node in gone] if gone else []
+        return {**dict.fromkeys((*orphaned, *read.holdings)), **_owners_in(read)}
+
+
+def _owners_in(read: HoldingsRead) -> dict[str, Owner]:
+    members = read.members
+    return {
+        resource: Owner(holding.node, member.label, holding.token, member.host, dict(member.attributes))
+        for resource, holding in read.holdings.items()
+        if holding is not None and (member := members.get(holding.node)) is not None
+    }
 
 
 class Admin:
@@ -112,7 +183,7 @@ class Admin:
         self._timeout_s = timeout_s
         self._closed = False
         self._watching = threading.Lock()
-        self._listeners: list[threading.Event] = []
+        self._listeners: list[Changes] = []
         self._url = url_or_default(url)
         self._coordinator: Coordinator = open_coordinator(name, self._url, self._settings, SystemClock())
 
@@ -278,7 +349,7 @@ class Admin:
         """
         check_timeout(timeout_s)
         deadline = time.monotonic() + timeout_s
-        with self.changes() as changed:
+        with self._watched(_BALANCE) as changed:
             while not (state := self.state()).balanced:
                 if not changed.wait(max(0.0, deadline - time.monotonic())):
                     raise NotSettled(_unbalanced(state, timeout_s))
@@ -287,35 +358,44 @@ class Admin:
 
     def owners(self) -> dict[str, Owner]:
         """The present owners, by resource; resources without an owner are left out."""
-        view = self._insist(self._coordinator.read)
-        members = view.group.members
-        return {
-            holding.resource: Owner(
-                holding.node, member.label, holding.token, member.host, dict(member.attributes)
-            )
-            for holding in view.holdings
-            if (member := members.get(holding.node)) is not None
-        }
+        return _owners_in(self._insist(self._coordinator.read_holdings))
+
+    def changes(self) -> AbstractContextManager[Changes]:
+        """Have an event set whenever owners may have changed; all that listen share one watch."""
+        return self._watched(_OWNERS)
 
     @contextmanager
-    def changes(self) -> Iterator[threading.Event]:
-        """Have an event set whenever owners may have changed; all that listen share one watch."""
-        changed = threading.Event()
+    def _watched(self, topics: frozenset[Topic]) -> Iterator[Changes]:
+        changed = Changes(topics, self._read_holdings)
         with self._watching:
-            if not self._listeners:
-                self._coordinator.watch("", dict.fromkeys(_TOPICS, self.state().revision + 1), self._notify)
+            revision = self._read_holdings(frozenset()).revision
             self._listeners.append(changed)
+            try:
+                self._watch_from(revision + 1)
+            except BaseException:
+                self._listeners.remove(changed)
+                raise
         try:
             yield changed
         finally:
             with self._watching:
                 self._listeners.remove(changed)
-                if not self._listeners:
-                    self._coordinator.watch("", {}, lambda _notices: None)
+                self._watch_from(0)
 
-    def _notify(self, _notices: object) -> None:
+    def _read_holdings(self, keys: frozenset[str]) -> HoldingsRead:
+        return self._insist(lambda: self._coordinator.read_holdings(keys))
+
+    def _watch_from(self, revision: int) -> None:
+        """Watch the topics of all that listen; those that are not watched yet from this revision on."""
+        listeners = [] if self._closed else self._listeners
+        topics = {topic for changed in listeners for topic in changed.topics}
+        self._coordinator.watch("", dict.fromkeys(topics, revision), self._notify)
+
+    def _notify(self, notices: Sequence[Noticed]) -> None:
+        kinds = {noticed.topic.kind for noticed in notices}
         for changed in tuple(self._listeners):
-            changed.set()
+            if any(topic.kind in kinds for topic in changed.topics):
+                changed.note(notices)
 
 
 def _unbalanced(state: GroupState, timeout_s: float) -> str:

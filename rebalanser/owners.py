@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
-from rebalanser.admin import Admin, Owner
+from rebalanser.admin import Admin, Changes, Owner
 from rebalanser.group import check_takes_one
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import url_or_default
@@ -41,7 +42,8 @@ class Owners:
 
     It joins nothing, and waits for a group that is not there yet. An answer may be old by the time it is
     used, so the receiver of a request says whether it is the owner (:meth:`rebalanser.Owned.still_mine`), and
-    the fencing token guards what is written. The group is also read every ``interval_s`` seconds.
+    the fencing token guards what is written. A change costs as much as it is large. All owners are read at
+    first, every ``interval_s`` seconds, and when a watch lost some changes.
 
     Raises:
         FixConfiguration: the name, the URL or the registry has to be changed by a person.
@@ -87,7 +89,7 @@ class Owners:
             changed = end.enter_context(admin.changes())
             closed = self._closed = threading.Event()
             end.callback(closed.set)
-            first = self._look(admin)
+            first = self._look(admin, self._all(admin, changed))
             name = f"rebalanser-owners-{admin.name}"
             thread = threading.Thread(
                 target=self._follow, args=(admin, changed, closed, first), name=name, daemon=True
@@ -119,39 +121,52 @@ class Owners:
         return self._exists is True and not self._closed.is_set()
 
     def _follow(
-        self, admin: Admin, changed: threading.Event, closed: threading.Event, first: list[OwnerChange]
+        self, admin: Admin, changed: Changes, closed: threading.Event, first: list[OwnerChange]
     ) -> None:
+        due_at = time.monotonic() + self._interval_s
         self._notify(first)
         while True:
-            changed.wait(self._interval_s)
-            changed.clear()
+            changed.wait(max(0.0, due_at - time.monotonic()))
             if closed.is_set():
                 return
             try:
-                self._notify(self._look(admin))
+                is_whole = self._exists is None or time.monotonic() >= due_at
+                found = None if is_whole else changed.owners(self._owners)
+                if found is None:
+                    found = self._all(admin, changed)
+                    due_at = time.monotonic() + self._interval_s
+                self._notify(self._look(admin, found))
             except Exception as error:
+                due_at = time.monotonic() + self._interval_s
                 if closed.is_set():
                     return
                 known, self._exists = self._exists, None
                 if known is not None:
                     self._warn("owners may be out of date", action="owners_stale", exc_info=error)
 
-    def _look(self, admin: Admin) -> list[OwnerChange]:
-        """Read the owners, and return what changed."""
-        before, now = self._owners, admin.owners()
-        exists = bool(now) or admin.exists()
-        self._owners = MappingProxyType(now)
+    def _all(self, admin: Admin, changed: Changes) -> dict[str, Owner | None]:
+        """Read the owners of all resources, those too that have none any more."""
+        changed.clear()
+        return {**dict.fromkeys(self._owners), **admin.owners()}
+
+    def _look(self, admin: Admin, found: Mapping[str, Owner | None]) -> list[OwnerChange]:
+        """Take over the owners that were read, and return what changed."""
+        before = self._owners
+        differing = {
+            resource: owner for resource, owner in sorted(found.items()) if before.get(resource) != owner
+        }
+        if differing:
+            merged = {**before, **differing}
+            now = {resource: owner for resource, owner in merged.items() if owner is not None}
+            self._owners = MappingProxyType(now)
+        exists = bool(self._owners) or admin.exists()
         if not exists and self._exists is not False:
             registry = redact(url_or_default(self._url))
             self._warn(
                 "there is no such group (yet)", action="owners_unknown", group=admin.name, registry=registry
             )
         self._exists = exists
-        return [
-            OwnerChange(resource, before.get(resource), now.get(resource))
-            for resource in sorted(before.keys() | now.keys())
-            if before.get(resource) != now.get(resource)
-        ]
+        return [OwnerChange(resource, before.get(resource), owner) for resource, owner in differing.items()]
 
     def _notify(self, changes: list[OwnerChange]) -> None:
         """Call the hooks; whatever one raises, ``sys.exit()`` too, the thread goes on."""

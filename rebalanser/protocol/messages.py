@@ -467,8 +467,8 @@ class Noticed:
 
     ``version`` is a hint too: for ALLOCATION the version of the share that was written, for ACKNOWLEDGEMENTS
     the version that the topic's node has completed; None where it is not known. ``lost`` is true if the
-    watch lost its history: changes up to the revision may be missing. ``keys`` are those of GROUP that
-    changed.
+    watch lost its history: changes up to the revision may be missing. ``keys`` are those of GROUP and
+    BARRIERS that changed.
     """
 
     topic: Topic
@@ -478,9 +478,9 @@ class Noticed:
     keys: frozenset[str] = frozenset()
 
     def folded(self, other: Noticed) -> Noticed:
-        """One notice for two of the same topic: the later one, and of GROUP with the keys of both."""
+        """One notice for two of the same topic: the later one, with the keys of both if it has keys."""
         latest = other if other.revision >= self.revision else self
-        if self.topic.kind is not TopicKind.GROUP:
+        if self.topic.kind not in {TopicKind.GROUP, TopicKind.BARRIERS}:
             return latest
         return replace(latest, lost=self.lost or other.lost, keys=self.keys | other.keys)
 

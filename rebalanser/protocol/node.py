@@ -614,9 +614,9 @@ class Node:
         self._effects.append(Finished())
 
     def _noticed(self, noticed: Noticed, now: float) -> None:
-        if self._session is None:
-            return
         topic = noticed.topic
+        if self._session is None or topic.kind is TopicKind.BARRIERS:
+            return
         match topic.kind:
             case TopicKind.ALLOCATION | TopicKind.COMMIT:
                 if topic.node in ("", self._session.node):

@@ -281,6 +281,8 @@ class TopicKind(StrEnum):
     """A node removed barriers, or left."""
     GROUP = "group"
     ACKNOWLEDGEMENTS = "acknowledgements"
+    BARRIERS = "barriers"
+    """Barriers were added or removed. Clients that follow owners watch it, and no node does."""
 
 
 class Topic(NamedTuple):

@@ -35,12 +35,21 @@ are never all lost: after a gap every watched topic gets one. The conformance su
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from rebalanser.protocol.messages import Command, Noticed, Outcome
-from rebalanser.protocol.types import SPEC_FIELDS, Group, Leadership, NodeId, ResourceSpec, Topic, record
+from rebalanser.protocol.types import (
+    SPEC_FIELDS,
+    Group,
+    Leadership,
+    Member,
+    NodeId,
+    ResourceSpec,
+    Topic,
+    record,
+)
 from rebalanser.registry.contract import Capabilities, LeaseAge
 
 Listener: TypeAlias = Callable[[Sequence[Noticed]], None]
@@ -61,6 +70,19 @@ class Holding:
     resource: str
     node: str
     token: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsRead:
+    """Barriers and members that were read, by resource and by node; None stands for one that is not there."""
+
+    revision: int
+    """The store's revision before any of it was read, or at it."""
+    holdings: Mapping[str, Holding | None]
+    members: Mapping[NodeId, Member | None]
+    """The holders among them."""
+    whole: bool
+    """True if these are all barriers and all members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +138,15 @@ class Coordinator(ABC):
             RetryLater: the store could not be read now.
             FixConfiguration: a person must change something first.
         """
+
+    def read_holdings(self, keys: Collection[str] | None = None) -> HoldingsRead:  # noqa: ARG002 - optional
+        """Read all barriers with their holders, or only those at ``keys`` of notices; or all nevertheless.
+
+        A store that has all of the group in memory has no reason to read less. Raises what :meth:`read` does.
+        """
+        view = self.read()
+        holdings = {holding.resource: holding for holding in view.holdings}
+        return HoldingsRead(view.group.revision, holdings, view.group.members, whole=True)
 
     def exists(self) -> bool:
         """Return :attr:`GroupView.exists`. Raises what :meth:`read` does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from rebalanser.errors import (
@@ -27,7 +27,7 @@ from rebalanser.registry.contract import (
     Watch,
     WatchEvent,
 )
-from rebalanser.registry.coordinator import Coordinator, GroupView, Listener, Progress
+from rebalanser.registry.coordinator import Coordinator, GroupView, HoldingsRead, Listener, Progress
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.script import Answer, Script, all_entries, failure
 from rebalanser.registry.translation import Translation
@@ -179,6 +179,12 @@ class RegistryCoordinator(Coordinator):
     def read(self) -> GroupView:
         """Read all of the group and its barriers, at one revision (RB-19)."""
         return self._drive(self._translation.read())
+
+    def read_holdings(self, keys: Collection[str] | None = None) -> HoldingsRead:
+        """Read all barriers with their holders, at one revision, or only those at ``keys`` of notices."""
+        if keys is None:
+            return self._drive(self._translation.holdings())
+        return self._drive(self._translation.holdings_at(keys))
 
     def exists(self) -> bool:
         """Return True if the registry has anything of the group; reads a few keys only."""

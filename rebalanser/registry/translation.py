@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -30,6 +30,7 @@ from rebalanser.protocol.messages import (
 )
 from rebalanser.protocol.types import (
     SPEC_FIELDS,
+    Member,
     NodeId,
     Resource,
     ResourceSpec,
@@ -60,6 +61,7 @@ from rebalanser.registry.coordinator import (
     OVERTAKEN,
     GroupView,
     Holding,
+    HoldingsRead,
     Progress,
 )
 from rebalanser.registry.leader_scripts import MAX_ERROR_CHARS, LeaderScripts
@@ -158,6 +160,52 @@ class Translation(MemberScripts, LeaderScripts):
     def _holding(self, entry: KeyValue) -> tuple[Resource, Holding]:
         resource = self.keys.resource_of_barrier(entry.key)
         return resource, Holding(resource, entry.value.decode(errors="replace"), entry.create_revision)
+
+    def holdings(self) -> Script[HoldingsRead]:
+        """Read all barriers and members, and nothing else of the group, at one revision."""
+        reads = (Range(self.keys.nodes), Range(self.keys.barriers))
+        outcome = outcome_of((yield Transaction(then=reads)))
+        nodes, barriers = map(all_entries, outcome.results)
+        members = readable(nodes, self._member, {})
+        return HoldingsRead(outcome.revision, readable(barriers, self._holding, {}), members, whole=True)
+
+    def holdings_at(self, keys: Collection[str]) -> Script[HoldingsRead]:
+        """Read these barriers and members by their keys, and the members that hold the barriers.
+
+        Other keys are ignored. Keys that do not fit in one transaction are read at several revisions. A
+        barrier and its holder's key end with one lease, so a holder that is gone by then left no barrier.
+        """
+        folders = (self.keys.barriers, self.keys.nodes)
+        wanted = [key for key in keys if key.startswith(folders)]
+        revision, found = yield from self._read_keys(wanted or [self.keys.header])
+        holdings: dict[Resource, Holding | None] = {}
+        for key, entry in found.items():
+            if key.startswith(self.keys.barriers):
+                with suppress(UnusableStore):
+                    resource = self.keys.resource_of_barrier(key)
+                    holdings[resource] = self._holding(entry)[1] if entry else None
+        holders = {self.keys.node(each.node) for each in holdings.values() if each is not None}
+        if unread := holders - found.keys():
+            found |= (yield from self._read_keys(unread))[1]
+        members: dict[NodeId, Member | None] = {}
+        for key, entry in found.items():
+            if key.startswith(self.keys.nodes):
+                with suppress(UnusableStore):
+                    node = self.keys.name(key, self.keys.nodes)
+                    members[node] = None
+                    if entry is not None:
+                        members[node] = values.load_member(node, entry)
+        return HoldingsRead(revision, holdings, members, whole=False)
+
+    def _read_keys(self, keys: Collection[str]) -> Script[tuple[int, dict[str, KeyValue | None]]]:
+        """Read keys, in as few transactions as the limits allow; the revision is that of the first one."""
+        found: dict[str, KeyValue | None] = {}
+        revision = 0
+        for chunk in self._chunks((key, len(key)) for key in sorted(keys)):
+            outcome = outcome_of((yield Transaction(then=tuple(map(Get, chunk)))))
+            revision = revision or outcome.revision
+            found.update(zip(chunk, map(one_entry, outcome.results), strict=True))
+        return revision, found
 
     def exists(self) -> Script[bool]:
         """Return True if the group exists; reads one key of each sort that shows it.
@@ -326,6 +374,8 @@ class Translation(MemberScripts, LeaderScripts):
                 return (Target(self.keys.removal(topic.node)),)
             case TopicKind.ACKNOWLEDGEMENTS:
                 return (Target(self.keys.acks, prefix=True),)
+            case TopicKind.BARRIERS:
+                return (Target(self.keys.barriers, prefix=True),)
             case TopicKind.GROUP:
                 prefixes = (self.keys.nodes, self.keys.resources, self.keys.drains)
                 return tuple(Target(prefix, prefix=True) for prefix in prefixes)
@@ -343,7 +393,7 @@ class Translation(MemberScripts, LeaderScripts):
         latest = max(event.revision for event in events)
         changed = frozenset(event.key for event in events if isinstance(event, Changed))
         some_lost = any(isinstance(event, HistoryLost) for event in events)
-        if topic.kind is TopicKind.GROUP:
+        if topic.kind in {TopicKind.GROUP, TopicKind.BARRIERS}:
             return [Noticed(topic, latest, lost=some_lost, keys=changed)]
         version = None
         if topic.kind is TopicKind.ALLOCATION and not some_lost:

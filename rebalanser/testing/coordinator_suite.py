@@ -92,7 +92,7 @@ from rebalanser.registry.contract import (
     Registry,
     Transaction,
 )
-from rebalanser.registry.coordinator import Coordinator, Holding
+from rebalanser.registry.coordinator import Coordinator, Holding, HoldingsRead
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -1156,6 +1156,36 @@ class CoordinatorConformance:
         acknowledge(connect(), other, 7)
         for notice in notices.wait_for(TopicKind.ACKNOWLEDGEMENTS, revision + 1):
             assert notice.version is None or (notice.topic.node, notice.version) == (other.node, 7)
+
+    def test_notices_of_barriers_say_what_to_read(
+        self, coordinator: Coordinator, connect: Connect, notices: NoticeRecorder
+    ) -> None:
+        """Holds: "Barriers were added or removed", and "or only those at keys of notices"."""
+        first, second = join(coordinator), join(coordinator)
+        publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
+        client = connect()
+        revision = client.read_holdings(frozenset()).revision
+        client.watch("", {Topic(TopicKind.BARRIERS): revision + 1}, notices)
+
+        def told(since: int) -> HoldingsRead:
+            found = notices.wait_for(TopicKind.BARRIERS, since)
+            assert not any(notice.lost for notice in found)
+            return client.read_holdings(frozenset[str]().union(*(notice.keys for notice in found)))
+
+        added = add(coordinator, first, ["a", "b/c"])
+        holding = Holding("b/c", first.node, added.added["b/c"])
+        read = told(added.revision)
+        assert (set(read.holdings), read.holdings["b/c"]) == ({"a", "b/c"}, holding)
+        assert read.members[first.node] == coordinator.read().group.members[first.node]
+        removed = remove(coordinator, first, {"a": added.added["a"]})
+        assert told(removed.revision).holdings.get("a") is None
+        all_read = client.read_holdings()
+        assert (all_read.holdings, set(all_read.members)) == ({"b/c": holding}, {first.node, second.node})
+        assert all_read.whole
+        perform(coordinator, Leave(first), Left)
+        left = told(removed.revision + 1)
+        assert left.holdings.get("b/c") is None
+        assert set(client.read_holdings().members) == {second.node}
 
     def test_a_watch_tells_of_the_past(self, coordinator: Coordinator, notices: NoticeRecorder) -> None:
         """Holds: "new ones from their revisions on"."""

@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser import Admin, Group, Owners, Settings
+from rebalanser.admin import MAX_CHANGED_KEYS
 from rebalanser.errors import InvalidHandlers, RegistryUnavailable
-from rebalanser.registry import RegistryCoordinator
+from rebalanser.protocol import Topic, TopicKind
+from rebalanser.protocol.messages import Noticed
+from rebalanser.registry import GroupKeys, RegistryCoordinator
+from rebalanser.registry.contract import Outcome
+from rebalanser.registry.urls import DEFAULT_ROOT
+from rebalanser.testing import MemoryRegistry
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from rebalanser.admin import Owner
     from rebalanser.owners import OwnerChange
-    from rebalanser.registry import GroupView
+    from rebalanser.registry.contract import Reply, Request, Result, Sink, Target, Watch
+    from rebalanser.registry.coordinator import HoldingsRead
 
 QUICK = Settings(lease_ttl_s=60.0, min_rebalance_interval_s=0.0, connect_timeout_s=PATIENCE_S)
 NEVER_S = 3600.0
@@ -149,10 +158,10 @@ def test_an_error_that_nobody_expects_leaves_the_cache_out_of_date_and_no_longer
 def test_a_registry_that_is_away_at_first_is_an_error_and_leaves_nothing(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(_coordinator: RegistryCoordinator) -> GroupView:
+    def away(_coordinator: RegistryCoordinator, _keys: Collection[str] | None = None) -> HoldingsRead:
         raise RegistryUnavailable("away")
 
-    monkeypatch.setattr(RegistryCoordinator, "read", away)
+    monkeypatch.setattr(RegistryCoordinator, "read_holdings", away)
     with pytest.raises(RegistryUnavailable), Owners("group", url, interval_s=0.01):
         pytest.fail("it has never looked")
     assert "rebalanser-owners-group" not in {thread.name for thread in threading.enumerate()}
@@ -191,3 +200,98 @@ def test_a_hook_that_can_not_be_called_with_a_change_is_refused() -> None:
 
     with pytest.raises(InvalidHandlers, match=r"called with a change, and .*of_nothing can't be"):
         Owners("group", "memory://hooks").on_change(of_nothing)  # type: ignore[arg-type]
+
+
+def keys_in(results: Collection[Result]) -> int:
+    return sum(len(each) if isinstance(each, tuple) else each is not None for each in results)
+
+
+class OwnersReads:
+    """Counts the keys that the threads of all :class:`Owners` read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.keys = 0
+        execute = MemoryRegistry.execute
+
+        def counted(registry: MemoryRegistry, request: Request, timeout_s: float) -> Reply:
+            reply = execute(registry, request, timeout_s)
+            if threading.current_thread().name.startswith("rebalanser-owners-"):
+                assert isinstance(reply, Outcome)
+                self.keys += keys_in(reply.results)
+            return reply
+
+        monkeypatch.setattr(MemoryRegistry, "execute", counted)
+
+
+@pytest.mark.rule("RB-7")
+def test_a_change_is_read_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = 500
+    told: queue.SimpleQueue[OwnerChange] = queue.SimpleQueue()
+    owners = Owners("group", url, interval_s=NEVER_S)
+    owners.on_change(told.put)
+    with Admin("group", url) as admin, node_of(url, "n"):
+        admin.add(f"r-{number}" for number in range(many))
+        admin.wait_balanced(PATIENCE_S)
+        with owners:
+            for _ in range(many + len("ab")):
+                told.get(timeout=PATIENCE_S)
+            reads = OwnersReads(monkeypatch)
+            for number in range(3):
+                admin.add(f"new-{number}")
+                change = told.get(timeout=PATIENCE_S)
+                assert change.after is not None
+                assert (change.resource, change.before) == (f"new-{number}", None)
+                assert change.after.label == "n"
+            admin.remove("new-0")
+            gone = told.get(timeout=PATIENCE_S)
+            assert (gone.resource, gone.after) == ("new-0", None)
+            assert len(owners.all) == many + len("ab") + 2
+            assert 0 < reads.keys < 100
+            assert owners.is_current
+
+
+def test_what_a_watch_has_lost_is_read_as_a_whole(url: str) -> None:
+    with node_of(url, "n"), Admin("group", url) as admin, admin.changes() as changed:
+        admin.wait_balanced(PATIENCE_S)
+        changed.clear()
+        group, barriers = Topic(TopicKind.GROUP), Topic(TopicKind.BARRIERS)
+        changed.note([Noticed(group, 1, keys=frozenset("x"))])
+        assert changed.is_set()
+        assert changed.owners({}) == {}, "nothing of owners has changed"
+        assert not changed.is_set()
+        changed.note([Noticed(barriers, 1, lost=True, keys=frozenset("x")), Noticed(group, 2)])
+        assert changed.owners({}) is None
+        assert changed.owners({}) == {}
+        changed.note([Noticed(barriers, 3, keys=frozenset(map(str, range(MAX_CHANGED_KEYS + 1))))])
+        assert changed.owners({}) is None
+
+
+def test_whoever_is_gone_owns_nothing(url: str) -> None:
+    with Admin("group", url) as admin:
+        with node_of(url, "n"), node_of(url, "m"):
+            admin.wait_balanced(PATIENCE_S)
+            known = admin.owners()
+        node = known["a"].node
+        with admin.changes() as changed:
+            key = GroupKeys(DEFAULT_ROOT, "group").node(node)
+            changed.note([Noticed(Topic(TopicKind.GROUP), 1, keys=frozenset({key}))])
+            assert changed.owners(known) == {
+                resource: None for resource in known if known[resource].node == node
+            }
+
+
+def test_all_that_listen_share_one_watch(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Target] = []
+    watch = MemoryRegistry.watch
+
+    def counted(registry: MemoryRegistry, target: Target, revision: int, sink: Sink) -> Watch:
+        opened.append(target)
+        return watch(registry, target, revision, sink)
+
+    with Admin("group", url) as admin:
+        monkeypatch.setattr(MemoryRegistry, "watch", counted)
+        with admin.changes() as first, admin.changes() as second:
+            assert len(opened) == len(set(opened)) > 0
+            admin.add("a")
+            assert first.wait(PATIENCE_S)
+            assert second.wait(PATIENCE_S)

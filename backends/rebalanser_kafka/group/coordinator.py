@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
@@ -47,6 +47,7 @@ from rebalanser.registry.coordinator import (
     OVERTAKEN,
     Coordinator,
     GroupView,
+    HoldingsRead,
     Listener,
     Progress,
 )
@@ -268,6 +269,20 @@ class LogCoordinator(Coordinator):
         if not isinstance(view, GroupView):
             raise InternalError(f"a reading was answered with {view!r}")
         return view
+
+    def read_holdings(self, keys: Collection[str] | None = None) -> HoldingsRead:
+        """Read all barriers with their holders; of notices, what this connection's replica has at ``keys``.
+
+        The replica gave the notices, so it knows what they are about.
+        """
+        if keys is None:
+            return super().read_holdings()
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._closed.is_set() or self._lost or not self._caught_up.is_set():
+                raise RegistryUnavailable(f"{self._log.name} was not read to its end: {self._last_error}")
+            return self._follower.replica.holdings_at(keys)
 
     def heartbeats(self, nodes: Sequence[NodeId]) -> Mapping[NodeId, LeaseAge]:
         """The age of the last heartbeat of those nodes that live, counted since this connection read it."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar, get_args
 
@@ -52,7 +52,7 @@ from rebalanser.registry.contract import (
     Revoke,
     Transaction,
 )
-from rebalanser.registry.coordinator import GroupView
+from rebalanser.registry.coordinator import GroupView, HoldingsRead
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.script import Answer, Script, failure
 from rebalanser.registry.store import KeyValueStore, Lease
@@ -188,6 +188,10 @@ class Replica:
         """Nodes with their leases, in the order in which they joined."""
         entries = sorted(self._store.items(self.keys.nodes), key=lambda entry: entry.create_revision)
         return tuple((self.keys.name(entry.key, self.keys.nodes), entry.lease) for entry in entries)
+
+    def holdings_at(self, keys: Collection[str]) -> HoldingsRead:
+        """The barriers and members at these keys, as they are now."""
+        return self._drive(self.translation.holdings_at(keys))
 
     def take_changes(self) -> list[tuple[Changed, ...]]:
         """What has changed since this was asked last, commit by commit."""
