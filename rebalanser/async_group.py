@@ -118,7 +118,10 @@ class AsyncGroup:
         return self._group.on_fact(hook)
 
     async def start(self) -> None:
-        """Join the group, and return once the node is registered; raises what :meth:`Group.start` does."""
+        """Join the group, and return once the node is registered; raises what :meth:`Group.start` does.
+
+        ``asyncio.run`` stops a group that was not stopped, and waits for that as :meth:`stop` does.
+        """
         await self._bridge.start()
 
     async def stop(self, timeout_s: float | None = None) -> None:
@@ -127,7 +130,7 @@ class AsyncGroup:
             self._tasks is not None and self._tasks.includes(asyncio.current_task())
         ):
             raise InvalidState("stop() was called from a handler; call request_stop() there")
-        await in_own_thread(self._group.stop, timeout_s)
+        await self._bridge.stop(timeout_s)
 
     def request_stop(self) -> None:
         """Begin a graceful stop and return at once."""

@@ -95,14 +95,17 @@ class AsyncNeli:
         return self._neli.on_fact(hook)
 
     async def start(self) -> None:
-        """Begin to take part; raises what :meth:`Neli.start` does."""
+        """Begin to take part; raises what :meth:`Neli.start` does.
+
+        ``asyncio.run`` stops a candidate that was not stopped, and waits for that as :meth:`stop` does.
+        """
         await self._bridge.start()
 
     async def stop(self, timeout_s: float | None = None) -> None:
         """Hand over everything and leave the group; raises what :meth:`Neli.stop` does."""
         if self._bridge.is_called_by_handler:
             raise InvalidState("stop() was called from a handler; call request_stop() there")
-        await in_own_thread(self._neli.stop, timeout_s)
+        await self._bridge.stop(timeout_s)
 
     def request_stop(self) -> None:
         """Begin to hand over and leave; returns at once."""

@@ -15,12 +15,17 @@ P = ParamSpec("P")
 
 
 class LoopBridge:
-    """Starts a participant without blocking the event loop, and runs its handlers in the loop."""
+    """Starts a participant without blocking the event loop, and runs its handlers in the loop.
+
+    The participant stops with the loop, without which its handlers can't run: :func:`asyncio.run` cancels all
+    tasks at its end, among them one that stops the participant and waits for that.
+    """
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: set[asyncio.Task[Any]] = set()
+        self._stopping_at_end: asyncio.Task[None] | None = None
 
     @property
     def is_called_by_handler(self) -> bool:
@@ -52,6 +57,9 @@ class LoopBridge:
         starting = asyncio.ensure_future(in_own_thread(self._participant.start))
         try:
             await asyncio.shield(starting)
+            self._forget_end()
+            self._stopping_at_end = asyncio.create_task(self._stop_at_end(), name="rebalanser-stop-at-end")
+            await asyncio.sleep(0)  # a task that is cancelled before it began does nothing
         except InvalidState:
             self._loop = before
             raise
@@ -60,6 +68,28 @@ class LoopBridge:
             await _until_done(starting)
             if starting.exception() is None:
                 await _until_done(asyncio.ensure_future(in_own_thread(self._participant.stop)))
+                self._forget_end()
+            raise
+
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Stop the participant, and wait for that in a thread; raises what its ``stop`` does."""
+        await in_own_thread(self._participant.stop, timeout_s)
+        self._forget_end()
+
+    def _forget_end(self) -> None:
+        task, self._stopping_at_end = self._stopping_at_end, None
+        if task is not None and task.get_loop() is asyncio.get_running_loop():
+            task.cancel()
+
+    async def _stop_at_end(self) -> None:
+        """Wait for the end of the loop, which cancels this task, and stop what was started last in it."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            if self._stopping_at_end is asyncio.current_task():
+                stopping = asyncio.ensure_future(in_own_thread(self._participant.stop))
+                await _until_done(stopping)
+                stopping.result()
             raise
 
 

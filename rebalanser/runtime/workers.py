@@ -212,22 +212,23 @@ class WorkerTasks:
 
     def _ended(self, owned: Owned, task: asyncio.Task[None]) -> None:
         """Begin again after a pause if somebody else cancelled the task; not in a loop that closes."""
-        if not task.cancelled() or not owned.still_mine():
+        if task.cancelled() and owned.still_mine():
+            task.get_loop().call_later(RESTART_INITIAL_S, self._begin_again, owned)
+
+    def _begin_again(self, owned: Owned) -> None:
+        """Report that the task was cancelled, unless its resource has left since, and begin another one."""
+        if not owned.still_mine():
             return
         error = asyncio.CancelledError("the task of the worker was cancelled")
         owned.report_worker(FactKind.WORKER_FAILED, error)
         log_aside(
-            "the task of a worker was cancelled; another one follows unless its resource has left",
+            "the task of a worker was cancelled; another one follows",
             error,
             action="worker_failed",
             resource=owned.resource,
             token=owned.token,
         )
-        task.get_loop().call_later(RESTART_INITIAL_S, self._begin_again, owned)
-
-    def _begin_again(self, owned: Owned) -> None:
-        if owned.still_mine():
-            self._begin(owned)
+        self._begin(owned)
 
     async def _call(self, owned: Owned, calls: _Calls) -> bool:
         if calls.begins():

@@ -540,6 +540,73 @@ def test_starting_twice_is_refused(url: str) -> None:
     within_patience(main)
 
 
+@pytest.mark.rule("RB-26")
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_loop_that_ends_stops_its_group(url: str, settled: bool) -> None:
+    """Its handlers can't run without it: the node would own resources that nobody works on."""
+    group = group_of(url)
+    calls: list[str] = []
+
+    @group.on_start
+    async def start(_owned: list[Owned]) -> None:
+        calls.append("start")
+
+    @group.on_stop
+    async def stop(_owned: list[Owned]) -> None:
+        await asyncio.sleep(0)
+        calls.append("stop")
+
+    async def fail() -> None:
+        await group.start()
+        if settled:
+            await group.wait_settled(PATIENCE_S)
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        within_patience(fail)
+    assert group._group._run is None
+    assert calls.count("start") == calls.count("stop") >= settled
+    with Admin("group", url) as admin:
+        state = admin.state()
+    assert (state.nodes, state.owned) == ((), 0)
+
+
+def test_a_loop_that_ends_leaves_what_was_started_again_elsewhere(url: str) -> None:
+    group = group_of(url)
+    loop = asyncio.new_event_loop()
+
+    @group.worker
+    async def work(owned: Owned) -> None:
+        await owned.until_stop_requested()
+
+    async def first() -> None:
+        await group.start()
+        group.request_stop()
+        await asyncio.to_thread(group._group.wait_stopped, PATIENCE_S)
+        await group.start()
+        await group.wait_settled(PATIENCE_S)
+        group.request_stop()
+        await asyncio.to_thread(group._group.wait_stopped, PATIENCE_S)
+
+    async def second() -> None:
+        async with group:
+            await asyncio.to_thread(loop.run_until_complete, cancelled_all())
+            await group.wait_settled(PATIENCE_S)
+            assert group._group.wait_stopped(0) is False
+
+    async def cancelled_all() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        assert [task.get_name() for task in tasks] == ["rebalanser-stop-at-end"]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    loop.run_until_complete(asyncio.wait_for(first(), PATIENCE_S))
+    within_patience(second)
+    loop.close()
+    assert group._group._run is None
+
+
 def test_a_loop_that_is_gone_can_not_stop_access(url: str) -> None:
     group = group_of(url)
     group.on_start(handle)
@@ -549,7 +616,11 @@ def test_a_loop_that_is_gone_can_not_stop_access(url: str) -> None:
         await group.start()
         await group.wait_settled(PATIENCE_S)
 
-    within_patience(forget_to_stop)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(forget_to_stop())
+    ended = asyncio.all_tasks(loop)
+    loop.close()
+    assert [task.get_name() for task in ended] == ["rebalanser-stop-at-end"]
     with pytest.raises(HandlerFailed, match="event loop that it was started in is closed"):
         group._group.stop()
 
@@ -622,5 +693,4 @@ def test_a_loop_closes_although_workers_run(url: str) -> None:
         await running.wait()
 
     within_patience(main)
-    with pytest.raises(HandlerFailed):
-        groups[0]._group.stop(PATIENCE_S)
+    assert groups[0]._group._run is None
