@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec
 
 from rebalanser.errors import InvalidState
-from rebalanser.runtime.running import Participant, in_own_thread
+from rebalanser.runtime.running import Participant, begin_in_own_thread, in_own_thread
 
 P = ParamSpec("P")
 
@@ -54,7 +54,7 @@ class LoopBridge:
     async def start(self) -> None:
         """Start the participant; its handlers run in the current event loop."""
         before, self._loop = self._loop, asyncio.get_running_loop()
-        starting = asyncio.ensure_future(in_own_thread(self._participant.start))
+        starting = begin_in_own_thread(self._participant.start)
         try:
             await asyncio.shield(starting)
             self._forget_end()
@@ -67,7 +67,7 @@ class LoopBridge:
             # The thread can't be cancelled: stop what it starts, however often this task is cancelled.
             await _until_done(starting)
             if starting.exception() is None:
-                await _until_done(asyncio.ensure_future(in_own_thread(self._participant.stop)))
+                await _until_done(begin_in_own_thread(self._participant.stop))
                 self._forget_end()
             raise
 
@@ -87,7 +87,7 @@ class LoopBridge:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             if self._stopping_at_end is asyncio.current_task():
-                stopping = asyncio.ensure_future(in_own_thread(self._participant.stop))
+                stopping = begin_in_own_thread(self._participant.stop)
                 await _until_done(stopping)
                 stopping.result()
             raise

@@ -191,6 +191,11 @@ async def in_own_thread(function: Callable[P, T], *arguments: P.args, **named: P
 
     The default executor has few threads, and they are for the host application.
     """
+    return await begin_in_own_thread(function, *arguments, **named)
+
+
+def begin_in_own_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[T]:
+    """Begin such a call. Its future is no task, so that the end of the loop does not cancel it."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[T] = loop.create_future()
     call = partial(contextvars.copy_context().run, function, *arguments, **named)
@@ -213,7 +218,7 @@ async def in_own_thread(function: Callable[P, T], *arguments: P.args, **named: P
             loop.call_soon_threadsafe(answer, result, error)
 
     threading.Thread(target=run, name="rebalanser-waiting", daemon=True).start()
-    return await answered
+    return answered
 
 
 def _refuse_other_threads() -> None:

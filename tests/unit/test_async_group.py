@@ -560,6 +560,10 @@ def test_a_loop_that_ends_stops_its_group(url: str, settled: bool) -> None:
         await group.start()
         if settled:
             await group.wait_settled(PATIENCE_S)
+        else:
+            for task in asyncio.all_tasks():
+                if task.get_name() == "rebalanser-stop-at-end":
+                    task.cancel()
         raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError, match="boom"):
