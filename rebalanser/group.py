@@ -10,12 +10,13 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing, nullcontext
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from rebalanser import errors, forks
 from rebalanser.allocation import allocate, effort
@@ -180,6 +181,8 @@ class Group:
         self._beginning = threading.Lock()
         self._stop_asked = False
         """True if the group was asked to stop since its latest start began."""
+        self._connecting: Future[Coordinator] | None = None
+        """The connection that a start waits for; a request to stop cancels it."""
         self._fact_hooks: list[Callable[[Fact], None]] = []
         self._workers: WorkerThreads | None = None
         self._narrator: Narrator | None = None
@@ -262,6 +265,9 @@ class Group:
     def start(self) -> None:
         """Join the group, and return once the node is registered. Handlers are called from then on.
 
+        If a stop is requested meanwhile, also by another thread or a signal handler, it returns soon, and the
+        node has left or never joined.
+
         Raises:
             InvalidHandlers: no handler is registered, or handlers that exclude each other are.
             InvalidState: the group runs already.
@@ -270,10 +276,12 @@ class Group:
         """
         self._refuse_fork()
         with nullcontext() if self._narrator is None else self._narrator.connecting():
-            self._wait_joined(self._begun())
+            run = self._begun()
+            if run is not None:
+                self._wait_joined(run)
 
-    def _begun(self) -> _Run:
-        """A run that has begun to join."""
+    def _begun(self) -> _Run | None:
+        """A run that has begun to join; None if a stop was requested before there was a connection."""
         if not self._beginning.acquire(blocking=False):
             raise InvalidState(f"group {self.name!r} is being started on node {self.node!r}")
         with ExitStack() as undo:
@@ -283,7 +291,10 @@ class Group:
                     raise InvalidState(f"group {self.name!r} runs already on node {self.node!r}")
                 self._clean_up(self._run)
             self._stop_asked = False
-            run = self._run = self._made()
+            try:
+                run = self._run = self._made()
+            except CancelledError:
+                return None
             atexit.register(self._warn_unstopped)
             try:
                 run.engine.start()
@@ -322,7 +333,7 @@ class Group:
             switch = DeadMansSwitch() if self.settings.on_overrun is OnOverrun.KILL else None
             if switch is not None:
                 undo.callback(switch.close)
-            coordinator = open_coordinator(self.name, self._url_text, self.settings, clock)
+            coordinator = self._connected(clock)
             undo.callback(coordinator.close)
             observer = Observer(
                 self.name,
@@ -336,7 +347,6 @@ class Group:
             )
             undo.callback(observer.close)
             observer.warn_of(coordinator.capabilities.unsafe_reasons)
-            self._add_resources(coordinator)
             tenure = Tenure(clock)
             engine = Engine(
                 name=self.name,
@@ -353,12 +363,48 @@ class Group:
             undo.pop_all()
         return _Run(engine, observer, tenure)
 
-    def _add_resources(self, coordinator: Coordinator) -> None:
+    def _connected(self, clock: SystemClock) -> Coordinator:
+        """Return a connection to the group, which has the fixed set of resources.
+
+        It is made in a thread, and closed there if it comes too late.
+
+        Raises:
+            CancelledError: a stop was requested first.
+        """
+        connecting = self._connecting = Future[Coordinator]()
+
+        def connect() -> None:
+            with ExitStack() as undo:
+                try:
+                    coordinator = open_coordinator(self.name, self._url_text, self.settings, clock)
+                    undo.callback(coordinator.close)
+                    self._add_resources(coordinator, connecting)
+                    connecting.set_result(coordinator)
+                    undo.pop_all()
+                except InvalidStateError:
+                    return
+                except BaseException as error:
+                    with suppress(InvalidStateError):
+                        connecting.set_exception(error)
+
+        try:
+            threading.Thread(target=connect, name="rebalanser-connecting", daemon=True).start()
+            if self._stop_asked:
+                connecting.cancel()
+            return connecting.result()
+        except BaseException:
+            if not connecting.cancel() and connecting.exception() is None:
+                connecting.result().close()
+            raise
+        finally:
+            self._connecting = None
+
+    def _add_resources(self, coordinator: Coordinator, connecting: Future[Coordinator]) -> None:
         """Add those of the fixed set that are not there; what is said of the others stays."""
         if not self._resources:
             return
         attempts = Retrying(
-            retry=retry_if_exception_type(RetryLater),
+            retry=retry_if_exception(lambda e: isinstance(e, RetryLater) and not connecting.cancelled()),
             stop=stop_after_delay(self.settings.connect_timeout_s),
             wait=wait_exponential(multiplier=0.05, max=1.0),
             reraise=True,
@@ -387,9 +433,10 @@ class Group:
         except BaseException:
             self._end(run, None)
             raise
-        if engine.snapshot.membership is Membership.MEMBER or (engine.finished and engine.join_error is None):
-            return
         error, fatal = engine.join_error or ("no answer", False)
+        was_stopped = engine.finished and (engine.join_error is None or (self._stop_asked and not fatal))
+        if engine.snapshot.membership is Membership.MEMBER or was_stopped:
+            return
         self._end(run, self.settings.connect_timeout_s)
         if fatal:
             raise _refused(f"cannot join group {self.name!r}", error)
@@ -409,7 +456,7 @@ class Group:
             HandlerFailed: OnStop raised; its barriers stay until the lease ends (RB-24).
         """
         self._refuse_fork()
-        self._stop_asked = True
+        self._give_up_start()
         if self._run is None and self._beginning.locked():
             if not self._beginning.acquire(timeout=-1 if timeout_s is None else timeout_s):
                 raise NotSettled(f"group {self.name!r} has not begun within {timeout_s:g} s, and stops then")
@@ -442,10 +489,17 @@ class Group:
         A group that is being started stops as soon as it can. One that does not run is left as it is.
         """
         self._refuse_fork()
-        self._stop_asked = True
+        self._give_up_start()
         run = self._run
         if run is not None:
             run.engine.stop()
+
+    def _give_up_start(self) -> None:
+        """Have a start that is under way end as soon as it can."""
+        self._stop_asked = True
+        connecting = self._connecting
+        if connecting is not None:
+            connecting.cancel()
 
     def accept(self, resource: str) -> None:
         """Take a resource again that was released here (:meth:`Owned.release`), before its time is over.

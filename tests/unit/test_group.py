@@ -8,6 +8,7 @@ import operator
 import os
 import platform
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from unittest.mock import Mock
 import pytest
 
 from rebalanser import Admin, AsyncGroup, Group, Settings, leader, observing
+from rebalanser import group as group_module
 from rebalanser.cli.lines import plain
 from rebalanser.errors import (
     Forked,
@@ -48,6 +50,7 @@ from rebalanser.errors import (
 from rebalanser.group import _random_part
 from rebalanser.history import Record, read_records
 from rebalanser.protocol import FactKind, Mode, OnOverrun
+from rebalanser.protocol.messages import Failed
 from rebalanser.registry import (
     GroupKeys,
     GroupStore,
@@ -485,6 +488,100 @@ def test_a_group_that_is_asked_to_stop_while_it_starts_stops(
     assert group.wait_stopped(PATIENCE_S)
     assert nodes.admin().state().nodes == ()
     group.stop()
+
+
+class SlowAnswer:
+    """A registry whose first answer a test gives; knows when its connection was asked for and closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.may_answer, self.closed = (threading.Event() for _ in range(3))
+        self.on_asked: Callable[[], object] = lambda: None
+        self._open = group_module.open_coordinator
+        monkeypatch.setattr(group_module, "open_coordinator", self._opened)
+
+    def _opened(self, *arguments: Any) -> Coordinator:
+        self.asked.set()
+        self.on_asked()
+        assert self.may_answer.wait(PATIENCE_S)
+        coordinator = self._open(*arguments)
+        close = coordinator.close
+
+        def closed() -> None:
+            close()
+            self.closed.set()
+
+        coordinator.close = closed  # type: ignore[method-assign]
+        return coordinator
+
+
+@pytest.mark.rule("RB-26")
+@pytest.mark.parametrize("ask", ["request_stop", "stop"])
+def test_a_group_that_is_asked_to_stop_while_it_connects_waits_for_no_answer(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    group, _ = nodes.journaled()
+    registry = SlowAnswer(monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(group.start)
+        assert registry.asked.wait(PATIENCE_S)
+        getattr(group, ask)()
+        starting.result(PATIENCE_S)
+    assert group.wait_stopped(0.0)
+    assert not registry.closed.is_set()
+    registry.may_answer.set()
+    assert registry.closed.wait(PATIENCE_S), "a connection that comes too late is closed"
+    monkeypatch.undo()
+    assert nodes.admin().state().nodes == ()
+    group.start()
+    group.wait_settled(PATIENCE_S)
+    group.stop()
+
+
+@pytest.mark.rule("RB-26")
+@pytest.mark.usefixtures("hangup")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_returns_at_a_signal_while_it_connects(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    group, _ = nodes.journaled()
+    registry = SlowAnswer(monkeypatch)
+    registry.on_asked = lambda: os.kill(os.getpid(), number)
+    group.run()
+    registry.may_answer.set()
+    assert registry.closed.wait(PATIENCE_S)
+
+
+@pytest.mark.rule("RB-26")
+def test_what_interrupts_a_start_that_connects_leaves_nothing_open(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, _ = nodes.journaled()
+    registry = SlowAnswer(monkeypatch)
+    registry.on_asked = lambda: os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        group.start()
+    registry.may_answer.set()
+    assert registry.closed.wait(PATIENCE_S)
+
+
+@pytest.mark.rule("RB-26")
+def test_a_group_that_can_not_join_and_is_asked_to_stop_says_no_more_why(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, _ = nodes.journaled()
+    tried = threading.Event()
+
+    def away(_coordinator: RegistryCoordinator, _command: object) -> Failed:
+        tried.set()
+        return Failed("RegistryUnavailable: away")
+
+    monkeypatch.setattr(RegistryCoordinator, "perform", away)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(group.start)
+        assert tried.wait(PATIENCE_S)
+        group.request_stop()
+        starting.result(PATIENCE_S)
+    assert group.wait_stopped(PATIENCE_S)
 
 
 @pytest.mark.rule("RB-26")
