@@ -390,3 +390,18 @@ def test_nothing_is_done_on_a_closed_connection(connect: Connect) -> None:
     coordinator.close()
     with pytest.raises(RegistryUnavailable, match="closed"):
         coordinator.read()
+
+
+def test_what_a_notice_names_is_read_without_the_log(connect: Connect, shared: SharedLog) -> None:
+    session = joined(connect()[0])
+    client, _ = connect()
+    key = client._follower.replica.keys.node(session.node)
+    appended = len(shared.values)
+    read = client.read_holdings({key})
+    assert (read.members, read.whole) == ({session.node: Member(session.node, "n")}, False)
+    assert len(shared.values) == appended
+    assert client.read_holdings().members == read.members
+    assert len(shared.values) == appended + 1
+    client.close()
+    with pytest.raises(RegistryUnavailable, match="was not read to its end"):
+        client.read_holdings({key})
