@@ -425,7 +425,7 @@ MUTANTS = (
     Mutant(
         "pin ignored",
         "a pinned resource is where its pin says",
-        _edit(leading_module, "_pinned", "if spec.pin is not None", "if False"),
+        _edit(leading_module, "_pins", "if spec.pin is not None", "if False"),
         frozenset({"RB-29"}),
         first=115,
     ),
@@ -1133,7 +1133,7 @@ MUTANTS = (
     Mutant(
         "needless moves among releases",
         "as few resources move as releases and balance allow",
-        _edit(placement, "_ways", "cost=1", "cost=0"),
+        _edit(placement, "_ways", "len(names))", "len(names), cost=2)"),
         frozenset({"RB-10"}),
         "releases",
     ),

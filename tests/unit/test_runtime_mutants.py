@@ -458,9 +458,9 @@ MUTANTS = (
         "a thread that waits for balance hears of changes, though others stop waiting",
         _edit(
             Admin,
-            "changes",
-            "self._listeners.remove(changed)\n            if not self._listeners:",
-            "self._listeners.remove(changed)\n            if True:",
+            "_watch_from",
+            "if self._closed else",
+            "if self._closed or not revision else",
         ),
         "unit/test_admin.py::test_several_threads_wait_for_balance_at_once",
         "RB-19",
