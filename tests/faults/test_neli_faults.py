@@ -280,11 +280,12 @@ def test_without_a_broker_nobody_leads_beyond_the_deadline(
         leader.expect("induced")
         cut_at = time.monotonic()
         getattr(proxy, way)()
-        assert leader.expect("led")["until"] - cut_at <= deadline_s + SLACK_S
-        leader.expect("fenced")
-        assert leader.leads is None
+        # On a busy machine it may have been fenced before the cut, and lead again since.
+        wait_until(lambda: leader.of("fenced") and leader.leads is None, "it leads no more")
+        assert max(each.until for each in leader.led) - cut_at <= deadline_s + SLACK_S
+        before = len(leader.of("induced"))
         proxy.heal()
-        leader.expect("induced", 2)
+        leader.expect("induced", before + 1)
 
 
 @pytest.mark.rule("NE-10")
