@@ -628,6 +628,14 @@ def test_a_process_of_the_first_version_can_write_no_more(path: Path) -> None:
             old.execute(begin)
 
 
+def turn_into_second_version(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE skuld_tasks DROP COLUMN after_failure")
+    connection.execute("ALTER TABLE skuld_meta RENAME COLUMN forgotten_to TO forgotten")
+    connection.execute("DROP TABLE skuld_notes")
+    connection.execute("DROP TABLE skuld_workers")
+    connection.execute("UPDATE skuld_meta SET version = 2")
+
+
 @pytest.mark.rule("SK-5")
 def test_a_file_of_the_second_version_is_turned_into_one_of_this(
     engine: SqliteEngine, own: sqlite3.Connection, path: Path
@@ -637,15 +645,13 @@ def test_a_file_of_the_second_version_is_turned_into_one_of_this(
     before = engine.page(QUEUE, PATIENCE_S).items
     engine.close()
     schema = "SELECT name, sql FROM sqlite_master WHERE name LIKE 'skuld%' AND name != 'skuld_tasks'"
-    tables = own.execute(schema).fetchall()
-    own.execute("ALTER TABLE skuld_tasks DROP COLUMN after_failure")
-    own.execute("ALTER TABLE skuld_meta RENAME COLUMN forgotten_to TO forgotten")
-    own.execute("UPDATE skuld_meta SET version = 2")
+    tables = set(own.execute(schema))
+    turn_into_second_version(own)
     assert own.execute("SELECT forgotten FROM skuld_meta").fetchone() == (0,)
     with closing(SqliteEngine(path)) as again:
         with pytest.raises(sqlite3.OperationalError, match="no such column"):
             own.execute("SELECT forgotten FROM skuld_meta")
-        assert own.execute(schema).fetchall() == tables
+        assert set(own.execute(schema)) == tables
         assert again.page(QUEUE, PATIENCE_S).items == before
         head = Head(task_id(3), QUEUE, "send", after=(task_id(1),), after_failure=AfterFailure.RUN)
         again.apply([Enqueue(Task(head, b""), 0)], PATIENCE_S)
@@ -921,7 +927,7 @@ def test_a_file_that_was_made_before_there_were_notes_gets_one(tmp_path: Path) -
     path = tmp_path / "tasks.db"
     SqliteEngine(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DROP TABLE skuld_notes")
+        turn_into_second_version(connection)
     with closing(SqliteEngine(path)) as engine:
         engine.define("work", 1, 10)
         assert engine.note("work", 10) == Note()

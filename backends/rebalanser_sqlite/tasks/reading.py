@@ -75,7 +75,6 @@ _CHANGED = (
 )
 _READY = f"SELECT 1 FROM skuld_tasks {READY} AND name = ? LIMIT 1"  # noqa: S608
 _NEXT_NAME = f"SELECT name FROM skuld_tasks {READY} AND name > ? ORDER BY name LIMIT 1"  # noqa: S608
-_HAS_WORKERS = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_workers'"
 _WORKERS = "SELECT process, note FROM skuld_workers WHERE queue = ?"
 _OLDEST = f"SELECT priority, id, due FROM skuld_tasks {READY} AND name = ?"  # noqa: S608
 _OLDEST_OF_ANY = f"{_OLDEST} ORDER BY priority DESC, id LIMIT 1"
@@ -273,8 +272,6 @@ class Snapshot:
 
     def workers(self, queue: str) -> dict[str, bytes]:
         """The notes of the queue's workers."""
-        if self._connection.execute(_HAS_WORKERS).fetchone() is None:
-            return {}
         return dict(self._connection.execute(_WORKERS, (self._queue(queue)[0],)))
 
     def next_due(self, queue: str) -> float | None:

@@ -44,7 +44,7 @@ WAITING: Final = STATUSES.index(Status.WAITING)
 CLAIMED: Final = STATUSES.index(Status.CLAIMED)
 COMPLETED: Final = STATUSES.index(Status.COMPLETED)
 CHOICES: Final = (AfterFailure.WAIT, AfterFailure.RUN, AfterFailure.FAIL)
-"""What a task does after a failure is stored as its position here."""
+"""A choice is stored as its position here."""
 FAIL: Final = CHOICES.index(AfterFailure.FAIL)
 FEW: Final = frozenset({Status.DEAD, Status.CANCELLED})
 """Statuses with an index by id: the others are those of most tasks."""
@@ -138,15 +138,20 @@ CREATE TABLE skuld_outboxes (
 read; ``skuld_dependents`` has the same the other way round. ``skuld_changes`` has what became of tasks after
 they were enqueued, the latest of it; a deleted one has no status. ``skuld_counts`` is as of the revision
 ``counted``: what came after that is added when it is read. The changes up to ``forgotten_to`` are deleted."""
-WORKERS: Final = """
-CREATE TABLE IF NOT EXISTS skuld_workers (
+_NOTES: Final = """
+CREATE TABLE skuld_notes (
+    queue INTEGER PRIMARY KEY,
+    content BLOB NOT NULL,
+    version INTEGER NOT NULL
+);
+CREATE TABLE skuld_workers (
     queue INTEGER NOT NULL,
     process TEXT NOT NULL,
     note BLOB NOT NULL,
     PRIMARY KEY (queue, process)
-) WITHOUT ROWID
+) WITHOUT ROWID;
 """
-"""For people only, and so of no version: it is made by the first note, and a file may have none."""
+"""A note of each queue, and of each worker; not in tables of version 2."""
 INDEXES: Final = f"""
 CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
 CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;
@@ -191,19 +196,13 @@ _CACHE = "PRAGMA cache_size = -16384"
 _IS_THERE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_meta'"
 _HAS_OUTBOXES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_outboxes'"
 _OUTBOXES = SCHEMA[SCHEMA.index("CREATE TABLE skuld_outboxes") :].strip().rstrip(";")
-_HAS_NOTES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_notes'"
-_NOTES = (
-    "CREATE TABLE IF NOT EXISTS skuld_notes "
-    "(queue INTEGER PRIMARY KEY, content BLOB NOT NULL, version INTEGER NOT NULL)"
-)
-"""A note for each queue, also in tables of this version that were made before there were notes."""
 _VERSION = "SELECT version FROM skuld_meta"
 _BEGIN = "INSERT INTO skuld_meta (one, version, counted, forgotten_to) VALUES (1, ?, 0, 0)"
-_FROM_SECOND = (
-    "ALTER TABLE skuld_tasks ADD COLUMN after_failure INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE skuld_meta RENAME COLUMN forgotten TO forgotten_to",
-    f"UPDATE skuld_meta SET version = {VERSION}",  # noqa: S608 - of a constant
-)
+_FROM_SECOND = f"""
+ALTER TABLE skuld_tasks ADD COLUMN after_failure INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE skuld_meta RENAME COLUMN forgotten TO forgotten_to;
+UPDATE skuld_meta SET version = {VERSION};
+"""  # noqa: S608 - of a constant
 """A process of version 2 that still runs fails from then on, as it does nothing without ``forgotten``.
 
 Else it would run tasks that must fail, and let others wait for ever.
@@ -221,19 +220,16 @@ def prepare(store: Store, deadline: Deadline) -> None:
     store.set(_CACHE)
     with store.reading(deadline):
         version = _version(store)
-        has_notes = store.connection.execute(_HAS_NOTES).fetchone() is not None
-    if version != VERSION or not has_notes:
+    if version != VERSION:
         with store.writing(deadline, ends_within_s=MIGRATION_S):
             version = _version(store)
             if version is None:
-                _run(store.connection, SCHEMA + INDEXES)
+                _run(store.connection, SCHEMA + _NOTES + INDEXES)
                 store.connection.execute(_BEGIN, (VERSION,))
             elif version == 1:
                 _turn_first_into_present(store.connection)
             elif version != VERSION:
-                for statement in _FROM_SECOND:
-                    store.connection.execute(statement)
-            store.connection.execute(_NOTES)
+                _run(store.connection, _NOTES + _FROM_SECOND)
         store.checkpoint()
 
 
@@ -261,7 +257,7 @@ def _turn_first_into_present(connection: sqlite3.Connection) -> None:
     tables = (*_FIRST_TABLES, "outboxes")
     for table in tables:
         connection.execute(f"ALTER TABLE skuld_{table} RENAME TO first_{table}")
-    _run(connection, SCHEMA + _FROM_FIRST)
+    _run(connection, SCHEMA + _NOTES + _FROM_FIRST)
     connection.execute("CREATE INDEX first_by_task ON first_dependents (task)")
     for index in ("by_id", "by_status", "by_revision"):
         connection.execute(f"DROP INDEX skuld_tasks_{index}")

@@ -37,7 +37,7 @@ from rebalanser_sqlite.tasks.rows import (
     state_row,
     stored_of,
 )
-from rebalanser_sqlite.tasks.schema import CHOICES, FAIL, INLINE_BYTES, STATUSES, WAITING, WORKERS
+from rebalanser_sqlite.tasks.schema import CHOICES, FAIL, INLINE_BYTES, STATUSES, WAITING
 
 if TYPE_CHECKING:
     import sqlite3
@@ -174,12 +174,11 @@ class Writing:
         return int(defined)
 
     def note_worker(self, queue: str, process: str, note: bytes | None) -> None:
-        """Keep a process's note of itself; None deletes it. The first one makes the table.
+        """Keep a process's note of itself; None deletes it.
 
         Raises:
             InvalidState: the queue was never defined.
         """
-        self.cursor.execute(WORKERS)
         if note is None:
             self.cursor.execute(_DELETE_NOTE, (self.queue(queue), process))
         else:
