@@ -165,7 +165,7 @@ def effort(
     pinned: Mapping[str, str] = NO_PINS,
     unsettled: AbstractSet[str] | None = None,
 ) -> Effort:
-    """What ``allocation`` costs: its :func:`moves` beside the :func:`minimum_moves` of its nodes (RB-10).
+    """The cost of ``allocation``: its :func:`moves` beside the :func:`minimum_moves` of its nodes (RB-10).
 
     ``unsettled`` is that of :func:`share_out`.
     """

@@ -183,7 +183,7 @@ def effort(
     refused: Mapping[str, frozenset[str]] = NO_REFUSALS,
     unsettled: AbstractSet[str] | None = None,
 ) -> Effort:
-    """What ``allocation`` costs: its moves beside the fewest that an allocation to these nodes takes (RB-10).
+    """The cost of ``allocation``: its moves beside the fewest that one to these nodes takes (RB-10).
 
     The fewest are counted (:func:`~rebalanser.allocation.balanced.minimum_moves`), or if nodes refuse
     resources, those of :func:`allocate`, for which there is a proof.
@@ -225,7 +225,7 @@ class _Pool:
     """Those that leave last."""
 
     def leaving(self, worker: str, kept: int) -> Sequence[str]:
-        """What leaves a worker that keeps so many: the last by name."""
+        """The resources that leave a worker which keeps so many: the last by name."""
         names = self.held[worker]
         if kept == len(names):
             return ()
@@ -233,7 +233,7 @@ class _Pool:
 
 
 class _Settled(NamedTuple):
-    """What becomes of the resources of a block; the others stay."""
+    """The resources of a block that are placed or leave; the others stay."""
 
     arriving: Sequence[tuple[str, str]]
     """Those that get another worker, with it."""

@@ -174,7 +174,7 @@ class Leading:
         self.plan: Plan | None = None
         self.group: Group | None = None
         self._basis: PlanBasis | None = None
-        """What is known of the group's resources and shares; None if that is to be found out."""
+        """The basis of the next plan; None if the whole group has to be looked at."""
         self._planned_basis: PlanBasis | None = None
         self._leadership_seen = 0
         self._campaign_due = may_lead
@@ -444,7 +444,7 @@ class Leading:
         return self.asked
 
     def _basis_after(self, command: ReadGroup, outcome: GroupRead) -> PlanBasis | None:
-        """What is known of the group that was read, from what was known and what changed."""
+        """Return the basis for the group that was read, from the one before and the changes."""
         before, after = self.group, outcome.group
         if self._basis is None or outcome.changed is None or before is None:
             return None

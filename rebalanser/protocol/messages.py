@@ -519,7 +519,7 @@ class MakePlan:
     attempts: frozenset[int] = frozenset()
     """Versions whose publication may still write shares until another version is committed."""
     basis: PlanBasis | None = None
-    """What is known of the group; it makes the plan cheaper and changes nothing in it."""
+    """Facts about the group that make the plan cheaper and change nothing in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,7 +529,7 @@ class PlanMade:
     asked: MakePlan
     plan: Plan | None
     basis: PlanBasis | None = None
-    """What is known of the group once the plan is committed, or now if there is none."""
+    """The basis of the next plan: once this plan is committed, or now if there is none."""
 
 
 Event: TypeAlias = Start | Stop | Release | Accept | Wakeup | Answered | Noticed | HandlerReturned | PlanMade

@@ -101,7 +101,7 @@ class AsyncTaskFunction(Generic[P, R]):
 
 
 class AsyncRegisters(Protocol):
-    """What registers a function as a task."""
+    """The decorator that registers a function as a task."""
 
     @overload
     def __call__(

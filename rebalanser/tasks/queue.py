@@ -184,7 +184,7 @@ class TaskFunction(Generic[P, R]):
 
 
 class Registers(Protocol):
-    """What registers a function as a task."""
+    """The decorator that registers a function as a task."""
 
     @overload
     def __call__(
