@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.log import LogReader, LogWriter
+from rebalanser_kafka.log import LogReader, LogTruncated, LogWriter
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
 from rebalanser_kafka.topics import describe
@@ -104,8 +104,11 @@ def keys_before(shiva: ShivaCluster, offset: int) -> list[bytes]:
     """The keys of what COMMAND still holds before an offset."""
     keys: list[bytes] = []
     with LogReader(connection_of(shiva), f"{shiva.name}-command", "earliest") as reader:
-        while reader.position < offset:
-            keys += [record.key or b"" for record in reader.poll(1.0) if record.offset < offset]
+        try:
+            while reader.position < offset:
+                keys += [record.key or b"" for record in reader.poll(1.0) if record.offset < offset]
+        except LogTruncated:  # The broker deleted the start of the log between two reads.
+            return keys_before(shiva, offset)
     return keys
 
 
