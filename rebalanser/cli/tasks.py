@@ -30,8 +30,8 @@ from rebalanser.errors import InvalidTask
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
+from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.model import AfterFailure, Status
-from rebalanser.tasks.options import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.queue import MAX_SHOWN, RETRIES, Queue
 
 NEWEST: Final = 100

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.flakes import born_at, is_flake
+from rebalanser.tasks.ids import born_at, is_flake
 from rebalanser.tasks.model import AfterFailure
 from rebalanser.tasks.status import QueueStatus
 

@@ -15,8 +15,8 @@ from rebalanser.cli.lines import counted
 from rebalanser.cli.tasks_lines import printable
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks.documents import SpoolDocument, SpooledDocument
-from rebalanser.tasks.flakes import born_at, is_flake
-from rebalanser.tasks.outbox_spool import SUFFIX, Spool
+from rebalanser.tasks.ids import born_at, is_flake
+from rebalanser.tasks.outbox.spool import SUFFIX, Spool
 
 TIMEOUT_S: Final = 10.0
 

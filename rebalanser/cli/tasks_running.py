@@ -31,10 +31,10 @@ from rebalanser.cli.tasks_options import (
 from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidTask, MissingExtra
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
-from rebalanser.tasks.async_queue import AsyncQueue
-from rebalanser.tasks.enqueued import Enqueued
+from rebalanser.tasks.aio.queue import AsyncQueue
+from rebalanser.tasks.functions import NO_OPTIONS
 from rebalanser.tasks.metrics import Measured, QueueCollector
-from rebalanser.tasks.options import NO_OPTIONS
+from rebalanser.tasks.model import Enqueued
 from rebalanser.tasks.queue import Queue
 
 SELDOM: Final = 5000

@@ -27,9 +27,9 @@ makes them safe.
    refuses what the old one writes.
 5. *Progress.* Updates are numbered from 0 within a claim and written with the state that counts them, so
    that a log has no gap (SK-9). Complete is a state that no rule leads out of (SK-10).
-6. *Outbox* (:mod:`~rebalanser.tasks.outbox`). A producer may have what it enqueues kept on its own disk
-   until the engine has it (SK-4). The entries of an outbox are numbered, and the engine counts each by the
-   very write that makes its task: sent again, it is known, even if its task was completed and collected.
+6. *Outbox* (:mod:`~rebalanser.tasks.outbox.outbox`). A producer may keep what it enqueues on its own disk
+   until the engine has it (SK-4). The entries of an outbox are numbered, and the engine counts each in the
+   write that makes its task: sent again, it is known, even if its task was completed and collected.
 
 **Unknown outcomes.** A write whose answer was lost is read back: a claim names its *holder*, unique to each
 attempt, so that whoever finds his own name there has it, and every other rule is idempotent for its claim.
@@ -42,12 +42,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from rebalanser.tasks.async_claim import AsyncClaim
-    from rebalanser.tasks.async_queue import AsyncQueue, AsyncTaskFunction
+    from rebalanser.tasks.aio.claim import AsyncClaim
+    from rebalanser.tasks.aio.queue import AsyncQueue, AsyncTaskFunction
     from rebalanser.tasks.claim import Claim
-    from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
     from rebalanser.tasks.middleware import Middleware
-    from rebalanser.tasks.model import Status
+    from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status
     from rebalanser.tasks.outcomes import GiveUp, Retry
     from rebalanser.tasks.queue import Queue, TaskFunction
     from rebalanser.tasks.retention import Retention
@@ -70,12 +69,12 @@ __all__ = [
 
 _HOMES: Final = MappingProxyType(
     {
-        "AsyncClaim": "async_claim",
-        "AsyncQueue": "async_queue",
-        "AsyncTaskFunction": "async_queue",
+        "AsyncClaim": "aio.claim",
+        "AsyncQueue": "aio.queue",
+        "AsyncTaskFunction": "aio.queue",
         "Claim": "claim",
-        "EnqueueAnswer": "enqueued",
-        "Enqueued": "enqueued",
+        "EnqueueAnswer": "model",
+        "Enqueued": "model",
         "GiveUp": "outcomes",
         "Middleware": "middleware",
         "Queue": "queue",

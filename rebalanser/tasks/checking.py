@@ -15,7 +15,7 @@ from typing import Final
 
 from rebalanser.errors import InternalError
 from rebalanser.tasks.engine import Engine
-from rebalanser.tasks.flakes import is_flake, partition_of
+from rebalanser.tasks.ids import is_flake, partition_of
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, Status, Stored, TaskId, Update
 
 PAGE: Final = 500

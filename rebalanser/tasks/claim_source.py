@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.clocks import LIMIT_S, FarClock, FarClocks
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import ClaimRequest, ClaimsFromIndex, Watch
-from rebalanser.tasks.far_clocks import LIMIT_S, FarClock, FarClocks
 from rebalanser.tasks.model import Stored, TaskId
 from rebalanser.tasks.rules import Held
 

@@ -35,11 +35,32 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from rebalanser.errors import InternalError, TaskExists, UnknownTask
 from rebalanser.tasks.free_slots import FreeSlot, SlotNews, UsedSlot
 from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Term, Update
 
 if TYPE_CHECKING:
     import sqlite3
+
+
+def check_answer(enqueue: Enqueue, answer: Answer) -> None:
+    """Raise what an answer means that is not good.
+
+    Raises:
+        TaskExists: the id is taken by other content.
+        UnknownTask: it is to come after a task that does not exist.
+    """
+    head = enqueue.task.head
+    match answer:
+        case Applied():
+            return
+        case Exists(stored=stored, payload=payload):
+            if stored.head != head or payload != enqueue.task.payload:
+                raise TaskExists(f"task {head.id} exists with other content; an id names one task for ever")
+        case Unknown(ids=ids):
+            raise UnknownTask(f"task {head.id} is to come after {', '.join(ids)}, which does not exist")
+        case _:
+            raise InternalError(f"an enqueue was answered {answer!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +365,7 @@ class Engine(ABC):
         """Since when the oldest ready task of a queue waits, in seconds since 1970; None where there is none.
 
         Ready at ``wall``: waiting, due, and for nothing but a worker. That is told by its id
-        (:func:`~rebalanser.tasks.flakes.ready_since`), and so too late where a task with a smaller id was
+        (:func:`~rebalanser.tasks.ids.ready_since`), and so too late where a task with a smaller id was
         due only later.
         """
 

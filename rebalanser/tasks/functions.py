@@ -1,20 +1,181 @@
-"""The functions that work on tasks: their names, their options, and their arguments as JSON."""
+"""Task functions: their names, options and arguments as JSON, and how another process finds them."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Final, get_type_hints
+from operator import attrgetter
+from typing import Annotated, Any, Final, Literal, TypedDict, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import from_json, to_json
 
 from rebalanser.errors import InvalidHandlers, InvalidTask
 from rebalanser.registry.keys import check_name
+from rebalanser.runtime.handlers import name_of
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.options import TaskOptions, problems_of
+from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, AfterFailure, TaskId
+
+MAX_SECONDS: Final = 315_576_000.0
+"""Maximum of a delay, a pause and a time limit: ten years. No thread can wait for much longer."""
+MAX_AFTER: Final = 1000
+"""Maximum number of tasks that one task waits for. For more, let tasks between collect them."""
+FAR_FUTURE_S: Final = 31_557_600.0
+"""Seconds that the time in a given id may be ahead of the clock: a year.
+
+A task with such an id would never be old enough to be collected, and would wait behind all others.
+"""
+_HEX = frozenset("0123456789abcdef")
+
+
+def _check_id(text: str) -> str:
+    if len(text) != ID_DIGITS or not _HEX.issuperset(text):
+        raise ValueError(f"a task id is {ID_DIGITS} hexadecimal digits in lower case")
+    return text
+
+
+def _listed(given: Any) -> Any:
+    """A single one is a list of one."""
+    return (given,) if isinstance(given, str | type) else given
+
+
+def problems_of(error: ValidationError) -> str:
+    """What pydantic refuses, in one line: each problem with its place."""
+    return "; ".join(
+        f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)
+    )
+
+
+Id = Annotated[TaskId, AfterValidator(_check_id)]
+Priority = Annotated[int, Field(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Errors = Annotated[tuple[type[Exception], ...], Field(min_length=1), BeforeValidator(_listed)]
+Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeValidator(_listed)]
+
+
+class TaskOptions(BaseModel):
+    """How the tasks of one function are tried (SK-15)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    priority: Priority = 0
+    """Higher first (SK-2)."""
+    retries: Annotated[int, Field(ge=0, le=1_000_000)] = 3
+    """How often a task is tried again after a try that failed, or whose worker died."""
+    timeout_s: PositiveSeconds | None = None
+    """How long one try may take; None for any time."""
+    retry_on: Errors | None = None
+    """The exceptions after which a task is tried again: after any other it is dead at once. None for all."""
+    backoff_s: PositiveSeconds | Callable[[int], float] = 1.0
+    """Seconds before the first retry, doubled each time; or a function that gives them for N failures."""
+    max_backoff_s: PositiveSeconds = 600.0
+    """Maximum seconds before a retry, before :attr:`jitter` is added."""
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """The part of the wait up to which more is added at random, so that retries don't come together."""
+
+
+class EnqueueOptions(BaseModel):
+    """What one task differs in from others of its function."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    delay_s: Seconds = 0.0
+    """How many seconds from now it waits at least, up to :data:`MAX_SECONDS`."""
+    after: Ids = ()
+    """Tasks of the same queue that must be complete first, at most :data:`MAX_AFTER`, or the only one."""
+    after_failure: AfterFailure = AfterFailure.WAIT
+    """What the task does once one of ``after`` is dead or cancelled: ``wait``, ``run`` or ``fail``."""
+    priority: Priority | None = None
+    """Instead of the function's."""
+    task_id: Id | None = None
+    """An id from ``new_id``, for enqueueing it again to be harmless (SK-3); a new one where it is None."""
+    waits_for_unknown: bool = False
+    """Whether ``after`` may name tasks that don't exist yet."""
+
+
+class GivenOptions(TypedDict, total=False):
+    """The fields of :class:`EnqueueOptions` as a caller may give them."""
+
+    delay_s: float
+    after: TaskId | Sequence[TaskId]
+    after_failure: Literal["wait", "run", "fail"] | AfterFailure
+    priority: int | None
+    task_id: TaskId | None
+    waits_for_unknown: bool
+
+
+def chosen_options(name: str, given: Mapping[str, Any]) -> EnqueueOptions:
+    """The options of a task of the function ``name``.
+
+    Raises:
+        InvalidTask: an option is unknown or out of range.
+    """
+    try:
+        return EnqueueOptions(**given)
+    except ValidationError as error:
+        raise InvalidTask(f"{name}: {problems_of(error)}") from error
+
+
+NO_OPTIONS: Final = EnqueueOptions()
+
+
+def reference_of(body: TaskBody) -> str:
+    """Where the function of a body is.
+
+    Raises:
+        InvalidHandlers: it is not what its module has under its name: only what stands at the top of a
+            module, or in a class there, can be imported elsewhere.
+    """
+    function = body.function
+    module = getattr(function, "__module__", None)
+    path = getattr(function, "__qualname__", None)
+    if module is not None and path is not None:
+        found = _found(sys.modules.get(module), path)
+        if found is function or getattr(found, "body", None) is body:
+            return f"{module}:{path}"
+    raise InvalidHandlers(
+        f"task {body.name!r}: no other process can import {name_of(function)}; "
+        "a function whose bodies run in processes stands at the top of a module"
+    )
+
+
+def body_at(reference: str, name: str) -> TaskBody:
+    """The function at a place, to be called as the task ``name``.
+
+    Raises:
+        InvalidHandlers: there is no such function.
+    """
+    module, _, path = reference.partition(":")
+    found = _found(importlib.import_module(module), path)
+    body = getattr(found, "body", None)
+    if isinstance(body, TaskBody):
+        return body
+    if not callable(found):
+        raise InvalidHandlers(f"task {name!r}: there is no function {reference} in a process of its own")
+    return TaskBody(found, name, TaskOptions())
+
+
+def _found(module: object, path: str) -> object:
+    try:
+        return attrgetter(path)(module)
+    except AttributeError:
+        return None
+
 
 _FIELD: Final = "argument_{}"
 """Field of a parameter, by its position: pydantic takes no field of the name ``_x``, or ``json``."""

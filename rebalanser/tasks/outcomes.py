@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from pydantic_core import from_json, to_json
 
 from rebalanser.errors import InvalidArgument
-from rebalanser.tasks.options import MAX_SECONDS
+from rebalanser.tasks.functions import MAX_SECONDS
 
 MAX_ERROR: Final = 4000
 """The most characters of an error that are kept with a task."""

@@ -28,13 +28,12 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Final
 
+from rebalanser.tasks.clocks import Timers, is_same_term, over_at
 from rebalanser.tasks.dependencies import Dependencies
-from rebalanser.tasks.flakes import ready_since
+from rebalanser.tasks.ids import ready_since
 from rebalanser.tasks.model import OPEN, ClaimState, Status, Stored, TaskId
+from rebalanser.tasks.ready_index import Rank, Shelves
 from rebalanser.tasks.rules import FailedDependency, fails
-from rebalanser.tasks.shelves import Rank, Shelves
-from rebalanser.tasks.terms import is_same_term, over_at
-from rebalanser.tasks.timers import Timers
 
 REMEMBERED: Final = 65_536
 """Of how many tasks that are open no more the revision is kept, so that late news of them change nothing."""

@@ -16,9 +16,9 @@ from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.asks import TakeOverAsk
 from rebalanser.tasks.claim_source import MAX_CLAIMS, Claimed, ClaimSource, warn_of_clock
 from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming, ask_of, claim_for, keeps_slot
+from rebalanser.tasks.clocks import FarClock, FarClocks
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, Watch
-from rebalanser.tasks.far_clocks import FarClock, FarClocks
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner

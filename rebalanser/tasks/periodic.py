@@ -22,9 +22,9 @@ from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 
 from rebalanser.errors import InvalidTask, TaskExists
 from rebalanser.runtime.clock import Clock
+from rebalanser.tasks.functions import MAX_SECONDS
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.options import MAX_SECONDS
 
 LOOK_S: Final = 1.0
 """The longest time between two looks at the clock, which may jump."""

@@ -53,43 +53,38 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.settings import Settings
 from rebalanser.tasks import rules, waiting
-from rebalanser.tasks.answers import check_answer
+from rebalanser.tasks.ancestry import Ancestry, with_blockers
 from rebalanser.tasks.asks import EnqueueAsk, MoveAsk
-from rebalanser.tasks.bodies import Bodies
-from rebalanser.tasks.calling import Caller, ThreadCaller
+from rebalanser.tasks.bodies import Bodies, Caller, ThreadCaller
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.collection import Archive, Collected, collect
-from rebalanser.tasks.context import Context
-from rebalanser.tasks.cycles import Ancestry, with_blockers
-from rebalanser.tasks.engine import ClaimsFromIndex, Engine, Enqueue
-from rebalanser.tasks.engines import load_engine
-from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
-from rebalanser.tasks.flakes import born_at, first_of, partition_of
-from rebalanser.tasks.functions import TaskBody
-from rebalanser.tasks.history import TaskHistory
-from rebalanser.tasks.inline import InlineWorker
-from rebalanser.tasks.loops import ErrorPolicy, Trouble
-from rebalanser.tasks.metrics import Measurement, TaskMetrics
-from rebalanser.tasks.middleware import Middleware
-from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Update
-from rebalanser.tasks.opening import Opened, Opening
-from rebalanser.tasks.options import (
+from rebalanser.tasks.context import Context, TaskHistory
+from rebalanser.tasks.engine import ClaimsFromIndex, Engine, Enqueue, check_answer
+from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     NO_OPTIONS,
     EnqueueOptions,
     GivenOptions,
+    TaskBody,
     TaskOptions,
     chosen_options,
     problems_of,
 )
-from rebalanser.tasks.outbox import Outbox, engine_name
-from rebalanser.tasks.outbox_spool import UNPLACED
+from rebalanser.tasks.id_files import Flakes
+from rebalanser.tasks.ids import born_at, first_of, partition_of
+from rebalanser.tasks.inline import InlineWorker
+from rebalanser.tasks.loops import ErrorPolicy, Trouble
+from rebalanser.tasks.metrics import Measurement, TaskMetrics
+from rebalanser.tasks.middleware import Middleware
+from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status, Stored, Task, TaskId, Update
+from rebalanser.tasks.opening import Opened, Opening, load_engine
+from rebalanser.tasks.outbox.outbox import Outbox, engine_name
+from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import KEPT_S, Schedule, Ticker
 from rebalanser.tasks.retention import MIN_AGE_S, STEP, Record, Retention, Sweeper
 from rebalanser.tasks.rules import Decision, Refused
-from rebalanser.tasks.slots import Flakes
 from rebalanser.tasks.status import QueueStatus, WorkerNote, workers_of
 from rebalanser.tasks.worker import Worker
 
@@ -144,7 +139,7 @@ class TaskFunction(Generic[P, R]):
     def options(self, **options: Unpack[GivenOptions]) -> TaskFunction[P, R]:
         """The function with options for the tasks that are enqueued by what this returns.
 
-        These are the fields of :class:`~rebalanser.tasks.options.EnqueueOptions`: ``delay_s``, ``after``,
+        These are the fields of :class:`~rebalanser.tasks.functions.EnqueueOptions`: ``delay_s``, ``after``,
         ``after_failure``, ``priority``, ``task_id``, ``waits_for_unknown``. They replace those given before.
 
         Raises:
@@ -210,7 +205,7 @@ class Queue:
     group (``settings``) and own its partitions; ``node`` is a label of this one.
     ``state_folder`` is where the ids' marks are kept (SK-1). Without ``create`` the queue must exist.
     ``outbox`` is a folder on this host's disk by way of which everything is enqueued, so that it can be while
-    the engine is away, also when the queue is made (SK-4); see :mod:`rebalanser.tasks.outbox`.
+    the engine is away, also when the queue is made (SK-4); see :mod:`rebalanser.tasks.outbox.outbox`.
     ``retention`` says how long a worker of the queue keeps closed tasks, None for ever; give all workers the
     same (SK-22).
 
@@ -1162,7 +1157,7 @@ def _open(source: ClaimSource, group: Group | None) -> None:
 def _caller(place: BodyPlace, functions: Mapping[str, TaskBody]) -> Caller:
     if place == "threads":
         return ThreadCaller()
-    from rebalanser.tasks.processes import ProcessCaller  # noqa: PLC0415 - most workers have no children
+    from rebalanser.tasks.processes.caller import ProcessCaller  # noqa: PLC0415 - most workers have no children
 
     return ProcessCaller(functions)
 

@@ -35,7 +35,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.collection import Collected, collect
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Note
-from rebalanser.tasks.flakes import born_at
+from rebalanser.tasks.ids import born_at
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Status, Stored
 

@@ -1,8 +1,8 @@
 """Works on tasks: claims as many as it can run, runs them in threads, and renews what runs (SK-7, SK-8).
 
 Three kinds of threads: one claims, one renews and times out, the others run bodies, or wait for one that runs
-elsewhere and that they can end (:mod:`~rebalanser.tasks.calling`); of these there are as many as are needed.
-A coroutine takes none of them (:mod:`~rebalanser.tasks.loop_caller`). The one that renews never waits for the
+elsewhere and that they can end (:mod:`~rebalanser.tasks.bodies`); there are as many of these as are needed.
+A coroutine takes none (:mod:`~rebalanser.tasks.aio.loop_caller`). The one that renews never waits for the
 store: it submits all renewals that are due together, and asks bodies to stop in time whatever becomes of
 them. A watch tells at once which claims are over, as their tasks were cancelled. A body that is quick
 leaves its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many

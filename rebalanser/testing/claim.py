@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from rebalanser.errors import Fenced
-from rebalanser.tasks.async_claim import AsyncClaim
-from rebalanser.tasks.async_threads import Threads
+from rebalanser.tasks.aio.claim import AsyncClaim, Threads
 from rebalanser.tasks.claim import LOG_PAGE, Claim, Facts, check_content
 from rebalanser.tasks.model import ID_DIGITS, Update
 from rebalanser.tasks.worker_claim import StopRequest

@@ -50,7 +50,7 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
-from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.model import (
     HIGHEST_PRIORITY,
     ID_DIGITS,

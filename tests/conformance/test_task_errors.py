@@ -47,11 +47,11 @@ from rebalanser.tasks.engine import (
     TakeOver,
     Write,
 )
-from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Head, State, Stored, TaskId
-from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.worker import FEW
 from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing.waiting import PATIENCE_S, wait_until

@@ -22,9 +22,9 @@ from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim_source import Claimed
 from rebalanser.tasks.engine import Change, Lost, Page, SharesSlots
 from rebalanser.tasks.free_slots import FreeSlot, SlotNews
+from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.model import AfterFailure, State, Status, TaskId
-from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.queue import group_name

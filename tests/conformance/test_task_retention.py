@@ -13,9 +13,9 @@ import pytest
 from rebalanser.errors import InvalidArgument, QuotaExceeded, RegistryUnavailable, UnknownTask
 from rebalanser.tasks import Queue, Retention, Status, rules
 from rebalanser.tasks.engine import Applied, Move
-from rebalanser.tasks.flakes import first_of
+from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.tasks.ids import first_of
 from rebalanser.tasks.model import AfterFailure, State, Stored, TaskId, Term
-from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.retention import (
     LEASE_S,
     LONGEST_INTERVAL_S,

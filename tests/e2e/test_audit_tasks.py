@@ -15,7 +15,7 @@ import pytest
 from rebalanser.cli import main
 from rebalanser.history import Protocol, Record, SkuldKind, read_records
 from rebalanser.tasks import Queue, Status
-from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.testing.shiva_cluster import Process
 from rebalanser.testing.waiting import wait_until
 

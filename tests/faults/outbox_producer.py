@@ -24,10 +24,9 @@ from typing import Any
 from rebalanser.errors import InvalidTask
 from rebalanser.registry.contract import Outcome, Transaction
 from rebalanser.tasks import Queue
-from rebalanser.tasks.enqueued import Enqueued
-from rebalanser.tasks.key_value.visits import Visit
-from rebalanser.tasks.model import ID_DIGITS
-from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.tasks.key_value.steps import Visit
+from rebalanser.tasks.model import ID_DIGITS, Enqueued
 from rebalanser.testing.waiting import PATIENCE_S
 
 QUEUE = "mail"

@@ -27,8 +27,8 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.tasks import Claim, Queue
 from rebalanser.tasks import queue as queue_module
-from rebalanser.tasks.options import EnqueueOptions
-from rebalanser.tasks.slots import Flakes, wall_ms
+from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.tasks.id_files import Flakes, wall_ms
 
 CLAIM_TTL_S = 2.0
 LEASE_TTL_S = 2.0

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from rebalanser.tasks import Queue, Status
 from rebalanser.tasks.engine import Enqueue
-from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.testing.waiting import PATIENCE_S
 
 PROCESS = Path(__file__).with_name("queue_process.py")

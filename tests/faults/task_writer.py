@@ -22,7 +22,7 @@ from rebalanser_sqlite import store
 from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.tasks.engine import Collect, Enqueue, Epoch, Move, TakeOver, Write
-from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.testing.waiting import PATIENCE_S
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rebalanser.tasks import Status
-from rebalanser.tasks.far_clocks import LIMIT_S
+from rebalanser.tasks.clocks import LIMIT_S
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.queue_process import CLAIM_TTL_S
 from tests.faults.queue_stage import Stage

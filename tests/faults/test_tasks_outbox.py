@@ -16,10 +16,9 @@ from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.tasks import Queue
 from rebalanser.tasks.engine import Applied, Collect, Move
-from rebalanser.tasks.enqueued import EnqueueAnswer
-from rebalanser.tasks.model import ClaimState, State, Status, Stored, TaskId, Term
-from rebalanser.tasks.options import EnqueueOptions
-from rebalanser.tasks.outbox_spool import SUFFIX, Spool
+from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.tasks.model import ClaimState, EnqueueAnswer, State, Status, Stored, TaskId, Term
+from rebalanser.tasks.outbox.spool import SUFFIX, Spool
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from tests.faults.outbox_producer import CALLS, PARTITIONS, QUEUE, REFUSED, TIMEOUT_S, opened, task_id
@@ -35,7 +34,7 @@ from pathlib import Path
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.model import Head, Task
-from rebalanser.tasks.outbox_spool import Spool, SpoolName
+from rebalanser.tasks.outbox.spool import Spool, SpoolName
 def task(number):
     return Enqueue(Task(Head(f"{number:040x}", "mail", "send"), bytes(2000)), 0)
 spool = Spool(Path(sys.argv[1]), SpoolName("mail", "", "mail"), 10.0)

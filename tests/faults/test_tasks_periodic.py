@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rebalanser.tasks import Status
-from rebalanser.tasks.flakes import born_at
+from rebalanser.tasks.ids import born_at
 from rebalanser.testing.waiting import wait_until
 from tests.faults.queue_stage import Stage
 

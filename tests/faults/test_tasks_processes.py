@@ -16,8 +16,8 @@ import pytest
 
 from rebalanser.errors import TaskFailed
 from rebalanser.tasks import Queue
+from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.model import Status
-from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.bodies_process import queue_of
 

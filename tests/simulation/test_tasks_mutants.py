@@ -15,7 +15,7 @@ import pytest
 from rebalanser.tasks import dependencies, rules
 from rebalanser.tasks import owner as owner_module
 from rebalanser.tasks.claiming import ClaimAsk
-from rebalanser.tasks.components import Components
+from rebalanser.tasks.collection import Components
 from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored

@@ -25,7 +25,7 @@ BOUNDED_OTHERWISE = {
         "a batch of each of two topics, and an answer to each request for files or a process",
     ),
     "rebalanser/shiva/runs.py": (1, "restarts within the window, of which so many are allowed"),
-    "backends/rebalanser_sqlite/tasks/committing.py": (1, "a job of each thread that waits for its answer"),
+    "backends/rebalanser_sqlite/tasks/group_commit.py": (1, "a job of each thread that waits for its answer"),
     "rebalanser/cli/audit_stream.py": (
         1,
         "a note of each micro-batch, which takes far longer than to print it",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from rebalanser_sqlite import SqliteRegistry, history, place, store
-from rebalanser_sqlite.tasks import SqliteEngine, claims, committing, open_engine, reading, rows, writing
-from rebalanser_sqlite.tasks.following import Follower
+from rebalanser_sqlite.tasks import SqliteEngine, claims, group_commit, open_engine, reading, rows, writing
+from rebalanser_sqlite.tasks.change_feed import Follower
 
 from rebalanser.errors import (
     InvalidState,
@@ -474,13 +474,13 @@ def test_a_thread_that_is_interrupted_keeps_nobody_from_committing(
 ) -> None:
     """Were the lead handed to a thread that is gone, nobody could write any more."""
     begun, may = threading.Event(), threading.Event()
-    waits = committing._Job.woken
+    waits = group_commit._Job.woken
 
     def slow(_: object) -> None:
         begun.set()
         may.wait(PATIENCE_S)
 
-    def interrupted(job: committing._Job[Any], timeout_s: float) -> bool:
+    def interrupted(job: group_commit._Job[Any], timeout_s: float) -> bool:
         if leads:
             may.set()
             assert waits(job, timeout_s)
@@ -488,10 +488,10 @@ def test_a_thread_that_is_interrupted_keeps_nobody_from_committing(
 
     committer, deadline = engine._committer, store.Deadline.after(PATIENCE_S)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(committer.submit, committing.Action(slow), deadline)
+        first = pool.submit(committer.submit, group_commit.Action(slow), deadline)
         assert begun.wait(PATIENCE_S)
         with monkeypatch.context() as patch:
-            patch.setattr(committing._Job, "woken", interrupted)
+            patch.setattr(group_commit._Job, "woken", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 engine.apply([enqueue(1)], PATIENCE_S)
         may.set()

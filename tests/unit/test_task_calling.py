@@ -17,17 +17,13 @@ import pytest
 
 from rebalanser.errors import Fenced, InvalidArgument, InvalidHandlers, InvalidState, RequestTooLarge
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry, child
-from rebalanser.tasks.calling import Job, ThreadCaller, Watch
-from rebalanser.tasks.child_claim import ChildClaim
-from rebalanser.tasks.child_messages import AskDeadline, AskLog, AskRenewal, AskUpdate, ChildAsk, Failed
-from rebalanser.tasks.child_process import ChildProcess
+from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry
+from rebalanser.tasks.aio.loop_caller import Supervisor
+from rebalanser.tasks.bodies import Job, ThreadCaller, Watch
 from rebalanser.tasks.claim import Facts, read_log
-from rebalanser.tasks.functions import TaskBody
-from rebalanser.tasks.loop_caller import Supervisor
+from rebalanser.tasks.functions import TaskBody, TaskOptions, body_at, reference_of
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.model import Head, Update
-from rebalanser.tasks.options import TaskOptions
 from rebalanser.tasks.outcomes import (
     MAX_ERROR,
     MAX_MESSAGE,
@@ -39,8 +35,10 @@ from rebalanser.tasks.outcomes import (
     returned,
     split_error,
 )
-from rebalanser.tasks.processes import ProcessCaller
-from rebalanser.tasks.references import body_at, reference_of
+from rebalanser.tasks.processes import child
+from rebalanser.tasks.processes.caller import ChildProcess, ProcessCaller
+from rebalanser.tasks.processes.child import ChildClaim
+from rebalanser.tasks.processes.messages import AskDeadline, AskLog, AskRenewal, AskUpdate, ChildAsk, Failed
 from rebalanser.tasks.worker_claim import StopRequest
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -413,7 +411,7 @@ def test_a_supervised_body_is_cancelled_for_a_reason(
 def test_a_supervised_body_that_does_not_end_is_given_up(
     supervised: Callable[..., Supervised], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rebalanser.tasks.loop_caller.CANCEL_S", 0.0)
+    monkeypatch.setattr("rebalanser.tasks.aio.loop_caller.CANCEL_S", 0.0)
     body = supervised(timeout_s=1e-6)
     assert body.outcome.result(PATIENCE_S) is Cut.TIMED_OUT
     body.ended.set_result(Returned(b"late"))

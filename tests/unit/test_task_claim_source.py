@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rebalanser.tasks.claim_source import MAX_CLAIMS, IndexClaims
+from rebalanser.tasks.clocks import PAUSE_S, ForeignTerms
 from rebalanser.tasks.engine import ClaimAnswer, ClaimRequest, ClaimsFromIndex
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.terms import PAUSE_S, ForeignTerms
 from rebalanser.testing.clock import FakeClock
 
 BOOT = "a boot"

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from rebalanser.tasks.far_clocks import LIMIT_S, MAX_HOSTS, SILENCE_S, SPAN_S, SPREAD_S, FarClock, FarClocks
+from rebalanser.tasks.clocks import LIMIT_S, MAX_HOSTS, SILENCE_S, SPAN_S, SPREAD_S, FarClock, FarClocks
 
 NOON = 1_800_000_000.0
 _counter = itertools.count()

@@ -18,9 +18,16 @@ from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
 from rebalanser.errors import InvalidHandlers, InvalidName, InvalidState, InvalidTask
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Enqueued, Queue
-from rebalanser.tasks.functions import OtherArguments, TaskBody
+from rebalanser.tasks.functions import (
+    FAR_FUTURE_S,
+    MAX_AFTER,
+    MAX_SECONDS,
+    EnqueueOptions,
+    OtherArguments,
+    TaskBody,
+    TaskOptions,
+)
 from rebalanser.tasks.http.messages import Failure, NewTask
-from rebalanser.tasks.options import FAR_FUTURE_S, MAX_AFTER, MAX_SECONDS, EnqueueOptions, TaskOptions
 from rebalanser.testing import FakeClock
 
 

@@ -267,8 +267,8 @@ def test_a_pause_is_cut_short_when_the_loop_is_to_end(stand: Stand, started: Cal
 
 
 THREADS = {
-    "child.py": (2, "in a process of its own, whose end its worker notices"),
-    "child_process.py": (1, "it serves one process and ends with it, telling who waits for a body"),
+    "processes/child.py": (2, "in a process of its own, whose end its worker notices"),
+    "processes/caller.py": (1, "it serves one process and ends with it, telling who waits for a body"),
     "http/serving.py": (1, "it runs the server, whose end is that of the command"),
     "loops.py": (1, "a loop"),
     "queue.py": (1, "it ends the process"),

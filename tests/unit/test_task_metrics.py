@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rebalanser.cli.tasks_running import metrics_served
 from rebalanser.errors import InvalidSettings, QuotaExceeded, RegistryUnavailable
 from rebalanser.tasks import Claim, GiveUp, Queue, Status
-from rebalanser.tasks.flakes import ready_since
+from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.tasks.ids import ready_since
 from rebalanser.tasks.metrics import (
     BUCKETS_S,
     MAX_NAMES,
@@ -29,8 +30,7 @@ from rebalanser.tasks.metrics import (
     RunTimes,
     TaskMetrics,
 )
-from rebalanser.tasks.options import EnqueueOptions
-from rebalanser.tasks.ready import Ready
+from rebalanser.tasks.ready_index import Ready
 from rebalanser.tasks.status import KEPT_S, NOTE_S, SILENT_S, WorkerNote
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until

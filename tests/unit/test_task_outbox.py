@@ -34,14 +34,22 @@ from rebalanser.errors import (
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import Claim, Queue, TaskFunction
 from rebalanser.tasks.engine import Answer, Collect, Enqueue, Forwarded, Move, Skip, Write
-from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
-from rebalanser.tasks.flakes import partition_of
+from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.loops import ErrorKind
-from rebalanser.tasks.model import ClaimState, Head, State, Status, Task, TaskId, Term
-from rebalanser.tasks.options import EnqueueOptions
-from rebalanser.tasks.outbox import engine_name
-from rebalanser.tasks.outbox_forwarding import Forwarding
-from rebalanser.tasks.outbox_spool import Refusal, Spool, SpoolName
+from rebalanser.tasks.model import (
+    ClaimState,
+    EnqueueAnswer,
+    Enqueued,
+    Head,
+    State,
+    Status,
+    Task,
+    TaskId,
+    Term,
+)
+from rebalanser.tasks.outbox.outbox import Forwarding, engine_name
+from rebalanser.tasks.outbox.spool import Refusal, Spool, SpoolName
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUEUE = "mail"

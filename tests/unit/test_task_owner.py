@@ -12,14 +12,14 @@ from rebalanser.tasks import dependencies, rules
 from rebalanser.tasks import owner as owner_module
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claiming import Asker, Claiming
-from rebalanser.tasks.components import Components
+from rebalanser.tasks.clocks import Timers
+from rebalanser.tasks.collection import Components
 from rebalanser.tasks.dependencies import Dependencies
 from rebalanser.tasks.engine import Applied, Conflict, Epoch
 from rebalanser.tasks.model import OPEN, AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
 from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.ready import Ready
+from rebalanser.tasks.ready_index import Ready
 from rebalanser.tasks.rules import FailedDependency, Reason, Refused
-from rebalanser.tasks.timers import Timers
 
 TTL_S, BUFFER_S = 10.0, 1.0
 HERE, ELSEWHERE = "boot-here", "boot-elsewhere"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from rebalanser.errors import InvalidTask, QuotaExceeded, RegistryUnavailable, TaskExists
-from rebalanser.tasks.flakes import is_flake
+from rebalanser.tasks.ids import is_flake
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from rebalanser.errors import InvalidTask, TaskFailed
-from rebalanser.tasks import Claim, GiveUp, Queue, Retry, Status, bodies, child, child_process
-from rebalanser.tasks.child_messages import Failed
-from rebalanser.tasks.options import TaskOptions
+from rebalanser.tasks import Claim, GiveUp, Queue, Retry, Status, bodies
+from rebalanser.tasks.functions import TaskOptions
 from rebalanser.tasks.outcomes import BodyLost, raised
+from rebalanser.tasks.processes import caller, child
+from rebalanser.tasks.processes.messages import Failed
 from rebalanser.testing import FakeClock
 
 HOUR_S = 3600.0
@@ -142,7 +143,7 @@ def test_an_error_that_can_not_be_sent_is_known_by_its_types() -> None:
     failed = child._sendable(raised(Local("it")), 1000)
     assert isinstance(failed, Failed)
     assert failed.error is None, "a local class can't be pickled"
-    outcome = child_process._raised(pickle.loads(pickle.dumps(failed)))
+    outcome = caller._raised(pickle.loads(pickle.dumps(failed)))
     assert isinstance(outcome.error, BodyLost)
     assert outcome.is_retried(None)
     assert outcome.is_retried([LookupError, OSError])

@@ -8,7 +8,7 @@ import pytest
 
 from rebalanser.tasks.model import Head, State, Stored
 from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.shelves import Shelves
+from rebalanser.tasks.ready_index import Shelves
 
 NAMES = ("a", "b", "c")
 

@@ -18,16 +18,14 @@ from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import rules, worker
 from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.bodies import Bodies
-from rebalanser.tasks.calling import ThreadCaller
+from rebalanser.tasks.bodies import Bodies, ThreadCaller
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.claim_source import Claimed
 from rebalanser.tasks.engine import Applied, Change, Lost
-from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.loops import UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
-from rebalanser.tasks.options import TaskOptions
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.worker import AHEAD_S, FEW, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
 from rebalanser.tasks.worker_claim import WorkerClaim

@@ -24,10 +24,10 @@ from rebalanser.cli.tasks_running import SELDOM, collect_seldom
 from rebalanser.tasks import Queue, rules
 from rebalanser.tasks.checking import Check, Fault
 from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
+from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http import operations
 from rebalanser.tasks.http.messages import NewTask
 from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, Task, Term, Update
-from rebalanser.tasks.options import EnqueueOptions
 from rebalanser.tasks.retention import Retention, Sweeper
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.clock import FakeClock

@@ -47,14 +47,12 @@ FACADE = {
 PURE_MODULES = {
     "rebalanser.tasks.claiming",
     "rebalanser.tasks.dependencies",
-    "rebalanser.tasks.far_clocks",
-    "rebalanser.tasks.flakes",
+    "rebalanser.tasks.clocks",
+    "rebalanser.tasks.ids",
     "rebalanser.tasks.model",
     "rebalanser.tasks.owner",
-    "rebalanser.tasks.ready",
+    "rebalanser.tasks.ready_index",
     "rebalanser.tasks.rules",
-    "rebalanser.tasks.shelves",
-    "rebalanser.tasks.timers",
 }
 """As pure as these packages, each in a package that is not."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rebalanser.errors import OutcomeUnknown
 from rebalanser.registry.keys import check_name
+from rebalanser.tasks.clocks import ForeignTerms
 from rebalanser.tasks.engine import (
     Answer,
     ClaimAnswer,
@@ -26,16 +27,14 @@ from rebalanser.tasks.engine import (
     Watch,
     Write,
 )
-from rebalanser.tasks.terms import ForeignTerms
 from rebalanser_sqlite.clock import HostClock, host_boot_id
 from rebalanser_sqlite.failures import failure
 from rebalanser_sqlite.place import file_mode_from, file_of
 from rebalanser_sqlite.store import Deadline, Store, ring
-from rebalanser_sqlite.tasks import borrowed, schema
-from rebalanser_sqlite.tasks.chunks import chunks
+from rebalanser_sqlite.tasks import external_transaction, schema
+from rebalanser_sqlite.tasks.change_feed import Follower
 from rebalanser_sqlite.tasks.claims import Claims
-from rebalanser_sqlite.tasks.committing import Action, Committer
-from rebalanser_sqlite.tasks.following import Follower
+from rebalanser_sqlite.tasks.group_commit import Action, Committer, chunks
 from rebalanser_sqlite.tasks.reading import Reader, Running
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         """
         chunks([move], CAPABILITIES)
         try:
-            return borrowed.carry_out(connection, self._path, move)
+            return external_transaction.carry_out(connection, self._path, move)
         except sqlite3.Error as error:
             raise failure(error, self._path) from error
 

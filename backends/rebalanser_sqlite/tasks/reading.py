@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.tasks.engine import Note, Page
-from rebalanser.tasks.flakes import ready_since
+from rebalanser.tasks.ids import ready_since
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Status, Stored, TaskId, Term, Update
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.rows import (

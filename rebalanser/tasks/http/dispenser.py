@@ -16,8 +16,8 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim_source import Claimed, ClaimSource
 from rebalanser.tasks.context import Context
+from rebalanser.tasks.http.claim_history import Telling
 from rebalanser.tasks.http.problems import TOO_MANY, Refusal
-from rebalanser.tasks.http.telling import Telling
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import TaskId
 

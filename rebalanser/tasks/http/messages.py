@@ -18,9 +18,8 @@ from pydantic import (
 from pydantic_core import from_json
 
 from rebalanser.tasks.documents import Content
-from rebalanser.tasks.enqueued import EnqueueAnswer
-from rebalanser.tasks.model import AfterFailure, Status
-from rebalanser.tasks.options import Id, Ids, PositiveSeconds, Priority, Seconds
+from rebalanser.tasks.functions import Id, Ids, PositiveSeconds, Priority, Seconds
+from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
 
 MAX_BATCH: Final = 1000
 MAX_WAIT_S: Final = 60.0

@@ -10,10 +10,9 @@ from pydantic import BaseModel
 
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.engine import Enqueue
-from rebalanser.tasks.enqueued import Enqueued
+from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.messages import NewTask
-from rebalanser.tasks.model import Status, TaskId
-from rebalanser.tasks.options import EnqueueOptions
+from rebalanser.tasks.model import Enqueued, Status, TaskId
 from rebalanser.tasks.queue import Queue
 
 

@@ -16,10 +16,11 @@ from pydantic import BaseModel
 
 from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.enqueued import EnqueueAnswer, Enqueued
+from rebalanser.tasks.functions import Id
 from rebalanser.tasks.http import messages, operations, problems
+from rebalanser.tasks.http.claim_history import named
+from rebalanser.tasks.http.claim_routes import Holding
 from rebalanser.tasks.http.dispenser import Asker, Dispenser, Lent
-from rebalanser.tasks.http.holding import Holding
 from rebalanser.tasks.http.messages import (
     MAX_BATCH,
     ClaimedTask,
@@ -38,10 +39,8 @@ from rebalanser.tasks.http.messages import (
     Settled,
 )
 from rebalanser.tasks.http.problems import Problem
-from rebalanser.tasks.http.telling import named
 from rebalanser.tasks.metrics import QueueCollector
-from rebalanser.tasks.model import Status, Stored
-from rebalanser.tasks.options import Id
+from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status, Stored
 from rebalanser.tasks.queue import Queue
 
 PREFIX: Final = "/v1/queues/{queue}"

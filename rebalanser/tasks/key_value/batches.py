@@ -30,9 +30,8 @@ from rebalanser.registry.contract import (
     Transaction,
 )
 from rebalanser.tasks.engine import Answer, Applied
-from rebalanser.tasks.key_value.steps import Found, Otherwise, Read, Step, bytes_of, parts_of
-from rebalanser.tasks.key_value.sweeping import settle
-from rebalanser.tasks.key_value.visits import Visit
+from rebalanser.tasks.key_value.collection import settle
+from rebalanser.tasks.key_value.steps import Found, Otherwise, Read, Step, Visit, bytes_of, parts_of
 
 MAX_TRIES: Final = 20
 """How often a step is planned whose guards did not hold for a reason that is no answer."""

@@ -47,17 +47,14 @@ from rebalanser.tasks.engine import (
 from rebalanser.tasks.free_slots import FreeSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value import free_slots as _slots
 from rebalanser.tasks.key_value import reading
-from rebalanser.tasks.key_value.collects import CollectStep
-from rebalanser.tasks.key_value.convoys import convoys
-from rebalanser.tasks.key_value.enqueues import EnqueueStep
+from rebalanser.tasks.key_value.collection import CollectStep
+from rebalanser.tasks.key_value.enqueues import EnqueueStep, SkipStep
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
-from rebalanser.tasks.key_value.limits import limits_of
 from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
-from rebalanser.tasks.key_value.steps import Epochs, Step
-from rebalanser.tasks.key_value.tallies import SkipStep
+from rebalanser.tasks.key_value.outbox_batches import convoys
+from rebalanser.tasks.key_value.reading import StatesTold
+from rebalanser.tasks.key_value.steps import Epochs, Step, Visit, limits_of
 from rebalanser.tasks.key_value.values import dump_definition, load_definition
-from rebalanser.tasks.key_value.visits import Visit
-from rebalanser.tasks.key_value.watching import StatesTold
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
 
 BESIDE_A_COLLECTION: Final = 2

@@ -1,42 +1,183 @@
 """The step that adds a task.
 
-A task may depend on others. What makes sure that these still exist when the task is added is a guard on each
-of them; where they are many (:mod:`~rebalanser.tasks.key_value.foundations`), it is one on the witness. A
-task that the same transaction adds needs no guard of its own: it exists afterwards if the guards under which
-it is added hold, so the new task is added under these too.
+A task may depend on others. A guard on each makes sure that it still exists when the task is added. A task
+that the same transaction adds needs no guard: it exists afterwards if the guards under which it is added
+hold, so the new task is added under these too.
 
-Each of them is told by two keys: one names the new task, so that it is found whoever collects what it
-depends on; the other is only put, so that a collection that has looked already finds it changed. And none of
-them may be marked by a collection, which could not find the new task any more.
+Each dependency gets two keys: one names the new task, so that a collection of the dependency finds it; the
+other is only put, so that a collection that has read already finds a change. None of them may be marked by a
+collection, which could not find the new task any more.
 
-A task that an outbox forwards is added under a guard on the outbox's tally, and counted there
-(:mod:`~rebalanser.tasks.key_value.tallies`).
+Where there are more dependencies than one transaction can guard, a *witness* is put first, a key that every
+collection deletes. Then the dependencies are read and get their keys, in as many transactions as that takes.
+Then the task is added under the guard that the witness still exists: nothing was collected in between, so all
+that existed exists. If the task is never added, its keys stay until the dependency is collected; the
+collection finds no such task and ignores them.
+
+An entry of an outbox is taken once (SK-4): its outbox's tally is read first, guarded in the transaction that
+adds the task, and counts the entry. Tallies never go back, so a tally that counts the entry is final.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from rebalanser.registry.contract import Absent, Created, Get, Guard, KeyValue, Outcome, Put, Transaction
-from rebalanser.tasks.engine import Answer, Applied, Conflict, Enqueue, Exists, Taken, Unknown
-from rebalanser.tasks.key_value.foundations import lay_foundation
+from rebalanser.registry.contract import (
+    Absent,
+    Created,
+    Get,
+    Guard,
+    KeyValue,
+    Outcome,
+    Put,
+    Transaction,
+    Unchanged,
+)
+from rebalanser.tasks.engine import (
+    Answer,
+    Applied,
+    Conflict,
+    Enqueue,
+    Exists,
+    Forwarded,
+    Skip,
+    Taken,
+    Tally,
+    Unknown,
+)
 from rebalanser.tasks.key_value.keys import QueueKeys
-from rebalanser.tasks.key_value.limits import Limits
-from rebalanser.tasks.key_value.steps import Found, Otherwise, Planned, Read, Step, check_bytes, read_item
-from rebalanser.tasks.key_value.tallies import EntryOfOutbox
+from rebalanser.tasks.key_value.steps import (
+    Found,
+    Limits,
+    Otherwise,
+    Planned,
+    Read,
+    Step,
+    Visit,
+    check_bytes,
+    read_item,
+)
 from rebalanser.tasks.key_value.values import (
     dump_head,
     dump_place,
     dump_state,
+    dump_tally,
     dump_task,
     is_short,
     load_mark,
     load_place,
+    load_tally,
     load_task,
 )
-from rebalanser.tasks.key_value.visits import Visit
 from rebalanser.tasks.model import TaskId
+
+TASKS_AT_ONCE: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """The guards to add a task under; or what is missing, or the collection that stands in the way."""
+
+    guards: tuple[Guard, ...] = ()
+    missing: tuple[TaskId, ...] = ()
+    mark: str | None = None
+
+
+def lay_foundation(
+    visit: Visit, keys: QueueKeys, task: TaskId, after: Sequence[TaskId], *, existing: bool
+) -> Foundation | None:
+    """Tell the tasks ``after`` that ``task`` is going to depend on them; None if one was marked meanwhile.
+
+    ``existing`` says that all of them must exist.
+    """
+    witness = _witness(visit, keys)
+    missing: list[TaskId] = []
+    for start in range(0, len(after), TASKS_AT_ONCE):
+        group = after[start : start + TASKS_AT_ONCE]
+        items = visit.get([*map(keys.payload, group), *map(keys.mark, group)])
+        marks = [items[key] for key in map(keys.mark, group) if key in items]
+        if marks:
+            return Foundation(mark=load_mark(marks[0]))
+        if existing:
+            missing += [each for each in group if keys.payload(each) not in items]
+        if not missing and not visit.execute(_telling(keys, task, group)).succeeded:
+            return None
+    return Foundation((Created(keys.witness, witness.create_revision),), tuple(missing))
+
+
+def _telling(keys: QueueKeys, task: TaskId, group: Sequence[TaskId]) -> Transaction:
+    dependents = (Put(keys.dependent(each, task), b"") for each in group)
+    news = (Put(keys.news(each), b"") for each in group)
+    return Transaction(tuple(Absent(keys.mark(each)) for each in group), (*dependents, *news))
+
+
+def _witness(visit: Visit, keys: QueueKeys) -> KeyValue:
+    """The key that the next collection deletes, put now if it is not there."""
+    key = keys.witness
+    outcome = visit.execute(Transaction((Absent(key),), (Put(key, b""),), (Get(key),)))
+    item = read_item(outcome.results[0])
+    return item or KeyValue(key, b"", outcome.revision, outcome.revision)
+
+
+class EntryOfOutbox:
+    """The entry that a step has to count."""
+
+    def __init__(self, entry: Forwarded, keys: QueueKeys) -> None:
+        self.key = keys.tally(entry.outbox)
+        self._entry = entry
+
+    def follows(self, other: EntryOfOutbox) -> bool:
+        """Whether this is the entry after another of the same outbox."""
+        return self.key == other.key and self._entry.number == other._entry.number + 1
+
+    def tally(self, items: Mapping[str, KeyValue]) -> Tally:
+        """The tally as it was read."""
+        return load_tally(items[self.key]) if self.key in items else Tally()
+
+    def refusal(self, items: Mapping[str, KeyValue]) -> Taken | Conflict | None:
+        """Why the entry may not be counted, as the tally was read."""
+        return self.tally(items).refusal(self._entry)
+
+    def is_skipped(self, items: Mapping[str, KeyValue]) -> bool:
+        """Whether the tally that was read says that this entry was skipped."""
+        return self.tally(items).has_skipped(self._entry)
+
+    def guard(self, items: Mapping[str, KeyValue]) -> Guard:
+        """That the tally is still as it was read."""
+        item = items.get(self.key)
+        return Absent(self.key) if item is None else Unchanged(self.key, item.mod_revision)
+
+    def count(self, *, skipped: bool = False) -> Put:
+        """Count the entry."""
+        return Put(self.key, dump_tally(Tally(self._entry.number, skipped)))
+
+
+class SkipStep(Step):
+    """An entry that is counted without a task."""
+
+    def __init__(self, write: Skip, keys: QueueKeys) -> None:
+        self.keys = keys
+        self._entry = EntryOfOutbox(write.entry, keys)
+
+    def wanted(self) -> Sequence[Read]:
+        """The tally as it is."""
+        return (Get(self._entry.key),)
+
+    def plan(self, found: Found) -> Planned:
+        """Count the entry if it is the next one and the tally is still the one that was read."""
+        if self._entry.is_skipped(found.items):
+            return Applied(found.items[self._entry.key].mod_revision)
+        refusal = self._entry.refusal(found.items)
+        if refusal is not None:
+            return refusal
+        return Transaction((self._entry.guard(found.items),), (self._entry.count(skipped=True),))
+
+    def answer(self, outcome: Outcome) -> Answer | None:
+        """Applied, or to be planned again because the tally has changed."""
+        return Applied(outcome.revision) if outcome.succeeded else None
+
 
 FEW: Final = 16
 """So many tasks that one depends on are guarded one by one."""
@@ -120,7 +261,7 @@ class EnqueueStep(Step):
         return self._addition(foundation)
 
     def carry_out_alone(self, visit: Visit) -> Answer | None:
-        """Tell all that it depends on, then add it; see :mod:`~rebalanser.tasks.key_value.foundations`."""
+        """Tell all that it depends on, then add it; see :mod:`~rebalanser.tasks.key_value.enqueues`."""
         refusal = self._refused_by_tally({} if self.entry is None else visit.get([self.entry.key]))
         if refusal is not None:
             return refusal

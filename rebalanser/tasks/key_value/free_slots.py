@@ -22,8 +22,8 @@ from rebalanser.tasks.engine import Lost, SlotSink
 from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.reading import all_values
+from rebalanser.tasks.key_value.steps import Visit
 from rebalanser.tasks.key_value.values import dump_free_slot, load_slot
-from rebalanser.tasks.key_value.visits import Visit
 
 
 def publish(visit: Visit, keys: QueueKeys, slots: Sequence[FreeSlot], used: Sequence[UsedSlot]) -> None:

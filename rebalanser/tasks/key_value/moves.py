@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from rebalanser.registry.contract import Absent, Get, Guard, Outcome, Put, Transaction, Unchanged
 from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, SlotGone, TakeOver
 from rebalanser.tasks.key_value.keys import QueueKeys
-from rebalanser.tasks.key_value.limits import Limits
-from rebalanser.tasks.key_value.steps import Epochs, Found, Planned, Read, Step, check_bytes, read_item
+from rebalanser.tasks.key_value.steps import (
+    Epochs,
+    Found,
+    Limits,
+    Planned,
+    Read,
+    Step,
+    check_bytes,
+    read_item,
+)
 from rebalanser.tasks.key_value.values import (
     dump_head,
     dump_state,

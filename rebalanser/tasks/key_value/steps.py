@@ -1,20 +1,22 @@
-"""A step: one write of a batch on its way to being one nested transaction.
+"""Steps: each is one write of a batch, on its way to being one nested transaction.
 
-A step says what must be read before, plans its transaction from that, and tells what the transaction's
-outcome means. It may be planned more than once, as long as it has had no effect.
+A step says what must be read first, plans its transaction from that, and turns the transaction's outcome into
+an answer. It may be planned more than once, as long as it has had no effect.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from rebalanser.errors import InternalError, RequestTooLarge
+from rebalanser.errors import InternalError, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.registry.contract import (
+    Capabilities,
     Get,
     Guard,
     KeyValue,
@@ -22,12 +24,109 @@ from rebalanser.registry.contract import (
     Outcome,
     Put,
     Range,
+    Registry,
     Result,
     Transaction,
 )
 from rebalanser.tasks.engine import Answer, Epoch
 from rebalanser.tasks.key_value.keys import QueueKeys
-from rebalanser.tasks.key_value.visits import Visit
+
+KEYS_BYTES: Final = 16_384
+"""Kept free in each transaction for the keys of one write."""
+STATE_BYTES: Final = 65_536
+"""What a state may take beside its result: the names of holder and worker, the last error."""
+LARGEST_UPDATE_BYTES: Final = 131_072
+"""However much the registry takes: results lie with the states, of which a page has hundreds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits in bytes. Any state fits beside a head and an update, so that a task once added can move."""
+
+    payload: int
+    update: int
+    state: int
+    head: int
+    """As text, which is mostly the ids that the task depends on."""
+    task: int
+    """Payload, head and first state together."""
+
+
+def limits_of(capabilities: Capabilities) -> Limits:
+    """The limits that follow from a registry's."""
+    request = capabilities.max_request_bytes - KEYS_BYTES
+    update = min(LARGEST_UPDATE_BYTES, (request - 2 * STATE_BYTES) * 3 // 10)
+    state = update * 4 // 3 + STATE_BYTES
+    return Limits(
+        payload=request - STATE_BYTES,
+        update=update,
+        state=state,
+        head=request - state - update,
+        task=request,
+    )
+
+
+READS_AT_ONCE: Final = 128
+"""Keys or ranges that one transaction reads at most; fewer where the registry's limit is lower."""
+
+
+class Visit:
+    """One call's transactions with the registry. All of them together take at most ``timeout_s`` seconds."""
+
+    def __init__(self, registry: Registry, timeout_s: float, at_least: int = 0) -> None:
+        """``at_least`` is a revision that the registry must have seen."""
+        self._registry = registry
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._at_least = at_least
+        self._capabilities = registry.capabilities
+        self.seen = 0
+        """The revision of the first answer: all that was read has seen it."""
+
+    @property
+    def max_operations(self) -> int:
+        """How long a list of a transaction may be."""
+        return self._capabilities.max_operations
+
+    @property
+    def max_request_bytes(self) -> int:
+        """How many bytes a transaction may have."""
+        return self._capabilities.max_request_bytes
+
+    def execute(self, transaction: Transaction) -> Outcome:
+        """Carry out a transaction in the time that is left.
+
+        Raises:
+            RegistryUnavailable: no time is left, or as the registry says.
+            UnusableStore: the registry has not seen the revision that it must have seen (SK-11).
+        """
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise RegistryUnavailable(f"the {self._timeout_s:g} s for this call are over")
+        outcome = self._registry.execute(transaction, left_s)
+        if not isinstance(outcome, Outcome):
+            raise InternalError(f"a transaction was answered {outcome!r}")
+        if outcome.revision < self._at_least:
+            raise UnusableStore(
+                f"the registry is at revision {outcome.revision}, but {self._at_least} was seen before: "
+                "it was put back from a backup, or is another one"
+            )
+        self.seen = self.seen or outcome.revision
+        return outcome
+
+    def look(self, operations: Sequence[Operation]) -> list[Result]:
+        """The results of reading operations, however many, in few transactions."""
+        results: list[Result] = []
+        step = min(READS_AT_ONCE, self.max_operations)
+        for start in range(0, len(operations), step):
+            results += self.execute(Transaction(then=tuple(operations[start : start + step]))).results
+        return results
+
+    def get(self, keys: Iterable[str]) -> dict[str, KeyValue]:
+        """Those of the keys that exist."""
+        found = self.look([Get(key) for key in dict.fromkeys(keys)])
+        return {item.key: item for item in found if isinstance(item, KeyValue)}
+
 
 Read: TypeAlias = Get | Range
 

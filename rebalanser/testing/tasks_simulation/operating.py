@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.components import Components
+from rebalanser.tasks.collection import Components
 from rebalanser.tasks.engine import Collect
 from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.retention import Mark, Marks

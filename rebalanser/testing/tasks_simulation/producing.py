@@ -23,7 +23,7 @@ from rebalanser.tasks.engine import (
     Tally,
     Unknown,
 )
-from rebalanser.tasks.flakes import Generator, partition_of
+from rebalanser.tasks.ids import Generator, partition_of
 from rebalanser.tasks.model import AfterFailure, Head, State, Task, TaskId
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import Unanswered

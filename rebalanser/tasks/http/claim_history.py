@@ -25,11 +25,11 @@ from typing import Final
 from rebalanser.errors import RetryLater
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.claim_source import Claimed
+from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.model import State, Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.timers import Timers
 
 TELLING_S: Final = 1.0
 """More than an engine that is there takes to tell of a change."""

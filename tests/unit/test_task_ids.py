@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebalanser.errors import UnusableFolder
-from rebalanser.tasks import slots
-from rebalanser.tasks.flakes import MAX_HOST, MAX_PROCESS, Generator, born_at, is_flake, partition_of
-from rebalanser.tasks.slots import RESERVE_MS, Flakes, host_bits, take_slot
+from rebalanser.tasks import id_files
+from rebalanser.tasks.id_files import RESERVE_MS, Flakes, host_bits, take_slot
+from rebalanser.tasks.ids import MAX_HOST, MAX_PROCESS, Generator, born_at, is_flake, partition_of
 from rebalanser.testing.waiting import PATIENCE_S
 
 KNOWN_CRC = 0x9186B227
@@ -73,7 +73,7 @@ def test_ids_strictly_grow_whatever_the_wall_clock_does(shown: list[int], floor:
 
 @pytest.mark.rule("SK-1")
 def test_a_full_counter_goes_on_in_the_next_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rebalanser.tasks.flakes._MAX_COUNTER", 1)
+    monkeypatch.setattr("rebalanser.tasks.ids._MAX_COUNTER", 1)
     flakes = Generator(Wall(5), 1, 2)
     assert [each[12:24] for each in (flakes.next(), flakes.next(), flakes.next())] == [
         "000500000000",
@@ -92,11 +92,11 @@ def test_a_ceiling_is_reserved_before_the_id_that_needs_it(steps: list[tuple[int
         marks.append(ms + 4)
         return marks[-1]
 
-    for ms, ids in steps:
+    for ms, number in steps:
         wall.ms = ms
         mark = marks[-1]
         flakes = Generator(wall, 1, 2, mark, ceiling=mark, reserve=reserve)
-        for _ in range(ids):
+        for _ in range(number):
             made.append(flakes.next())
             assert int(made[-1][:16], 16) < marks[-1]
     assert made == sorted(set(made))
@@ -179,7 +179,7 @@ def test_threads_share_a_slot(tmp_path: Path) -> None:
 _MAKER = """
 import os, sys
 from pathlib import Path
-from rebalanser.tasks.slots import Flakes
+from rebalanser.tasks.id_files import Flakes
 
 flakes = Flakes(Path(sys.argv[1]), lambda: 5000)
 print(flakes.next(), flush=True)
@@ -221,9 +221,9 @@ def test_the_host_is_of_machine_and_folder(tmp_path: Path, monkeypatch: pytest.M
     machine = tmp_path / "machine-id"
     machine.write_text("0123\n")
     before = host_bits(one)
-    monkeypatch.setattr(slots, "_MACHINE_IDS", (tmp_path / "missing", machine))
+    monkeypatch.setattr(id_files, "_MACHINE_IDS", (tmp_path / "missing", machine))
     assert host_bits(one) != before
-    monkeypatch.setattr(slots, "_MACHINE_IDS", (tmp_path / "missing",))
+    monkeypatch.setattr(id_files, "_MACHINE_IDS", (tmp_path / "missing",))
     assert 0 <= host_bits(one) <= MAX_HOST
 
 
@@ -258,7 +258,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_when_all_slots_are_taken_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "MAX_PROCESS", 0)
+    monkeypatch.setattr(id_files, "MAX_PROCESS", 0)
     with Flakes(tmp_path) as one:
         one.next()
         with pytest.raises(UnusableFolder, match="all 1 slots"):

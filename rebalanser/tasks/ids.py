@@ -1,14 +1,13 @@
-"""Flakes: the ids of tasks, whose order is the order of time (SK-1), and what can be told from one.
+"""Ids of tasks: their order is the order of time (SK-1).
 
 An id is 160 bits, written as 40 lower-case hexadecimal digits, big-endian::
 
     milliseconds since 1970   64 bits   never less than in the id before
     counter                   32 bits   0 in a new millisecond, else one more
-    host                      48 bits   see rebalanser.tasks.slots
+    host                      48 bits   see rebalanser.tasks.id_files
     process                   16 bits   the process' slot on its host
 
-Pure: who makes ids says what time it is, and keeps what must survive a restart
-(:mod:`~rebalanser.tasks.slots`).
+Pure: the caller gives the time, and keeps what must survive a restart (:mod:`~rebalanser.tasks.id_files`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""The process of a body, as it looks from within: calls what its worker says, one after the other.
-
-The body is called in the main thread. A second one reads what the worker answers, so that a body may use
-threads, and ends the process once the worker is gone; so does the kernel, even if the body does not let that
-thread run. SIGTERM, which the worker sends before it kills, raises ``SystemExit`` in the body.
-"""
+"""The child process of a body: calls what its worker sends, and asks the worker for every write."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing.spawn
 import os
@@ -15,19 +11,89 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from rebalanser.errors import InvalidState, RequestTooLarge
-from rebalanser.tasks.child_claim import ChildClaim
-from rebalanser.tasks.child_messages import Answered, Begin, ChildAsk, Done, Failed, Question, Ready, Work
-from rebalanser.tasks.claim import check_content
-from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.claim import Claim, Facts, check_content
+from rebalanser.tasks.functions import TaskBody, body_at
+from rebalanser.tasks.model import Update
 from rebalanser.tasks.outcomes import GiveUp, Raised, Returned, raised, returned, summary_of
-from rebalanser.tasks.references import body_at
+from rebalanser.tasks.processes.messages import (
+    Answered,
+    AskDeadline,
+    AskLog,
+    AskRenewal,
+    AskUpdate,
+    Begin,
+    ChildAsk,
+    Done,
+    Failed,
+    Question,
+    Ready,
+    Work,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+
+PATIENCE_S: Final = 1.0
+"""How long the worker may take to say that a claim lasts on; one that is paused says nothing."""
+
+
+class Ask(Protocol):
+    """Asks the worker something of the claim."""
+
+    def __call__(self, ask: ChildAsk, timeout_s: float | None = None) -> Any:
+        """The answer; raises what the worker raised, and TimeoutError if it took longer."""
+
+
+class ChildClaim(Claim):
+    """A claim that another process holds."""
+
+    def __init__(self, facts: Facts, deadline: float, ask: Ask, max_bytes: int) -> None:
+        super().__init__(facts, threading.Event())
+        self._max_bytes = max_bytes
+        self._deadline = deadline
+        self._ask = ask
+
+    @property
+    def deadline(self) -> float:
+        """See :attr:`Claim.deadline`; the last one that is known where the worker does not answer."""
+        with contextlib.suppress(TimeoutError):
+            self._deadline = float(self._ask(AskDeadline(), PATIENCE_S))
+        return self._deadline
+
+    def still_mine(self) -> bool:
+        """See :meth:`Claim.still_mine`; the worker is asked once the time that it told is over."""
+        if self.stop_requested.is_set():
+            return False
+        return time.monotonic() < self._deadline or time.monotonic() < self.deadline
+
+    def update(self, content: bytes) -> int:
+        """See :meth:`Claim.update`. What is over the limit does not get as far as the worker."""
+        return int(self._ask(AskUpdate(check_content("an update", content, self._max_bytes))))
+
+    def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
+        """See :meth:`Claim.log_page`."""
+        return list(self._ask(AskLog(claim, first)))
+
+    def complete_in(self, _connection: sqlite3.Connection, _result: bytes | None = None) -> None:
+        """Refused: the worker renews the claim meanwhile, in transactions of its own.
+
+        Raises:
+            InvalidState: always.
+        """
+        raise InvalidState("complete_in needs a body that runs in a thread of the worker, not in a process")
+
+    def renew(self) -> bool:
+        """See :meth:`Claim.renew`."""
+        return bool(self._ask(AskRenewal()))
+
 
 _PR_SET_PDEATHSIG: Final = 1
 _TERMINATED: Final = 128 + signal.SIGTERM

@@ -1,8 +1,4 @@
-"""Calls coroutine functions in an event loop, where they can be cancelled; others in the thread that asks.
-
-A coroutine takes no thread: one supervises all of them, as a loop that a body blocks can't end any, and a few
-call what follows its end.
-"""
+"""Calls coroutine functions in an event loop, where they can be cancelled, and others in their thread."""
 
 from __future__ import annotations
 
@@ -18,13 +14,12 @@ from functools import partial
 from typing import Any, Final
 
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.async_claim import AsyncClaim
-from rebalanser.tasks.async_threads import Threads
-from rebalanser.tasks.calling import Job, ThreadCaller, cut_of
+from rebalanser.tasks.aio.claim import AsyncClaim, Threads
+from rebalanser.tasks.bodies import Job, ThreadCaller, cut_of
+from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.outcomes import Cut, Outcome, raised, returned
-from rebalanser.tasks.timers import Timers
 
 CANCEL_S: Final = 2.0
 """How long a body may take to end after it was cancelled, before its claim is ended in spite of it."""

@@ -1,26 +1,102 @@
-"""Group commit: writes that several threads ask for at once are one transaction and one fsync.
+"""Group commit: writes that several threads submit at once are one transaction and one fsync.
 
-Whoever comes first leads: it waits for the write lock, takes all that waits by then, commits it, and hands
-the lead to the first of those that came meanwhile. So one thread alone waits for nobody, and a hundred need
-few commits. Who is not taken before his time is up takes his writes back.
+The first thread leads: it waits for the write lock, takes everything that waits by then, commits it, and
+hands the lead to the first of those that came meanwhile. So a single thread waits for no other, and a
+hundred need few commits. A thread whose time is up before its writes are taken withdraws them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from rebalanser.errors import OutcomeUnknown, RegistryUnavailable
+from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge
+from rebalanser.tasks.engine import Answer, Collect, EngineCapabilities, Enqueue, Move, Write
 from rebalanser_sqlite import history
 from rebalanser_sqlite.store import Deadline, Store, ring
 from rebalanser_sqlite.tasks.writing import Writing
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from rebalanser_sqlite.tasks.writing import Writing
+
+CHUNK_WEIGHT = 500
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Writes that are carried out together. ``weight`` is about how many rows they change, ``size`` their
+    bytes."""
+
+    writes: Sequence[Write]
+    weight: int
+    size: int
+
+    def carry_out(self, writing: Writing) -> list[Answer]:
+        """Do them all, in order."""
+        return [writing.carry_out(write) for write in self.writes]
+
+
+def chunks(writes: Sequence[Write], capabilities: EngineCapabilities) -> list[Chunk]:
+    """The writes, in order, in portions; a write that is larger than a portion is one by itself.
+
+    Raises:
+        RequestTooLarge: a payload, an update or a result is over its limit.
+    """
+    return list(_chunks(writes, [_size(write, capabilities) for write in writes]))
+
+
+def _chunks(writes: Sequence[Write], sizes: Sequence[int]) -> Iterator[Chunk]:
+    start = weight = size = 0
+    for index, write in enumerate(writes):
+        next_weight, next_size = _weight(write), sizes[index]
+        if index > start and (weight + next_weight > CHUNK_WEIGHT or size + next_size > CHUNK_BYTES):
+            yield Chunk(writes[start:index], weight, size)
+            start, weight, size = index, 0, 0
+        weight += next_weight
+        size += next_size
+    if start < len(writes):
+        yield Chunk(writes[start:], weight, size)
+
+
+def _weight(write: Write) -> int:
+    match write:
+        case Enqueue():
+            return 1 + len(write.task.head.after)
+        case Collect():
+            return len(write.tasks)
+        case _:
+            return 1
+
+
+def _size(write: Write, capabilities: EngineCapabilities) -> int:
+    if isinstance(write, Enqueue):
+        payload = len(write.task.payload)
+        _check("payload", payload, capabilities.max_payload_bytes)
+        return payload + _result_size(write, capabilities)
+    if isinstance(write, Move):
+        update = 0 if write.update is None else len(write.update.content)
+        _check("update", update, capabilities.max_update_bytes)
+        return update + _result_size(write, capabilities)
+    return 0
+
+
+def _result_size(write: Enqueue | Move, capabilities: EngineCapabilities) -> int:
+    size = 0 if write.state.result is None else len(write.state.result)
+    _check("result", size, capabilities.max_update_bytes)
+    return size
+
+
+def _check(what: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise RequestTooLarge(f"a {what} has {size} bytes; the limit is {limit}")
+
 
 GROUP_WEIGHT = 1000
 """So many writes are taken for one transaction; it keeps others from writing for about 30 ms."""

@@ -1,17 +1,16 @@
-"""Where the ids of a host's processes come from, so that none is made twice, whatever crashes (SK-1).
+"""Files of a state folder: no id is made twice, whatever crashes (SK-1).
 
 A *state folder*, on a local disk, holds:
 
 - ``salt``: 32 random hexadecimal digits, made once;
 - ``slot-N``: one file for each process that makes ids at the same time. The process holds a lock (``flock``)
-  on it as long as it lives, and N is the 16-bit number in its ids. In the file stands a *mark*: every id that
-  this slot has given has fewer milliseconds. The mark is written ahead and fsynced before the first id that
-  needs it, so after ``kill -9`` the next process of the slot begins above all of its predecessor's ids.
+  on it as long as it lives; N is the 16-bit number in its ids. The file contains a *mark*: every id of this
+  slot has fewer milliseconds. The mark is written and fsynced before the first id that needs it, so after
+  ``kill -9`` the next process of the slot begins above all ids of the one before.
 
-The 48 bits of the host are the first 6 bytes of the BLAKE2b hash of the machine id (``/etc/machine-id``, else
-the MAC address as Python's ``uuid.getnode`` tells it) and the salt. So two folders never make the same ids,
-be they on one host or in two containers of one image; what must not be is a copy of a running host, disk and
-machine id included, that runs beside it.
+The host's 48 bits are the first 6 bytes of the BLAKE2b hash of the machine id (``/etc/machine-id``, else the
+MAC address of Python's ``uuid.getnode``) and the salt. So two folders never make the same ids, on one host
+or in two containers of one image. A copy of a running host, with disk and machine id, must not run beside it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from typing import Final, Self
 from rebalanser import forks
 from rebalanser.errors import UnusableFolder
 from rebalanser.folders import sync_folder
-from rebalanser.tasks.flakes import MAX_PROCESS, Generator
+from rebalanser.tasks.ids import MAX_PROCESS, Generator
 from rebalanser.tasks.model import TaskId
 
 RESERVE_MS: Final = 2_000

@@ -33,25 +33,24 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.running import run_in_loop_until_stopped
 from rebalanser.settings import Settings
 from rebalanser.tasks import waiting
-from rebalanser.tasks.async_claim import AsyncClaim
-from rebalanser.tasks.async_threads import Threads
+from rebalanser.tasks.aio.claim import AsyncClaim, Threads
+from rebalanser.tasks.aio.loop_caller import LoopCaller
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.collection import Collected
-from rebalanser.tasks.enqueued import Enqueued
-from rebalanser.tasks.functions import TaskBody, is_coroutine_function
-from rebalanser.tasks.loop_caller import LoopCaller
-from rebalanser.tasks.loops import Trouble
-from rebalanser.tasks.metrics import Measurement
-from rebalanser.tasks.middleware import Middleware
-from rebalanser.tasks.model import Status, Stored, TaskId, Update
-from rebalanser.tasks.options import (
+from rebalanser.tasks.functions import (
     NO_OPTIONS,
     EnqueueOptions,
     GivenOptions,
+    TaskBody,
     TaskOptions,
     chosen_options,
+    is_coroutine_function,
     problems_of,
 )
+from rebalanser.tasks.loops import Trouble
+from rebalanser.tasks.metrics import Measurement
+from rebalanser.tasks.middleware import Middleware
+from rebalanser.tasks.model import Enqueued, Status, Stored, TaskId, Update
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import IN_MEMORY, PARTITIONS, Queue, name_and_url
 from rebalanser.tasks.retention import Record, Retention

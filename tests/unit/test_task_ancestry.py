@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from rebalanser.errors import DependencyCycle
-from rebalanser.tasks import cycles
-from rebalanser.tasks.cycles import Ancestry, with_blockers
+from rebalanser.tasks import ancestry as module
+from rebalanser.tasks.ancestry import Ancestry, with_blockers
 from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
 
 
@@ -92,11 +92,11 @@ def test_a_task_of_which_an_ancestor_is_unknown_is_never_settled(store: Store, a
 def test_what_was_not_looked_at_to_the_end_is_not_settled(
     store: Store, ancestry: Ancestry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cycles, "MAX_ANCESTORS", 2)
+    monkeypatch.setattr(module, "MAX_ANCESTORS", 2)
     for number in range(1, 5):
         store.add(task(str(number), str(number - 1)))
     ancestry.refuse_cycle(task("new", "4"))
-    monkeypatch.setattr(cycles, "MAX_ANCESTORS", 100)
+    monkeypatch.setattr(module, "MAX_ANCESTORS", 100)
     with pytest.raises(DependencyCycle):
         ancestry.refuse_cycle(task("0", "4"))
 
@@ -154,11 +154,11 @@ def test_a_task_that_runs_after_a_failure_waits_for_nothing_that_is_dead(store: 
 def test_of_a_great_many_that_are_waited_for_some_are_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cycles, "MAX_ANCESTORS", 1000)
+    monkeypatch.setattr(module, "MAX_ANCESTORS", 1000)
     for number in range(5000):
         store.tasks[f"{number:04}"] = Stored(task(f"{number:04}"), State(Status.CANCELLED), 1, 0)
     store.add(task("x", *store.tasks))
-    assert len(told(store, "x")["x"]) == cycles.MAX_BLOCKERS
+    assert len(told(store, "x")["x"]) == module.MAX_BLOCKERS
     assert store.reads == 1000
 
 
@@ -167,13 +167,13 @@ def test_the_reads_for_one_new_task_are_bounded_and_the_next_one_goes_on(
     store: Store, ancestry: Ancestry
 ) -> None:
     """A long chain costs its producer no ten thousand reads in a row, and no read is made twice."""
-    depth = 3 * cycles.MAX_READS
+    depth = 3 * module.MAX_READS
     for number in range(1, depth + 1):
         store.add(task(str(number), str(number - 1)))
     last = str(depth)
     for round_ in range(1, 4):
         ancestry.refuse_cycle(task("new", last))
-        assert store.calls == round_ * cycles.MAX_READS
+        assert store.calls == round_ * module.MAX_READS
     with pytest.raises(DependencyCycle):
         ancestry.refuse_cycle(task("0", last))
     assert store.calls == store.reads == depth

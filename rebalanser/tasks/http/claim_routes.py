@@ -1,4 +1,4 @@
-"""What the holder of a claim asks: decided by the store alone, so any server of the queue can be asked."""
+"""Requests of a claim's holder: the store alone decides, so any server of the queue can answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rebalanser.errors import Fenced
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import Decide, MoveAsk
 from rebalanser.tasks.context import Context
+from rebalanser.tasks.http.claim_history import Telling, parsed
 from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, Refusal
-from rebalanser.tasks.http.telling import Telling, parsed
 from rebalanser.tasks.metrics import outcome_of
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
 from rebalanser.tasks.queue import Queue

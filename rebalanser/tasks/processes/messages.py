@@ -1,4 +1,4 @@
-"""What a worker and the process of a body say to each other, pickled, over a pipe of these two alone."""
+"""Messages between a worker and a body's child process, pickled, over a pipe of their own."""
 
 from __future__ import annotations
 

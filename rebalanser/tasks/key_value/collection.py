@@ -1,28 +1,4 @@
-"""Collections that are too large for one transaction: by marking, and then sweeping.
-
-Such a collection has a record with its tasks and its phase:
-
-1. *Marking.* Every task gets a mark, and its value is replaced by the same with the record's name in it, on
-   the condition that the state is still that of its revision and the record still in this phase. A marked
-   task is read as before, with its revision as before; but since that is not its key's any more, whatever is
-   written to it conflicts. And nothing is enqueued that depends on a task with a mark.
-2. When all are marked, the witness is deleted, so that nothing is enqueued either that looked at a task
-   before it was marked; and what depends on the tasks is looked at. If there is no other, the record is put
-   into the phase *sweeping*, if it still is in the first. That is the moment at which the collection takes
-   effect.
-3. *Sweeping.* All that belongs to the tasks is deleted, each on the condition that the task bears the mark;
-   then the record.
-
-If a task is not what it should be, or another depends on one, the record is put into the phase *restoring*,
-the marks are taken off, and the record is deleted: nothing has changed but the revisions of what was marked.
-
-Whoever meets a mark, because it keeps him from writing, *settles* that collection: one that sweeps or
-restores is finished, and one that is still marking is made to restore. The latter is right whether its
-collector is dead or only slow: he finds his record changed. All of this can be repeated, and done by several
-at once. So a collector may die at any step: his tasks go on as they were, or the next who writes to one of
-them, or collects as many of the queue, finishes the sweep. Until then a read may find some of what is
-collected. A collector that dies before he has marked anything leaves his record behind, which does no harm.
-"""
+"""Collection: in one transaction where it fits into one, else by marking and then sweeping (SK-14)."""
 
 from __future__ import annotations
 
@@ -37,8 +13,11 @@ from rebalanser.errors import OutcomeUnknown, RebalanserError
 from rebalanser.registry.contract import (
     Absent,
     Delete,
+    Get,
+    Guard,
     KeyValue,
     Operation,
+    Outcome,
     Put,
     Range,
     Result,
@@ -47,6 +26,7 @@ from rebalanser.registry.contract import (
 )
 from rebalanser.tasks.engine import Answer, Applied, Collect, Conflict
 from rebalanser.tasks.key_value.keys import QueueKeys
+from rebalanser.tasks.key_value.steps import Found, Limits, Otherwise, Planned, Read, Step, Visit, check_bytes
 from rebalanser.tasks.key_value.values import (
     Collection,
     Entry,
@@ -58,7 +38,6 @@ from rebalanser.tasks.key_value.values import (
     marked,
     unmarked,
 )
-from rebalanser.tasks.key_value.visits import Visit
 from rebalanser.tasks.model import TaskId
 
 TASKS_AT_ONCE: Final = 50
@@ -288,3 +267,99 @@ def _groups(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
     iterator = iter(items)
     while group := list(islice(iterator, size)):
         yield group
+
+
+KEYS_OF_A_TASK: Final = 3
+"""That are deleted in any case."""
+LOOKED_AT: Final = 50
+"""A task with so many updates, or dependents, is not collected in one transaction."""
+
+
+class CollectStep(Step):
+    """Some tasks that are deleted, all or none."""
+
+    collects = True
+
+    def __init__(self, write: Collect, keys: QueueKeys, limits: Limits, max_operations: int) -> None:
+        """``max_operations`` is how many deletions or guards fit into one nested transaction at most."""
+        self.keys = keys
+        self._write = write
+        self._max_operations = max_operations
+        self._fits = KEYS_OF_A_TASK * len(write.tasks) <= max_operations
+        record = Collection(
+            Phase.RESTORING, [(partition, task) for task, (partition, _) in write.tasks.items()]
+        )
+        check_bytes("the names of the tasks to collect", len(dump_collection(record)), limits.task)
+
+    def wanted(self) -> Sequence[Read]:
+        """The states, for their marks, what depends on them, and the first updates."""
+        return tuple(self._reads()) if self._fits else ()
+
+    def plan(self, found: Found) -> Planned:
+        """Delete all if no state has changed; alone where that is too much for one transaction."""
+        if not self._fits:
+            return Otherwise.ALONE
+        guards: dict[Guard, None] = {}
+        deletions: list[Delete] = []
+        for task in self._write.tasks:
+            if not self._stands(task, found):
+                return Conflict()
+            guards |= dict.fromkeys(self._guards(task, found))
+            deletions += self._deletions(task, found)
+        if max(len(guards), len(deletions)) > self._max_operations:
+            return Otherwise.ALONE
+        if any(len(items) >= LOOKED_AT for items in self._listed(found)):
+            return Otherwise.ALONE
+        return Transaction(tuple(guards), tuple(deletions))
+
+    def carry_out_alone(self, visit: Visit) -> Answer:
+        """Mark and sweep."""
+        return collect(visit, self.keys, self._write)
+
+    def answer(self, outcome: Outcome) -> Answer:
+        """Applied, or a conflict."""
+        return Applied(outcome.revision) if outcome.succeeded else Conflict()
+
+    def _reads(self) -> Iterator[Read]:
+        for task, (partition, _) in self._write.tasks.items():
+            yield Get(self.keys.state(partition, task))
+            yield Get(self.keys.news(task))
+            yield Range(self.keys.dependents(task), limit=LOOKED_AT)
+            yield Range(self.keys.log(task), limit=LOOKED_AT)
+
+    def _listed(self, found: Found) -> Iterator[Sequence[object]]:
+        for task in self._write.tasks:
+            yield found.ranges[self.keys.dependents(task)]
+            yield found.ranges[self.keys.log(task)]
+
+    def _guards(self, task: TaskId, found: Found) -> Iterator[Guard]:
+        partition, revision = self._write.tasks[task]
+        yield Unchanged(self.keys.state(partition, task), revision)
+        news = found.items.get(self.keys.news(task))
+        yield Absent(self.keys.news(task)) if news is None else Unchanged(news.key, news.mod_revision)
+        for item in found.ranges[self.keys.dependents(task)]:
+            dependent = self.keys.task_that_depends(item.key)
+            if dependent not in self._write.tasks:
+                yield Absent(self.keys.payload(dependent))
+
+    def _deletions(self, task: TaskId, found: Found) -> Iterator[Delete]:
+        partition, _ = self._write.tasks[task]
+        yield Delete(self.keys.state(partition, task))
+        yield Delete(self.keys.payload(task))
+        yield Delete(self.keys.long_payload(task))
+        if self.keys.news(task) in found.items:
+            yield Delete(self.keys.news(task))
+        for item in (*found.ranges[self.keys.dependents(task)], *found.ranges[self.keys.log(task)]):
+            yield Delete(item.key)
+
+    def _stands(self, task: TaskId, found: Found) -> bool:
+        """Whether the task's state is that of its revision and bears no mark; notes a mark."""
+        partition, revision = self._write.tasks[task]
+        item = found.items.get(self.keys.state(partition, task))
+        if item is None:
+            return False
+        entry = load_task(self._write.queue, partition, task, item.key, item.value, item.mod_revision)
+        if entry.stored.revision != revision:
+            return False
+        self.mark = entry.mark
+        return entry.mark is None

@@ -1,0 +1,1 @@
+"""The asyncio twins of the queue and its claims."""

@@ -1,0 +1,225 @@
+"""Clocks of other hosts (SK-18), the ends of claims that are counted on them (SK-8), and timers."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from rebalanser.tasks.ids import born_at, is_flake
+from rebalanser.tasks.model import ClaimState, TaskId
+
+_MIN_GARBAGE: Final = 64
+
+
+class Timers:
+    """The task whose time comes first, in logarithmic time. A time may be put off without a cost.
+
+    The heap holds entries that no longer count, never more than the tasks and a few: an entry that comes too
+    early goes back with the time that holds now, one whose task is gone is dropped.
+    """
+
+    __slots__ = ("_heap", "_times")
+
+    def __init__(self) -> None:
+        self._times: dict[TaskId, float] = {}
+        self._heap: list[tuple[float, TaskId]] = []
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def __contains__(self, task: TaskId) -> bool:
+        return task in self._times
+
+    def __getitem__(self, task: TaskId) -> float:
+        return self._times[task]
+
+    def set(self, task: TaskId, at: float) -> None:
+        """Look at a task at this time, in place of an earlier or later one."""
+        before = self._times.get(task)
+        self._times[task] = at
+        if before is None or at < before:
+            heapq.heappush(self._heap, (at, task))
+            self._clean()
+
+    def drop(self, task: TaskId) -> None:
+        """A task needs no look any more; it may have none."""
+        if self._times.pop(task, None) is not None:
+            self._clean()
+
+    def pop_due(self, now: float) -> list[TaskId]:
+        """The tasks whose time has come, the earliest first; they have no time any more."""
+        due = []
+        while (first := self.next()) is not None and first <= now:
+            _, task = heapq.heappop(self._heap)
+            del self._times[task]
+            due.append(task)
+        return due
+
+    def next(self) -> float | None:
+        """The first time, None where there is none."""
+        heap, times = self._heap, self._times
+        while heap:
+            at, task = heap[0]
+            holds = times.get(task)
+            if holds == at:
+                return at
+            if holds is None or holds < at:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (holds, task))
+        return None
+
+    def _clean(self) -> None:
+        if len(self._heap) > 2 * len(self._times) + _MIN_GARBAGE:
+            self._heap = [(at, task) for task, at in self._times.items()]
+            heapq.heapify(self._heap)
+
+
+PAUSE_S: Final = 0.001
+"""Seconds between two reads for each claim that is read."""
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+def over_at(claim: ClaimState, now: float, clock: str, buffer_s: float) -> float:
+    """When a claim is over whose term is learnt ``now``, in seconds of the clock of this name.
+
+    Its end counts where it was counted on that clock. Any other is not compared, and neither is one without a
+    name: ``ttl_s`` is counted from now on, which is later than when its holder began to count.
+    """
+    latest = now + claim.term.ttl_s
+    if clock and claim.term.clock == clock:
+        latest = min(latest, claim.term.ends_at_s)
+    return latest + buffer_s
+
+
+def is_same_term(claim: ClaimState, other: ClaimState | None) -> bool:
+    """True if a claim was not renewed: each renewal ends at another time, an update leaves the term."""
+    return other is not None and (claim.number, claim.holder, claim.term) == (
+        other.number,
+        other.holder,
+        other.term,
+    )
+
+
+class ForeignTerms(Generic[KeyT]):
+    """The claims of a queue that are counted on other clocks, and since when their terms are known here.
+
+    For one thread at a time. Reading all of them takes about 1 % of the time, however many they are.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[KeyT, tuple[ClaimState, float]] = {}
+        self._look_at = 0.0
+        self._skipped = False
+
+    def skips(self, now: float) -> bool:
+        """True if they need not be read now, as they were a moment ago; :meth:`next_over` says when."""
+        self._skipped = now < self._look_at
+        return self._skipped
+
+    def learn(self, claims: Mapping[KeyT, ClaimState], now: float, buffer_s: float) -> list[KeyT]:
+        """Take the claims that there are, as they were read before ``now``; those that are over."""
+        before, self._known = self._known, {}
+        for key, claim in claims.items():
+            known = before.get(key)
+            if known is not None and is_same_term(claim, known[0]):
+                self._known[key] = known
+            else:
+                self._known[key] = (claim, over_at(claim, now, "", buffer_s))
+        self._look_at = now + PAUSE_S * len(claims)
+        return [key for key, (_, at) in self._known.items() if at <= now]
+
+    def next_over(self) -> float | None:
+        """When one may be over, or they are to be read; None where there is none."""
+        times = [at for _, at in self._known.values()] + ([self._look_at] if self._skipped else [])
+        return min(times, default=None)
+
+
+LIMIT_S: Final = 30.0
+"""How far two clocks may be apart."""
+SPREAD_S: Final = 5.0
+SPAN_S: Final = 30.0
+SILENCE_S: Final = 600.0
+"""How long a host that was told of is not told of again."""
+MAX_HOSTS: Final = 1024
+"""Of how many processes, and hosts, something is kept in mind: the latest."""
+_HOST_AT: Final = 24
+_PROCESS_AT: Final = 36
+
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class FarClock:
+    """A host whose clock is ``ahead_s`` seconds ahead of this one's, or behind where that is negative.
+
+    ``host`` are the 12 digits that stand for it in the ids that it makes, such as ``task``, and ``process``
+    the 4 of the process. A tick of a periodic task has others there, those of the queue and the function.
+    """
+
+    task: TaskId
+    host: str
+    process: str
+    ahead_s: float
+
+
+@dataclass(slots=True)
+class _Late:
+    """The ids of one process that came late by the same time, since the first of them."""
+
+    born_first: float
+    least_s: float
+    most_s: float
+
+
+@dataclass(slots=True)
+class FarClocks:
+    """What the ids of the tasks that one process is told of say about other hosts' clocks.
+
+    For one thread at a time. ``now`` is seconds of a monotonic clock, ``wall`` seconds since 1970.
+    """
+
+    _late: OrderedDict[str, _Late] = field(default_factory=OrderedDict)
+    _told_at: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+    def saw(self, task: TaskId, now: float, wall: float, *, is_new: bool) -> FarClock | None:
+        """A task was read or, where it ``is_new``, told of just now; the host to warn of, if any.
+
+        None where it was told of lately, too.
+        """
+        if not is_flake(task):
+            return None
+        host, process = task[_HOST_AT:_PROCESS_AT], task[_PROCESS_AT:]
+        born = born_at(task)
+        late_s = wall - born
+        if late_s >= 0:
+            late_s = self._behind_s(host + process, born, late_s) if is_new else 0.0
+        if abs(late_s) <= LIMIT_S or now - self._told_at.get(host, -SILENCE_S) < SILENCE_S:
+            return None
+        _keep(self._told_at, host, now)
+        return FarClock(task, host, process, -late_s)
+
+    def _behind_s(self, maker: str, born: float, late_s: float) -> float:
+        """How far the clock that made an id is known to be behind, in seconds."""
+        if late_s <= LIMIT_S:
+            self._late.pop(maker, None)
+            return 0.0
+        known = self._late.get(maker, _Late(born, late_s, late_s))
+        least_s, most_s = min(known.least_s, late_s), max(known.most_s, late_s)
+        if most_s - least_s > SPREAD_S:
+            known = _Late(born, late_s, late_s)
+        else:
+            known = _Late(min(known.born_first, born), least_s, most_s)
+        _keep(self._late, maker, known)
+        return known.least_s if born - known.born_first >= SPAN_S else 0.0
+
+
+def _keep(kept: OrderedDict[str, ValueT], key: str, value: ValueT) -> None:
+    """Note it as the latest, and forget the oldest where there are too many."""
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > MAX_HOSTS:
+        kept.popitem(last=False)

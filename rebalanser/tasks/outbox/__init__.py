@@ -1,0 +1,1 @@
+"""The outbox: enqueues while the engine is away (SK-4)."""

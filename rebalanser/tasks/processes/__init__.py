@@ -1,0 +1,1 @@
+"""Bodies in child processes, which can be killed (SK-15)."""
