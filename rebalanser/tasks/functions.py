@@ -89,6 +89,30 @@ class TaskOptions(BaseModel):
     """The part of the wait up to which more is added at random, so that retries don't come together."""
 
 
+class GivenTaskOptions(TypedDict, total=False):
+    """The fields of :class:`TaskOptions` as a caller may give them."""
+
+    priority: int
+    retries: int
+    timeout_s: float | None
+    retry_on: type[Exception] | Sequence[type[Exception]] | None
+    backoff_s: float | Callable[[int], float]
+    max_backoff_s: float
+    jitter: float
+
+
+def task_options(given: GivenTaskOptions) -> TaskOptions:
+    """The options of a function.
+
+    Raises:
+        InvalidTask: an option is unknown or out of range.
+    """
+    try:
+        return TaskOptions.model_validate(given)
+    except ValidationError as error:
+        raise InvalidTask(problems_of(error)) from error
+
+
 class EnqueueOptions(BaseModel):
     """What one task differs in from others of its function."""
 

@@ -29,8 +29,6 @@ from typing import (
     overload,
 )
 
-from pydantic import ValidationError
-
 from rebalanser import folders, forks
 from rebalanser.admin import Admin
 from rebalanser.errors import (
@@ -66,10 +64,11 @@ from rebalanser.tasks.functions import (
     NO_OPTIONS,
     EnqueueOptions,
     GivenOptions,
+    GivenTaskOptions,
     TaskBody,
     TaskOptions,
     chosen_options,
-    problems_of,
+    task_options,
 )
 from rebalanser.tasks.id_files import Flakes
 from rebalanser.tasks.ids import born_at, first_of, partition_of
@@ -420,9 +419,9 @@ class Queue:
     def task(self, function: Callable[Concatenate[Claim, P], R], /) -> TaskFunction[P, R]: ...
 
     @overload
-    def task(self, name: str | None = None, **options: Any) -> Registers: ...
+    def task(self, name: str | None = None, **options: Unpack[GivenTaskOptions]) -> Registers: ...
 
-    def task(self, name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
+    def task(self, name: str | Callable[..., Any] | None = None, **options: Unpack[GivenTaskOptions]) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
 
         Without any of these ``@queue.task`` will do.
@@ -433,10 +432,7 @@ class Queue:
         """
         if callable(name):
             return self.task()(name)
-        try:
-            chosen = TaskOptions(**options)
-        except ValidationError as error:
-            raise InvalidTask(problems_of(error)) from error
+        chosen = task_options(options)
 
         def register(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             body = TaskBody(function, name or function.__name__, chosen)
@@ -459,7 +455,7 @@ class Queue:
         *,
         time_zone: str = "UTC",
         jitter_s: float = 0.0,
-        **options: Any,
+        **options: Unpack[GivenTaskOptions],
     ) -> Registers:
         """Register a function whose tasks come by a cron expression while a worker runs (SK-15).
 
@@ -477,12 +473,13 @@ class Queue:
         """
         register = self.task(name, **options)
 
-        def schedule(function: Callable[..., Any]) -> TaskFunction[..., Any]:
+        def scheduled(function: Callable[..., Any]) -> TaskFunction[..., Any]:
+            schedule = Schedule(self.name, name or function.__name__, expression, time_zone, jitter_s)
             registered = register(function)
-            self._schedules.append(Schedule(self.name, registered.name, expression, time_zone, jitter_s))
+            self._schedules.append(schedule)
             return registered
 
-        return cast("Registers", schedule)
+        return cast("Registers", scheduled)
 
     def adopt(self, functions: dict[str, TaskBody], schedules: list[Schedule]) -> None:
         """Work with functions and schedules that are registered elsewhere, also later, instead of its own."""

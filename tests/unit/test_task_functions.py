@@ -14,6 +14,7 @@ from typing import Annotated, Any, assert_type
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mypy import api
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
 from rebalanser.errors import InvalidHandlers, InvalidName, InvalidState, InvalidTask
@@ -23,6 +24,8 @@ from rebalanser.tasks.functions import (
     MAX_AFTER,
     MAX_SECONDS,
     EnqueueOptions,
+    GivenOptions,
+    GivenTaskOptions,
     OtherArguments,
     TaskBody,
     TaskOptions,
@@ -221,6 +224,54 @@ def test_a_name_that_can_not_be_stored_is_refused() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         TaskOptions(**options)
+
+
+def test_type_checkers_know_every_option() -> None:
+    assert list(GivenTaskOptions.__annotations__) == list(TaskOptions.model_fields)
+    assert list(GivenOptions.__annotations__) == list(EnqueueOptions.model_fields)
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("kind", [Queue, AsyncQueue])
+def test_a_refused_schedule_registers_no_function(kind: type[Queue | AsyncQueue]) -> None:
+    queue = kind("memory://")
+
+    def sweep(claim: Claim) -> None: ...
+
+    with pytest.raises(InvalidTask, match="sweep"):
+        queue.periodic("every day")(sweep)
+    assert queue.functions == {}
+    queue.periodic("0 0 * * *")(sweep)
+    with pytest.raises(InvalidHandlers, match="registered already"):
+        queue.periodic("0 0 * * *")(sweep)
+    assert len(queue.schedules) == 1
+    if isinstance(queue, Queue):
+        queue.close()
+
+
+def test_a_mistyped_option_fails_the_type_check(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "from rebalanser.tasks import AsyncQueue, Claim, Queue\n"
+        "q, a = Queue('memory://'), AsyncQueue('memory://')\n"
+        "@q.task(retries=5, retry_on=(OSError, ValueError), backoff_s=lambda n: 2.0 * n, timeout_s=None)\n"
+        "def send(claim: Claim, to: str) -> str: return to\n"
+        "send.options(priority=3).enqueue('a@example.org')\n"
+        "@q.periodic('* * * * *', 'other', retry_on=OSError, jitter_s=3, jitter=0)\n"
+        "def sweep(claim: Claim) -> None: ...\n"
+        "q.task(retrys=5)\n"
+        "q.task(timeout_s='5')\n"
+        "q.periodic('* * * * *', timeout=5)\n"
+        "q.task(retry_on=5)\n"
+        "a.task(retrys=5)\n"
+        "a.periodic('* * * * *', timeout=5)\n"
+        "send.options(delay=5)\n"
+        "send.enqueue(5)\n"
+    )
+    out, err, code = api.run(["--strict", "--no-error-summary", f"--cache-dir={tmp_path}", str(file)])
+    assert (err, code) == ("", 1), out
+    lines = [int(line.split(":")[1]) for line in out.splitlines() if ": error:" in line]
+    assert lines == list(range(8, 16)), out
 
 
 @pytest.mark.rule("SK-15")

@@ -24,10 +24,8 @@ from typing import (
     overload,
 )
 
-from pydantic import ValidationError
-
 from rebalanser import forks
-from rebalanser.errors import InvalidHandlers, InvalidState, InvalidTask
+from rebalanser.errors import InvalidHandlers, InvalidState
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.running import run_in_loop_until_stopped
@@ -41,11 +39,11 @@ from rebalanser.tasks.functions import (
     NO_OPTIONS,
     EnqueueOptions,
     GivenOptions,
+    GivenTaskOptions,
     TaskBody,
-    TaskOptions,
     chosen_options,
     is_coroutine_function,
-    problems_of,
+    task_options,
 )
 from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
@@ -200,9 +198,9 @@ class AsyncQueue:
     def task(self, function: Callable[Concatenate[Any, P], R], /) -> AsyncTaskFunction[P, R]: ...
 
     @overload
-    def task(self, name: str | None = None, **options: Any) -> AsyncRegisters: ...
+    def task(self, name: str | None = None, **options: Unpack[GivenTaskOptions]) -> AsyncRegisters: ...
 
-    def task(self, name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
+    def task(self, name: str | Callable[..., Any] | None = None, **options: Unpack[GivenTaskOptions]) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
 
         Without any of these ``@queue.task`` will do.
@@ -217,10 +215,7 @@ class AsyncQueue:
         """
         if callable(name):
             return self.task()(name)
-        try:
-            chosen = TaskOptions(**options)
-        except ValidationError as error:
-            raise InvalidTask(problems_of(error)) from error
+        chosen = task_options(options)
 
         def register(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             claim = AsyncClaim if is_coroutine_function(function) else Claim
@@ -244,17 +239,18 @@ class AsyncQueue:
         *,
         time_zone: str = "UTC",
         jitter_s: float = 0.0,
-        **options: Any,
+        **options: Unpack[GivenTaskOptions],
     ) -> AsyncRegisters:
         """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
         register = self.task(name, **options)
 
-        def schedule(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
+        def scheduled(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
+            schedule = Schedule(self.name, name or function.__name__, expression, time_zone, jitter_s)
             registered = register(function)
-            self._schedules.append(Schedule(self.name, registered.name, expression, time_zone, jitter_s))
+            self._schedules.append(schedule)
             return registered
 
-        return cast("AsyncRegisters", schedule)
+        return cast("AsyncRegisters", scheduled)
 
     @contextlib.asynccontextmanager
     async def in_memory(self, clock: Clock | None = None) -> AsyncIterator[Self]:
