@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from rebalanser.errors import RegistryUnavailable
-from rebalanser.tasks import Queue
+from rebalanser.tasks import Queue, Status
+from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.testing import FakeClock
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
@@ -58,10 +60,12 @@ class Client:
         self._app = app
 
     def send(self, method: str, path: str, body: str = "", headers: Sequence[tuple[str, str]] = ()) -> Reply:
+        path, _, query = path.partition("?")
         given = {"host": "127.0.0.1:8642", "content-type": "application/json", **dict(headers)}
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
-            "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "scheme": "http", "path": path, "raw_path": path.encode(),
+            "query_string": query.encode(), "root_path": "",
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
             "client": ("127.0.0.1", 1234), "server": ("127.0.0.1", 8642),
         }  # fmt: skip
@@ -476,6 +480,86 @@ def test_a_rate_is_not_got_round_by_a_header(queue: Queue, monkeypatch: pytest.M
     assert [each.status for each in replies] == [200, 200, 200, 429, 429]
     assert "127.0.0.1" in replies[-1].json["detail"]
     assert client.send("GET", "/health").status == 200, "who watches the server is no load"
+
+
+def ids_of(reply: Reply) -> list[str]:
+    assert reply.status == 200, reply.body
+    return [json.loads(line)["id"] for line in reply.body.splitlines()]
+
+
+@pytest.fixture
+def clocked(tmp_path: Path) -> Iterator[tuple[Queue, FakeClock]]:
+    clock = FakeClock()
+    with Queue("work", "memory://", clock=clock, state_folder=tmp_path) as queue:
+        yield queue, clock
+
+
+@pytest.mark.rule("SK-12", "SK-16")
+def test_tasks_are_listed_by_name_and_age_and_the_newest_first(clocked: tuple[Queue, FakeClock]) -> None:
+    queue, clock = clocked
+    made: list[str] = []
+    for number in range(7):
+        name = "send" if number % 2 else "count"
+        made += queue.commit([queue.made_raw(name, b"{}", EnqueueOptions())])
+        clock.advance(100.0)
+    client = client_of(queue)
+    assert ids_of(client.send("GET", f"{TASKS}?name=send")) == made[1::2]
+    assert ids_of(client.send("GET", f"{TASKS}?name=send&limit=2")) == made[1:5:2]
+    assert ids_of(client.send("GET", f"{TASKS}?older_than_s=450")) == made[:3]
+    assert ids_of(client.send("GET", f"{TASKS}?name=count&older_than_s=450&after={made[0]}")) == made[2:3]
+    assert ids_of(client.send("GET", f"{TASKS}?newest=true&limit=3")) == made[:3:-1]
+    assert ids_of(client.send("GET", f"{TASKS}?newest=true&name=count&older_than_s=250")) == made[4::-2]
+    assert ids_of(client.send("GET", f"{TASKS}?newest=true&status=dead")) == []
+    for wrong in (f"newest=true&after={made[0]}", "newest=true&limit=1001", "older_than_s=-1", "name="):
+        reply = client.send("GET", f"{TASKS}?{wrong}")
+        assert (reply.status, reply.json["type"]) == (422, "/problems/invalid"), wrong
+
+
+@pytest.mark.rule("SK-14", "SK-15", "SK-16")
+def test_many_are_cancelled_requeued_and_deleted_after_they_were_counted(
+    clocked: tuple[Queue, FakeClock],
+) -> None:
+    queue, clock = clocked
+    client = client_of(queue)
+
+    def ask(verb: str, **selected: Any) -> tuple[int, int]:
+        reply = client.send("POST", f"/v1/queues/work/{verb}", json.dumps(selected))
+        assert reply.status == 200, reply.body
+        assert reply.json["queue"] == "work"
+        return reply.json["matched"], reply.json["changed"]
+
+    def counted(status: Status) -> int:
+        return queue.count().get(status, 0)
+
+    queue.commit([queue.made_raw("send", b"{}", EnqueueOptions()) for _ in range(1200)])
+    clock.advance(100.0)
+    (other,) = queue.commit([queue.made_raw("count", b"{}", EnqueueOptions())])
+    (after,) = queue.commit([queue.made_raw("count", b"{}", EnqueueOptions(after=(other,)))])
+    assert ask("cancel", name="send", dry_run=True) == (1200, 0)
+    assert counted(Status.WAITING) == 1202
+    assert ask("cancel", name="send", older_than_s=101) == (0, 0)
+    assert ask("cancel", name="send", older_than_s=99) == (1200, 1200)
+    assert ask("cancel", name="send") == (0, 0)
+    assert (counted(Status.WAITING), counted(Status.CANCELLED)) == (2, 1200)
+    assert ask("requeue", older_than_s=0) == (0, 0)
+    assert ask("requeue", status=["cancelled"], dry_run=True) == (1200, 0)
+    assert ask("requeue", status=["cancelled"]) == (1200, 1200)
+    assert ask("cancel", older_than_s=50) == (1200, 1200)
+    queue.cancel(other)
+    assert ask("delete", name="count", dry_run=True) == (1, 0)
+    assert ask("delete", older_than_s=0) == (1201, 1200)  # `after` is open and waits for `other`
+    assert sorted(each.head.id for each in queue.tasks()) == [other, after]
+    queue.cancel(after)
+    assert ask("delete", status=["cancelled"]) == (2, 2)
+    for verb, wrong in (
+        ("cancel", {}),
+        ("cancel", {"dry_run": True}),
+        ("requeue", {"status": []}),
+        ("delete", {"status": ["cancelled", "waiting"]}),
+        ("delete", {"older_than": 5}),
+    ):
+        reply = client.send("POST", f"/v1/queues/work/{verb}", json.dumps(wrong))
+        assert (reply.status, reply.json["type"]) == (422, "/problems/invalid"), wrong
 
 
 @pytest.mark.rule("SK-15", "SK-16")

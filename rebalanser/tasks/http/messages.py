@@ -234,6 +234,33 @@ class Renewed(Settled):
     ttl_s: float
 
 
+class Selected(Asked):
+    """Which tasks to change: those that match all that is given, which is one of three at least."""
+
+    status: Annotated[tuple[Status, ...], Field(min_length=1, max_length=len(Status))] | None = Field(
+        default=None, description="Those in one of these only; if null, those that it can be done to."
+    )
+    name: Label | None = Field(default=None, description="Those of this function only.")
+    older_than_s: Seconds = Field(
+        default=0.0, description="Those that were enqueued more than so many seconds ago only."
+    )
+    dry_run: bool = Field(default=False, description="Count them, and change nothing.")
+
+    @model_validator(mode="after")
+    def _is_some(self) -> Self:
+        if not self.model_fields_set & {"status", "name", "older_than_s"}:
+            raise ValueError("give a status, a name or older_than_s; older_than_s of 0 stands for all")
+        return self
+
+
+class Changed(BaseModel):
+    """How many tasks matched, and how many of them were changed: the others are as they were."""
+
+    queue: str
+    matched: int
+    changed: int = Field(description="0 for a dry run.")
+
+
 class Counts(BaseModel):
     """How many tasks there are in each status (SK-12)."""
 

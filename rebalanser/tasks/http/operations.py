@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.http.messages import NewTask
-from rebalanser.tasks.model import Enqueued, Status, TaskId
+from rebalanser.tasks.http.messages import Changed, NewTask, Selected
+from rebalanser.tasks.http.problems import INVALID, Refusal
+from rebalanser.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
 from rebalanser.tasks.queue import Queue
+
+PAGE: Final = 1000
+"""Maximum number of tasks that are read at once."""
 
 
 def enqueue(queue: Queue, tasks: Sequence[NewTask]) -> list[Enqueued[Any]]:
@@ -52,12 +57,94 @@ def listed(
     after: TaskId | None,
     limit: int | None,
     at_least: int = 0,
+    name: str | None = None,
+    older_than_s: float = 0.0,
 ) -> Iterator[TaskDocument]:
     """Tasks in the order of their ids, read page by page, at most ``limit`` (SK-12)."""
-    page = 1000 if limit is None else min(limit, 1000)
-    tasks = islice(queue.tasks(statuses, page=page, after=after, at_least=at_least), limit)
+    page = PAGE if limit is None or name is not None else min(limit, PAGE)
+    tasks = queue.tasks(
+        statuses, page=page, after=after, at_least=at_least, name=name, older_than_s=older_than_s
+    )
+    return _documents(queue, islice(tasks, limit))
+
+
+def newest(
+    queue: Queue,
+    statuses: frozenset[Status] | None,
+    *,
+    after: TaskId | None,
+    limit: int | None,
+    at_least: int,
+    name: str | None,
+    older_than_s: float,
+) -> Iterator[TaskDocument]:
+    """At most ``limit`` tasks, the newest first.
+
+    Raises:
+        Refusal: the limit is above :data:`PAGE`, or ``after`` or ``at_least`` is given.
+    """
+    limit = PAGE if limit is None else limit
+    if after is not None or at_least or limit > PAGE:
+        told = f"newest goes with a limit of {PAGE} at most, and with neither after nor at_least"
+        raise Refusal(INVALID, told)
+    return _documents(queue, queue.newest(limit, statuses, name=name, older_than_s=older_than_s))
+
+
+def _documents(queue: Queue, tasks: Iterable[Stored]) -> Iterator[TaskDocument]:
     for stored, blockers in queue.with_blockers(tasks):
         yield TaskDocument.of(stored, blockers)
+
+
+def cancel(queue: Queue, selected: Selected) -> Changed:
+    """Cancel tasks: open ones unless a status is given."""
+    return _change(queue, selected, OPEN, queue.cancel_all)
+
+
+def requeue(queue: Queue, selected: Selected) -> Changed:
+    """Requeue tasks: dead ones unless a status is given."""
+    return _change(queue, selected, frozenset({Status.DEAD}), queue.requeue_all)
+
+
+def delete(queue: Queue, selected: Selected) -> Changed:
+    """Delete tasks: closed ones unless a status is given.
+
+    Raises:
+        Refusal: an open status is given.
+    """
+    if selected.status and not OPEN.isdisjoint(selected.status):
+        raise Refusal(INVALID, "open tasks are not deleted: cancel them first")
+    closed = frozenset(Status) - OPEN
+
+    def collect(tasks: Iterable[Stored]) -> int:
+        deque(tasks, maxlen=0)  # counts them
+        statuses = frozenset(selected.status or closed)
+        return queue.collect(selected.older_than_s, statuses=statuses, name=selected.name).tasks
+
+    return _change(queue, selected, closed, collect)
+
+
+def _change(
+    queue: Queue,
+    selected: Selected,
+    statuses: frozenset[Status],
+    change: Callable[[Iterable[Stored]], int],
+) -> Changed:
+    """Change what is selected, page by page; or count it only."""
+    matched = 0
+
+    def each() -> Iterator[Stored]:
+        nonlocal matched
+        chosen = frozenset(selected.status or statuses)
+        for stored in queue.tasks(chosen, name=selected.name, older_than_s=selected.older_than_s):
+            matched += 1
+            yield stored
+
+    if selected.dry_run:
+        deque(each(), maxlen=0)
+        changed = 0
+    else:
+        changed = change(each())
+    return Changed(queue=queue.name, matched=matched, changed=changed)
 
 
 def logged(queue: Queue, task: TaskId) -> Iterator[UpdateDocument]:

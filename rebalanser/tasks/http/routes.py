@@ -16,13 +16,14 @@ from pydantic import BaseModel
 
 from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.functions import Id
+from rebalanser.tasks.functions import Id, Seconds
 from rebalanser.tasks.http import messages, operations, problems
 from rebalanser.tasks.http.claim_history import named
 from rebalanser.tasks.http.claim_routes import Holding
 from rebalanser.tasks.http.dispenser import Asker, Dispenser, Lent
 from rebalanser.tasks.http.messages import (
     MAX_BATCH,
+    Changed,
     ClaimedTask,
     ClaimedTasks,
     ClaimRequest,
@@ -31,11 +32,13 @@ from rebalanser.tasks.http.messages import (
     Failure,
     Health,
     HolderNamed,
+    Label,
     NewIds,
     NewTask,
     NewTasks,
     NewUpdate,
     Renewed,
+    Selected,
     Settled,
 )
 from rebalanser.tasks.http.problems import Problem
@@ -60,7 +63,7 @@ class Server:
     def __init__(self, queue: Queue, dispenser: Dispenser) -> None:
         self.queue = queue
         self.dispenser = dispenser
-        self.routers = (self._tasks(), self._claims())
+        self.routers = (self._tasks(), self._selections(), self._claims())
 
     async def named(self, queue: str) -> None:
         """See that a request means this queue. Needs no thread: others may all wait for the store."""
@@ -107,10 +110,26 @@ class Server:
             after: Annotated[Id | None, Query(description="Those with greater ids only.")] = None,
             limit: Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="At most so many.")] = None,
             at_least: AtLeast = 0,
+            name: Annotated[Label | None, Query(description="Those of this function only.")] = None,
+            older_than_s: Annotated[
+                Seconds, Query(description="Those that were enqueued more than so many seconds ago only.")
+            ] = 0.0,
+            newest: Annotated[
+                bool, Query(description="The newest first, at most 1000; goes with no `after` or `at_least`.")
+            ] = False,
         ) -> StreamingResponse:
             """List tasks in the order of their ids, a line of JSON for each, as they are read (SK-12)."""
             statuses = frozenset(status) if status else None
-            tasks = operations.listed(queue, statuses, after=after, limit=limit, at_least=at_least)
+            read = operations.newest if newest else operations.listed
+            tasks = read(
+                queue,
+                statuses,
+                after=after,
+                limit=limit,
+                at_least=at_least,
+                name=name,
+                older_than_s=older_than_s,
+            )
             return StreamingResponse(operations.lines(tasks), media_type=NDJSON)
 
         @router.get("/tasks/{task}")
@@ -142,6 +161,37 @@ class Server:
             """Try a dead or cancelled task again, with all its tries (SK-15); any other stays as it is."""
             queue.requeue(task)
             return _settled(queue.get(task))
+
+        return router
+
+    def _selections(self) -> APIRouter:
+        queue = self.queue
+        router = self._router("tasks")
+
+        @router.post("/cancel")
+        def cancel_selected(selected: Selected) -> Changed:
+            """Cancel the tasks that match, waiting and claimed ones unless a status is given.
+
+            They are read page by page; asking again is harmless.
+            """
+            return operations.cancel(queue, selected)
+
+        @router.post("/requeue")
+        def requeue_selected(selected: Selected) -> Changed:
+            """Try the tasks that match again, with all their tries: dead ones unless a status is given.
+
+            They are read page by page; asking again is harmless.
+            """
+            return operations.requeue(queue, selected)
+
+        @router.post("/delete")
+        def delete_selected(selected: Selected) -> Changed:
+            """Delete the tasks that match, closed ones unless a status is given.
+
+            A task stays as long as one that it is connected to by dependencies does not match. The id of a
+            deleted task is forgotten: enqueued again it is a new task.
+            """
+            return operations.delete(queue, selected)
 
         return router
 
