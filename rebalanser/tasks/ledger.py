@@ -114,16 +114,20 @@ class Ledger:
     def flush(self) -> None:
         """Wait until all that was submitted so far is settled, or the engine stays away.
 
-        What its futures call has returned then. Nothing is kept meanwhile: what is lasting fails, as all else
-        does.
+        What its futures call has returned then, and what these have submitted is settled too. Nothing is kept
+        meanwhile: what is lasting fails, as all else does.
         """
         with self._more:
-            asked = set(self._unsettled())
             self._flushing += 1
             try:
-                self._more.wait_for(lambda: asked.isdisjoint(self._unsettled()))
+                for _ in range(2):  # the second time for what follows from the first
+                    asked = set(self._unsettled())
+                    self._more.wait_for(partial(self._is_settled, asked))
             finally:  # also where the caller was interrupted: else nothing lasting would be kept any more
                 self._flushing -= 1
+
+    def _is_settled(self, asked: set[Ask[object]]) -> bool:
+        return asked.isdisjoint(self._unsettled())
 
     def _unsettled(self) -> Iterator[Ask[object]]:
         """What waits or is being written. The lock is held."""

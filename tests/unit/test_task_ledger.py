@@ -183,6 +183,30 @@ def test_a_flush_waits_for_what_the_outcomes_call(engine: Gated, ledger: Ledger)
     assert told == ["a"]
 
 
+@pytest.mark.rule("SK-15")
+def test_a_flush_waits_for_what_follows_from_an_outcome(engine: Gated, ledger: Ledger) -> None:
+    """A completion that the engine can't take is followed by a failure, which must not be lost either."""
+    asked, follows, ended = Asked("a"), Asked("a"), []
+    engine.poison = {"a": TOO_LARGE}
+
+    def follow(_: object) -> None:
+        engine.may.clear()
+        engine.poison = {}
+        ledger.submit(follows)
+
+    asked.future.add_done_callback(follow)
+    ledger.submit(asked)
+    flushing = threading.Thread(target=lambda: (ledger.flush(), ended.append(follows.settled)))
+    flushing.start()
+    wait_until(lambda: ledger._flushing, "a flush")
+    engine.may.set()
+    flushing.join(0.05)
+    assert ended == []
+    engine.may.set()
+    flushing.join(PATIENCE_S)
+    assert ended == [True]
+
+
 def test_where_nothing_is_asked_a_flush_is_over_at_once(ledger: Ledger) -> None:
     ledger.flush()
 
