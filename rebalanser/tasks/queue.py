@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -1051,18 +1051,40 @@ class Queue:
 
         Other workers hand out the tasks of its partitions while its bodies end. What has not ended by then
         is given back, and what it still writes is refused. How each try ended is written once this returns,
-        unless the engine is away. Twice is fine.
+        unless the engine is away. Twice is fine. If it is interrupted, as by a second Ctrl-C, the grace is
+        over at once.
         """
         group, self._group = self._group, None
         source, self._source = self._source, None
         self._stopped.set()
         if source is None:
             return
+        note, self._note = self._note, None
+        with ExitStack() as ends:  # the last one first, and each also where those before were interrupted
+            if note is not None:
+                ends.callback(note.stop)
+            ends.callback(source.close)
+            ends.callback(self._stop_sweeper)
+            if group is not None:
+                ends.callback(group.stop)
+            if self._caller is not None:
+                ends.callback(self._caller.close)
+            if self._bodies is not None:
+                ends.callback(self._bodies.close)
+            if self._worker is not None:
+                ends.callback(self._context.ledger.flush)
+            grace_s = GRACE_S if grace_s is None else grace_s
+            try:
+                self._end_work(source, group, grace_s)
+            except BaseException:
+                self._end_work(source, group, 0.0)
+                raise
+
+    def _end_work(self, source: ClaimSource, group: Group | None, grace_s: float) -> None:
+        """Claim no more and let bodies end; again where that was interrupted."""
+        deadline = self._clock.now() + grace_s
         if self._ticker is not None:
             self._ticker.stop()
-        note, self._note = self._note, None
-        grace_s = GRACE_S if grace_s is None else grace_s
-        deadline = self._clock.now() + grace_s
         if self._worker is not None:
             self._worker.stop_claiming(grace_s)
         source.retire()
@@ -1070,17 +1092,6 @@ class Queue:
             group.request_stop()
         if self._worker is not None:
             self._worker.stop(max(0.0, deadline - self._clock.now()))
-            self._context.ledger.flush()
-        if self._bodies is not None:
-            self._bodies.close()
-        if self._caller is not None:
-            self._caller.close()
-        if group is not None:
-            group.stop()
-        self._stop_sweeper()
-        source.close()
-        if note is not None:
-            note.stop()
 
     def close(self) -> None:
         """Stop, write what waits, and let go of the engine. Closing twice does nothing."""

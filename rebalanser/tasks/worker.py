@@ -110,6 +110,8 @@ class Worker:
         self._next_look = math.inf
         self._body_s: float | None = None
         self._stopping = False
+        self._has_left = False
+        """True once bodies that have not ended were left to themselves: nobody waits for their threads."""
         self._idle_s: float | None = 0.0
         """How long there is nothing to claim, if nobody wakes; None for ever."""
         self._claims = Loop("claims", self._claim, context.errors)
@@ -186,18 +188,19 @@ class Worker:
         self._wait_until(lambda: not any(self._can_end(each) for each in self._tries.values()), CUT_OFF_S)
         with self._lock:
             remaining = list(self._tries.values())
-            ended = not remaining
+            self._has_left = self._has_left or bool(remaining)
+        for each in remaining:
+            self._bodies.give_back(each.claim)
+        with self._lock:
             self._tries.clear()
             self._ahead.clear()
             self._sooner.notify()
         self._context.errors.ended("renewals")
         if self._watch is not None:
             self._watch.close()
-        for each in remaining:
-            self._bodies.give_back(each.claim)
-        for loop in self._loops if ended else ():
+        for loop in () if self._has_left else self._loops:
             loop.join()
-        return ended
+        return not self._has_left
 
     def _wait_until(self, reached: Callable[[], bool], timeout_s: float) -> None:
         """Wait until it is so of the claims that are held, which only become fewer."""

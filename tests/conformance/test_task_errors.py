@@ -897,3 +897,39 @@ def test_as_many_bodies_run_at_once_as_may(stage: Stage) -> None:
     stage.queue.start(concurrency=count)
     for task in meet.enqueue_many([((), {})] * 2 * count):
         assert stage.queue.wait(task, PATIENCE_S) is None
+
+
+@pytest.mark.rule("SK-17", "SK-20")
+@pytest.mark.parametrize("step", ["stop_claiming", "stop", "give_back", "flush"])
+def test_a_stop_that_is_interrupted_ends_all_and_gives_back(
+    stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a second Ctrl-C: else the task would be renewed as long as the process lives."""
+    queue, begun, may_end = stage.queue, threading.Event(), threading.Event()
+
+    @queue.task(retries=0)
+    def slow(claim: Claim) -> None:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+
+    task = slow.enqueue()
+    queue.start()
+    assert begun.wait(PATIENCE_S)
+    owners = {"flush": queue.context.ledger, "give_back": queue._bodies}
+    group, owner = queue._group, owners.get(step, queue._worker)
+    interrupted = getattr(owner, step)
+
+    def interrupt(*_: Any) -> None:
+        setattr(owner, step, interrupted)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, step, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        queue.stop(0.0 if step in owners else PATIENCE_S)
+    state = queue.get(task).state
+    assert (state.status, state.failures) == (Status.WAITING, 0)
+    assert group is None or group._run is None
+    assert queue.status().workers == ()
+    may_end.set()
+    queue.start()
+    assert queue.wait(task, PATIENCE_S) is None
