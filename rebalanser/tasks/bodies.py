@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from rebalanser.errors import Fenced, InvalidArgument, InvalidTask, RequestTooLarge
 from rebalanser.history import SkuldKind
@@ -22,6 +23,7 @@ from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.middleware import FailureReports, Middleware
 from rebalanser.tasks.model import Head, Status, Stored
 from rebalanser.tasks.outcomes import (
+    MAX_ERROR,
     Cut,
     GiveUp,
     Outcome,
@@ -159,6 +161,7 @@ class Watch:
                 each.set()
 
 
+_UNREAD: Final = re.compile(r" \(unread (?:once|(?P<times>[0-9]{1,6}) times)\)\Z")
 _log = get_logger()
 
 
@@ -277,8 +280,11 @@ class Bodies:
     def _give_back_unread(self, claim: WorkerClaim, error: OtherArguments) -> None:
         """Let a task wait for a worker that can read it, ever longer: no failure is counted (SK-21)."""
         self._errors.unreadable(claim.name, error)
-        reason = raised(error).told
-        due = self._backed_off(claim, claim.number - claim.failures)
+        before = unread_before(claim.error_before)
+        times = "once" if not before else f"{before + 1} times"
+        counted = f" (unread {times})"
+        reason = raised(error).told[: MAX_ERROR - len(counted)] + counted
+        due = self._backed_off(claim, before)
         self._end(claim, lambda stored: rules.release(stored.state, claim.held, due, reason))
 
     def _returned(self, claim: WorkerClaim, head: Head, result: bytes | None) -> None:
@@ -417,6 +423,14 @@ def backoff_s(options: TaskOptions, failures: int) -> float:
     if not isinstance(given, int | float) or not given >= 0:
         raise InvalidArgument(f"it gives {given!r}, which is no number of seconds from 0")
     return min(float(given), options.max_backoff_s)
+
+
+def unread_before(error: str) -> int:
+    """How often in a row a task could not be read, as its last error says."""
+    found = _UNREAD.search(error)
+    if found is None:
+        return 0
+    return 1 if found["times"] is None else int(found["times"])
 
 
 def _out_of_time(head: Head) -> TimeoutError:

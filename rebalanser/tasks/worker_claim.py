@@ -90,6 +90,8 @@ class WorkerClaim(Claim):
         self._context = context
         self._life = _Life(deadline)
         self._stored = stored
+        self.error_before = state.error
+        """The error of the task as it was claimed."""
         # Guards what is known of the claim. Never held while the store is asked.
         self._lock = threading.Lock()
         self._updating = threading.Lock()

@@ -6,14 +6,15 @@ import math
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator
 
 from rebalanser.errors import InvalidTask, TaskFailed
 from rebalanser.tasks import Claim, GiveUp, Queue, Retry, Status, bodies
-from rebalanser.tasks.functions import TaskOptions
-from rebalanser.tasks.outcomes import BodyLost, raised
+from rebalanser.tasks.functions import EnqueueOptions, TaskOptions
+from rebalanser.tasks.outcomes import MAX_ERROR, BodyLost, raised
 from rebalanser.tasks.processes import caller, child
 from rebalanser.tasks.processes.messages import Failed
 from rebalanser.testing import FakeClock
@@ -160,3 +161,52 @@ def test_an_error_of_a_script_is_known_in_its_processes() -> None:
 
 def test_all_errors_are_retried_unless_it_is_said() -> None:
     assert TaskOptions().retry_on is None
+
+
+@pytest.mark.rule("SK-21")
+def test_a_task_that_can_not_be_read_waits_by_how_often_that_was_so(tasks: Queue, clock: FakeClock) -> None:
+    """And not by how many claims it had: those that failed before a requeue, or were given back."""
+    known = ["a", "b"]
+
+    def check(to: str) -> str:
+        if to not in known:
+            raise ValueError("unknown here")
+        return to
+
+    def send(claim: Claim, to: str) -> None:
+        if to in known[1:]:
+            raise OSError("away")
+
+    send.__annotations__["to"] = Annotated[str, AfterValidator(check)]
+    register = tasks.task(retries=9, backoff_s=1.0, max_backoff_s=600.0, jitter=0.0)
+    task = register(send).enqueue("b")
+    assert tasks.run_until_idle(advance_s=HOUR_S) == 10
+    assert tasks.get(task).state.status is Status.DEAD
+    tasks.requeue(task)
+    known.remove("b")
+    waits: list[float] = []
+    for _ in range(12):
+        tasks.run_until_idle()
+        waits.append(round(tasks.get(task).state.due - clock.wall(), 3))
+        clock.advance(waits[-1])
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 600.0, 600.0]
+    state = tasks.get(task).state
+    assert state.failures == 0
+    assert "unknown here" in state.error
+    assert state.error.endswith("(unread 12 times)")
+    known[:] = ["b"]
+    assert tasks.run_until_idle() == 1
+    assert tasks.get(task).state.status is Status.COMPLETED
+
+
+@pytest.mark.rule("SK-21")
+def test_the_reason_why_a_task_can_not_be_read_is_bounded(tasks: Queue) -> None:
+    @tasks.task
+    def send(claim: Claim) -> None: ...
+
+    named = b'{"%s": 1}' % (b"x" * 10_000)
+    (task,) = tasks.commit([tasks.made_raw("send", named, EnqueueOptions())])
+    tasks.run_until_idle()
+    error = tasks.get(task).state.error
+    assert len(error) <= MAX_ERROR
+    assert error.endswith("(unread once)")
