@@ -13,6 +13,7 @@ from rebalanser.tasks.engine import (
     Applied,
     Conflict,
     Enqueue,
+    EnqueueAll,
     Epoch,
     Exists,
     Move,
@@ -141,14 +142,15 @@ class MoveAsk(Ask["Stored | Refused"]):
 
 
 class EnqueueAsk(Ask[Answer]):
-    """A new task: the result is the answer; one that was lost is asked for by enqueueing once more (SK-3)."""
+    """A new task, or several: the result is the answer; one that was lost is asked for once more (SK-3)."""
 
-    def __init__(self, enqueue: Enqueue) -> None:
-        super().__init__(enqueue.task.head.id)
-        self.after = enqueue.task.head.after
+    def __init__(self, enqueue: Enqueue | EnqueueAll) -> None:
+        enqueues = enqueue.enqueues if isinstance(enqueue, EnqueueAll) else (enqueue,)
+        super().__init__(enqueues[0].task.head.id)
+        self.after = tuple(task for each in enqueues for task in each.task.head.after)
         self._enqueue = enqueue
 
-    def write(self) -> Enqueue:
+    def write(self) -> Enqueue | EnqueueAll:
         """The same each time."""
         return self._enqueue
 

@@ -117,6 +117,18 @@ class Enqueue:
 
 
 @dataclass(frozen=True, slots=True)
+class EnqueueAll:
+    """Add tasks of one queue, all or none, as if each was enqueued after those before it.
+
+    Each has another id, and none is forwarded. Answered :class:`Applied`; or what refuses the first that
+    can't be added: :class:`Exists` or :class:`Unknown`.
+    """
+
+    enqueues: tuple[Enqueue, ...]
+    """At least one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Skip:
     """Count an entry of an outbox and make no task of it (SK-4).
 
@@ -174,7 +186,7 @@ class Collect:
     """The partition and the revision of each."""
 
 
-Write: TypeAlias = Enqueue | Skip | Move | TakeOver | Collect
+Write: TypeAlias = Enqueue | EnqueueAll | Skip | Move | TakeOver | Collect
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from rebalanser.tasks.engine import (
     Conflict,
     Engine,
     Enqueue,
+    EnqueueAll,
     Epoch,
     Exists,
     Forwarded,
@@ -446,6 +447,92 @@ class EngineSuite:
             (task_id(301),)
         )
         assert read(engine, task_id(1001)).head.after == tuple(task_id(number) for number in fan)
+
+    @pytest.mark.rule("SK-2", "SK-5")
+    @pytest.mark.parametrize("others", [1, 30], ids=["few others", "many others"])
+    def test_tasks_that_depend_on_each_other_are_enqueued_together(
+        self, engine: Engine, recorder: Recorder, others: int
+    ) -> None:
+        """Holds: "Add tasks of one queue, all or none, as if each was enqueued after those before it"."""
+        before = [make(number) for number in range(1, others + 1)]
+        applied(engine, *before)
+        parts = [make(number, after=[others]) for number in range(100, 198)]
+        last = make(300, after=[*range(1, others + 1), *range(100, 198)], payload=b"x" * 20_000)
+        tasks = (*parts, last, make(301, after=[300], state=State(due=1.5)))
+        with closing(engine.watch(QUEUE, engine.page(QUEUE, TIMEOUT_S, limit=1).revision, recorder)):
+            (revision,) = applied(engine, EnqueueAll(tasks))
+            found = engine.read(QUEUE, [each.task.head.id for each in tasks], TIMEOUT_S)
+            assert [found[each.task.head.id].head for each in tasks] == [each.task.head for each in tasks]
+            assert [found[each.task.head.id].state for each in tasks] == [each.state for each in tasks]
+            assert max(each.revision for each in found.values()) == revision
+            recorder.wait_for(*found.values())
+        assert engine.payloads(QUEUE, [task_id(300)], TIMEOUT_S) == {task_id(300): b"x" * 20_000}
+        assert counts(engine) == {Status.WAITING: others + 100}
+        (stored_first,) = (read(engine, task_id(others)),)
+        assert apply(engine, collect(stored_first)) == [Conflict()]
+
+    @pytest.mark.rule("SK-2", "SK-3", "SK-5")
+    def test_of_tasks_that_are_enqueued_together_none_is_if_one_is_refused(self, engine: Engine) -> None:
+        """Holds: "what refuses the first that can't be added"."""
+        (revision,) = applied(engine, make(2, payload=b"first"))
+        exists = Exists(stored(make(2), revision), b"first")
+        tasks = (make(3), make(4, after=[3]))
+        answers = apply(
+            engine,
+            EnqueueAll((*tasks, make(2, after=[4]))),
+            EnqueueAll((*tasks, make(5, after=[3, 8, 9]), make(2))),
+            EnqueueAll((make(4, after=[3]), make(3))),
+            make(6, after=[3]),
+        )
+        assert answers == [
+            exists, Unknown((task_id(8), task_id(9))), Unknown((task_id(3),)), Unknown((task_id(3),)),
+        ]  # fmt: skip
+        assert everything(engine) == [exists.stored]
+        assert engine.payloads(QUEUE, [task_id(3), task_id(4)], TIMEOUT_S) == {}
+        assert counts(engine) == {Status.WAITING: 1}
+        unknown = make(5, after=[9], waits_for_unknown=True)
+        applied(engine, EnqueueAll((*tasks, unknown)), make(6, after=[3, 5]))
+        assert len(everything(engine)) == 5
+
+    @pytest.mark.rule("SK-2")
+    def test_tasks_that_are_too_large_together_are_refused(self, engine: Engine) -> None:
+        """Holds: "nothing was written", of tasks that are small enough each by itself."""
+        half = b"x" * (engine.capabilities.max_payload_bytes * 2 // 3)
+        with pytest.raises(RequestTooLarge):
+            engine.apply([EnqueueAll((make(1, payload=half), make(2, payload=half)))], TIMEOUT_S)
+        assert everything(engine) == []
+
+    @pytest.mark.rule("SK-5", "SK-14")
+    @pytest.mark.parametrize("others", [0, 20], ids=["few others", "many others"])
+    def test_a_task_is_collected_or_those_enqueued_together_depend_on_it(
+        self, connect: Connect, others: int
+    ) -> None:
+        """Holds: "a task enqueued since they were read would else wait for one that is gone"."""
+        producer, collector = connect(), connect()
+        kept = range(1000, 1000 + others)
+        applied(producer, *map(make, kept))
+        together = threading.Barrier(2)
+
+        def act(engine: Engine, write: Write) -> Answer:
+            together.wait(TIMEOUT_S)
+            return apply(engine, write)[0]
+
+        with ThreadPoolExecutor(2) as pool:
+            for number in range(1, 46, 3):
+                (revision,) = applied(producer, make(number))
+                enqueue_all = EnqueueAll(
+                    (make(number + 1, after=[*kept, number]), make(number + 2, after=[number + 1]))
+                )
+                enqueueing = pool.submit(act, producer, enqueue_all)
+                collecting = pool.submit(act, collector, collect(stored(make(number), revision)))
+                enqueued, collected = enqueueing.result(), collecting.result()
+                if isinstance(collected, Applied):
+                    assert enqueued == Unknown((task_id(number),))
+                    assert find(producer, task_id(number + 2)) is None
+                else:
+                    assert collected == Conflict()
+                    assert isinstance(enqueued, Applied)
+                    assert find(producer, task_id(number)) is not None
 
     @pytest.mark.rule("SK-2")
     def test_queues_are_apart(self, engine: Engine) -> None:

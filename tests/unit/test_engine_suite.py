@@ -14,7 +14,18 @@ from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.errors import RequestTooLarge
 from rebalanser.tasks import engine as contract
-from rebalanser.tasks.engine import Applied, Collect, Enqueue, Exists, Lost, Move, Skip, TakeOver, Unknown
+from rebalanser.tasks.engine import (
+    Applied,
+    Collect,
+    Enqueue,
+    EnqueueAll,
+    Exists,
+    Lost,
+    Move,
+    Skip,
+    TakeOver,
+    Unknown,
+)
 from rebalanser.testing.engine_suite import (
     OTHER_QUEUE,
     PARTITIONS,
@@ -153,6 +164,16 @@ class CollectsInParts(SqliteEngine):
             if isinstance(write, Collect):
                 parts = [Collect(write.queue, {task: place}) for task, place in write.tasks.items()]
             answers.append(list(super().apply(parts, timeout_s))[-1])
+        return answers
+
+
+class EnqueuesInParts(SqliteEngine):
+    def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        answers: list[Answer] = []
+        for write in writes:
+            parts: Sequence[Write] = write.enqueues if isinstance(write, EnqueueAll) else [write]
+            found = super().apply(parts, timeout_s)
+            answers.append(next((each for each in found if not isinstance(each, Applied)), found[-1]))
         return answers
 
 
@@ -408,6 +429,7 @@ FAULTS = [
     (DropsUpdates, "test_an_update_is_written_with_its_state"),
     (ForgetsLogs, "test_the_logs_of_earlier_claims_stay"),
     (KeepsDependents, "test_what_others_depend_on_is_not_collected"),
+    (EnqueuesInParts, "test_of_tasks_that_are_enqueued_together_none_is_if_one_is_refused"),
     (CollectsInParts, "test_all_or_none_are_collected"),
     (TakesTakenIds, "test_an_id_that_is_taken_is_answered_with_what_it_is_taken_by"),
     (AnswersInAnyOrder, "test_a_refused_write_leaves_the_others_alone"),

@@ -35,6 +35,7 @@ from rebalanser.tasks.engine import (
     Collect,
     Conflict,
     Enqueue,
+    EnqueueAll,
     Epoch,
     Exists,
     Move,
@@ -141,6 +142,11 @@ def task_id(number: int) -> TaskId:
 def make(number: int, after: Sequence[int] = (), payload: bytes = b"payload", **fields: object) -> Enqueue:
     head = Head(task_id(number), QUEUE, "send", after=tuple(map(task_id, after)))
     return Enqueue(Task(head, payload), 0, **fields)  # type: ignore[arg-type]
+
+
+def make_two(after: Sequence[int]) -> EnqueueAll:
+    """Two tasks together, of which the first one depends on these."""
+    return EnqueueAll((make(9999, after=after), make(10_000, after=[9999])))
 
 
 def apply(engine: KeyValueEngine, *writes: Write) -> list[Answer]:
@@ -416,12 +422,58 @@ def test_a_task_may_depend_on_many(engine: KeyValueEngine, count: int) -> None:
     assert isinstance(apply(engine, make(1001, after=dependencies))[0], Unknown)
 
 
+@pytest.mark.rule("SK-2")
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("size", [10, 100], ids=["flat", "nested"])
+def test_tasks_that_are_enqueued_together_are_all_there_or_none(size: int, lost: bool) -> None:
+    """Wherever the process dies, and whether its last request takes effect."""
+    together = EnqueueAll(tuple(make(number, after=[number - 1]) for number in range(1, size + 1)))
+    for step in range(10):
+        store = MemoryStore(FakeClock())
+        meddler = Meddler(store)
+        engine, other = opened(meddler), opened(MemoryRegistry(store))
+        apply(other, make(0))
+        meddler.die(step, lost=lost)
+        try:
+            apply(engine, together)
+        except OutcomeUnknown:
+            assert lost
+        except RegistryUnavailable:
+            assert not lost
+        else:
+            break
+        assert len(everything(other)) in (1, size + 1)
+    assert len(everything(other)) == size + 1
+    assert step > 1
+
+
+@pytest.mark.rule("SK-2")
+def test_an_id_that_is_taken_while_others_are_enqueued_with_it_refuses_all(
+    engine: KeyValueEngine, other: KeyValueEngine, meddler: Meddler
+) -> None:
+    together = EnqueueAll(tuple(make(number) for number in range(1, 4)))
+    meddler.interrupt(1, lambda: apply(other, make(2, payload=b"other")))
+    (answer,) = apply(engine, together)
+    assert isinstance(answer, Exists)
+    assert answer.payload == b"other"
+    assert [each.head.id for each in everything(other)] == [task_id(2)]
+
+
+@pytest.mark.rule("SK-2")
+def test_tasks_that_need_too_many_keys_together_are_refused(engine: KeyValueEngine) -> None:
+    tasks = tuple(make(number, after=range(1, number)) for number in range(1, 90))
+    with pytest.raises(RequestTooLarge, match="89 tasks that are enqueued together need"):
+        apply(engine, EnqueueAll(tasks))
+    assert everything(engine) == []
+
+
 @pytest.mark.full_size
 @pytest.mark.rule("SK-14")
+@pytest.mark.parametrize("together", [False, True], ids=["one", "several"])
 @pytest.mark.parametrize("dependencies", [1, MANY])
 @pytest.mark.parametrize("size", [MANY, LARGE], ids=["together", "swept"])
 def test_whoever_enqueues_between_the_steps_of_a_collection_is_not_left_alone(
-    dependencies: int, size: int
+    dependencies: int, size: int, together: bool
 ) -> None:
     """Either the collection has an effect, and the new task is refused, or the other way round."""
     outcomes = set()
@@ -431,7 +483,9 @@ def test_whoever_enqueues_between_the_steps_of_a_collection_is_not_left_alone(
         engine, other = opened(meddler), opened(MemoryRegistry(store))
         apply(other, *(make(number) for number in range(size)))
         tasks = everything(other)
-        meddler.interrupt(step, partial(apply, other, make(9999, after=range(dependencies))))
+        after = range(dependencies)
+        new = make_two(after) if together else make(9999, after=after)
+        meddler.interrupt(step, partial(apply, other, new))
         (collected,) = apply(engine, collect(*tasks))
         answers = meddler.happened
         if not answers:
@@ -452,7 +506,10 @@ def test_whoever_enqueues_between_the_steps_of_a_collection_is_not_left_alone(
 @pytest.mark.rule("SK-14")
 @pytest.mark.parametrize("size", [10, LARGE], ids=["together", "swept"])
 @pytest.mark.parametrize("dependencies", [2, MANY])
-def test_whoever_collects_between_the_steps_of_an_enqueueing(dependencies: int, size: int) -> None:
+@pytest.mark.parametrize("together", [False, True], ids=["one", "several"])
+def test_whoever_collects_between_the_steps_of_an_enqueueing(
+    dependencies: int, size: int, together: bool
+) -> None:
     size = max(size, dependencies)
     for step in range(20):
         store = MemoryStore(FakeClock())
@@ -461,7 +518,8 @@ def test_whoever_collects_between_the_steps_of_an_enqueueing(dependencies: int, 
         apply(other, *(make(number) for number in range(size)))
         tasks = everything(other)
         meddler.interrupt(step, partial(apply, other, collect(*tasks)))
-        (enqueued,) = apply(engine, make(9999, after=range(dependencies)))
+        after = range(dependencies)
+        (enqueued,) = apply(engine, make_two(after) if together else make(9999, after=after))
         collected = meddler.happened
         if not collected:
             break

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge
-from rebalanser.tasks.engine import Answer, Collect, EngineCapabilities, Enqueue, Move, Write
+from rebalanser.tasks.engine import Answer, Collect, EngineCapabilities, Enqueue, EnqueueAll, Move, Write
 from rebalanser_sqlite import history
 from rebalanser_sqlite.store import Deadline, Store, ring
 from rebalanser_sqlite.tasks.writing import Writing
@@ -47,7 +47,8 @@ def chunks(writes: Sequence[Write], capabilities: EngineCapabilities) -> list[Ch
     """The writes, in order, in portions; a write that is larger than a portion is one by itself.
 
     Raises:
-        RequestTooLarge: a payload, an update or a result is over its limit.
+        RequestTooLarge: a payload, or those that are enqueued together, an update or a result is over its
+            limit.
     """
     return list(_chunks(writes, [_size(write, capabilities) for write in writes]))
 
@@ -69,6 +70,8 @@ def _weight(write: Write) -> int:
     match write:
         case Enqueue():
             return 1 + len(write.task.head.after)
+        case EnqueueAll():
+            return sum(map(_weight, write.enqueues))
         case Collect():
             return len(write.tasks)
         case _:
@@ -80,6 +83,10 @@ def _size(write: Write, capabilities: EngineCapabilities) -> int:
         payload = len(write.task.payload)
         _check("payload", payload, capabilities.max_payload_bytes)
         return payload + _result_size(write, capabilities)
+    if isinstance(write, EnqueueAll):
+        together = sum(_size(each, capabilities) for each in write.enqueues)
+        _check("list of tasks that are enqueued together", together, capabilities.max_payload_bytes)
+        return together
     if isinstance(write, Move):
         update = 0 if write.update is None else len(write.update.content)
         _check("update", update, capabilities.max_update_bytes)

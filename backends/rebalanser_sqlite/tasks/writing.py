@@ -15,6 +15,7 @@ from rebalanser.tasks.engine import (
     Collect,
     Conflict,
     Enqueue,
+    EnqueueAll,
     Exists,
     Forwarded,
     Move,
@@ -41,7 +42,7 @@ from rebalanser_sqlite.tasks.schema import CHOICES, FAIL, INLINE_BYTES, STATUSES
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rebalanser.tasks.model import Head, TaskId
 
@@ -195,6 +196,8 @@ class Writing:
                 return self._move(write)
             case Enqueue():
                 return self._enqueue(write)
+            case EnqueueAll():
+                return self._enqueue_all(write.enqueues)
             case Skip():
                 return self._skip(self.queue(write.queue), write.entry)
             case TakeOver():
@@ -253,6 +256,21 @@ class Writing:
         if isinstance(answer, Applied):
             self._count_entry(queue, entry, skipped=False)
         return answer
+
+    def _enqueue_all(self, enqueues: Sequence[Enqueue]) -> Answer:
+        """Look at all before the first is added: a refusal must leave nothing behind."""
+        queue = self.queue(enqueues[0].task.head.queue)
+        added: set[TaskId] = set()
+        for each in enqueues:
+            head = each.task.head
+            if self._status(queue, head.id) is not None:
+                return self._exists(queue, each)
+            after = () if each.waits_for_unknown else dict.fromkeys(head.after)
+            unknown = tuple(task for task in after if task not in added and self._status(queue, task) is None)
+            if unknown:
+                return Unknown(unknown)
+            added.add(head.id)
+        return [self._add(queue, each) for each in enqueues][-1]
 
     def _skip(self, queue: int, entry: Forwarded) -> Answer:
         tally = self._tally(queue, entry)

@@ -31,12 +31,19 @@ from rebalanser.registry.contract import (
 )
 from rebalanser.tasks.engine import Answer, Applied
 from rebalanser.tasks.key_value.collection import settle
-from rebalanser.tasks.key_value.steps import Found, Otherwise, Read, Step, Visit, bytes_of, parts_of
+from rebalanser.tasks.key_value.steps import (
+    SPARE_BYTES,
+    Found,
+    Otherwise,
+    Read,
+    Step,
+    Visit,
+    bytes_of,
+    parts_of,
+)
 
 MAX_TRIES: Final = 20
 """How often a step is planned whose guards did not hold for a reason that is no answer."""
-SPARE_BYTES: Final = 4096
-"""For the keys that a transaction has beside its steps."""
 
 
 class _Flat:

@@ -32,6 +32,7 @@ from rebalanser.tasks.engine import (
     Engine,
     EngineCapabilities,
     Enqueue,
+    EnqueueAll,
     Move,
     Note,
     Page,
@@ -48,7 +49,7 @@ from rebalanser.tasks.free_slots import FreeSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value import free_slots as _slots
 from rebalanser.tasks.key_value import reading
 from rebalanser.tasks.key_value.collection import CollectStep
-from rebalanser.tasks.key_value.enqueues import EnqueueStep, SkipStep
+from rebalanser.tasks.key_value.enqueues import EnqueueAllStep, EnqueueStep, SkipStep
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
 from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
 from rebalanser.tasks.key_value.outbox_batches import convoys
@@ -294,6 +295,9 @@ class KeyValueEngine(Engine, SharesSlots):
                 return MoveStep(write, self._keys_of(write.queue), self._epochs, self._limits)
             case Enqueue():
                 return EnqueueStep(write, self._keys_of(write.task.head.queue), self._limits)
+            case EnqueueAll():
+                queue = write.enqueues[0].task.head.queue
+                return EnqueueAllStep(write.enqueues, self._keys_of(queue), self._limits)
             case Skip():
                 return SkipStep(write, self._keys_of(write.queue))
             case TakeOver():

@@ -1,4 +1,4 @@
-"""The step that adds a task.
+"""The steps that add a task, or several.
 
 A task may depend on others. A guard on each makes sure that it still exists when the task is added. A task
 that the same transaction adds needs no guard: it exists afterwards if the guards under which it is added
@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rebalanser.errors import RequestTooLarge
 from rebalanser.registry.contract import (
     Absent,
     Created,
@@ -49,6 +50,7 @@ from rebalanser.tasks.engine import (
 )
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
+    SPARE_BYTES,
     Found,
     Limits,
     Otherwise,
@@ -56,6 +58,7 @@ from rebalanser.tasks.key_value.steps import (
     Read,
     Step,
     Visit,
+    bytes_of,
     check_bytes,
     read_item,
 )
@@ -181,6 +184,8 @@ class SkipStep(Step):
 
 FEW: Final = 16
 """So many tasks that one depends on are guarded one by one."""
+FEW_OF_ALL: Final = 8
+"""So many tasks that those depend on that are added together are: these have a guard each, too."""
 
 
 class EnqueueStep(Step):
@@ -228,6 +233,16 @@ class EnqueueStep(Step):
         if is_short(task.payload):
             return puts
         return (*puts, Put(self.keys.long_payload(self._id), task.payload))
+
+    @property
+    def write(self) -> Enqueue:
+        """What is written."""
+        return self._write
+
+    def existing(self, visit: Visit) -> Answer | None:
+        """The answer if the id is taken; None if it is not any more."""
+        outcome = visit.execute(self._refusal())
+        return None if outcome.succeeded else self.answer(outcome)
 
     def wanted(self) -> Sequence[Read]:
         """The outbox's tally, what it depends on, and whether that is marked."""
@@ -331,3 +346,109 @@ class EnqueueStep(Step):
             elif not self._write.waits_for_unknown:
                 guards[Created(key, found.items[key].create_revision)] = None
         return tuple(guards)
+
+
+class EnqueueAllStep(Step):
+    """New tasks, all or none, in one transaction.
+
+    One that depends on another of them needs no guard for that. Each id has a guard, and so has what they
+    depend on beside each other; where that is much, it is one on the witness.
+    """
+
+    def __init__(self, enqueues: Sequence[Enqueue], keys: QueueKeys, limits: Limits) -> None:
+        self.keys = keys
+        self._steps = [EnqueueStep(each, keys, limits) for each in enqueues]
+        size = sum(bytes_of(step.lone_addition()) for step in self._steps)
+        check_bytes(f"{len(enqueues)} tasks that are enqueued together", size, limits.task)
+
+    def plan(self, found: Found) -> Planned:  # noqa: ARG002
+        """Its transaction takes no other step."""
+        return Otherwise.ALONE
+
+    def answer(self, outcome: Outcome) -> Answer | None:
+        """Applied, or to be planned again."""
+        return Applied(outcome.revision) if outcome.succeeded else None
+
+    def carry_out_alone(self, visit: Visit) -> Answer | None:
+        """Look at all, then add them under the guard that it is still so."""
+        outer = self._outer()
+        needed = dict.fromkeys(task for tasks in outer.values() for task in tasks)
+        own = [self.keys.payload(step.write.task.head.id) for step in self._steps]
+        items = visit.get([*own, *map(self.keys.payload, needed), *map(self.keys.mark, needed)])
+        for step, key in zip(self._steps, own, strict=True):
+            if key in items:
+                return step.existing(visit)
+            existing = () if step.write.waits_for_unknown else outer[step.write.task.head.id]
+            missing = tuple(task for task in existing if self.keys.payload(task) not in items)
+            if missing:
+                return Unknown(missing)
+        marks = [items[key] for key in map(self.keys.mark, needed) if key in items]
+        if marks:
+            self.mark = load_mark(marks[0])
+            return None
+        if len(needed) <= FEW_OF_ALL:
+            guards, puts = self._guards(outer, items), [Put(self.keys.news(task), b"") for task in needed]
+        else:
+            found = self._founded(visit, outer)
+            if found is None:
+                return None
+            guards, puts = found, []
+        return self.answer(visit.execute(self._addition(visit, guards, puts)))
+
+    def _outer(self) -> dict[TaskId, tuple[TaskId, ...]]:
+        """What each task depends on that is not added before it."""
+        added: set[TaskId] = set()
+        outer: dict[TaskId, tuple[TaskId, ...]] = {}
+        for step in self._steps:
+            head = step.write.task.head
+            outer[head.id] = tuple(task for task in dict.fromkeys(head.after) if task not in added)
+            added.add(head.id)
+        return outer
+
+    def _guards(
+        self, outer: Mapping[TaskId, Sequence[TaskId]], items: Mapping[str, KeyValue]
+    ) -> dict[Guard, None]:
+        """Guards that hold as long as what the tasks depend on exists unmarked."""
+        guards: dict[Guard, None] = {}
+        for step in self._steps:
+            for task in outer[step.write.task.head.id]:
+                guards[Absent(self.keys.mark(task))] = None
+                if not step.write.waits_for_unknown:
+                    key = self.keys.payload(task)
+                    guards[Created(key, items[key].create_revision)] = None
+        return guards
+
+    def _founded(self, visit: Visit, outer: Mapping[TaskId, Sequence[TaskId]]) -> dict[Guard, None] | None:
+        """The guards on the witness, once all that they depend on was told of the tasks; None: look again."""
+        guards: dict[Guard, None] = {}
+        for step in self._steps:
+            task = step.write.task.head.id
+            if outer[task]:
+                existing = not step.write.waits_for_unknown
+                foundation = lay_foundation(visit, self.keys, task, outer[task], existing=existing)
+                if foundation is None or foundation.missing or foundation.mark is not None:
+                    return None
+                guards |= dict.fromkeys(foundation.guards)
+        return guards
+
+    def _addition(self, visit: Visit, guards: dict[Guard, None], puts: Sequence[Put]) -> Transaction:
+        """The transaction that adds all; where one list is too long for what it puts, in nested ones."""
+        put = {each.key: each for each in puts}
+        for step in self._steps:
+            addition, task = step.lone_addition(), step.write.task.head
+            guards |= dict.fromkeys(addition.guards)
+            put |= {each.key: each for each in addition.then if isinstance(each, Put)}
+            told = (Put(self.keys.dependent(needed, task.id), b"") for needed in task.after)
+            put |= {each.key: each for each in told}
+        limit, lists = visit.max_operations, max(len(guards), visit.max_operations // 2)
+        operations = tuple(put.values())
+        flat = Transaction(tuple(guards), operations)
+        what = f"{len(self._steps)} tasks that are enqueued together"
+        check_bytes(what, bytes_of(flat), visit.max_request_bytes - SPARE_BYTES)
+        if flat.length <= limit:
+            return flat
+        length = limit - lists
+        if lists * length < len(operations):
+            raise RequestTooLarge(f"{what} need {len(operations)} operations; the limit is {lists * length}")
+        nested = (operations[start : start + length] for start in range(0, len(operations), length))
+        return Transaction(tuple(guards), tuple(Transaction(then=each) for each in nested))

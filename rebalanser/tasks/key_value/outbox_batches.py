@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from rebalanser.registry.contract import Guard, Put, Transaction
 from rebalanser.tasks.engine import Answer, Applied
-from rebalanser.tasks.key_value.batches import SPARE_BYTES, Batch
+from rebalanser.tasks.key_value.batches import Batch
 from rebalanser.tasks.key_value.enqueues import EnqueueStep, EntryOfOutbox
-from rebalanser.tasks.key_value.steps import Step, Visit, bytes_of
+from rebalanser.tasks.key_value.steps import SPARE_BYTES, Step, Visit, bytes_of
 
 
 class Convoy:

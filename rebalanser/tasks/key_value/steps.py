@@ -129,6 +129,8 @@ class Visit:
 
 
 Read: TypeAlias = Get | Range
+SPARE_BYTES: Final = 4096
+"""For the keys that a transaction has beside its steps."""
 
 
 @dataclass(frozen=True, slots=True)
