@@ -33,6 +33,7 @@ from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDoc
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.model import AfterFailure, Status
 from rebalanser.tasks.queue import MAX_SHOWN, RETRIES, Queue
+from rebalanser.tasks.results import Source, with_sources
 
 NEWEST: Final = 100
 """Number of tasks that are listed with the newest first, unless it is given."""
@@ -82,6 +83,15 @@ def enqueue(
             help="Whether to `wait`, `run` or `fail` once a task that it comes after is dead or cancelled.",
         ),
     ] = AfterFailure.WAIT,
+    result: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=ID",
+            show_default=False,
+            help="An argument that is the result of a task, or with `FIELD=ID,ID` a list of results; "
+            "repeatable. The task waits for these.",
+        ),
+    ] = None,
     priority: Annotated[int, typer.Option(metavar="NUMBER", help="Higher first.")] = 0,
     retries: Annotated[
         int, typer.Option(metavar="NUMBER", help="Maximum number of tries after the first one.")
@@ -109,7 +119,7 @@ def enqueue(
     With --outbox also print whether it is `committed` to the engine or only `spooled` to the folder. The next
     process that opens the queue with this outbox forwards spooled tasks.
     """
-    payload = _payload(arguments)
+    payload = with_sources(_payload(arguments), dict(map(_result, result or ())))
     try:
         options = EnqueueOptions(
             delay_s=delay,
@@ -249,6 +259,13 @@ def _payload(text: str) -> bytes:
     except ValueError as error:
         raise InvalidTask(f"the arguments are not JSON: {error}") from error
     return text.encode()
+
+
+def _result(text: str) -> tuple[str, Source]:
+    field, _, ids = text.partition("=")
+    if not field or not ids:
+        raise InvalidTask(f"--result {text!r} is no FIELD=ID, nor FIELD=ID,ID")
+    return field, tuple(filter(None, ids.split(","))) if "," in ids else ids
 
 
 def _refuse_word(word: str) -> None:

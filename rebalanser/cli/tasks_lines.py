@@ -47,6 +47,7 @@ def shown(task: FullTaskDocument) -> Iterator[str]:
             advice = "a worker that has its function makes it dead"
         yield f"waits for {blocker.id} {printable(blocker.name)}, which is {blocker.status}: {advice}"
     yield f"payload: {_text(task.payload)}"
+    yield from _gets(task)
     if task.claim is not None:
         yield f"last claim: {task.claim.number}, {task.claim.updates} updates"
     if task.result is not None:
@@ -58,6 +59,12 @@ def shown(task: FullTaskDocument) -> Iterator[str]:
 def update_line(update: UpdateDocument) -> str:
     """Return an update of a log in one line."""
     return f"claim {update.claim}, update {update.sequence}: {_text(update.content)}"
+
+
+def _gets(task: FullTaskDocument) -> Iterator[str]:
+    for field, source in task.results.items():
+        got = f"the result of {source}" if isinstance(source, str) else f"the results of {', '.join(source)}"
+        yield f"gets as {printable(field)}: {got}"
 
 
 def _choice(task: TaskDocument) -> str:

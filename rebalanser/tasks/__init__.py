@@ -43,18 +43,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rebalanser.tasks.aio.claim import AsyncClaim
-    from rebalanser.tasks.aio.queue import AsyncQueue, AsyncTaskFunction
+    from rebalanser.tasks.aio.queue import AsyncCall, AsyncQueue, AsyncTaskFunction
     from rebalanser.tasks.claim import Claim
     from rebalanser.tasks.middleware import Middleware
     from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status
     from rebalanser.tasks.outcomes import GiveUp, Retry
-    from rebalanser.tasks.queue import Queue, TaskFunction
+    from rebalanser.tasks.queue import Call, Queue, TaskFunction
     from rebalanser.tasks.retention import Retention
 
 __all__ = [
+    "AsyncCall",
     "AsyncClaim",
     "AsyncQueue",
     "AsyncTaskFunction",
+    "Call",
     "Claim",
     "EnqueueAnswer",
     "Enqueued",
@@ -69,9 +71,11 @@ __all__ = [
 
 _HOMES: Final = MappingProxyType(
     {
+        "AsyncCall": "aio.queue",
         "AsyncClaim": "aio.claim",
         "AsyncQueue": "aio.queue",
         "AsyncTaskFunction": "aio.queue",
+        "Call": "queue",
         "Claim": "claim",
         "EnqueueAnswer": "model",
         "Enqueued": "model",

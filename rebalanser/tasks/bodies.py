@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
-from rebalanser.errors import Fenced, InvalidArgument, InvalidTask, RequestTooLarge
+from rebalanser.errors import Fenced, InvalidArgument, InvalidTask, RequestTooLarge, RetryLater
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
@@ -216,12 +216,17 @@ class Bodies:
         """
         body = self._functions[claim.name]
         try:
-            arguments = body.arguments(payload)
+            got = claim.filled(head, payload)
+            payload = got.payload
+            arguments = body.arguments(payload, got)
         except OtherArguments as error:
             self._give_back_unread(claim, error)
             return None
         except InvalidTask as error:
             self._fail(claim, head, raised(error), due=None)
+            return None
+        except RetryLater as error:
+            self._give_back_without_results(claim, error)
             return None
         except BaseException as error:  # whatever a validator does
             self.fail(claim, head, error)
@@ -286,6 +291,12 @@ class Bodies:
         reason = raised(error).told[: MAX_ERROR - len(counted)] + counted
         due = self._backed_off(claim, before)
         self._end(claim, lambda stored: rules.release(stored.state, claim.held, due, reason))
+
+    def _give_back_without_results(self, claim: WorkerClaim, error: RetryLater) -> None:
+        """Let a task wait whose results can't be read, as the engine is away: no failure is counted."""
+        self._errors.ignored(f"reading the results for {claim.name}", error)
+        due = self._backed_off(claim, claim.number - claim.failures)
+        self._end(claim, lambda stored: rules.release(stored.state, claim.held, due))
 
     def _returned(self, claim: WorkerClaim, head: Head, result: bytes | None) -> None:
         if result is not None:

@@ -9,7 +9,9 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
+from rebalanser.errors import InvalidTask
 from rebalanser.tasks.model import AfterFailure, ClaimState, Status, Stored, Task, Update
+from rebalanser.tasks.results import sources_in, without_sources
 
 
 class Content(BaseModel):
@@ -119,12 +121,20 @@ class TaskDocument(BaseModel):
 class FullTaskDocument(TaskDocument):
     """A task with its payload."""
 
-    payload: Content
+    payload: Content = Field(description="As it was enqueued, but for the fields that get results.")
+    results: dict[str, str | tuple[str, ...]] = Field(
+        description="Fields of the payload that get results: that of a task, or those of several."
+    )
 
     @classmethod
     def with_payload(cls, stored: Stored, payload: bytes, blockers: Sequence[Stored] = ()) -> Self:
         """The document of a task, its payload, and what it waits for in vain."""
-        return cls(**dict(TaskDocument.of(stored, blockers)), payload=Content.of(payload))
+        try:
+            results = sources_in(payload)
+        except InvalidTask:  # then the payload is shown as it is
+            results = {}
+        shown = Content.of(without_sources(payload) if results else payload)
+        return cls(**dict(TaskDocument.of(stored, blockers)), payload=shown, results=results)
 
 
 class SpooledDocument(BaseModel):

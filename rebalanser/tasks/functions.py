@@ -29,6 +29,7 @@ from rebalanser.registry.keys import check_name
 from rebalanser.runtime.handlers import name_of
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, AfterFailure, TaskId
+from rebalanser.tasks.results import Filled, has_result, source_of, sources_in, tasks_of, with_sources
 
 MAX_SECONDS: Final = 315_576_000.0
 """Maximum of a delay, a pause and a time limit: ten years. No thread can wait for much longer."""
@@ -158,6 +159,23 @@ def chosen_options(name: str, given: Mapping[str, Any]) -> EnqueueOptions:
 NO_OPTIONS: Final = EnqueueOptions()
 
 
+def dependencies(after: Sequence[TaskId], payload: bytes) -> tuple[TaskId, ...]:
+    """What a task depends on: what it comes after, and the tasks whose results its payload gets.
+
+    Raises:
+        InvalidTask: these are more than :data:`MAX_AFTER`.
+    """
+    sources = sources_in(payload)
+    if not sources:
+        return tuple(after)
+    needed = tuple(dict.fromkeys((*after, *tasks_of(sources))))
+    if len(needed) > MAX_AFTER:
+        raise InvalidTask(
+            f"it waits for {len(needed)} tasks, and gets results of them; the maximum is {MAX_AFTER}"
+        )
+    return needed
+
+
 def reference_of(body: TaskBody) -> str:
     """Where the function of a body is.
 
@@ -203,6 +221,9 @@ def _found(module: object, path: str) -> object:
 
 _FIELD: Final = "argument_{}"
 """Field of a parameter, by its position: pydantic takes no field of the name ``_x``, or ``json``."""
+_OF_OTHER_VERSIONS: Final = frozenset({"missing", "extra_forbidden"})
+"""Kinds of errors of an argument that another version of its function has, or has not."""
+_MAX_MODELS: Final = 16
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -236,9 +257,13 @@ class TaskBody:
         self._signature = _without_claim(function, self.name)
         self._fields = {_FIELD.format(number): each for number, each in enumerate(self._signature.parameters)}
         self._arguments = _model_of(function, self._signature, self.name, claim)
+        self._with_results: dict[frozenset[str], type[BaseModel]] = {}
+        """The same, with any value for some of them."""
 
     def payload(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
         """The arguments of a call as JSON (UTF-8), without those that are left to their defaults (SK-21).
+
+        Those that are results are named by their tasks (:mod:`~rebalanser.tasks.results`).
 
         Raises:
             InvalidTask: they don't fit the function; the message has every error with its place.
@@ -247,27 +272,58 @@ class TaskBody:
             bound = self._signature.bind(*arguments, **named)
         except TypeError as error:
             raise InvalidTask(f"{self.name}: {error}") from error
+        given = bound.arguments
         try:
-            return self._dumped(bound.arguments)
+            sources = {
+                name: source for name, value in given.items() if (source := source_of(value)) is not None
+            }
+            if not sources:
+                return self._dumped(given, self._arguments)
+            values = {name: value for name, value in given.items() if name not in sources}
+            return with_sources(self._dumped(values, self._model_with(frozenset(sources))), sources)
         except ValidationError as error:
-            raise InvalidTask(f"{self.name}: {problems_of(error)}") from error
+            raise InvalidTask(f"{self.name}: {self._problems(error, given)}") from error
         except ValueError as error:
-            raise InvalidTask(f"{self.name}: the arguments are no JSON: {error}") from error
+            raise InvalidTask(
+                f"{self.name}: the arguments are no JSON: {self._problems(error, given)}"
+            ) from error
+        except InvalidTask as error:
+            raise InvalidTask(f"{self.name}: {error}") from error
 
-    def _dumped(self, given: Mapping[str, Any]) -> bytes:
+    def _problems(self, error: ValueError, given: Mapping[str, Any]) -> str:
+        for name, value in given.items():
+            if has_result(value) and source_of(value) is None:
+                return f"{name} has a result within: an argument may be one, or a list of results"
+        return problems_of(error) if isinstance(error, ValidationError) else str(error)
+
+    def _model_with(self, results: frozenset[str]) -> type[BaseModel]:
+        """The model of the arguments where those of these names may be anything: their values come later."""
+        model = self._with_results.get(results)
+        if model is None:
+            fields: dict[str, Any] = {
+                field: (Annotated[Any, Field(alias=name)], None)
+                for field, name in self._fields.items()
+                if name in results
+            }
+            model = create_model(self._arguments.__name__, __base__=self._arguments, **fields)
+            if len(self._with_results) < _MAX_MODELS:
+                self._with_results[results] = model
+        return model
+
+    def _dumped(self, given: Mapping[str, Any], model: type[BaseModel]) -> bytes:
         try:
             written = to_json(given, inf_nan_mode="null")
         except ValueError:  # of a type that only its parameter knows how to write
             written = None
         if written is None:
-            values = self._arguments.model_validate(given, strict=False)
+            values = model.model_validate(given, strict=False)
         else:
-            values = self._arguments.model_validate_json(written)
+            values = model.model_validate_json(written)
         fields = {field for field, name in self._fields.items() if name in given}
         payload = values.model_dump_json(include=fields, by_alias=True).encode()
         if payload != written:
             # What can't be read again would be found out by the worker only.
-            self._arguments.model_validate_json(payload)
+            model.model_validate_json(payload)
         return payload
 
     def call(self, claim: Claim, arguments: Mapping[str, Any]) -> Any:
@@ -304,18 +360,29 @@ class TaskBody:
         except Exception:  # there is no hint, or none that pydantic knows: each has an error of its own
             return None
 
-    def arguments(self, payload: bytes) -> dict[str, Any]:
-        """The arguments that a payload holds, by name.
+    def arguments(self, payload: bytes, got: Filled | None = None) -> dict[str, Any]:
+        """The arguments that a payload holds, by name; ``got`` says which of them are results.
 
         Raises:
             OtherArguments: it holds none that fit the function.
-            InvalidTask: it is no JSON object, which no function can read.
+            InvalidTask: it is no JSON object, which no function can read; or a result does not fit.
         """
         try:
             values = self._arguments.model_validate_json(payload)
         except ValidationError as error:
-            is_object = all(problem["loc"] for problem in error.errors(include_url=False))
-            kind = OtherArguments if is_object else InvalidTask
+            problems = error.errors(include_url=False)
+            unfit = {
+                str(each["loc"][0]): None
+                for each in problems
+                if got is not None
+                and each["loc"]
+                and each["loc"][0] in got.sources
+                and each["type"] not in _OF_OTHER_VERSIONS
+            }
+            if got is not None and unfit:
+                told = "; ".join([problems_of(error), *map(got.hint, unfit)])
+                raise InvalidTask(f"{self.name}: {told}") from None
+            kind = OtherArguments if all(each["loc"] for each in problems) else InvalidTask
             raise kind(f"{self.name}: {problems_of(error)}") from error
         return {name: getattr(values, field) for field, name in self._fields.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Generic, Self, TypeAlias, TypeVar
+from typing import Final, Generic, Self, TypeAlias, TypeVar, cast
 
 TaskId: TypeAlias = str
 """A flake (SK-1) as 40 hexadecimal digits: their order is the order of time."""
@@ -151,6 +151,18 @@ class EnqueueAnswer(StrEnum):
     """In the outbox, synced to the disk of this host; it is forwarded when the engine is back."""
 
 
+class Result:
+    """The result of a task, or of a call ``of`` a function that is to be one, in the place of an argument."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: object) -> None:
+        self.of = of
+
+    def __repr__(self) -> str:
+        return f"Result({self.of!r})"
+
+
 class Enqueued(str, Generic[R_co]):
     """A task's id, which says in ``answer`` where the task is (SK-4).
 
@@ -158,6 +170,14 @@ class Enqueued(str, Generic[R_co]):
     """
 
     answer: EnqueueAnswer
+
+    @property
+    def result(self) -> R_co:
+        """What the body will have returned, as an argument of another task, or in a list of such ones.
+
+        Type checkers take it for that value. A task that gets it waits for this one.
+        """
+        return cast("R_co", Result(self))
 
     def __new__(cls, task: TaskId, answer: EnqueueAnswer = EnqueueAnswer.COMMITTED) -> Self:
         """The id of a task that is there."""

@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
@@ -36,6 +36,7 @@ from rebalanser.errors import (
     InvalidState,
     InvalidTask,
     RebalanserError,
+    RegistryUnavailable,
     RetryLater,
     UnknownQueue,
     UnknownTask,
@@ -58,7 +59,15 @@ from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.collection import Archive, Collected, collect
 from rebalanser.tasks.context import Context, TaskHistory
-from rebalanser.tasks.engine import ClaimsFromIndex, Engine, Enqueue, check_answer
+from rebalanser.tasks.engine import (
+    ClaimsFromIndex,
+    Engine,
+    Enqueue,
+    EnqueueAll,
+    Exists,
+    Unknown,
+    check_answer,
+)
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     NO_OPTIONS,
@@ -68,6 +77,7 @@ from rebalanser.tasks.functions import (
     TaskBody,
     TaskOptions,
     chosen_options,
+    dependencies,
     task_options,
 )
 from rebalanser.tasks.id_files import Flakes
@@ -82,6 +92,7 @@ from rebalanser.tasks.outbox.outbox import Outbox, engine_name
 from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import KEPT_S, Schedule, Ticker
+from rebalanser.tasks.results import PlannedCall, in_order, refuse_too_many
 from rebalanser.tasks.retention import MIN_AGE_S, STEP, Record, Retention, Sweeper
 from rebalanser.tasks.rules import Decision, Refused
 from rebalanser.tasks.status import QueueStatus, WorkerNote, workers_of
@@ -112,7 +123,9 @@ RETRIES: Final = int(TaskOptions().retries)
 BodyPlace: TypeAlias = Literal["threads", "processes"]
 """Where bodies run: in threads of the worker, or in processes of their own, which can be ended."""
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 _DEFAULT_RETENTION: Final = Retention()
 _log = get_logger()
 
@@ -146,11 +159,19 @@ class TaskFunction(Generic[P, R]):
         """
         return TaskFunction(self._queue, self.body, chosen_options(self.name, options))
 
+    def call(self, *arguments: P.args, **named: P.kwargs) -> Call[R]:
+        """A call with these arguments that is not enqueued yet.
+
+        Its ``result`` may be an argument of another call, which then waits for this one; see :class:`Call`.
+        """
+        return Call(self._queue, self.body, self._options, arguments, named)
+
     def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
         """Enqueue a call with these arguments; the task's id, once the engine has it for good (SK-3).
 
         With an outbox it may be on this host's disk only: ``answer`` of what is returned says so (SK-4).
-        :meth:`options` says when and how, such as ``send.options(delay_s=5).enqueue("a@example.org")``.
+        :meth:`options` says when and how, such as ``send.options(delay_s=5).enqueue("a@example.org")``. An
+        argument may be the ``result`` of a task that is enqueued, or a list of results.
 
         Raises:
             InvalidTask: the arguments don't fit the function.
@@ -175,6 +196,42 @@ class TaskFunction(Generic[P, R]):
         return self._queue.commit(
             [made(self.body, tuple(arguments), named, self._options) for arguments, named in calls]
         )
+
+
+class Call(PlannedCall[R]):
+    """A call of a function that is to be one task, made by :meth:`TaskFunction.call`.
+
+    Give its ``result``, or a list of results, as an argument of another call, or say it by :meth:`then`; and
+    enqueue the last one. All are enqueued together, and each begins once those are complete whose results it
+    gets. The results are read from the store as the body begins.
+    """
+
+    def then(
+        self,
+        function: TaskFunction[Concatenate[R, Q], S],
+        /,
+        *arguments: Q.args,
+        **named: Q.kwargs,
+    ) -> Call[S]:
+        """A call of another function, whose first argument is the result of this one."""
+        return function.call(self.result, *arguments, **named)
+
+    def enqueue(self) -> Enqueued[R]:
+        """Enqueue it and all calls whose results it gets, all or none (SK-3).
+
+        Enqueueing it again makes no further task. With an outbox all are synced to its disk together, and are
+        forwarded one after the other.
+
+        Raises:
+            InvalidTask: arguments don't fit a function, or there are more than
+                :data:`~rebalanser.tasks.results.MAX_TOGETHER` calls.
+            RegistryUnavailable: the engine is away; nothing was enqueued.
+            OutcomeUnknown: nobody knows whether all were or none; enqueue it again.
+
+        What else :meth:`TaskFunction.enqueue` raises is of one of the calls; then none was enqueued.
+        """
+        (enqueued,) = cast("Queue", self.queue).enqueue_all([self])
+        return enqueued
 
 
 class Registers(Protocol):
@@ -501,7 +558,7 @@ class Queue:
             queue=self.name,
             name=body.name,
             priority=body.options.priority if options.priority is None else options.priority,
-            after=options.after,
+            after=dependencies(options.after, payload),
             after_failure=options.after_failure,
             retries=body.options.retries,
             timeout_s=body.options.timeout_s,
@@ -530,7 +587,7 @@ class Queue:
             queue=self.name,
             name=name,
             priority=options.priority or 0,
-            after=options.after,
+            after=dependencies(options.after, payload),
             after_failure=options.after_failure,
             retries=retries,
             timeout_s=timeout_s,
@@ -572,10 +629,32 @@ class Queue:
         """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
         return self._flakes.next()
 
-    def commit(self, tasks: Sequence[Enqueue]) -> list[Enqueued[Any]]:
-        """Enqueue tasks that were made; their ids. Raises what :meth:`TaskFunction.enqueue` does."""
+    def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
+        """Enqueue calls, with all whose results they get, all or none; the ids of the given ones.
+
+        Raises what :meth:`Call.enqueue` does.
+        """
+        self.enqueue_ordered(in_order(calls, self))
+        return [call.enqueued for call in calls if call.enqueued is not None]
+
+    def enqueue_ordered(self, calls: Sequence[PlannedCall[Any]]) -> None:
+        """Enqueue calls, all or none, each of which comes after those whose results it gets."""
+        made = [
+            self.made(call.body, call.arguments, call.named, call.options(self._flakes.next))
+            for call in calls
+        ]
+        for call, enqueued in zip(calls, self.commit(made, together=True), strict=True):
+            call.enqueued = enqueued
+
+    def commit(self, tasks: Sequence[Enqueue], *, together: bool = False) -> list[Enqueued[Any]]:
+        """Enqueue tasks that were made, ``together`` all or none; their ids.
+
+        One of those that are enqueued together may depend on those before it; what is there already stays.
+
+        Raises what :meth:`TaskFunction.enqueue` does.
+        """
         enqueued: list[Enqueued[Any]] = []
-        for each, answer in zip(tasks, self._answers(tasks), strict=True):
+        for each, answer in zip(tasks, self._answers(tasks, together=together), strict=True):
             enqueued.append(Enqueued(each.task.head.id, answer))
             self.metrics.enqueued(each.task.head.name)
             for hook in self._middleware:
@@ -588,8 +667,10 @@ class Queue:
         except Exception as error:  # whatever a hook does, the task is enqueued
             self.errors.ignored(f"middleware {type(hook).__qualname__}.enqueued", error)
 
-    def _answers(self, tasks: Sequence[Enqueue]) -> Iterator[EnqueueAnswer]:
+    def _answers(self, tasks: Sequence[Enqueue], *, together: bool) -> Iterator[EnqueueAnswer]:
         """Where each task is, once all are enqueued; raises at the first that is not."""
+        if together:
+            refuse_too_many(len(tasks))
         outbox = self._opened_outbox()
         if outbox is not None:
             for outcome in outbox.enqueue(tasks):
@@ -602,11 +683,47 @@ class Queue:
         for each in tasks:
             ancestry.refuse_cycle(each.task.head, coming)
             coming[each.task.head.id] = each.task.head
+        if together:
+            self._enqueue_together(tasks)
+            yield from (EnqueueAnswer.COMMITTED for _ in tasks)
+            return
         asks = [EnqueueAsk(each) for each in tasks]
         self._context.ledger.write_all(asks)
         for each, ask in zip(tasks, asks, strict=True):
             check_answer(each, ask.future.result())
             yield EnqueueAnswer.COMMITTED
+
+    def _enqueue_together(self, tasks: Sequence[Enqueue]) -> None:
+        """Enqueue tasks, all or none of those that are not there; raises what is wrong with one of them."""
+        left = {each.task.head.id: each for each in tasks}
+        if len(left) < len(tasks):
+            raise InvalidTask("two of the tasks that are enqueued together have one id")
+        for _ in range(len(tasks) + 1):
+            if not left:
+                return
+            ask = EnqueueAsk(EnqueueAll(tuple(left.values())))
+            self._context.ledger.write_all([ask])
+            match ask.future.result():
+                case Exists():
+                    present = self._present(left)
+                    left = {task: each for task, each in left.items() if task not in present}
+                case Unknown(ids=ids) as answer:
+                    needed = set(ids)
+                    waits = (each for each in left.values() if not needed.isdisjoint(each.task.head.after))
+                    check_answer(next(waits), answer)
+                case _:
+                    return
+        raise RegistryUnavailable("tasks with these ids came and went again and again; try again")
+
+    def _present(self, tasks: Mapping[TaskId, Enqueue]) -> Collection[TaskId]:
+        """Those of the tasks that are there already; raises TaskExists where one is another."""
+        ids = list(tasks)
+        found = self._context.read(ids)
+        payloads = self._context.engine.payloads(self.name, ids, self._timeout_s)
+        present = found.keys() & payloads.keys()
+        for task in present:
+            check_answer(tasks[task], Exists(found[task], payloads[task]))
+        return present
 
     @property
     def context(self) -> Context:

@@ -16,7 +16,8 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim import Claim, Facts
 from rebalanser.tasks.metrics import outcome_of
-from rebalanser.tasks.model import Status, Stored, Update
+from rebalanser.tasks.model import Head, Status, Stored, Update
+from rebalanser.tasks.results import Filled, filled
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
 
 if TYPE_CHECKING:
@@ -211,6 +212,10 @@ class WorkerClaim(Claim):
         with self._lock:
             if stored.revision >= self._stored.revision:
                 self._stored = stored
+
+    def filled(self, head: Head, payload: bytes) -> Filled:
+        """The task's payload with the results that it gets; see :func:`~rebalanser.tasks.results.filled`."""
+        return filled(head, payload, self._context.read)
 
     def heard(self, status: Status, revision: int) -> None:
         """Learn from a watch what the task is at a revision: the claim may be over."""

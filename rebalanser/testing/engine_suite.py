@@ -468,8 +468,9 @@ class EngineSuite:
             recorder.wait_for(*found.values())
         assert engine.payloads(QUEUE, [task_id(300)], TIMEOUT_S) == {task_id(300): b"x" * 20_000}
         assert counts(engine) == {Status.WAITING: others + 100}
-        (stored_first,) = (read(engine, task_id(others)),)
-        assert apply(engine, collect(stored_first)) == [Conflict()]
+        for needed in (others, 100, 300):
+            assert apply(engine, collect(read(engine, task_id(needed)))) == [Conflict()]
+        applied(engine, collect(*everything(engine)))
 
     @pytest.mark.rule("SK-2", "SK-3", "SK-5")
     def test_of_tasks_that_are_enqueued_together_none_is_if_one_is_refused(self, engine: Engine) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from rebalanser_sqlite import store
 from rebalanser_sqlite.tasks import SqliteEngine
 
-from rebalanser.tasks.engine import Collect, Enqueue, Epoch, Move, TakeOver, Write
+from rebalanser.tasks.engine import Collect, Enqueue, EnqueueAll, Epoch, Move, TakeOver, Write
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.testing.waiting import PATIENCE_S
@@ -86,6 +86,8 @@ def steps(path: Path) -> Iterator[Callable[[], None]]:
 
         yield apply(*(enqueue(number) for number in range(1, TASKS)))
         yield apply(enqueue(TASKS, after=(1, 2)), TakeOver(QUEUE, Epoch(1, 5)))
+        chain = tuple(enqueue(number, after=(number - 1,)) for number in range(TASKS + 1, TASKS + 4))
+        yield apply(EnqueueAll(chain))
         yield apply(*(move(present(number), Status.CLAIMED) for number in range(1, 5)))
         yield apply(*(move(present(number), Status.CLAIMED, updates=1) for number in range(1, 4)))
         yield lambda: output_with_completion(1)

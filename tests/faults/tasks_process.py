@@ -50,6 +50,8 @@ class Host:
         self.queue.task(retries=10)(self.sleep)
         self.queue.task(retries=10)(self.outlive)
         self.queue.task(retries=2, backoff_s=0.05)(self.die)
+        self.queue.task(retries=10, backoff_s=0.05)(self.add_or_die)
+        self.queue.task(self.total)
         self.queue.task(retries=10)(self.add)  # its worker may be killed beside it by another task
 
     def tell(self, event: str, claim: Claim, **more: Any) -> None:
@@ -93,6 +95,20 @@ class Host:
         """Kill the whole process."""
         self.tell("began", claim)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def add_or_die(self, claim: Claim, a: int, b: int) -> int:
+        """The first try kills the whole process."""
+        self.tell("began", claim)
+        if claim.failures == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.tell("ended", claim, value=a + b)
+        return a + b
+
+    def total(self, claim: Claim, parts: list[int]) -> int:
+        """The sum of some."""
+        self.tell("began", claim)
+        self.tell("ended", claim, value=sum(parts))
+        return sum(parts)
 
     def add(self, claim: Claim, a: int, b: int) -> int:
         """Something quick."""

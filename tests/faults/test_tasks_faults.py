@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from rebalanser.admin import Admin
-from rebalanser.tasks import Queue
+from rebalanser.tasks import Call, Queue
 from rebalanser.tasks.engine import SharesSlots
 from rebalanser.tasks.free_slots import FreeSlot
+from rebalanser.tasks.functions import NO_OPTIONS
 from rebalanser.tasks.model import Status
 from rebalanser.tasks.queue import group_name
 from rebalanser.testing.pausing import pause
@@ -108,6 +109,33 @@ def test_a_worker_that_is_killed_loses_nothing(stage: Stage) -> None:
     buffer_s = 0.1 * CLAIM_TTL_S
     others_s = BODY_S  # what runs in front of them
     assert max(again) - killed_at < LEASE_TTL_S + CLAIM_TTL_S + buffer_s + others_s + 5.0 * patience_ratio()
+
+
+@pytest.mark.rule("SK-5", "SK-17")
+def test_a_worker_that_is_killed_between_the_steps_of_a_chain_loses_no_result(stage: Stage) -> None:
+    """Each step kills it once, and begins with the result of the step before when it is tried again."""
+    step = stage.queue.functions["add_or_die"]
+    chain = [Call(stage.queue, step, NO_OPTIONS, (0, 1), {})]
+    for _ in range(3):
+        chain.append(Call(stage.queue, step, NO_OPTIONS, (chain[-1].result, 1), {}))
+    parts = [Call(stage.queue, step, NO_OPTIONS, (chain[-1].result, number), {}) for number in range(2)]
+    last = Call(
+        stage.queue, stage.queue.functions["total"], NO_OPTIONS, ([part.result for part in parts],), {}
+    )
+    task = last.enqueue()
+    while not _is_complete(stage, task):
+        worker = stage.start(1)
+        wait_until(lambda worker=worker: worker.poll() is not None or _is_complete(stage, task))
+    assert stage.queue.wait(task, PATIENCE_S) == (4 + 0) + (4 + 1)
+    tries = Counter(each["task"] for each in stage.events("began"))
+    assert [tries[str(call.id)] for call in chain] == [2] * 4
+    assert {*tries} == {task, *(str(call.id) for call in (*chain, *parts))}
+    ended = [each["value"] for each in stage.events("ended")]
+    assert ended == [1, 2, 3, 4, *sorted(ended[4:6]), 9], "each step once, with the result of that before"
+
+
+def _is_complete(stage: Stage, task: str) -> bool:
+    return stage.queue.get(task).state.status is Status.COMPLETED
 
 
 @pytest.mark.rule("SK-6", "SK-7", "SK-8", "SK-10")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from rebalanser.errors import TaskFailed
-from rebalanser.tasks import Queue
-from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.tasks import Call, Queue
+from rebalanser.tasks.functions import NO_OPTIONS, EnqueueOptions
 from rebalanser.tasks.model import Status
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.bodies_process import queue_of
@@ -102,6 +102,15 @@ def is_gone(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return status.rpartition(")")[2].split()[0] in {"Z", "X"}
+
+
+@pytest.mark.rule("SK-5", "SK-15")
+def test_a_body_in_a_process_gets_the_results_of_others(stage: Stage) -> None:
+    add = stage.queue.functions["add"]
+    first, second = (Call(stage.queue, add, NO_OPTIONS, (number, 1), {}) for number in range(2))
+    last = Call(stage.queue, add, NO_OPTIONS, (first.result, second.result), {}).enqueue()
+    stage.start()
+    assert stage.queue.wait(last, PATIENCE_S) == 1 + 2
 
 
 @pytest.mark.rule("SK-15")

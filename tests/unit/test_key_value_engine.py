@@ -149,6 +149,14 @@ def make_two(after: Sequence[int]) -> EnqueueAll:
     return EnqueueAll((make(9999, after=after), make(10_000, after=[9999])))
 
 
+def cut_off(collector: KeyValueEngine, dying: Meddler, step: int, tasks: Sequence[Stored]) -> list[Answer]:
+    """Collect tasks and die after so many steps; the answer if there are not so many."""
+    dying.die(step, lost=True)
+    with suppress(OutcomeUnknown):
+        return apply(collector, collect(*tasks))
+    return []
+
+
 def apply(engine: KeyValueEngine, *writes: Write) -> list[Answer]:
     return list(engine.apply(writes, TIMEOUT_S))
 
@@ -445,6 +453,29 @@ def test_tasks_that_are_enqueued_together_are_all_there_or_none(size: int, lost:
         assert len(everything(other)) in (1, size + 1)
     assert len(everything(other)) == size + 1
     assert step > 1
+
+
+@pytest.mark.full_size
+@pytest.mark.rule("SK-14")
+@pytest.mark.parametrize("together", [False, True], ids=["one", "several"])
+def test_whoever_enqueues_as_a_collection_is_cut_off_is_not_left_alone(together: bool) -> None:
+    """Whoever meets its marks next brings it to an end, one way or the other."""
+    for step in range(40):
+        store = MemoryStore(FakeClock())
+        meddler, dying = Meddler(store), Meddler(store)
+        engine, other, collector = opened(meddler), opened(MemoryRegistry(store)), opened(dying)
+        apply(other, *(make(number) for number in range(LARGE)))
+        tasks = everything(other)
+
+        meddler.interrupt(1, partial(cut_off, collector, dying, step, tasks))
+        (enqueued,) = apply(engine, make_two([3]) if together else make(9999, after=[3]))
+        if meddler.happened:
+            break
+        apply(other, *(make(20_000 + number, after=[number]) for number in (0, 3, LARGE - 1)))
+        left = other.read(QUEUE, [task_id(number) for number in range(LARGE)], TIMEOUT_S)
+        assert len(left) == (LARGE if isinstance(enqueued, Applied) else 0)
+    else:
+        pytest.fail("the collection took more steps than were tried")
 
 
 @pytest.mark.rule("SK-2")

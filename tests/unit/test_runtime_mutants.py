@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from rebalanser_sqlite import SqliteRegistry, leases
 from rebalanser_sqlite.store import Store
+from rebalanser_sqlite.tasks.writing import Writing
 
 from rebalanser import group as group_module
 from rebalanser import settings as settings_module
@@ -39,6 +40,9 @@ from rebalanser.registry.translation import Translation
 from rebalanser.runtime import running
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import HandlerRunner
+from rebalanser.tasks import queue as queue_module
+from rebalanser.tasks import results
+from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, edited, instead, switched
 from rebalanser.testing.waiting import PATIENCE_S, PATIENCE_VARIABLE, patience_ratio
 
@@ -574,6 +578,65 @@ MUTANTS = (
         (Switch(Store, "_see_that_none_has_it_open", instead(lambda _self: None)),),
         "unit/test_sqlite_registry.py::test_nobody_opens_a_file_whose_users_have_lost_its_log",
         "RB-1",
+    ),
+    _mutant(
+        "guards on the ids of tasks together",
+        "no task that is there is overwritten by one of several that are enqueued together",
+        _edit(EnqueueAllStep, "_addition", "guards |= dict.fromkeys(addition.guards)", "pass"),
+        "unit/test_key_value_engine.py"
+        "::test_an_id_that_is_taken_while_others_are_enqueued_with_it_refuses_all",
+        "SK-2",
+    ),
+    _mutant(
+        "guards on what tasks together depend on",
+        "what is collected meanwhile is depended on by none of the tasks that are enqueued together",
+        _edit(
+            EnqueueAllStep,
+            "_guards",
+            "guards[Created(key, items[key].create_revision)] = None",
+            "pass",
+        ),
+        "unit/test_key_value_engine.py"
+        "::test_whoever_collects_between_the_steps_of_an_enqueueing[several-2-together]",
+        "SK-14",
+    ),
+    _mutant(
+        "marks of what tasks together depend on",
+        "what a collection has marked is depended on by none of the tasks that are enqueued together",
+        _edit(EnqueueAllStep, "_guards", "guards[Absent(self.keys.mark(task))] = None", "pass"),
+        "unit/test_key_value_engine.py"
+        "::test_whoever_enqueues_as_a_collection_is_cut_off_is_not_left_alone[several]",
+        "SK-14",
+    ),
+    _mutant(
+        "the witness of tasks together",
+        "as many of them as depend on many others are added only if none of those was collected meanwhile",
+        _edit(EnqueueAllStep, "_founded", "guards |= dict.fromkeys(foundation.guards)", "pass"),
+        "unit/test_key_value_engine.py"
+        "::test_whoever_collects_between_the_steps_of_an_enqueueing[several-40-together]",
+        "SK-14",
+    ),
+    _mutant(
+        "tasks together that are refused later",
+        "none of several tasks is added to an SQLite file if one of them is refused",
+        _edit(Writing, "_enqueue_all", "if unknown:", "if False:"),
+        "conformance/test_engines.py::TestSqliteEngine"
+        "::test_of_tasks_that_are_enqueued_together_none_is_if_one_is_refused",
+        "SK-2",
+    ),
+    _mutant(
+        "results in another order",
+        "a task gets the results of others in the order in which they were given",
+        _edit(results, "_list", 'b",".join(values)', 'b",".join(list(values)[::-1])'),
+        "unit/test_task_functions.py::test_a_payload_is_filled_with_results_as_they_are_stored",
+        "SK-5",
+    ),
+    _mutant(
+        "results that are not waited for",
+        "a task waits for all whose results it gets",
+        _edit(queue_module, "dependencies", "(*after, *tasks_of(sources))", "after"),
+        "unit/test_task_functions.py::test_a_call_waits_for_those_whose_results_it_gets",
+        "SK-5",
     ),
 )
 

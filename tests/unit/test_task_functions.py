@@ -7,6 +7,8 @@ import datetime
 import enum
 import math
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, assert_type
@@ -16,9 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mypy import api
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
+from pydantic_core import from_json
 
-from rebalanser.errors import InvalidHandlers, InvalidName, InvalidState, InvalidTask
-from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Enqueued, Queue
+from rebalanser.errors import (
+    InvalidHandlers,
+    InvalidName,
+    InvalidState,
+    InvalidTask,
+    TaskFailed,
+    UnknownTask,
+)
+from rebalanser.tasks import AsyncCall, AsyncClaim, AsyncQueue, Call, Claim, Enqueued, Queue
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     MAX_AFTER,
@@ -31,6 +41,8 @@ from rebalanser.tasks.functions import (
     TaskOptions,
 )
 from rebalanser.tasks.http.messages import Failure, NewTask
+from rebalanser.tasks.model import AfterFailure, Head, State, Status, Stored
+from rebalanser.tasks.results import Filled, filled, sources_in, with_sources, without_sources
 from rebalanser.testing import FakeClock
 
 
@@ -493,3 +505,140 @@ def test_a_name_that_no_function_here_has_is_warned_about_once(
     (told,) = [each.getMessage() for each in caplog.records]
     assert "sned" in told
     assert "send" in told
+
+
+def count(claim: Claim, page: str) -> int:
+    return len(page)
+
+
+def report(claim: Claim, total: float, unit: str = "") -> str:
+    return f"{total:g}{unit}"
+
+
+def report_all(claim: Claim, parts: list[int], *, at: datetime.date | None = None) -> dict[str, int]:
+    return {"sum": sum(parts)}
+
+
+@pytest.mark.rule("SK-5")
+def test_calls_that_get_results_are_typed() -> None:
+    with Queue("memory://", clock=FakeClock()) as queue:
+        counting, reporting, summing = queue.task(count), queue.task(report), queue.task(report_all)
+        page = assert_type(counting.call("abc"), Call[int])
+        last = assert_type(page.then(reporting, unit="kg"), Call[str])
+        summed = assert_type(summing.call([page.result, counting.call("ab").result]), Call[dict[str, int]])
+        # An int is a float; a str is none, and an int is no list.
+        wrong = last.then(reporting)  # type: ignore[arg-type]
+        page.then(summing)  # type: ignore[arg-type]
+        page.then(reporting, 5)  # type: ignore[arg-type]
+        summing.call([last.result])  # type: ignore[list-item]
+        told = assert_type(last.enqueue(), Enqueued[str])
+        answers = assert_type(queue.enqueue_all([page, page]), list[Enqueued[int]])
+        assert answers == [page.id, page.id]
+        later = assert_type(reporting.enqueue(answers[0].result), Enqueued[str])
+        refused, sums = wrong.enqueue(), summed.enqueue()
+        assert queue.run_until_idle() == 6
+        assert assert_type(queue.wait(told), str) == "3kg"
+        assert queue.wait(later) == "3"
+        assert queue.wait(sums) == {"sum": 5}
+        with pytest.raises(TaskFailed, match=f"valid number; total is the result of task {last.id}"):
+            queue.wait(refused)
+
+
+@pytest.mark.rule("SK-5")
+def test_a_call_waits_for_those_whose_results_it_gets() -> None:
+    with Queue("memory://") as queue:
+        counting, summing = queue.task(count), queue.task(report_all)
+        before = counting.enqueue("a")
+        pages = [counting.call("abc"), counting.call("ab")]
+        last = summing.options(after=before).call([page.result for page in (*pages, pages[0])]).enqueue()
+        assert queue.get(last).head.after == (before, pages[0].id, pages[1].id)
+
+
+@pytest.mark.rule("SK-5")
+def test_calls_of_an_async_queue_pass_their_results_on() -> None:
+    async def main() -> None:
+        async with AsyncQueue("memory://", clock=FakeClock()) as queue:
+
+            @queue.task
+            async def fetch(claim: AsyncClaim, page: str) -> int:
+                return len(page)
+
+            reporting = queue.task(report)
+            pages = [fetch.call("abc"), fetch.call("ab")]
+            last = assert_type(pages[0].then(reporting, "kg"), AsyncCall[str])
+            pages[0].then(fetch)  # type: ignore[arg-type]
+            answers = await queue.enqueue_all([*pages, fetch.call("a")])
+            told = assert_type(await last.enqueue(), Enqueued[str])
+            assert [each.id for each in pages] == answers[:2]
+            assert await queue.run_until_idle() == 4
+            assert await queue.wait(told) == "3kg"
+
+    asyncio.run(main())
+
+
+@pytest.mark.rule("SK-5")
+def test_results_where_they_can_not_be_are_refused() -> None:
+    with Queue("memory://") as queue, Queue("memory://") as other:
+        counting, reporting, summing = queue.task(count), queue.task(report), queue.task(report_all)
+        free = queue.task("free")(lambda claim, anything: None)
+        page, elsewhere = counting.call("abc"), other.task(count).call("ab")
+        number: Any = page.result
+        for call, reason in (
+            (
+                lambda: reporting.enqueue(number),
+                "report: .* a call of 'count' that is not enqueued",
+            ),
+            (lambda: reporting.call(1.0, unti=number).enqueue(), "report: got an unexpected .*'unti'"),
+            (lambda: summing.call([number, 5]).enqueue(), "a list that has a result has nothing but results"),
+            (lambda: summing.call([5, number]).enqueue(), "parts has a result within"),
+            (lambda: free.call({"a": [number]}).enqueue(), "anything has a result within"),
+            (lambda: reporting.call(number, 5).enqueue(), "unit: Input should be a valid string"),  # type: ignore[arg-type]
+            (lambda: reporting.call(elsewhere.result).enqueue(), "is of Queue.*, and not of Queue"),
+        ):
+            with pytest.raises(InvalidTask, match=reason):
+                call()
+        assert queue.count() == {}
+        assert page.id is not None, "it has an id, and was not enqueued"
+        with pytest.raises(UnknownTask):
+            reporting.enqueue(number)
+        at = datetime.date(2026, 1, 2)
+        last = summing.call([page.result], at=at).enqueue()
+        assert queue.payload(last) == b'{"$results":{"parts":["%b"]},"at":"2026-01-02"}' % page.id.encode()
+
+
+@pytest.mark.rule("SK-5")
+def test_a_payload_is_filled_with_results_as_they_are_stored() -> None:
+    first, second, strange = ("0" * 39 + digit for digit in "123")
+    head = Head("f" * 40, "work", "send", after=(first, second), after_failure=AfterFailure.RUN)
+    payload = with_sources(b' {"a" : "\xc3\xa9"} ', {"one": first, "all": (second, first)})
+    assert sources_in(payload) == {"one": first, "all": (second, first)}
+    assert from_json(without_sources(payload)) == {"a": "é"}
+
+    def read(ids: Sequence[str]) -> dict[str, Stored]:
+        states = {
+            first: State(Status.COMPLETED, result=b'{"n": 1.10}'),
+            second: State(Status.CANCELLED, result=b"1"),
+        }
+        return {task: Stored(replace(head, id=task), states[task], 1, 0) for task in ids if task in states}
+
+    got = filled(head, payload, read)
+    assert got.payload == '{"one":{"n": 1.10},"all":[null,{"n": 1.10}],"a":"é"}'.encode()
+    assert dict(got.without_result) == {second: "cancelled"}
+    assert filled(head, b'{"a": 1}', read).payload == b'{"a": 1}'
+    assert filled(head, b'["$results"]', read).payload == b'["$results"]'
+    assert filled(head, b'"$results" is no JSON', read).payload == b'"$results" is no JSON'
+    waiting = replace(head, after_failure=AfterFailure.WAIT)
+    with pytest.raises(InvalidTask, match=f"result of task {second} is missing: it is cancelled"):
+        filled(waiting, payload, read)
+    gone = replace(head, after=(*head.after, strange))
+    with pytest.raises(InvalidTask, match=f"result of task {strange} is missing: there is no such task"):
+        filled(gone, with_sources(b"{}", {"one": strange}), read)
+
+
+@pytest.mark.rule("SK-5", "SK-21")
+def test_a_worker_of_another_version_leaves_a_task_with_results_to_others() -> None:
+    """As it may be that another one has the parameter."""
+    registered = TaskBody(report, "report", TaskOptions())
+    got = Filled(b'{"sum":5}', {"sum": "0" * 40}, {})
+    with pytest.raises(OtherArguments, match=r"total: Field required; sum: Extra inputs"):
+        registered.arguments(got.payload, got)

@@ -333,6 +333,32 @@ def test_what_is_spooled_while_the_engine_is_away_is_forwarded_in_order(stage: S
         assert send.enqueue("after").answer is EnqueueAnswer.COMMITTED
 
 
+@pytest.mark.rule("SK-4", "SK-5")
+def test_a_chain_is_spooled_whole_and_forwarded_in_its_order(stage: Stage) -> None:
+    queue, _ = stage.open()
+    with queue:
+
+        @queue.task
+        def fetch(claim: Claim, page: str) -> int:
+            return len(page)
+
+        @queue.task
+        def double(claim: Claim, number: int) -> int:
+            return 2 * number
+
+        stage.network.is_cut = True
+        first = fetch.call("abc")
+        last = first.then(double).then(double).enqueue()
+        assert last.answer is EnqueueAnswer.SPOOLED
+        assert stage.counts() == (3, 0)
+        stage.network.is_cut = False
+        stage.drained()
+        sent = [each.task.head.id for each in stage.network.asked if isinstance(each, Enqueue)]
+        assert (sent[0], sent[2], len(sent)) == (first.id, last, 3)
+        assert queue.run_until_idle() == 3
+        assert queue.wait(last) == 12
+
+
 @pytest.mark.rule("SK-4")
 def test_a_queue_is_made_and_enqueued_to_while_the_engine_is_away(stage: Stage) -> None:
     stage.network.is_cut = True

@@ -26,6 +26,7 @@ from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.loops import UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.tasks.results import Filled
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.worker import AHEAD_S, FEW, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
 from rebalanser.tasks.worker_claim import WorkerClaim
@@ -329,6 +330,9 @@ class Unread:
         self.held = Held(number, "holder")
         self.left: Any = None
 
+    def filled(self, head: Head, payload: bytes) -> Filled:
+        return Filled(payload, {}, {})
+
     def settle(self, rule: Any) -> Future[Any]:
         head = Head(self.task_id, "work", "send")
         state = State(
@@ -338,8 +342,30 @@ class Unread:
         return Future()
 
 
+class WithoutResults(Unread):
+    """A claim of a task whose results can't be read, as the engine is away."""
+
+    def filled(self, head: Head, payload: bytes) -> Filled:
+        raise RegistryUnavailable("away")
+
+
 def send(claim: Claim, to: str) -> None:
     raise AssertionError("its arguments can't be read")
+
+
+@pytest.mark.rule("SK-5", "SK-15")
+def test_a_task_whose_results_can_not_be_read_now_waits_and_has_not_failed() -> None:
+    clock = FakeClock()
+    errors = ErrorPolicy("work", clock, lambda: None)
+    body = TaskBody(send, "send", TaskOptions(backoff_s=1.0, max_backoff_s=100.0, jitter=0.0, retries=0))
+    bodies = Bodies({"send": body}, (), clock, ThreadCaller(), errors, TaskMetrics())
+    waits: list[float] = []
+    for number in (2, 3, 12):
+        claim: Any = WithoutResults(number)
+        assert bodies.work(claim, Head("0" * 40, "work", "send"), b"{}") is None
+        assert (claim.left.status, claim.left.failures) == (Status.WAITING, 2)
+        waits.append(claim.left.due - clock.wall())
+    assert waits == pytest.approx([1.0, 2.0, 100.0])
 
 
 @pytest.mark.rule("SK-21")

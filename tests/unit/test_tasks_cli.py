@@ -434,6 +434,27 @@ def test_what_waits_for_a_dead_or_cancelled_task_says_so(stage: Stage) -> None:
 
 
 @pytest.mark.rule("SK-5")
+def test_a_task_says_whose_results_it_gets(stage: Stage) -> None:
+    first, second = stage.enqueue(), stage.enqueue()
+    given = ("--result", f"to={first}", "--result", f"copies={first},{second}")
+    last = stage.cli("enqueue", "work", "send", '{"at": 1}', *given).out.strip()
+    shown = stage.cli("show", "work", last).out
+    assert f"after: {first}\nafter: {second}\n" in shown
+    assert 'payload: {"at": 1}\n' in shown
+    assert f"gets as to: the result of {first}\n" in shown
+    assert f"gets as copies: the results of {first}, {second}\n" in shown
+    (document,) = stage.cli("show", "work", last, "--json").documents
+    assert document["results"] == {"to": first, "copies": [first, second]}
+    refused(stage.cli("enqueue", "work", "send", "--result", "to"), 3, "--result 'to' is no FIELD=ID")
+    refused(stage.cli("enqueue", "work", "send", "[]", *given), 3, "must be a JSON object")
+    twice = stage.cli("enqueue", "work", "send", '{"to": "a"}', *given)
+    refused(twice, 3, "has a field that is to get a result: to")
+    odd = Task(Head(stage.queue.new_id(), "work", "send"), b'{"$results": 7}')
+    (task,) = stage.queue.commit([Enqueue(odd, 0)])
+    assert 'payload: {"$results": 7}' in stage.cli("show", "work", task).out
+
+
+@pytest.mark.rule("SK-5")
 def test_what_runs_or_fails_after_a_failure_says_so(stage: Stage) -> None:
     dead = stage.enqueue()
     stage.kill(dead)

@@ -26,6 +26,7 @@ import anyio.to_thread
 import uvicorn
 from fastapi.exceptions import RequestValidationError
 
+from rebalanser.tasks.http import dispenser as dispensing
 from rebalanser.tasks.http import problems, serving
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.http.serving import (
@@ -37,6 +38,7 @@ from rebalanser.tasks.http.serving import (
     ServingOptions,
     built,
 )
+from rebalanser.testing.waiting import wait_until
 
 HALF_A_PAIR = '"\\ud800"'
 TASKS = "/v1/queues/work/tasks"
@@ -600,6 +602,112 @@ def test_metrics_tell_what_clients_enqueue_claim_and_end(queue: Queue) -> None:
     ended = 'rebalanser_tasks_ended_total{name="send",outcome="%s",queue="work"} 1.0'
     assert {ended % "completed", ended % "dead"} <= set(lines)
     assert 'rebalanser_tasks_oldest_ready_seconds{queue="work"} 0.0' in lines
+
+
+@pytest.fixture
+def lent(queue: Queue) -> Iterator[Client]:
+    """A client of a server that hands out claims."""
+    dispenser = Dispenser(queue.context)
+    dispenser.start(queue.lend(dispenser.wake))
+    yield Client(built(queue, dispenser, ServingOptions()))
+    dispenser.stop()
+    queue.stop()
+
+
+CLAIMS = "/v1/queues/work/claims"
+BATCHES = "/v1/queues/work/batches"
+
+
+def claims_of(client: Client, limit: int = 1) -> list[dict[str, Any]]:
+    ask = json.dumps({"worker": "me", "limit": limit, "wait_s": 60})
+    claims: list[dict[str, Any]] = client.send("POST", CLAIMS, ask).json["claims"]
+    return claims
+
+
+def complete(client: Client, claim: dict[str, Any], result: dict[str, Any] | None) -> None:
+    path = f"{TASKS}/{claim['task']}/claims/{claim['number']}/complete"
+    body = json.dumps({"holder": claim["holder"], "result": result})
+    assert client.send("POST", path, body).status == 200
+
+
+@pytest.mark.rule("SK-5", "SK-16")
+def test_a_claim_has_the_results_that_its_task_gets(queue: Queue, lent: Client) -> None:
+    ids = [lent.send("POST", "/v1/queues/work/ids").json["ids"][0] for _ in range(3)]
+    tasks = [
+        *({"id": task, "name": "count", "payload": {"value": {}}} for task in ids[:2]),
+        {
+            "id": ids[2], "name": "total", "payload": {"value": {"unit": "kg"}},
+            "results": {"parts": ids[:2], "first": ids[0]},
+        },
+    ]  # fmt: skip
+    body = json.dumps({"together": True, "tasks": tasks})
+    assert [lent.send("POST", BATCHES, body).status for _ in range(2)] == [201, 201]
+    assert sum(queue.count().values()) == 3
+    shown = lent.send("GET", f"{TASKS}/{ids[2]}").json
+    assert shown["after"] == ids[:2]
+    assert shown["payload"]["value"] == {"unit": "kg"}
+    assert shown["results"] == {"parts": ids[:2], "first": ids[0]}
+    first, second = claims_of(lent), claims_of(lent)
+    for number, (claim,) in enumerate((first, second)):
+        complete(lent, claim, {"value": [number]})
+    (claim,) = claims_of(lent)
+    results = {first[0]["task"]: [0], second[0]["task"]: [1]}
+    assert claim["payload"]["value"] == {
+        "unit": "kg", "parts": [results[task] for task in ids[:2]], "first": results[ids[0]],
+    }  # fmt: skip
+
+
+@pytest.mark.rule("SK-5", "SK-16")
+def test_tasks_over_http_are_enqueued_all_or_none(queue: Queue) -> None:
+    client, unknown = client_of(queue), queue.new_id()
+    task = {"name": "count", "payload": {"value": {}}}
+    last = {**task, "results": {"parts": [unknown]}}
+    reply = client.send("POST", BATCHES, json.dumps({"together": True, "tasks": [task, last]}))
+    assert (reply.status, reply.json["type"]) == (404, "/problems/unknown")
+    for wrong, reason in (
+        ({**last, "payload": {"value": [1]}}, "must be a JSON object"),
+        ({**last, "payload": {"value": {"parts": 1}}}, "is to get a result: parts"),
+        ({**task, "results": {"parts": "x"}}, "40 hexadecimal digits"),
+        ({**task, "results": {"parts": ["x"] * 30_000}}, "the maximum is 1000"),
+    ):
+        reply = client.send("POST", BATCHES, json.dumps({"together": True, "tasks": [task, wrong]}))
+        assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
+        assert reason in reply.json["detail"]
+    reply = client.send("POST", BATCHES, json.dumps({"together": True, "tasks": [task] * 101}))
+    assert (reply.status, reply.json["detail"][:18]) == (422, "more than 100 task")
+    assert queue.count() == {}
+
+
+@pytest.mark.rule("SK-5", "SK-16")
+def test_a_task_whose_result_is_no_json_is_dead_and_others_are_handed_out(queue: Queue, lent: Client) -> None:
+    first = lent.send("POST", TASKS, '{"name": "count", "payload": {}}').json["id"]
+    task = {"name": "total", "payload": {"value": {}}, "results": {"part": first}}
+    last = lent.send("POST", TASKS, json.dumps(task)).json["id"]
+    (claim,) = claims_of(lent)
+    complete(lent, claim, {"base64": "/w=="})
+    other = lent.send("POST", TASKS, '{"name": "count", "payload": {}}').json["id"]
+    assert [each["task"] for each in claims_of(lent)] == [other]
+    wait_until(lambda: queue.get(last).state.status is Status.DEAD)
+    state = queue.get(last).state
+    assert (state.status, state.failures) == (Status.DEAD, 1)
+    assert f"the result of task {first} (count) is no JSON" in state.error
+
+
+@pytest.mark.rule("SK-5", "SK-16")
+def test_claims_whose_results_are_too_much_for_one_answer_come_in_another(
+    queue: Queue, lent: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispensing, "MAX_RESULTS_BYTES", 50)
+    first = lent.send("POST", TASKS, '{"name": "count", "payload": {}}').json["id"]
+    (claim,) = claims_of(lent)
+    complete(lent, claim, {"value": "x" * 1000})
+    task = {"name": "total", "payload": {"value": {}}, "results": {"part": first}}
+    body = json.dumps({"together": True, "tasks": [task, task]})
+    ids = lent.send("POST", BATCHES, body).json["ids"]
+    found = [claims_of(lent, limit=2), claims_of(lent, limit=2)]
+    assert [len(each) for each in found] == [1, 1]
+    assert {each["task"] for (each,) in found} == set(ids)
+    assert [each["failures"] for (each,) in found] == [0, 0]
 
 
 @pytest.mark.rule("SK-16")

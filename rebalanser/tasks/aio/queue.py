@@ -51,13 +51,16 @@ from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Enqueued, Status, Stored, TaskId, Update
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import IN_MEMORY, PARTITIONS, Queue, name_and_url
+from rebalanser.tasks.results import PlannedCall, in_order
 from rebalanser.tasks.retention import Record, Retention
 from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
 _DEFAULT_RETENTION: Final = Retention()
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -83,6 +86,10 @@ class AsyncTaskFunction(Generic[P, R]):
         """The function with options for the tasks that it enqueues; as :meth:`TaskFunction.options`."""
         return AsyncTaskFunction(self._queue, self.body, chosen_options(self.name, options))
 
+    def call(self, *arguments: P.args, **named: P.kwargs) -> AsyncCall[R]:
+        """A call with these arguments that is not enqueued yet; as :meth:`TaskFunction.call`."""
+        return AsyncCall(self._queue, self.body, self._options, arguments, named)
+
     async def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
         """Enqueue a call with these arguments; as :meth:`TaskFunction.enqueue`, and raises what that does.
 
@@ -95,6 +102,27 @@ class AsyncTaskFunction(Generic[P, R]):
     ) -> list[Enqueued[R]]:
         """Enqueue many calls in few transactions; as :meth:`TaskFunction.enqueue_many`."""
         return await self._queue.enqueue_calls(self.body, calls, self._options)
+
+
+class AsyncCall(PlannedCall[R]):
+    """A call of a function that is to be one task; as :class:`~rebalanser.tasks.queue.Call`, awaited."""
+
+    def then(
+        self,
+        function: AsyncTaskFunction[Concatenate[R, Q], S],
+        /,
+        *arguments: Q.args,
+        **named: Q.kwargs,
+    ) -> AsyncCall[S]:
+        """A call of another function, whose first argument is the result of this one."""
+        return function.call(self.result, *arguments, **named)
+
+    async def enqueue(self) -> Enqueued[R]:
+        """Enqueue it and all calls whose results it gets, all or none; as :meth:`Call.enqueue`.
+
+        Where it is cancelled meanwhile, all or none are enqueued: enqueue it again.
+        """
+        return (await cast("AsyncQueue", self.queue).enqueue_all([self]))[0]
 
 
 class AsyncRegisters(Protocol):
@@ -292,6 +320,12 @@ class AsyncQueue:
             )
 
         return await self._threads.run(enqueue)
+
+    async def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
+        """Enqueue calls, with all whose results they get, all or none; as :meth:`Queue.enqueue_all`."""
+        queue = await self._opened()
+        await self._threads.run(queue.enqueue_ordered, in_order(calls, self))
+        return [call.enqueued for call in calls if call.enqueued is not None]
 
     @property
     def troubles(self) -> tuple[Trouble, ...]:

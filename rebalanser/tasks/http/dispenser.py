@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from rebalanser.errors import InternalError, RetryLater
+from rebalanser.errors import InternalError, InvalidTask, RebalanserError, RetryLater
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
@@ -20,6 +20,8 @@ from rebalanser.tasks.http.claim_history import Telling
 from rebalanser.tasks.http.problems import TOO_MANY, Refusal
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.outcomes import raised
+from rebalanser.tasks.results import MAX_RESULTS_BYTES, filled
 
 SHORTEST_PAUSE_S: Final = 0.001
 _log = get_logger()
@@ -213,18 +215,48 @@ class Dispenser:
         try:
             for each in claimed:
                 self.telling.claimed(each)
-            payloads = self._source.payloads(claimed)
+            lent, unlent = self._with_payloads(asker, claimed)
         except BaseException:
             for each in claimed:
                 self._give_back(each)
             raise
-        for each in [each for each in claimed if each.stored.head.id not in payloads]:
-            claimed.remove(each)
-            self._fail(each)
-        return [
-            Lent(each, payloads[each.stored.head.id], max(0.0, each.sent_at - asker.asked_at))
-            for each in claimed
-        ]
+        for each, error in unlent:
+            if error is None:
+                self._give_back(each)
+            else:
+                self._fail(each, error)
+        return lent
+
+    def _with_payloads(
+        self, asker: Asker, claimed: Sequence[Claimed]
+    ) -> tuple[list[Lent], list[tuple[Claimed, RebalanserError | None]]]:
+        """Claims with their payloads; and those not handed out, for an error or as all is too much."""
+        assert self._source is not None
+        lent: list[Lent] = []
+        unlent: list[tuple[Claimed, RebalanserError | None]] = []
+        payloads, room = self._source.payloads(claimed), MAX_RESULTS_BYTES
+        for each in claimed:
+            payload = self._filled(each, payloads) if room > 0 else None
+            if isinstance(payload, bytes):
+                room -= len(payload) - len(payloads[each.stored.head.id])
+                lent.append(Lent(each, payload, max(0.0, each.sent_at - asker.asked_at)))
+            else:
+                unlent.append((each, payload))
+        return lent, unlent
+
+    def _filled(self, claimed: Claimed, payloads: Mapping[TaskId, bytes]) -> bytes | RebalanserError:
+        """A claimed task's payload with the results that it gets; why there is none.
+
+        Raises:
+            RetryLater: the engine is away.
+        """
+        head = claimed.stored.head
+        if head.id not in payloads:
+            return InternalError("the task's payload is not in the store")
+        try:
+            return filled(head, payloads[head.id], self._context.read).payload
+        except InvalidTask as error:
+            return error
 
     def _hand_out(self, asker: Asker, lent: list[Lent]) -> None:
         try:
@@ -258,19 +290,18 @@ class Dispenser:
         task: TaskId = claimed.stored.head.id
         self.telling.ended(task, claimed.held)
         ask = MoveAsk(claimed.stored, lambda stored: rules.release(stored.state, claimed.held), lasting=True)
-        _log.info("a claim was given back: who asked is gone", action="task_given_back", task=task)
+        _log.info("a claim was given back, as no client has it", action="task_given_back", task=task)
         self._context.submit(ask)
 
-    def _fail(self, claimed: Claimed) -> None:
-        """End the try of a task that has no payload, which no worker can do anything with."""
-        error = InternalError("the task's payload is not in the store")
+    def _fail(self, claimed: Claimed, error: RebalanserError) -> None:
+        """End the try of a task that no worker can do anything with, for good if it is the task's fault."""
+        due = None if isinstance(error, InvalidTask) else self._context.clock.wall() + self._context.ttl_s
         self._context.errors.ignored("a payload", error)
         self.telling.ended(claimed.stored.head.id, claimed.held)
-        due = self._context.clock.wall() + self._context.ttl_s
         self._context.submit(
             MoveAsk(
                 claimed.stored,
-                lambda stored: rules.fail(stored.head, stored.state, claimed.held, str(error), due),
+                lambda stored: rules.fail(stored.head, stored.state, claimed.held, raised(error).told, due),
                 lasting=True,
             )
         )

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from rebalanser.tasks.documents import Content
-from rebalanser.tasks.functions import Id, Ids, PositiveSeconds, Priority, Seconds
+from rebalanser.tasks.functions import MAX_AFTER, Id, Ids, PositiveSeconds, Priority, Seconds
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
 
 MAX_BATCH: Final = 1000
@@ -94,6 +94,18 @@ class GivenContent(Asked):
         return self._content
 
 
+def _few_results(given: Any) -> Any:
+    """See that there are not more ids than a task waits for, before each of them is looked at."""
+    if isinstance(given, dict):
+        ids = sum(len(each) if isinstance(each, list) else 1 for each in given.values())
+        if ids > MAX_AFTER:
+            raise ValueError(f"it gets {ids} results; the maximum is {MAX_AFTER}")
+    return given
+
+
+Results = Annotated[dict[Label, Id | tuple[Id, ...]], BeforeValidator(_few_results)]
+
+
 class NewTask(Asked):
     """A task to enqueue (SK-2)."""
 
@@ -115,6 +127,11 @@ class NewTask(Asked):
     waits_for_unknown: bool = Field(
         default=False, description="Whether `after` may name tasks that don't exist yet."
     )
+    results: Results = Field(
+        default={},
+        description="Fields of the payload's object that get results: that of a task, or a list of those of "
+        "several. It comes after these tasks, and its claim has the results in the payload (SK-5).",
+    )
     delay_s: Seconds = Field(default=0.0, description="How many seconds from now it waits at least.")
     retries: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=3, description="How often it is tried again after a try that failed, or whose worker died."
@@ -125,9 +142,14 @@ class NewTask(Asked):
 
 
 class NewTasks(Asked):
-    """Tasks to enqueue in few transactions: each for itself, not all or none."""
+    """Tasks to enqueue in few transactions: each for itself, or all or none."""
 
     tasks: Annotated[tuple[NewTask, ...], Field(min_length=1, max_length=MAX_BATCH)]
+    together: bool = Field(
+        default=False,
+        description="All or none, at most 100, in one transaction; with ids got before, one may depend on "
+        "those before it.",
+    )
 
 
 class Enqueued(BaseModel):
@@ -172,7 +194,9 @@ class ClaimedTask(BaseModel):
 
     task: Id
     name: str
-    payload: Content
+    payload: Content = Field(
+        description="What it is to work on. Fields that get results of other tasks have these."
+    )
     number: int = Field(
         description="How many claims of the task there were before; part of the claim's name."
     )

@@ -16,18 +16,20 @@ from rebalanser.tasks.http.messages import Changed, NewTask, Selected
 from rebalanser.tasks.http.problems import INVALID, Refusal
 from rebalanser.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
 from rebalanser.tasks.queue import Queue
+from rebalanser.tasks.results import with_sources
 
 PAGE: Final = 1000
 """Maximum number of tasks that are read at once."""
 
 
-def enqueue(queue: Queue, tasks: Sequence[NewTask]) -> list[Enqueued[Any]]:
-    """Store tasks for good, or in the outbox of the queue; their ids.
+def enqueue(queue: Queue, tasks: Sequence[NewTask], *, together: bool = False) -> list[Enqueued[Any]]:
+    """Store tasks for good, ``together`` all or none, or in the outbox of the queue; their ids.
 
     Raises:
-        InvalidName, TaskExists, UnknownTask, DependencyCycle, RequestTooLarge: as Queue.commit does.
+        InvalidName, InvalidTask, TaskExists, UnknownTask, DependencyCycle, RequestTooLarge: as Queue.commit
+            does.
     """
-    return queue.commit([_made(queue, each) for each in tasks])
+    return queue.commit([_made(queue, each) for each in tasks], together=together)
 
 
 def _made(queue: Queue, task: NewTask) -> Enqueue:
@@ -39,9 +41,8 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
         task_id=task.id,
         waits_for_unknown=task.waits_for_unknown,
     )
-    return queue.made_raw(
-        task.name, task.payload.content(), options, retries=task.retries, timeout_s=task.timeout_s
-    )
+    payload = with_sources(task.payload.content(), task.results)
+    return queue.made_raw(task.name, payload, options, retries=task.retries, timeout_s=task.timeout_s)
 
 
 def full(queue: Queue, task: TaskId, at_least: int = 0) -> FullTaskDocument:

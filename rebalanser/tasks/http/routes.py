@@ -99,8 +99,8 @@ class Server:
             "/batches", status_code=HTTPStatus.CREATED, responses=exists | _spooled(messages.EnqueuedMany)
         )
         def enqueue_batch(batch: NewTasks, response: Response) -> messages.EnqueuedMany:
-            """Enqueue many tasks in few transactions: each for itself, not all or none."""
-            enqueued = operations.enqueue(queue, batch.tasks)
+            """Enqueue many tasks in few transactions: each for itself, or all or none (`together`)."""
+            enqueued = operations.enqueue(queue, batch.tasks, together=batch.together)
             _say_spooled(response, enqueued)
             return messages.EnqueuedMany(ids=tuple(enqueued), answers=tuple(each.answer for each in enqueued))
 

@@ -447,7 +447,7 @@ class EnqueueAllStep(Step):
         check_bytes(what, bytes_of(flat), visit.max_request_bytes - SPARE_BYTES)
         if flat.length <= limit:
             return flat
-        length = limit - lists
+        length = max(0, limit - lists)
         if lists * length < len(operations):
             raise RequestTooLarge(f"{what} need {len(operations)} operations; the limit is {lists * length}")
         nested = (operations[start : start + length] for start in range(0, len(operations), length))

@@ -5,9 +5,10 @@ Every guard of the contract is a small method, so that a test can take one out a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from rebalanser.errors import InternalError
 from rebalanser.tasks.engine import (
     Answer,
     Applied,
@@ -57,7 +58,7 @@ class SimulatedEngine:
             case Enqueue():
                 return self._enqueue(write)
             case EnqueueAll():
-                return self._enqueue_all(write.enqueues)
+                raise InternalError("a simulated producer has an outbox, which enqueues one by one")
             case Skip():
                 return self._skip(write.entry)
             case Move():
@@ -132,15 +133,6 @@ class SimulatedEngine:
             self.tallies[entry.outbox] = Tally(entry.number)
         return answer
 
-    def _enqueue_all(self, enqueues: Sequence[Enqueue]) -> Answer:
-        added: set[TaskId] = set()
-        for each in enqueues:
-            refusal = self._refusal(each, added)
-            if refusal is not None:
-                return refusal
-            added.add(each.task.head.id)
-        return [self._add(each) for each in enqueues][-1]
-
     def _skip(self, entry: Forwarded) -> Answer:
         tally = self._tally(entry)
         if not tally.has_skipped(entry):
@@ -154,23 +146,14 @@ class SimulatedEngine:
     def _tally(self, entry: Forwarded) -> Tally:
         return self.tallies.get(entry.outbox, Tally())
 
-    def _refusal(self, write: Enqueue, added: Collection[TaskId] = ()) -> Answer | None:
-        """Why a task can't be added, once those ``added`` are; None if it can."""
+    def _add(self, write: Enqueue) -> Answer:
         task = write.task.head.id
         taken = self._taken(task)
         if taken is not None:
             return Exists(taken, self.payloads[task])
-        unknown = tuple(task for task in self._unknown(write) if task not in added)
-        return Unknown(unknown) if unknown and not write.waits_for_unknown else None
-
-    def _unknown(self, write: Enqueue) -> tuple[TaskId, ...]:
-        return tuple(needed for needed in write.task.head.after if needed not in self.tasks)
-
-    def _add(self, write: Enqueue) -> Answer:
-        refusal = self._refusal(write)
-        if refusal is not None:
-            return refusal
-        task, unknown = write.task.head.id, self._unknown(write)
+        unknown = tuple(needed for needed in write.task.head.after if needed not in self.tasks)
+        if unknown and not write.waits_for_unknown:
+            return Unknown(unknown)
         self.revision += 1
         self.oracle.enqueued(write.task, self.revision, unknown, write.forwarded)
         self.payloads[task] = write.task.payload

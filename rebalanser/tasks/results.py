@@ -1,0 +1,321 @@
+"""Results of tasks as arguments of others: in a call, in a payload, and as a worker reads them.
+
+An argument of a call may be the result of another one, or a list of results. The payload then names the
+tasks, under a key that no parameter of a function can have::
+
+    {"$results": {"total": "ID", "parts": ["ID", "ID"]}, "unit": "kg"}
+
+The task depends on all of them (SK-5), and a task on which others depend is not collected (SK-14). So each
+result is stored once, with the task that returned it, and a worker reads it when the body begins.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeAlias, TypeVar, cast
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+
+from rebalanser.errors import InvalidTask
+from rebalanser.tasks.model import ID_DIGITS, AfterFailure, Enqueued, Head, Result, Status, Stored, TaskId
+
+if TYPE_CHECKING:
+    from rebalanser.tasks.functions import EnqueueOptions, TaskBody
+
+KEY: Final = "$results"
+"""Of a payload's object: the parameters that get results, each with a task or several."""
+MAX_RESULTS_BYTES: Final = 16 << 20
+"""Maximum bytes of all the results that one task gets."""
+MAX_TOGETHER: Final = 100
+"""Maximum number of tasks that are enqueued together, all or none."""
+_READ_AT_ONCE: Final = 50
+_MARK: Final = to_json(KEY)
+_DEEPEST: Final = 20
+
+Source: TypeAlias = TaskId | tuple[TaskId, ...]
+"""The task whose result an argument is, or the tasks of a list of results."""
+R_co = TypeVar("R_co", covariant=True)
+_Id: TypeAlias = Annotated[TaskId, Field(pattern=f"^[0-9a-f]{{{ID_DIGITS}}}$")]
+_SOURCES: Final = TypeAdapter(dict[str, _Id | tuple[_Id, ...]])
+_assigning = threading.Lock()
+
+
+class PlannedCall(Generic[R_co]):
+    """A call of a function that becomes one task when it is enqueued, also if it is enqueued again.
+
+    ``queue`` is that of the function, ``R_co`` is what the function returns.
+    """
+
+    def __init__(
+        self,
+        queue: object,
+        body: TaskBody,
+        options: EnqueueOptions,
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any],
+    ) -> None:
+        self.queue = queue
+        self.body = body
+        self.arguments = arguments
+        self.named = named
+        self.enqueued: Enqueued[Any] | None = None
+        """What enqueueing it has answered; None before that."""
+        self._options = options
+
+    @property
+    def id(self) -> TaskId | None:
+        """The task's id; None before it is enqueued, unless it was given as an option."""
+        return self._options.task_id
+
+    @property
+    def result(self) -> R_co:
+        """What the function will have returned, as an argument of another call, or in a list of such ones.
+
+        Type checkers take it for that value. A call that gets it waits for this one.
+        """
+        return cast("R_co", Result(self))
+
+    def options(self, new_id: Callable[[], TaskId]) -> EnqueueOptions:
+        """The options to enqueue it with; its id is made at the first call and kept."""
+        with _assigning:
+            if self._options.task_id is None:
+                self._options = self._options.model_copy(update={"task_id": new_id()})
+            return self._options
+
+    def needs(self) -> Iterator[PlannedCall[Any]]:
+        """The calls whose results it gets."""
+        for value in chain(self.arguments, self.named.values()):
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, Result) and isinstance(each.of, PlannedCall):
+                    yield each.of
+
+    def __repr__(self) -> str:
+        return f"<call of {self.body.name!r}, {self.id or 'without an id'}>"
+
+
+def in_order(calls: Iterable[PlannedCall[Any]], queue: object) -> list[PlannedCall[Any]]:
+    """Calls and those whose results they get, each after these; those that are enqueued aside.
+
+    Raises:
+        InvalidTask: there are more than :data:`MAX_TOGETHER`, or some are of another queue.
+    """
+    ordered: dict[PlannedCall[Any], None] = {}
+    seen: set[PlannedCall[Any]] = set()
+
+    def visit(call: PlannedCall[Any]) -> None:
+        if call.enqueued is not None or call in seen:
+            return
+        if call.queue is not queue:
+            raise InvalidTask(f"{call!r} is of {call.queue!r}, and not of {queue!r}")
+        seen.add(call)
+        refuse_too_many(len(seen))
+        for needed in call.needs():
+            visit(needed)
+        ordered[call] = None
+
+    for call in calls:
+        visit(call)
+    return list(ordered)
+
+
+def refuse_too_many(tasks: int) -> None:
+    """See that not too many tasks are enqueued together.
+
+    Raises:
+        InvalidTask: there are more than :data:`MAX_TOGETHER`.
+    """
+    if tasks > MAX_TOGETHER:
+        raise InvalidTask(
+            f"more than {MAX_TOGETHER} tasks can't be enqueued together; enqueue some of them before, and "
+            "give the `.result` of what that has answered to the others"
+        )
+
+
+def source_of(value: object) -> Source | None:
+    """The task or tasks whose results an argument is; None if it is a value.
+
+    Raises:
+        InvalidTask: it is of a call that is not enqueued, or a list that has values too.
+    """
+    if isinstance(value, Result):
+        return _task_of(value)
+    if not isinstance(value, list | tuple) or not value or not isinstance(value[0], Result):
+        return None
+    if not all(isinstance(each, Result) for each in value):
+        raise InvalidTask("a list that has a result has nothing but results")
+    return tuple(map(_task_of, value))
+
+
+def _task_of(result: Result) -> TaskId:
+    if not isinstance(result.of, PlannedCall):
+        return str(result.of)
+    if result.of.id is None:
+        raise InvalidTask(
+            f"an argument is the result of a call of {result.of.body.name!r} that is not enqueued: enqueue "
+            "both together, with call(...).enqueue()"
+        )
+    return result.of.id
+
+
+def has_result(value: object, depth: int = 0) -> bool:
+    """True if there is a result somewhere within a value."""
+    if isinstance(value, Result):
+        return True
+    if depth > _DEEPEST:
+        return False
+    if isinstance(value, Mapping):
+        return any(has_result(each, depth + 1) for each in value.values())
+    return isinstance(value, list | tuple | set) and any(has_result(each, depth + 1) for each in value)
+
+
+def with_sources(payload: bytes, sources: Mapping[str, Source]) -> bytes:
+    """A payload whose arguments of these names are results.
+
+    Raises:
+        InvalidTask: the payload is no JSON object, or has one of the names already.
+    """
+    if not sources:
+        return payload
+    try:
+        content = from_json(payload)
+    except ValueError as error:
+        raise InvalidTask(f"a payload that gets results must be a JSON object: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidTask("a payload that gets results must be a JSON object")
+    twice = sorted({KEY, *sources} & content.keys())
+    if twice:
+        raise InvalidTask(f"the payload has a field that is to get a result: {', '.join(twice)}")
+    return _object({KEY: to_json(sources)}, payload)
+
+
+def sources_in(payload: bytes) -> dict[str, Source]:
+    """The arguments of a payload that are results; empty if none is.
+
+    Raises:
+        InvalidTask: it names them in another way than is known.
+    """
+    content = _content(payload)
+    if KEY not in content:
+        return {}
+    try:
+        return _SOURCES.validate_python(content[KEY], strict=False)
+    except ValidationError as error:
+        places = sorted({".".join(map(str, each["loc"][:1])) for each in error.errors(include_url=False)})
+        raise InvalidTask(f"{KEY} of the payload names no tasks for {', '.join(places)}") from error
+
+
+def without_sources(payload: bytes) -> bytes:
+    """A payload without the names of the tasks whose results it gets."""
+    content = _content(payload)
+    if KEY not in content:
+        return payload
+    return to_json({name: value for name, value in content.items() if name != KEY})
+
+
+def tasks_of(sources: Mapping[str, Source]) -> tuple[TaskId, ...]:
+    """The tasks of sources, each once."""
+    lists = ((each,) if isinstance(each, str) else each for each in sources.values())
+    return tuple(dict.fromkeys(chain.from_iterable(lists)))
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A payload with the results in their places."""
+
+    payload: bytes
+    sources: Mapping[str, Source]
+    without_result: Mapping[TaskId, str]
+    """Tasks that have none, with what they are."""
+
+    def hint(self, parameter: str) -> str:
+        """Whose result a parameter got, for people."""
+        source = self.sources[parameter]
+        if isinstance(source, str):
+            told = f"{parameter} is the result of task {source}"
+        else:
+            told = f"{parameter} has the results of {len(source)} tasks"
+        undone = [task for task in tasks_of({parameter: source}) if task in self.without_result]
+        return ", ".join([told, *(f"and task {task} is {self.without_result[task]}" for task in undone[:3])])
+
+
+def filled(head: Head, payload: bytes, read: Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]) -> Filled:
+    """A payload with the results that it gets, which are read now.
+
+    A dead or cancelled task that is not waited for any more (``after_failure="run"``) has the result null.
+
+    Raises:
+        InvalidTask: a result is missing or no JSON, or they are more than :data:`MAX_RESULTS_BYTES`; trying
+            again would be of no use.
+        RetryLater: the engine is away.
+    """
+    sources = sources_in(payload)
+    if not sources:
+        return Filled(payload, {}, {})
+    tasks = tasks_of(sources)
+    strange = [task for task in tasks if task not in head.after]
+    if strange:
+        raise InvalidTask(f"it gets the result of task {strange[0]}, for which it does not wait (`after`)")
+    results: dict[TaskId, bytes] = {}
+    without: dict[TaskId, str] = {}
+    size = 0
+    for start in range(0, len(tasks), _READ_AT_ONCE):
+        some = tasks[start : start + _READ_AT_ONCE]
+        found = read(some)
+        for task in some:
+            results[task] = _result(task, found.get(task), head.after_failure, without)
+            size += len(results[task])
+        if size > MAX_RESULTS_BYTES:
+            raise InvalidTask(
+                f"the results of {len(tasks)} tasks that it gets have more than {MAX_RESULTS_BYTES} bytes: "
+                "store large results elsewhere, and return where"
+            )
+    got = {
+        name: results[source] if isinstance(source, str) else _list(results[task] for task in source)
+        for name, source in sources.items()
+    }
+    return Filled(_object(got, without_sources(payload)), sources, without)
+
+
+def _result(
+    task: TaskId, stored: Stored | None, after_failure: AfterFailure, without: dict[TaskId, str]
+) -> bytes:
+    if stored is None:
+        raise InvalidTask(f"the result of task {task} is missing: there is no such task")
+    if stored.state.status is not Status.COMPLETED:
+        without[task] = stored.state.status.value
+        if after_failure is not AfterFailure.RUN:
+            raise InvalidTask(f"the result of task {task} is missing: it is {stored.state.status}")
+    result = stored.state.result
+    if stored.state.status is not Status.COMPLETED or result is None:
+        return b"null"
+    try:
+        from_json(result, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidTask(f"the result of task {task} ({stored.head.name}) is no JSON: {error}") from error
+    return result
+
+
+def _content(payload: bytes) -> dict[str, Any]:
+    """The object that a payload is, if it may have results; else an empty one."""
+    if _MARK not in payload:
+        return {}
+    try:
+        content = from_json(payload)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _object(fields: Mapping[str, bytes], rest: bytes) -> bytes:
+    """A JSON object that has these fields, and those of another one."""
+    first = b",".join(b"%b:%b" % (to_json(name), value) for name, value in fields.items())
+    other = rest.strip()[1:-1].strip()
+    return b"{%b}" % (b",".join(part for part in (first, other) if part))
+
+
+def _list(values: Iterable[bytes]) -> bytes:
+    return b"[%b]" % b",".join(values)
