@@ -54,6 +54,8 @@ app.command()(tasks_changing.cancel)
 app.command()(tasks_changing.requeue)
 app.command()(tasks_changing.delete)
 app.command()(tasks_changing.collect)
+app.command()(tasks_changing.pause)
+app.command()(tasks_changing.resume)
 
 
 @app.command()
@@ -158,6 +160,7 @@ def list_tasks(
     face = Face.of(registry, json)
     chosen = Selection.of(status, name, older_than)
     with opened(face, queue) as tasks:
+        _warn_of_pause(tasks)
         page = 1000 if limit is None else min(limit, 1000)
         found = chosen.newest(tasks, limit or NEWEST) if newest else islice(chosen.tasks(tasks, page), limit)
         for stored, blockers in tasks.with_blockers(found):
@@ -203,7 +206,7 @@ def count(queue: QueueArgument, registry: RegistryOption = None, json: JsonOptio
 
 @app.command()
 def status(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
-    """Show the tasks in each status, the age of the oldest ready one, the workers and what fails in them.
+    """Show the tasks by status, the oldest ready one's age, what is paused, the workers, and what fails.
 
     A worker or server says every 10 seconds that it is there, and within a second what newly fails in it.
     """
@@ -238,6 +241,14 @@ def check(queue: QueueArgument, registry: RegistryOption = None, json: JsonOptio
     )
     if faults:
         raise typer.Exit(1)
+
+
+def _warn_of_pause(queue: Queue) -> None:
+    present = queue.pauses().queue
+    if present is not None:
+        get_logger().warning(
+            f"the queue is {present.told(time.time())}", action="queue_paused", queue=queue.name
+        )
 
 
 def _warn_of_name(queue: Queue, name: str) -> None:

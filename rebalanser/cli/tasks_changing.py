@@ -1,9 +1,14 @@
-"""``rebalanser tasks cancel``, ``requeue``, ``delete`` and ``collect``: change many tasks."""
+"""``rebalanser tasks cancel``, ``requeue``, ``delete``, ``collect``, ``pause`` and ``resume``."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,6 +16,7 @@ import typer
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
 from rebalanser.cli.lines import counted
+from rebalanser.cli.tasks_lines import pause_line, printable
 from rebalanser.cli.tasks_options import (
     NameOption,
     OlderThanOption,
@@ -23,6 +29,7 @@ from rebalanser.cli.tasks_options import (
 )
 from rebalanser.cli.times import parse_span
 from rebalanser.errors import UnknownTask
+from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.queue import Queue
 
@@ -205,3 +212,71 @@ def _found(queue: Queue, ids: list[TaskId]) -> list[Stored]:
             raise UnknownTask(f"there is no task {missing[0]} in queue {queue.name!r}; nothing was changed")
         tasks += [found[task] for task in some]
     return tasks
+
+
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule", metavar="NAME", show_default="the queue", help="The schedule of a periodic function."
+    ),
+]
+
+
+def pause(
+    queue: QueueArgument,
+    schedule: ScheduleOption = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Why, for people.")] = "",
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Let workers claim no more tasks of a queue until it is resumed, also after restarts.
+
+    What runs goes on, and tasks can be enqueued. With --schedule only the tasks of a periodic function stop
+    to come; those that would come meanwhile are missed.
+    """
+    face = Face.of(registry, json)
+    with opened(face, queue) as tasks:
+        if schedule is not None:
+            _warn_of_schedule(tasks, schedule)
+        present = tasks.pause(reason, schedule=schedule, by=_person())
+    document = {"queue": queue, "schedule": schedule, "pause": present.model_dump()}
+    face.answer(document, pause_line(_paused(queue, schedule), present, time.time()))
+
+
+def resume(
+    queue: QueueArgument,
+    schedule: ScheduleOption = None,
+    registry: RegistryOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Let workers claim tasks of a paused queue again, or the tasks of a schedule come."""
+    face = Face.of(registry, json)
+    with opened(face, queue) as tasks:
+        ended = tasks.resume(schedule=schedule)
+    document = {"queue": queue, "schedule": schedule, "pause": None if ended is None else ended.model_dump()}
+    what = "is resumed" if ended is not None else "is not paused"
+    face.answer(document, f"{_paused(queue, schedule)} {what}")
+
+
+def _paused(queue: str, schedule: str | None) -> str:
+    return f"queue {queue}" if schedule is None else f"schedule {printable(schedule)} of queue {queue}"
+
+
+def _person() -> str:
+    """Return the user and the host, for people."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _warn_of_schedule(queue: Queue, name: str) -> None:
+    """Warn of a schedule of which there is no task among the first ones: it may be misspelt."""
+    if not any(each.head.name == name for each in islice(queue.tasks(), READ_AT_ONCE)):
+        get_logger().warning(
+            "no task of this function is among those of the queue; is it misspelt?",
+            action="task_name_unknown",
+            queue=queue.name,
+            name=name,
+        )

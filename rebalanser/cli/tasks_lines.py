@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.ids import born_at, is_flake
 from rebalanser.tasks.model import AfterFailure
+from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.status import QueueStatus
 
 
@@ -86,6 +87,10 @@ def status_lines(status: QueueStatus, wall: float) -> Iterator[str]:
     yield f"oldest ready: {'none' if oldest_s is None else f'waits for {_age(oldest_s)}'}"
     if status.swept is not None:
         yield f"deleted as their time was over: {status.deleted:,}, looked {_age(wall - status.swept)} ago"
+    if status.pauses.queue is not None:
+        yield pause_line("the queue", status.pauses.queue, wall)
+    for name, pause in sorted(status.pauses.schedules.items()):
+        yield pause_line(f"schedule {printable(name)}", pause, wall)
     yield f"workers: {len(status.workers)}"
     for worker in status.workers:
         runs = "serves" if worker.concurrency is None else f"runs {worker.running} of {worker.concurrency}"
@@ -99,6 +104,12 @@ def status_lines(status: QueueStatus, wall: float) -> Iterator[str]:
                 f"    {printable(trouble.loop)}: {trouble.kind} for {_age(wall - trouble.since)}, "
                 f"{trouble.attempts:,} failed: {printable(trouble.error)}"
             )
+
+
+def pause_line(what: str, pause: Pause, wall: float) -> str:
+    """Return since when and by whom something is paused, and why."""
+    reason = f": {printable(pause.reason)}" if pause.reason else ""
+    return f"{what} is PAUSED for {_age(wall - pause.since)} by {printable(pause.by)}{reason}"
 
 
 def _age(seconds: float) -> str:

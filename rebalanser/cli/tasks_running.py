@@ -18,6 +18,7 @@ import typer
 from pydantic import ValidationError
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption, VerboseOption
+from rebalanser.cli.tasks_lines import pause_line
 from rebalanser.cli.tasks_options import (
     CreateOption,
     KeepCancelledOption,
@@ -35,6 +36,7 @@ from rebalanser.tasks.aio.queue import AsyncQueue
 from rebalanser.tasks.functions import NO_OPTIONS
 from rebalanser.tasks.metrics import Measured, QueueCollector
 from rebalanser.tasks.model import Enqueued
+from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.queue import Queue
 
 SELDOM: Final = 5000
@@ -149,17 +151,37 @@ def metrics_served(queue: Measured, host: str, port: int | None) -> Iterator[Non
 def schedules(place: PlaceArgument, json: JsonOption = False) -> None:
     """List the schedules of a queue's periodic functions, with the next tick of each.
 
-    They are those of the module. The queue names its registry, so there is no --registry.
+    They are those of the module; what is paused is in the store. The queue names its registry, so there is no
+    --registry.
     """
     face = Face.of(None, json)
     queue, now = _queue_of(place), SystemClock().wall()
+    paused = _pauses(queue).schedules if queue.schedules else {}
     for each in queue.schedules:
         following = datetime.fromtimestamp(each.next_tick(now), ZoneInfo(each.time_zone)).isoformat(sep=" ")
-        document = {"name": each.name, "expression": each.expression, "time_zone": each.time_zone}
-        document["next"] = following
-        face.answer(document, f"{each.name}: {each.expression} ({each.time_zone}), next {following}")
-    if isinstance(queue, Queue):
-        queue.close()
+        pause = paused.get(each.name)
+        document = {
+            "name": each.name,
+            "expression": each.expression,
+            "time_zone": each.time_zone,
+            "next": following,
+            "pause": None if pause is None else pause.model_dump(),
+        }
+        line = f"{each.name}: {each.expression} ({each.time_zone}), next {following}"
+        face.answer(document, line, *([] if pause is None else [pause_line("  it", pause, now)]))
+
+
+def _pauses(queue: Queue | AsyncQueue) -> Pauses:
+    """Read what is paused, and close the queue."""
+    if isinstance(queue, AsyncQueue):
+        return asyncio.run(_read_pauses(queue))
+    with queue:
+        return queue.pauses()
+
+
+async def _read_pauses(queue: AsyncQueue) -> Pauses:
+    async with queue:
+        return await queue.pauses()
 
 
 def trigger(

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from rebalanser.tasks.middleware import Middleware
     from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status
     from rebalanser.tasks.outcomes import GiveUp, Retry
+    from rebalanser.tasks.pauses import Pause, Pauses
     from rebalanser.tasks.queue import Call, Queue, TaskFunction
     from rebalanser.tasks.retention import Retention
 
@@ -62,6 +63,8 @@ __all__ = [
     "Enqueued",
     "GiveUp",
     "Middleware",
+    "Pause",
+    "Pauses",
     "Queue",
     "Retention",
     "Retry",
@@ -81,6 +84,8 @@ _HOMES: Final = MappingProxyType(
         "Enqueued": "model",
         "GiveUp": "outcomes",
         "Middleware": "middleware",
+        "Pause": "pauses",
+        "Pauses": "pauses",
         "Queue": "queue",
         "Retention": "retention",
         "Retry": "outcomes",

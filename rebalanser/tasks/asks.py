@@ -17,6 +17,7 @@ from rebalanser.tasks.engine import (
     Epoch,
     Exists,
     Move,
+    Paused,
     SlotGone,
     TakeOver,
     Unknown,
@@ -68,8 +69,8 @@ class Ask(ABC, Generic[ResultT]):
 class MoveAsk(Ask["Stored | Refused"]):
     """The next state of a task, by a rule: the result is the task with it, or why it is refused.
 
-    With an ``epoch`` only while that is the partition's, ``update`` being written with it. With a ``slot`` a
-    claim is made for it or not at all: it is refused once the slot is gone.
+    With an ``epoch`` only while that is the partition's and the queue is not paused, ``update`` being written
+    with it. With a ``slot`` a claim is made for it or not at all: it is refused once the slot is gone.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class MoveAsk(Ask["Stored | Refused"]):
         self._epoch = epoch
         self._update = update
         self._slot = slot
-        self._slot_is_gone = False
+        self._prevented: Reason | None = None
+        """Why it was refused at the revision that it was written for, beside that revision."""
         self._next: State | None = None
         self._refused: list[int] = []
         """The revisions at which the condition did not hold."""
@@ -122,7 +124,9 @@ class MoveAsk(Ask["Stored | Refused"]):
         elif isinstance(answer, Conflict):
             self._refused.append(self._stored.revision)
         elif isinstance(answer, SlotGone):
-            self._slot_is_gone = True
+            self._prevented = Reason.NO_SLOT
+        elif isinstance(answer, Paused):
+            self._prevented = Reason.PAUSED
         else:
             raise InternalError(f"a move was answered {answer!r}")
 
@@ -133,8 +137,8 @@ class MoveAsk(Ask["Stored | Refused"]):
         """
         if stored is None:
             self.future.set_result(Refused(Reason.GONE))
-        elif self._slot_is_gone and stored.revision == self._stored.revision:
-            self.future.set_result(Refused(Reason.NO_SLOT))
+        elif self._prevented is not None and stored.revision == self._stored.revision:
+            self.future.set_result(Refused(self._prevented))
         elif self._epoch is not None and self._refused.count(stored.revision) > 1:
             self.future.set_result(Refused(Reason.DEPOSED))
         else:

@@ -23,6 +23,7 @@ from rebalanser.tasks.clocks import LIMIT_S, FarClock, FarClocks
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import ClaimRequest, ClaimsFromIndex, Watch
 from rebalanser.tasks.model import Stored, TaskId
+from rebalanser.tasks.pauses import QUEUE, Pause
 from rebalanser.tasks.rules import Held
 
 MAX_CLAIMS: Final = 256
@@ -50,12 +51,15 @@ class ClaimSource(ABC):
     def __init__(self, context: Context) -> None:
         self._context = context
         self._strange: set[str] = set()
+        self.pause: Pause | None = None
+        """The pause of the queue, as far as this process knows; None while there is none (SK-23)."""
 
     @abstractmethod
     def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
         """Claim the best tasks of these functions, None being all, at most ``limit`` of them (SK-5).
 
-        ``worker`` is the label of the claimant where it is not this process.
+        ``worker`` is the label of the claimant where it is not this process. While the queue is paused
+        nothing is claimed (SK-23).
 
         Raises:
             RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed; what
@@ -102,7 +106,10 @@ class ClaimSource(ABC):
 
     @abstractmethod
     def lend(self) -> None:
-        """Claim what is ready for other processes that have room; raises what :meth:`claim` does."""
+        """Claim what is ready for other processes that have room; raises what :meth:`claim` does.
+
+        :attr:`pause` is up to date then.
+        """
 
     def payloads(self, claimed: Sequence[Claimed]) -> Mapping[TaskId, bytes]:
         """The payloads of claimed tasks: those that came with the claims, and the others, read now.
@@ -116,6 +123,21 @@ class ClaimSource(ABC):
             return known
         engine, context = self._context.engine, self._context
         return {**known, **engine.payloads(context.queue, missing, context.timeout_s)}
+
+    def _learn_pause(self, content: bytes | None) -> None:
+        """Take what the store has as the pause of the queue, and log what has changed."""
+        before, self.pause = self.pause, None if content is None else Pause.of(content)
+        if self.pause is not None and self.pause != before:
+            _log.warning(
+                "the queue is paused: nothing is claimed until it is resumed",
+                action="queue_paused",
+                queue=self._context.queue,
+                since=self.pause.since,
+                by=self.pause.by,
+                reason=self.pause.reason,
+            )
+        if self.pause is None and before is not None:
+            _log.info("the queue is resumed", action="queue_resumed", queue=self._context.queue)
 
     def _report_strange(self, names: Iterable[str]) -> None:
         for name in sorted(set(names).difference(self._strange)):
@@ -161,6 +183,7 @@ class IndexClaims(ClaimSource):
     def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
         """See :meth:`ClaimSource.claim`; all of the claims are made, or none."""
         if limit <= 0:
+            self.lend()
             return []
         context = self._context
         sent_at = context.clock.now()
@@ -176,6 +199,7 @@ class IndexClaims(ClaimSource):
             self._buffer_s,
         )
         answer = self._engine.claim(request, context.timeout_s)
+        self._learn_pause(answer.pause)
         claimed: list[Claimed] = []
         for stored, payload in answer.claimed:
             claim = stored.state.claim
@@ -208,7 +232,9 @@ class IndexClaims(ClaimSource):
         """See :meth:`ClaimSource.retire`: nothing."""
 
     def lend(self) -> None:
-        """See :meth:`ClaimSource.lend`: nothing."""
+        """See :meth:`ClaimSource.lend`: only learns whether the queue is paused."""
+        context = self._context
+        self._learn_pause(context.engine.pauses(context.queue, context.timeout_s).get(QUEUE))
 
     def report_strange(self, names: Collection[str]) -> None:
         """See :meth:`ClaimSource.report_strange`."""

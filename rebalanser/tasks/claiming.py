@@ -65,6 +65,14 @@ class ClaimAsk(MoveAsk):
         return self._failed is not None
 
     @property
+    def is_paused(self) -> bool:
+        """True if it is settled, and was refused as the queue is paused (SK-23)."""
+        if self.future.exception() is not None:
+            return False
+        outcome = self.future.result()
+        return isinstance(outcome, Refused) and outcome.reason is Reason.PAUSED
+
+    @property
     def buries(self) -> bool:
         """Whether it makes no claim but the task dead: its last try was cut off, or a dependency failed."""
         decision = self._claimed(self._offered)
@@ -153,7 +161,7 @@ class Claiming:
         self.deposed |= reason is Reason.DEPOSED
         if reason is Reason.GONE:
             self.owner.forget(ask.task)
-        elif reason is Reason.NO_SLOT:
+        elif reason in {Reason.NO_SLOT, Reason.PAUSED}:
             self.owner.put_back(ask.task, now)
         else:
             self.owner.conflicted(ask.task, now)

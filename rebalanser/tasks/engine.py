@@ -144,9 +144,10 @@ class Skip:
 class Move:
     """Put a task's next state in place of the one of ``revision``, with an update where there is one.
 
-    With an ``epoch`` only if that is still the partition's (SK-13), and with a ``slot`` only if that is still
-    free: it is used by the same write (SK-20). Answered :class:`Applied`, :class:`SlotGone` where the slot is
-    not free any more, whatever else holds, or :class:`Conflict`.
+    With an ``epoch`` only if that is still the partition's (SK-13), and the queue is not paused (SK-23): then
+    it is a claim. With a ``slot`` only if that is still free: it is used by the same write (SK-20). Answered
+    :class:`Applied`, :class:`SlotGone` where the slot is not free any more, whatever else holds,
+    :class:`Paused` where the queue is paused, or :class:`Conflict`.
     """
 
     id: TaskId
@@ -226,7 +227,12 @@ class SlotGone:
     """The slot is used, withdrawn or ended; nothing was changed (SK-20)."""
 
 
-Answer: TypeAlias = Applied | Conflict | Exists | Unknown | Taken | SlotGone
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The queue is paused, so that nothing is claimed; nothing was changed (SK-23)."""
+
+
+Answer: TypeAlias = Applied | Conflict | Exists | Unknown | Taken | SlotGone | Paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +418,29 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def pauses(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
+        """The pauses of a queue as they were put: its own under an empty name, its schedules' by name."""
+
+    @abstractmethod
+    def put_pause(self, queue: str, schedule: str, pause: bytes | None, timeout_s: float) -> None:
+        """Put a pause of a schedule, or of the queue where the name is empty; None deletes it.
+
+        A queue with a pause of its own hands out no claim that is written after this was answered (SK-23).
+        What the pause of a schedule means is up to its reader.
+
+        Raises:
+            OutcomeUnknown: it took effect, or will, or never.
+            QuotaExceeded: the store is full.
+        """
+
+    @abstractmethod
+    def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
+        """Call ``wake``, from a thread of the engine's, soon after a pause changed after ``from_revision``.
+
+        It may be called more often. It must return soon and not raise.
+        """
+
+    @abstractmethod
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first.
 
@@ -518,6 +547,8 @@ class ClaimAnswer:
     claimed: Sequence[tuple[Stored, bytes | None]]
     next_due: float | None = None
     next_over: float | None = None
+    pause: bytes | None = None
+    """The pause of the queue if it is paused: then there is nothing to claim until a commit ends it."""
 
 
 class ClaimsFromIndex(ABC):

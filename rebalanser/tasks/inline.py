@@ -57,7 +57,7 @@ class InlineWorker:
         """Run what is ready now and within ``advance_s`` seconds of the clock; the number of tries.
 
         Raises:
-            InvalidState: the clock can't be moved.
+            InvalidState: the clock can't be moved, or tasks are ready and the queue is paused.
         """
         clock = self._context.clock
         tries = self._run_ready()
@@ -92,8 +92,15 @@ class InlineWorker:
             wakeup = self._source.next_wakeup(self._bodies.names())
             if not claimed and (wakeup is None or wakeup > self._context.clock.now()):
                 break
+        self._refuse_pause()
         self._source.report_strange(self._bodies.names())
         return tries
+
+    def _refuse_pause(self) -> None:
+        """See that no ready task is left because the queue is paused."""
+        pause, wall = self._source.pause, self._context.clock.wall()
+        if pause is not None and self._source.ready_since(wall) is not None:
+            raise InvalidState(f"tasks are ready and the queue is {pause.told(wall)}; resume() it")
 
     def _run(self, claimed: Claimed) -> None:
         stored = claimed.stored

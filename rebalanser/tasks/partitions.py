@@ -22,6 +22,7 @@ from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, 
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.pauses import QUEUE
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.slot_offers import SlotOffers
 
@@ -61,6 +62,8 @@ class Partitions(ClaimSource):
         """When each of these tasks, whose claims can't be written, is offered again."""
         self._lost = False
         self._watch: Watch | None = None
+        self._pauses_changed = True
+        self._pauses_watch: Watch | None = None
 
     def take(self, owned: Sequence[Owned]) -> None:
         """Take over partitions: from now on no earlier owner can claim in them.
@@ -134,6 +137,8 @@ class Partitions(ClaimSource):
         """
         if self._slots is None:
             return
+        if self.pause is not None:
+            idle = room = 0
         with self._lock:
             owns_all = len(self._owners) == self._count
         if not owns_all:
@@ -153,9 +158,10 @@ class Partitions(ClaimSource):
         self._context.errors.ended(TAKE_OVER)
         if self._slots is not None:
             self._slots.close()
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        for watch in (self._watch, self._pauses_watch):
+            if watch is not None:
+                watch.close()
+        self._watch = self._pauses_watch = None
 
     def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
         """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
@@ -170,6 +176,10 @@ class Partitions(ClaimSource):
             RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed; what
                 was is over in time.
         """
+        self._look_at_pause()
+        if self.pause is not None:
+            self._arrived(0)  # gives them back
+            return []
         if arrived := self._arrived(limit):
             return arrived
         if limit <= 0 and not self._groups():
@@ -216,6 +226,10 @@ class Partitions(ClaimSource):
         Or something to claim for other processes that have room. None if only news can bring it.
         """
         now, wall = self._context.clock.now(), self._context.clock.wall()
+        if self._pauses_changed:
+            return now
+        if self.pause is not None:
+            return None
         groups = self._groups()
         wanted: list[Collection[str] | None] = [*groups]
         if names is None or names:
@@ -230,6 +244,25 @@ class Partitions(ClaimSource):
             wakeups = [owner.next_wakeup(now, wall, each) for owner in owners for each in wanted]
             wakeups += self._aside.values()
         return min((at for at in wakeups if at is not None), default=None)
+
+    def _look_at_pause(self) -> None:
+        """Read whether the queue is paused, if that may have changed since it was read."""
+        context = self._context
+        if self._pauses_watch is None:
+            revision = context.engine.page(context.queue, context.timeout_s, limit=1).revision
+            self._pauses_watch = context.engine.watch_pauses(context.queue, revision, self._pauses_told)
+        if not self._pauses_changed:
+            return
+        self._pauses_changed = False
+        try:
+            self._learn_pause(context.engine.pauses(context.queue, context.timeout_s).get(QUEUE))
+        except BaseException:
+            self._pauses_changed = True
+            raise
+
+    def _pauses_told(self) -> None:
+        self._pauses_changed = True
+        self._wake()
 
     def _follow(self) -> None:
         if self._watch is None:
@@ -453,6 +486,8 @@ class Partitions(ClaimSource):
             self._set_aside(ask.task, error)
         with self._lock:
             stored = claiming.settled(ask, self._context.clock.now())
+            if ask.is_paused:
+                self._pauses_changed = True
             partition = claiming.owner.partition
             if claiming.deposed and self._owners.get(partition) is claiming:
                 del self._owners[partition]

@@ -6,6 +6,8 @@ changes, the next one enqueues the ticks of the last minute once more, in case t
 
 A schedule is new if none of its ticks of late is in the store. It has nothing to make up for: its first tick
 is the next one that is due.
+
+The ticks of a schedule that lie within its last pause are missed (SK-23).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -25,6 +27,7 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.tasks.functions import MAX_SECONDS
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.pauses import Pause
 
 LOOK_S: Final = 1.0
 """The longest time between two looks at the clock, which may jump."""
@@ -134,8 +137,9 @@ class Ticker:
 
     ``is_mine(task_id)`` says whether it is, ``exists(task_ids)`` which of those are stored,
     ``enqueue(name, task_id, delay_s)`` enqueues one that is due after that delay, ``errors`` says what
-    follows from errors, ``kept_s`` for how many seconds the task of a tick is kept at least. A tick that
-    can't be enqueued, ever, is left out and keeps no other from coming.
+    follows from errors, ``kept_s`` for how many seconds the task of a tick is kept at least, ``pauses()``
+    gives the last pause of each schedule by function. A tick that can't be enqueued, ever, is left out and
+    keeps no other from coming.
     """
 
     def __init__(
@@ -147,12 +151,14 @@ class Ticker:
         enqueue: Callable[[str, TaskId, float], object],
         errors: ErrorPolicy,
         kept_s: float = KEPT_S,
+        pauses: Callable[[], Mapping[str, Pause]] = dict,
     ) -> None:
         self._schedules = tuple(schedules)
         self._clock = clock
         self._is_mine = is_mine
         self._exists = exists
         self._enqueue = enqueue
+        self._pauses = pauses
         self._errors = errors
         self._kept_s = kept_s
         self._began = clock.wall()
@@ -184,18 +190,21 @@ class Ticker:
             RebalanserError: the engine is away or takes nothing; the next look tries again.
         """
         wall = self._clock.wall()
-        due: dict[TaskId, tuple[str, float]] = {}
+        due: dict[TaskId, tuple[str, int, float]] = {}
         for each in self._schedules:
             since = self._counts_since(each, wall)
             for tick in each.ticks(wall):
                 if tick > since:
                     task_id = each.task_id(tick)
-                    due[task_id] = each.name, max(0.0, tick + each.delay_s(task_id) - wall)
+                    due[task_id] = each.name, tick, max(0.0, tick + each.delay_s(task_id) - wall)
         self._done &= due.keys()
-        for task_id, (name, delay_s) in due.items():
-            if task_id not in self._done and self._is_mine(task_id):
+        mine = [task_id for task_id in due if task_id not in self._done and self._is_mine(task_id)]
+        pauses = self._pauses() if mine else {}
+        for task_id in mine:
+            name, tick, delay_s = due[task_id]
+            if name not in pauses or not pauses[name].covers(tick):
                 self._enqueue_once(name, task_id, delay_s)
-                self._done.add(task_id)
+            self._done.add(task_id)
 
     def _counts_since(self, schedule: Schedule, wall: float) -> float:
         """When the ticks of a schedule begin to count; also a clock that was set back has ticks."""

@@ -51,7 +51,7 @@ from rebalanser.runtime.clock import Clock, SystemClock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.settings import Settings
-from rebalanser.tasks import rules, waiting
+from rebalanser.tasks import pauses, rules, waiting
 from rebalanser.tasks.ancestry import Ancestry, with_blockers
 from rebalanser.tasks.asks import EnqueueAsk, MoveAsk
 from rebalanser.tasks.bodies import Bodies, Caller, ThreadCaller
@@ -91,6 +91,7 @@ from rebalanser.tasks.opening import Opened, Opening, load_engine
 from rebalanser.tasks.outbox.outbox import Outbox, engine_name
 from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.partitions import Partitions
+from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import KEPT_S, Schedule, Ticker
 from rebalanser.tasks.results import PlannedCall, in_order, refuse_too_many
 from rebalanser.tasks.retention import MIN_AGE_S, STEP, Record, Retention, Sweeper
@@ -877,9 +878,55 @@ class Queue:
             counts={status: counted.get(status, 0) for status in Status},
             oldest_ready_s=None if since is None else wall - since,
             workers=tuple(sorted(workers, key=lambda each: (each.worker, each.started))),
+            pauses=self.pauses(),
             deleted=retained.deleted_ever,
             swept=retained.swept_at or None,
         )
+
+    def pause(self, reason: str = "", *, schedule: str | None = None, by: str | None = None) -> Pause:
+        """Claim no more tasks of the queue, in any process, until :meth:`resume`, also after restarts.
+
+        From when this returns on nothing is claimed (SK-23). Bodies that run go on; claims that have not
+        begun are given back, their tries not counted. Tasks can be enqueued as ever. With ``schedule``, the
+        name of a periodic function, only its ticks stop: what would come meanwhile is missed, and never made
+        up for.
+
+        ``by`` says who pauses it, this process's label where None. What is paused stays as it is: the pause
+        that is in force is returned.
+
+        Raises:
+            InvalidTask: this process has schedules, and none of that name.
+            InvalidArgument: ``reason`` or ``by`` is over 1,000 characters.
+            RegistryUnavailable: the engine is away; nothing was paused.
+            OutcomeUnknown: nobody knows whether it is paused; pause it again.
+        """
+        self._refuse_unknown_schedule(schedule)
+        return pauses.pause(self._context, schedule, self._label if by is None else by, reason)
+
+    def resume(self, *, schedule: str | None = None) -> Pause | None:
+        """End the pause of the queue, or of a schedule; the pause that ended, None if there was none (SK-23).
+
+        Idle workers begin to claim at once. A schedule goes on with its next tick.
+
+        Raises what :meth:`pause` does.
+        """
+        self._refuse_unknown_schedule(schedule)
+        return pauses.resume(self._context, schedule)
+
+    def pauses(self) -> Pauses:
+        """What is paused now: the queue itself, and its schedules by function (SK-23)."""
+        return Pauses.of(pauses.read_pauses(self._context))
+
+    @property
+    def known_pause(self) -> Pause | None:
+        """The pause of the queue as this process knows it, which must work on it; asks no store."""
+        source = self._source
+        return None if source is None else source.pause
+
+    def _refuse_unknown_schedule(self, name: str | None) -> None:
+        names = [each.name for each in self._schedules]
+        if name is not None and names and name not in names:
+            raise InvalidTask(f"no periodic function {name!r} is registered; there are: {', '.join(names)}")
 
     def cancel(self, task: TaskId) -> Status:
         """Want a task no more; what it is then: a completed one stays so."""
@@ -958,7 +1005,7 @@ class Queue:
         known here. ``get(task).state.result`` has the JSON itself.
 
         A body that waits for a task of its own queue takes part of the worker's concurrency meanwhile. Once
-        all bodies of a worker do that, it logs a warning.
+        all bodies of a worker do that, it logs a warning. So does a call that waits for a paused queue.
 
         Raises:
             TaskFailed: it is dead or cancelled; the message says by which error its last try ended.
@@ -971,14 +1018,33 @@ class Queue:
         self.bell.listen(task, changed.set)
         try:
             with waiting.waiting_for(self.name) as hint:
-                while (stored := self.get(task)).state.status not in waiting.CLOSED:
+                stored = self.get(task)
+                self.pause_hint(stored, logs=True)
+                while stored.state.status not in waiting.CLOSED:
                     told = hint(stored)
                     if not changed.wait(max(0.0, deadline - self._context.clock.now())):
-                        raise waiting.not_settled(stored, timeout_s, told)
+                        raise waiting.not_settled(stored, timeout_s, told + self.pause_hint(stored))
                     changed.clear()
+                    stored = self.get(task)
         finally:
             self.bell.leave(task, changed.set)
         return waiting.value_of(stored, self.functions)
+
+    def pause_hint(self, stored: Stored, *, logs: bool = False) -> str:
+        """What to say to a caller that waits for a task: that the queue is paused; empty if it is not."""
+        if stored.state.status is not Status.WAITING:
+            return ""
+        try:
+            present = self.pauses().queue
+        except RebalanserError as error:  # the caller waits whatever comes of this
+            self.errors.ignored("a look at pauses", error)
+            return ""
+        if present is None:
+            return ""
+        told = f"the queue is {present.told(self._clock.wall())}"
+        if logs:
+            _log.warning(told, action="task_waits_paused", queue=self.name, task=stored.head.id)
+        return f"; {told}"
 
     def run(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
         """Work on tasks until SIGINT, SIGTERM or SIGHUP, then stop gracefully; see :meth:`start`.
@@ -1016,8 +1082,9 @@ class Queue:
         On ``memory://``, no other queue may work on the same store meanwhile.
 
         Raises:
-            InvalidState: the queue is started, its engine is neither ``memory://`` nor ``sqlite://``, or
-                there is time to pass and the queue has no clock that can be moved.
+            InvalidState: the queue is started, or paused while tasks are ready; its engine is neither
+                ``memory://`` nor ``sqlite://``; or there is time to pass and the queue has no clock that can
+                be moved.
         """
         return self.run_inline(ThreadCaller(), advance_s)
 
@@ -1056,6 +1123,7 @@ class Queue:
             self._enqueue_tick,
             self.errors,
             self._ticks_kept_s(),
+            lambda: pauses.read_pauses(self._context),
         )
 
     def start_with(self, caller: Caller, concurrency: int) -> None:

@@ -61,6 +61,8 @@ class Reason(StrEnum):
     """Another owner has taken over the partition (SK-13)."""
     NO_SLOT = "no_slot"
     """The slot for which it was to be claimed is not free any more (SK-20)."""
+    PAUSED = "paused"
+    """The queue is paused: nothing is claimed (SK-23)."""
     GONE = "gone"
     """There is no such task, or it was collected (SK-14)."""
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.loops import ErrorKind, Loop, Trouble
 from rebalanser.tasks.model import Status
+from rebalanser.tasks.pauses import Pauses
 
 LOOK_S: Final = 1.0
 NOTE_S: Final = 10.0
@@ -83,6 +84,7 @@ class QueueStatus(BaseModel):
         description="Seconds for which the oldest task that only waits for a worker has waited; null: none."
     )
     workers: tuple[WorkerDocument, ...]
+    pauses: Pauses = Field(default=Pauses(), description="What is paused: the queue, its schedules.")
     deleted: int = Field(0, description="Number of tasks that workers deleted as their time was over.")
     swept: float | None = Field(
         None, description="When workers looked for such tasks last, in seconds since 1970; null: never."

@@ -8,6 +8,7 @@ them. A watch tells at once which claims are over, as their tasks were cancelled
 leaves its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many
 as are run in :data:`AHEAD_S` seconds. One that has not begun after :data:`BEGINS_S` seconds is given back,
 its try not counted, as a body is slower than those before it: another worker may take it at once (SK-20).
+So is all that has not begun once the queue is paused (SK-23).
 No thread ends by an error, see :mod:`~rebalanser.tasks.loops`.
 """
 
@@ -222,9 +223,12 @@ class Worker:
         room = self._room()
         claimed = self._source.claim(max(room, 0), self._bodies.names())
         self._hand_out(claimed)
+        is_paused = self._source.pause is not None
+        if is_paused:
+            self._return_ahead(math.inf)
         self._source.offer(self._idle_threads(), self._room(), self._bodies.names())
         if not claimed:
-            if room > 0:
+            if room > 0 and not is_paused:
                 self._source.report_strange(self._bodies.names())
             self._idle_s = self._pause_s(room)
         return True

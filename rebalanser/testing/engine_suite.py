@@ -31,6 +31,7 @@ from rebalanser.tasks.engine import (
     Answer,
     Applied,
     Change,
+    ClaimAnswer,
     ClaimRequest,
     ClaimsFromIndex,
     Collect,
@@ -45,6 +46,7 @@ from rebalanser.tasks.engine import (
     Move,
     Note,
     Page,
+    Paused,
     Skip,
     Taken,
     TakeOver,
@@ -980,6 +982,80 @@ class EngineSuite:
         assert engine.note(QUEUE, TIMEOUT_S) == second
         assert engine.note(OTHER_QUEUE, TIMEOUT_S) == Note()
         assert everything(engine) == []
+
+    # -- pauses
+
+    def test_pauses_are_stored_until_they_are_deleted(self, connect: Connect) -> None:
+        """Holds: "its own under an empty name, its schedules' by name"."""
+        engine, other = connect(), connect()
+        assert engine.pauses(QUEUE, TIMEOUT_S) == {}
+        engine.put_pause(QUEUE, "", b"first", TIMEOUT_S)
+        engine.put_pause(QUEUE, "", BIT_FOR_BIT, TIMEOUT_S)
+        for name in ("send", *AWKWARD_NAMES):
+            engine.put_pause(QUEUE, name, name.encode(), TIMEOUT_S)
+        named = {name: name.encode() for name in ("send", *AWKWARD_NAMES)}
+        assert other.pauses(QUEUE, TIMEOUT_S) == {"": BIT_FOR_BIT, **named}
+        assert engine.pauses(OTHER_QUEUE, TIMEOUT_S) == {}
+        for _ in range(2):
+            other.put_pause(QUEUE, "", None, TIMEOUT_S)
+        assert engine.pauses(QUEUE, TIMEOUT_S) == named
+        assert everything(engine) == []
+
+    @pytest.mark.rule("SK-6")
+    def test_nothing_is_claimed_in_a_paused_queue(self, connect: Connect) -> None:
+        """Holds: "A queue with a pause of its own hands out no claim that is written after this"."""
+        engine, other = connect(), connect()
+        applied(engine, *(make(number) for number in range(1, 5)), make(9, queue=OTHER_QUEUE))
+        tasks = [read(engine, task_id(number)) for number in range(1, 5)]
+        epochs = {task.partition: Epoch(task.partition, 1) for task in tasks}
+        applied(engine, *(TakeOver(QUEUE, epoch) for epoch in epochs.values()))
+        claims = [move(task, claimed(), epoch=epochs[task.partition]) for task in tasks]
+        applied(engine, claims[0])
+        engine.put_pause(QUEUE, "send", b"a schedule", TIMEOUT_S)
+        applied(engine, claims[1])
+        other.put_pause(QUEUE, "", b"the queue", TIMEOUT_S)
+        assert apply(engine, claims[2]) == [Paused()]
+        assert apply(engine, *claims[2:]) == [Paused(), Paused()]
+        assert [read(engine, task.head.id) for task in tasks[2:]] == tasks[2:]
+        begun = read(engine, task_id(1))
+        epoch = Epoch(begun.partition, 2)
+        applied(engine, move(begun, State(Status.COMPLETED)), make(5), TakeOver(QUEUE, epoch))
+        applied(engine, TakeOver(OTHER_QUEUE, Epoch(make(9).partition, 1)))
+        elsewhere = read(engine, task_id(9), OTHER_QUEUE)
+        applied(engine, move(elsewhere, claimed(), epoch=Epoch(elsewhere.partition, 1)))
+        engine.put_pause(QUEUE, "", None, TIMEOUT_S)
+        epochs[epoch.partition] = epoch
+        applied(engine, *(move(task, claimed(), epoch=epochs[task.partition]) for task in tasks[2:]))
+
+    @pytest.mark.rule("SK-5")
+    def test_an_index_hands_out_nothing_while_the_queue_is_paused(self, connect: Connect) -> None:
+        """Holds: "there is nothing to claim until a commit ends it"."""
+        engine, other = connect(), connect()
+        index = index_of(engine)
+        applied(engine, make(1), make(2), make(3, queue=OTHER_QUEUE))
+        other.put_pause(QUEUE, "", b"the queue", TIMEOUT_S)
+        answer = index.claim(request("a", "b"), TIMEOUT_S)
+        assert answer == ClaimAnswer((), pause=b"the queue")
+        assert len(index.claim(replace(request("c"), queue=OTHER_QUEUE), TIMEOUT_S).claimed) == 1
+        other.put_pause(QUEUE, "", None, TIMEOUT_S)
+        answer = index.claim(request("a", "b"), TIMEOUT_S)
+        assert (len(answer.claimed), answer.pause) == (2, None)
+
+    def test_a_watch_of_pauses_hears_of_other_connections(
+        self, connect: Connect, harness: EngineHarness
+    ) -> None:
+        """Holds: "Call wake, from a thread of the engine's, soon after a pause changed"."""
+        woken, engine, other = threading.Event(), connect(), connect()
+        revision = other.page(QUEUE, TIMEOUT_S, limit=1).revision
+        closed = engine.watch_pauses(QUEUE, revision, lambda: pytest.fail("it was closed"))
+        closed.close()
+        watch = engine.watch_pauses(QUEUE, revision, woken.set)
+        for schedule, pause in (("", b"x"), ("", None), ("send", b"x"), ("send", b"y")):
+            woken.clear()
+            other.put_pause(QUEUE, schedule, pause, TIMEOUT_S)
+            assert woken.wait(harness.patience_s)
+        watch.close()
+        watch.close()
 
     # -- collect
 

@@ -26,7 +26,7 @@ from rebalanser.errors import (
     TaskFailed,
     UnknownTask,
 )
-from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Queue, Retry, Status
+from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Pauses, Queue, Retry, Status
 from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.model import Head
 from rebalanser.tasks.outcomes import Outcome
@@ -99,6 +99,31 @@ def test_tasks_are_enqueued_looked_at_and_changed(stage: Stage) -> None:
                 await queue.wait("0" * 40)
             with pytest.raises(InvalidTask):
                 await send.enqueue(5)
+
+    within_patience(main)
+
+
+def test_a_queue_is_paused_and_resumed(stage: Stage) -> None:
+    async def main() -> None:
+        async with stage.queue() as tasks:
+
+            @tasks.task
+            async def send(claim: AsyncClaim) -> str:
+                return "sent"
+
+            paused = await tasks.pause("no mail", by="ann")
+            nightly = await tasks.pause(schedule="nightly")
+            assert await tasks.pauses() == Pauses(queue=paused, schedules={"nightly": nightly})
+            await tasks.start()
+            task = await send.enqueue()
+            with pytest.raises(NotSettled, match=r"the queue is paused for .* by ann: no mail"):
+                await tasks.wait(task, 0.0)
+            ended = await tasks.resume(schedule="nightly")
+            assert ended is not None
+            assert ended.since == nightly.since
+            assert await tasks.resume() is not None
+            assert await tasks.wait(task, PATIENCE_S) == "sent"
+            assert await tasks.pauses() == Pauses()
 
     within_patience(main)
 

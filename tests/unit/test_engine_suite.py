@@ -16,6 +16,7 @@ from rebalanser.errors import RequestTooLarge
 from rebalanser.tasks import engine as contract
 from rebalanser.tasks.engine import (
     Applied,
+    ClaimAnswer,
     Collect,
     Enqueue,
     EnqueueAll,
@@ -404,7 +405,34 @@ class PutsNotesUnseen(SqliteEngine):
         return super().put_note(queue, content, self.note(queue, timeout_s).version or version, timeout_s)
 
 
+class PutsPausesUnseen(SqliteEngine):
+    """Claims look at no pause."""
+
+    def pauses(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
+        return dict(self._kept)
+
+    def put_pause(self, queue: str, schedule: str, pause: bytes | None, timeout_s: float) -> None:
+        self._kept[schedule] = pause or b""
+
+    _kept: ClassVar[dict[str, bytes]] = {}
+
+
+class PausesAllQueues(SqliteEngine):
+    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+        pause = self.pauses("mail", timeout_s).get("")
+        return super().claim(request, timeout_s) if pause is None else ClaimAnswer((), pause=pause)
+
+
+class WatchesNoPauses(SqliteEngine):
+    def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
+        return super().watch_pauses(queue, from_revision, lambda: None)
+
+
 FAULTS = [
+    (PutsPausesUnseen, "test_pauses_are_stored_until_they_are_deleted"),
+    (PutsPausesUnseen, "test_nothing_is_claimed_in_a_paused_queue"),
+    (PausesAllQueues, "test_an_index_hands_out_nothing_while_the_queue_is_paused"),
+    (WatchesNoPauses, "test_a_watch_of_pauses_hears_of_other_connections"),
     (PutsNotesUnseen, "test_a_note_is_put_in_place_of_the_one_that_was_read"),
     (ClaimsWhatNobodyKnows, "test_an_index_hands_out_tasks_of_functions_that_are_asked_for"),
     (ClaimsBeforeItIsDue, "test_an_index_hands_out_what_is_due"),

@@ -633,6 +633,7 @@ def turn_into_second_version(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE skuld_meta RENAME COLUMN forgotten_to TO forgotten")
     connection.execute("DROP TABLE skuld_notes")
     connection.execute("DROP TABLE skuld_workers")
+    connection.execute("DROP TABLE skuld_pauses")
     connection.execute("UPDATE skuld_meta SET version = 2")
 
 
@@ -920,6 +921,20 @@ def test_columns_are_those_of_a_task(engine: SqliteEngine) -> None:
     engine.apply([write], PATIENCE_S)
     assert present(engine, 1).head.after == after
     assert rows.ids_of(rows.ids_bytes(after)) == after
+
+
+@pytest.mark.rule("SK-6")
+def test_a_claim_that_was_begun_before_a_pause_is_refused(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is committed between the look at the index and the write."""
+    engine.apply([enqueue(1)], PATIENCE_S)
+    engine.put_pause(QUEUE, "", b"{}", PATIENCE_S)
+    monkeypatch.setattr(reading.Snapshot, "pause", lambda *_: None)
+    request = ClaimRequest(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), None, lambda: 0.0, 1.0, 3.0)
+    assert not engine.claim(request, PATIENCE_S).claimed
+    engine.put_pause(QUEUE, "", None, PATIENCE_S)
+    assert len(engine.claim(request, PATIENCE_S).claimed) == 1
 
 
 @pytest.mark.rule("SK-22")

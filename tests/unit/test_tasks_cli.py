@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import getpass
 import json
 import math
+import os
 import sqlite3
 import stat
 import sys
@@ -144,6 +146,50 @@ def test_the_status_of_a_queue_has_its_tasks_its_workers_and_their_troubles(stag
     (document,) = stage.cli("status", "work", "--json").documents
     assert document["counts"]["waiting"] == 1
     assert [each["troubles"] for each in document["workers"]] == [[trouble], []]
+
+
+def test_a_queue_and_its_schedules_are_paused_and_resumed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(getpass, "getuser", lambda: "ann")
+    stage.enqueue()
+    paused = stage.cli("pause", "work", "--reason", "no\x1bmail")
+    assert " by ann@" in paused.out
+    assert paused.out.endswith(": 'no\\x1bmail'\n")
+    (again,) = stage.cli("pause", "work", "--reason", "other", "--json").documents
+    assert (again["queue"], again["schedule"], again["pause"]["reason"]) == ("work", None, "no\x1bmail")
+    misspelt = stage.cli("pause", "work", "--schedule", "nigthly")
+    assert "is it misspelt?" in misspelt.err
+    assert misspelt.out.startswith("schedule nigthly of queue work is PAUSED for ")
+    assert "misspelt" not in stage.cli("pause", "work", "--schedule", "send").err
+    out = stage.cli("status", "work").out
+    assert "\nthe queue is PAUSED for " in out
+    assert "\nschedule nigthly is PAUSED for " in out
+    (document,) = stage.cli("status", "work", "--json").documents
+    assert document["pauses"]["queue"]["since"] == again["pause"]["since"]
+    assert set(document["pauses"]["schedules"]) == {"nigthly", "send"}
+    listed = stage.cli("list", "work")
+    assert "the queue is paused for " in listed.err
+    assert len(listed.out.splitlines()) == 1
+    assert stage.cli("resume", "work").out == "queue work is resumed\n"
+    (document,) = stage.cli("resume", "work", "--json").documents
+    assert document == {"queue": "work", "schedule": None, "pause": None}
+    assert stage.cli("resume", "work").out == "queue work is not paused\n"
+    for name in ("send", "nigthly"):
+        resumed = stage.cli("resume", "work", "--schedule", name).out
+        assert resumed == f"schedule {name} of queue work is resumed\n"
+    assert "PAUSED" not in stage.cli("status", "work").out
+    assert "paused" not in stage.cli("list", "work").err
+
+
+def test_who_pauses_has_a_name_without_an_account(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr(getpass, "getuser", unknown)
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    (document,) = stage.cli("pause", "work", "--json").documents
+    assert document["pause"]["by"].startswith("1234@")
 
 
 @pytest.mark.rule("SK-3", "SK-12")
@@ -602,9 +648,19 @@ def test_schedules_are_listed_and_triggered(
 
     (listed,) = answer("schedules", place, "--json").documents
     following = listed.pop("next")
-    assert listed == {"name": "sweep", "expression": "30 4 1 1 *", "time_zone": "Asia/Tokyo"}
+    assert listed == {
+        "name": "sweep",
+        "expression": "30 4 1 1 *",
+        "time_zone": "Asia/Tokyo",
+        "pause": None,
+    }
     assert following.endswith("-01-01 04:30:00+09:00")
     assert answer("schedules", place).out == f"sweep: 30 4 1 1 * (Asia/Tokyo), next {following}\n"
+    stage.cli("pause", "work", "--schedule", "sweep", "--reason", "no need", "--registry", url)
+    assert " next" in answer("schedules", place).out
+    assert "\n  it is PAUSED for " in answer("schedules", place).out
+    (paused,) = answer("schedules", place, "--json").documents
+    assert paused["pause"]["reason"] == "no need"
     task = answer("trigger", place, "sweep").out.strip()
     (other,) = answer("trigger", place, "sweep", "--json").documents
     with Queue("work", url, state_folder=tmp_path) as queue:

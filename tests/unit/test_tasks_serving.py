@@ -576,6 +576,34 @@ def test_health_tells_what_fails_until_it_works_again(queue: Queue) -> None:
 
 
 @pytest.mark.rule("SK-16")
+def test_a_queue_and_its_schedules_are_paused_and_resumed(queue: Queue) -> None:
+    dispenser = Dispenser(queue.context)
+    client = Client(built(queue, dispenser, ServingOptions()))
+    dispenser.start(queue.lend(dispenser.wake))
+    base = "/v1/queues/work"
+    try:
+        assert client.send("GET", f"{base}/pauses").json == {"queue": None, "schedules": {}}
+        paused = client.send("POST", f"{base}/pause", '{"reason": "no mail", "by": "ann"}').json
+        assert (paused["by"], paused["reason"], paused["ended"]) == ("ann", "no mail", None)
+        nightly = client.send("POST", f"{base}/schedules/nightly/pause", "{}").json
+        assert (nightly["by"], nightly["reason"]) == (queue._label, "")
+        present = {"queue": paused, "schedules": {"nightly": nightly}}
+        assert client.send("GET", f"{base}/pauses").json == present
+        wait_until(lambda: client.send("GET", "/health").json["paused_since"] == paused["since"])
+        assert client.send("POST", f"{base}/claims", '{"worker": "w"}').json == {"claims": []}
+        assert client.send("POST", f"{base}/resume").json["pause"]["since"] == paused["since"]
+        assert client.send("POST", f"{base}/resume").json == {"pause": None}
+        assert client.send("POST", f"{base}/schedules/nightly/resume").json["pause"]["ended"] is not None
+        wait_until(lambda: client.send("GET", "/health").json["paused_since"] is None)
+        assert client.send("GET", f"{base}/pauses").json == {"queue": None, "schedules": {}}
+        too_long = json.dumps({"reason": "x" * 1001})
+        assert client.send("POST", f"{base}/pause", too_long).status == 422
+        assert client.send("POST", f"{base}/pause", '{"why": "x"}').status == 422
+    finally:
+        dispenser.stop()
+
+
+@pytest.mark.rule("SK-16")
 def test_metrics_tell_what_clients_enqueue_claim_and_end(queue: Queue) -> None:
     """Each once, also where a client sends a completion again."""
     dispenser = Dispenser(queue.context)

@@ -68,8 +68,10 @@ class Claims:
         self._over = over
 
     def carry_out(self, writing: Writing) -> Sequence[tuple[Stored, bytes | None]]:
-        """Make ready what a time has come for, then claim the best tasks."""
+        """Make ready what a time has come for, then claim the best tasks; nothing while it is paused."""
         request, queue = self._request, writing.queue(self._request.queue)
+        if writing.is_paused(queue):
+            return []
         cursor = writing.cursor
         cursor.execute(_MAKE_DUE, (queue, request.wall))
         if request.term.clock:

@@ -257,6 +257,31 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         action = Action(lambda writing: writing.put_note(queue, content, version), size=len(content))
         return self._committer.submit(action, Deadline.after(timeout_s))
 
+    def pauses(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
+        """The pauses of a queue: its own under an empty name, those of its schedules by name."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.pauses(queue)
+
+    def put_pause(self, queue: str, schedule: str, pause: bytes | None, timeout_s: float) -> None:
+        """Put a pause; None deletes it. Claims look for it while they hold the write lock.
+
+        Raises:
+            OutcomeUnknown: the disk failed during the commit.
+            RegistryUnavailable: others kept the file locked until the time was up; no effect.
+            QuotaExceeded: the disk is full; no effect.
+        """
+        action = Action(lambda writing: writing.put_pause(queue, schedule, pause))
+        self._committer.submit(action, Deadline.after(timeout_s))
+
+    def watch_pauses(
+        self,
+        queue: str,  # noqa: ARG002
+        from_revision: int,  # noqa: ARG002
+        wake: Callable[[], None],
+    ) -> Watch:
+        """Call ``wake`` soon after each commit to the file: pauses have no revisions of their own."""
+        return self._follower.add_commits(wake)
+
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         """Tell ``sink`` every state that changes after ``from_revision``, from the engine's thread."""
         return self._follower.add(queue, from_revision, sink, wants)
@@ -279,6 +304,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         with self._foreign_lock:
             foreign = self._foreign[request.queue, clock]
             with self._reader.snapshot(deadline) as snapshot:
+                pause = snapshot.pause(request.queue)
                 is_ready = snapshot.is_ready(request.queue, request.names)
                 next_due = snapshot.next_due(request.queue)
                 next_end = snapshot.next_end(request.queue, clock) if clock else None
@@ -299,6 +325,8 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         next_over = min([*ends, *([] if next_foreign is None else [next_foreign])], default=None)
         is_due = next_due is not None and next_due <= request.wall
         claimed: Sequence[tuple[Stored, bytes | None]] = ()
+        if pause is not None:
+            return ClaimAnswer((), pause=pause)
         if is_ready or is_due or over or (ends and ends[0] <= now):
             action = Action(Claims(request, now, over).carry_out, weight=len(request.holders))
             claimed = self._committer.submit(action, deadline)

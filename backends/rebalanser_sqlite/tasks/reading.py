@@ -75,6 +75,8 @@ _CHANGED = (
 )
 _READY = f"SELECT 1 FROM skuld_tasks {READY} AND name = ? LIMIT 1"  # noqa: S608
 _NEXT_NAME = f"SELECT name FROM skuld_tasks {READY} AND name > ? ORDER BY name LIMIT 1"  # noqa: S608
+_PAUSE = "SELECT pause FROM skuld_pauses WHERE queue = ? AND schedule = ''"
+_PAUSES = "SELECT schedule, pause FROM skuld_pauses WHERE queue = ?"
 _WORKERS = "SELECT process, note FROM skuld_workers WHERE queue = ?"
 _OLDEST = f"SELECT priority, id, due FROM skuld_tasks {READY} AND name = ?"  # noqa: S608
 _OLDEST_OF_ANY = f"{_OLDEST} ORDER BY priority DESC, id LIMIT 1"
@@ -233,6 +235,15 @@ class Snapshot:
         number, _ = self._queue(queue)
         row = self._connection.execute(_NOTE, (number,)).fetchone()
         return Note() if row is None else Note(*row)
+
+    def pauses(self, queue: str) -> dict[str, bytes]:
+        """What is paused in a queue: itself under an empty name, its schedules by name."""
+        return dict(self._connection.execute(_PAUSES, (self._queue(queue)[0],)))
+
+    def pause(self, queue: str) -> bytes | None:
+        """The pause of a queue; None if it is not paused."""
+        row = self._connection.execute(_PAUSE, (self._queue(queue)[0],)).fetchone()
+        return None if row is None else row[0]
 
     def changed(self, queue: str, after_revision: int, up_to: int) -> list[Row]:
         """The rows of the tasks whose last change has one of these revisions, the earliest first."""

@@ -150,8 +150,17 @@ CREATE TABLE skuld_workers (
     note BLOB NOT NULL,
     PRIMARY KEY (queue, process)
 ) WITHOUT ROWID;
+CREATE TABLE skuld_pauses (
+    queue INTEGER NOT NULL,
+    schedule TEXT NOT NULL,
+    pause BLOB NOT NULL,
+    PRIMARY KEY (queue, schedule)
+) WITHOUT ROWID;
 """
-"""A note of each queue, and of each worker; not in tables of version 2."""
+"""A note of each queue, and of each worker, and what is paused; not in tables of version 2.
+
+The pause of a queue itself has an empty ``schedule``.
+"""
 INDEXES: Final = f"""
 CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
 CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;

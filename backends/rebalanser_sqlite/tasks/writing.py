@@ -19,6 +19,7 @@ from rebalanser.tasks.engine import (
     Exists,
     Forwarded,
     Move,
+    Paused,
     Skip,
     TakeOver,
     Tally,
@@ -90,6 +91,9 @@ _NEW_NOTE = (
     "INSERT INTO skuld_notes (queue, content, version) VALUES (?, ?, 1) ON CONFLICT (queue) DO NOTHING"
 )
 _NEXT_NOTE = "UPDATE skuld_notes SET content = ?, version = version + 1 WHERE queue = ? AND version = ?"
+_PAUSE = "SELECT pause FROM skuld_pauses WHERE queue = ? AND schedule = ''"
+_PUT_PAUSE = "INSERT OR REPLACE INTO skuld_pauses (queue, schedule, pause) VALUES (?, ?, ?)"
+_END_PAUSE = "DELETE FROM skuld_pauses WHERE queue = ? AND schedule = ?"
 _HAS_DEPENDENTS = "SELECT 1 FROM skuld_dependents WHERE queue = ? LIMIT 1"
 _OF_DEPENDENTS = (
     "number IN (SELECT task FROM skuld_dependents WHERE queue = ? AND id = ?) AND (? >> after_failure) & 1"
@@ -212,6 +216,21 @@ class Writing:
         else:
             self.cursor.execute(_NEW_NOTE, (self.queue(queue), content))
         return self.cursor.rowcount > 0
+
+    def put_pause(self, queue: str, schedule: str, pause: bytes | None) -> None:
+        """Put the pause of a schedule, or of the queue where the name is empty; None deletes it.
+
+        It takes a revision, so that watches of commits hear of it.
+        """
+        if pause is None:
+            self.cursor.execute(_END_PAUSE, (self.queue(queue), schedule))
+        else:
+            self.cursor.execute(_PUT_PAUSE, (self.queue(queue), schedule, pause))
+        self.changes(self.queue(queue))
+
+    def is_paused(self, queue: int) -> bool:
+        """True if nothing may be claimed in a queue (SK-23)."""
+        return self.cursor.execute(_PAUSE, (queue,)).fetchone() is not None
 
     def finish(self) -> None:
         """Write what belongs to all writes together; to be committed next."""
@@ -361,6 +380,8 @@ class Writing:
         epoch = write.epoch
         if epoch is not None and self._token(queue, epoch.partition) != epoch.token:
             return Conflict()
+        if epoch is not None and self.is_paused(queue):
+            return Paused()
         key = (queue, id_bytes(write.id), write.partition, write.revision)
         found = self.cursor.execute(_FIND, key).fetchone()
         if found is None:

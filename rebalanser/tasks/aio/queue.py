@@ -49,6 +49,7 @@ from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Enqueued, Status, Stored, TaskId, Update
+from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import IN_MEMORY, PARTITIONS, Queue, name_and_url
 from rebalanser.tasks.results import PlannedCall, in_order
@@ -403,6 +404,21 @@ class AsyncQueue:
         queue = await self._opened()
         return await self._threads.run(queue.count)
 
+    async def pause(self, reason: str = "", *, schedule: str | None = None, by: str | None = None) -> Pause:
+        """Claim no more tasks of the queue, or let no more ticks come; as :meth:`Queue.pause` (SK-23)."""
+        queue = await self._opened()
+        return await self._threads.run(queue.pause, reason, schedule=schedule, by=by)
+
+    async def resume(self, *, schedule: str | None = None) -> Pause | None:
+        """End a pause; as :meth:`Queue.resume` (SK-23)."""
+        queue = await self._opened()
+        return await self._threads.run(queue.resume, schedule=schedule)
+
+    async def pauses(self) -> Pauses:
+        """What is paused now; as :meth:`Queue.pauses` (SK-23)."""
+        queue = await self._opened()
+        return await self._threads.run(queue.pauses)
+
     async def cancel(self, task: TaskId) -> Status:
         """Want a task no more; what it is then: a completed one stays so."""
         queue = await self._opened()
@@ -460,15 +476,23 @@ class AsyncQueue:
 
         async with self._watching(task, tell):
             with waiting.waiting_for(self.name) as hint:
-                while (stored := await self.get(task)).state.status not in waiting.CLOSED:
+                stored = await self.get(task)
+                await self._pause_hint(stored, logs=True)
+                while stored.state.status not in waiting.CLOSED:
                     told = hint(stored)
                     try:
                         async with asyncio.timeout_at(deadline):
                             await changed.wait()
                     except TimeoutError:
+                        told += await self._pause_hint(stored)
                         raise waiting.not_settled(stored, timeout_s, told) from None
                     changed.clear()
+                    stored = await self.get(task)
         return waiting.value_of(stored, self.functions)
+
+    async def _pause_hint(self, stored: Stored, *, logs: bool = False) -> str:
+        queue = await self._opened()
+        return await self._threads.run(queue.pause_hint, stored, logs=logs)
 
     async def run(self, concurrency: int = 1) -> None:
         """Work on tasks until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.

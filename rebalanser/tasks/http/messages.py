@@ -20,6 +20,7 @@ from pydantic_core import from_json
 from rebalanser.tasks.documents import Content
 from rebalanser.tasks.functions import MAX_AFTER, Id, Ids, PositiveSeconds, Priority, Seconds
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
+from rebalanser.tasks.pauses import Pause, PauseText
 
 MAX_BATCH: Final = 1000
 MAX_WAIT_S: Final = 60.0
@@ -300,3 +301,23 @@ class Health(BaseModel):
     troubles: tuple[str, ...] = Field(
         description="What fails and is retried now, as `claims: outage`; the log says why."
     )
+    paused_since: float | None = Field(
+        default=None,
+        description="Since when the queue is paused, in seconds since 1970, as far as this server knows; "
+        "null: it is not. `GET …/pauses` says by whom and why.",
+    )
+
+
+class NewPause(BaseModel):
+    """Pause a queue or a schedule (SK-23). What is paused already stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: PauseText = Field(default="", description="Why, for people.")
+    by: PauseText | None = Field(default=None, description="Who asks for it; null: the server.")
+
+
+class Resumed(BaseModel):
+    """The pause that has ended; null if there was none."""
+
+    pause: Pause | None

@@ -34,16 +34,19 @@ from rebalanser.tasks.http.messages import (
     HolderNamed,
     Label,
     NewIds,
+    NewPause,
     NewTask,
     NewTasks,
     NewUpdate,
     Renewed,
+    Resumed,
     Selected,
     Settled,
 )
 from rebalanser.tasks.http.problems import Problem
 from rebalanser.tasks.metrics import QueueCollector
 from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status, Stored
+from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.queue import Queue
 
 PREFIX: Final = "/v1/queues/{queue}"
@@ -51,6 +54,7 @@ NDJSON: Final = "application/x-ndjson"
 MAX_PAGE: Final = 1_000_000
 
 TaskPath = Annotated[Id, Path(description="The task's id.")]
+SchedulePath = Annotated[str, Path(description="The name of the periodic function.")]
 NumberPath = Annotated[int, Path(ge=0, description="The claim's number.")]
 AtLeast = Annotated[
     int, Query(ge=0, description="Refuse to answer from a store that has not seen this revision (SK-11).")
@@ -63,7 +67,7 @@ class Server:
     def __init__(self, queue: Queue, dispenser: Dispenser) -> None:
         self.queue = queue
         self.dispenser = dispenser
-        self.routers = (self._tasks(), self._selections(), self._claims())
+        self.routers = (self._tasks(), self._selections(), self._pauses(), self._claims())
 
     async def named(self, queue: str) -> None:
         """See that a request means this queue. Needs no thread: others may all wait for the store."""
@@ -195,6 +199,37 @@ class Server:
 
         return router
 
+    def _pauses(self) -> APIRouter:
+        queue = self.queue
+        router = self._router("pauses", problems.FULL)
+
+        @router.get("/pauses")
+        def pauses() -> Pauses:
+            """Get what is paused now: the queue itself, and its schedules by function (SK-23)."""
+            return queue.pauses()
+
+        @router.post("/pause")
+        def pause(asked: NewPause) -> Pause:
+            """Claim no more tasks, in any process, until it is resumed. What runs goes on (SK-23)."""
+            return queue.pause(asked.reason, by=asked.by)
+
+        @router.post("/resume")
+        def resume() -> Resumed:
+            """Claim tasks again (SK-23)."""
+            return Resumed(pause=queue.resume())
+
+        @router.post("/schedules/{name}/pause")
+        def pause_schedule(name: SchedulePath, asked: NewPause) -> Pause:
+            """Let no more ticks of a periodic function come: those meanwhile are missed (SK-23)."""
+            return queue.pause(asked.reason, schedule=name, by=asked.by)
+
+        @router.post("/schedules/{name}/resume")
+        def resume_schedule(name: SchedulePath) -> Resumed:
+            """Let the ticks of a periodic function come again, from the next one on (SK-23)."""
+            return Resumed(pause=queue.resume(schedule=name))
+
+        return router
+
     def _claims(self) -> APIRouter:
         queue = self.queue
         router = self._router("claims")
@@ -316,10 +351,13 @@ def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
 
     @app.get("/health", tags=["server"])
     async def health() -> Health:
-        """Ask whether the server answers, how many partitions it owns, and what fails now."""
+        """Ask whether the server answers, how many partitions it owns, what fails, and if it is paused."""
         owned = server.dispenser.owned(server.queue.partition_count)
-        troubles = tuple(f"{each.loop}: {each.kind}" for each in server.queue.troubles)
-        return Health(queue=server.queue.name, partitions=owned, troubles=troubles)
+        queue = server.queue
+        troubles = tuple(f"{each.loop}: {each.kind}" for each in queue.troubles)
+        pause = queue.known_pause
+        since = None if pause is None else pause.since
+        return Health(queue=queue.name, partitions=owned, troubles=troubles, paused_since=since)
 
     registry = CollectorRegistry()
     registry.register(QueueCollector(server.queue))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from rebalanser.errors import InternalError, InvalidState, OutcomeUnknown, RebalanserError
@@ -212,6 +212,23 @@ class KeyValueEngine(Engine, SharesSlots):
         guard = Unchanged(key, version) if version else Absent(key)
         put = Transaction((guard,), (Put(key, content),))
         return Visit(self._registry, timeout_s).execute(put).succeeded
+
+    def pauses(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
+        """The pauses of a queue: its own under an empty name, those of its schedules by name."""
+        keys = self._keys_of(queue)
+        items = reading.all_values(Visit(self._registry, timeout_s), keys.pause)
+        return {keys.paused(item.key): item.value for item in items}
+
+    def put_pause(self, queue: str, schedule: str, pause: bytes | None, timeout_s: float) -> None:
+        """Put a pause; None deletes it. Each transaction that claims has a guard on that of the queue."""
+        key = self._keys_of(queue).pause_of(schedule)
+        operation = Delete(key) if pause is None else Put(key, pause)
+        Visit(self._registry, timeout_s).execute(Transaction(then=(operation,)))
+
+    def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
+        """Call ``wake`` after each change of a queue's pauses, or where some may have been missed."""
+        target = Target(self._keys_of(queue).pause, prefix=True)
+        return self._registry.watch(target, from_revision + 1, lambda _: wake())
 
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
         """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first."""

@@ -16,6 +16,8 @@ Under ``ROOT/q/QUEUE/``, the queue's name percent-encoded:
 ``f/PROCESS/HOLDER``   a free slot of a worker, or what was claimed for it, under the worker's lease
 ``i/PROCESS``          what a worker's process says of itself, for people
 ``r``                  the note
+``h``                  the pause of the queue, if it is paused
+``h/SCHEDULE``         the pause of a schedule, also one that has ended
 ``w``                  deleted by every collection: whoever finds it as he put it knows that
                        nothing was collected in between
 =====================  ==========================================================================
@@ -49,6 +51,7 @@ class QueueKeys:
         self.collections = f"{prefix}c/"
         self.witness = f"{prefix}w"
         self.note = f"{prefix}r"
+        self.pause = f"{prefix}h"
         self._payloads = f"{prefix}p/"
         self._dependents = f"{prefix}d/"
         self._news = f"{prefix}n/"
@@ -126,6 +129,14 @@ class QueueKeys:
     def tally(self, outbox: str) -> str:
         """An outbox's tally."""
         return self._outboxes + quote(outbox, safe="")
+
+    def pause_of(self, schedule: str) -> str:
+        """The pause of a schedule, of the queue where the name is empty."""
+        return f"{self.pause}/{quote(schedule, safe='')}" if schedule else self.pause
+
+    def paused(self, pause_key: str) -> str:
+        """The schedule that a pause is of; empty for the queue."""
+        return unquote(pause_key[len(self.pause) + 1 :])
 
     def slots_of(self, process: str) -> str:
         """The prefix of all slots of a worker's process."""

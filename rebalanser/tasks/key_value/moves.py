@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rebalanser.registry.contract import Absent, Get, Guard, Outcome, Put, Transaction, Unchanged
-from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, SlotGone, TakeOver
+from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, Paused, SlotGone, TakeOver
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
     Epochs,
@@ -63,32 +63,35 @@ class MoveStep(Step):
         return reads
 
     def plan(self, found: Found) -> Planned:
-        """Put the state if neither the task nor the epoch nor the slot has changed."""
+        """Put the state if neither the task nor the epoch nor the slot has changed, and it may be claimed."""
         if self._head is None:
             item = found.items.get(self._state_key)
             if item is None or self._meets_other(item.value, item.mod_revision):
                 return Conflict()
             self._head = head_text(item.key, item.value)
         guards: tuple[Guard, ...] = (Unchanged(self._state_key, self._write.revision),)
+        reads: tuple[Get, ...] = (Get(self._state_key),)
         if self._epoch_key is not None:
             revision = self._written_at(self._epoch_key, found)
             if revision is None:
                 return Conflict()
-            guards = (*guards, Unchanged(self._epoch_key, revision))
-        reads: tuple[Get, ...] = (Get(self._state_key),)
+            guards = (*guards, Unchanged(self._epoch_key, revision), Absent(self.keys.pause))
+            reads = (*reads, Get(self.keys.pause, keys_only=True))
         if self._write.slot is not None and self._slot_key is not None:
             guards = (*guards, Unchanged(self._slot_key, self._write.slot.revision))
             reads = (*reads, Get(self._slot_key, keys_only=True))
         return Transaction(guards, self._puts(self._head), reads)
 
     def answer(self, outcome: Outcome) -> Answer:
-        """Applied, no slot, or a conflict; a mark that caused it is remembered."""
+        """Applied, no slot, paused, or a conflict; a mark that caused it is remembered."""
         if outcome.succeeded:
             return Applied(outcome.revision)
         if self._write.slot is not None:
-            slot = read_item(outcome.results[1])
+            slot = read_item(outcome.results[-1])
             if slot is None or slot.mod_revision != self._write.slot.revision:
                 return SlotGone()
+        if self._epoch_key is not None and read_item(outcome.results[1]) is not None:
+            return Paused()
         item = read_item(outcome.results[0])
         if item is not None:
             self._meets_other(item.value, item.mod_revision)

@@ -1,0 +1,114 @@
+"""Pauses of a queue and of its schedules, kept in the store (SK-23).
+
+A paused queue hands out no claims: the store refuses every claim that is written after the pause was
+answered. Everything else goes on: bodies run, renew and complete, tasks are enqueued and cancelled. A claim
+that was made before and has not begun is given back, its try not counted.
+
+A paused schedule has no ticks. Its pause is kept once it has ended, with both times: a tick that lies within
+them is missed, whichever worker looks at it, and whenever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rebalanser.errors import InvalidArgument
+from rebalanser.registry.keys import check_name
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.functions import problems_of
+
+MAX_CHARACTERS: Final = 1000
+"""Maximum length of a reason, and of a name of who pauses."""
+QUEUE: Final = ""
+"""The name of a queue's own pause, beside those of its schedules."""
+
+PauseText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+
+
+class Pause(BaseModel):
+    """When a queue or a schedule was paused, by whom, and why."""
+
+    model_config = ConfigDict(frozen=True)
+
+    since: float = Field(description="Seconds since 1970, by the clock of the host that paused it.")
+    by: PauseText = Field(description="Who paused it.")
+    reason: PauseText = ""
+    ended: float | None = Field(default=None, description="When it was resumed; null while it is paused.")
+
+    @classmethod
+    def of(cls, content: bytes) -> Pause:
+        """The pause that was put; one that this version can't read is in force all the same."""
+        try:
+            return cls.model_validate_json(content)
+        except ValidationError:
+            return cls(since=0.0, by="another version")
+
+    def covers(self, tick: float) -> bool:
+        """True if a tick at this time is missed."""
+        return self.since <= tick and (self.ended is None or tick <= self.ended)
+
+    def told(self, wall: float) -> str:
+        """Return who paused, how long ago and why, as a phrase for people."""
+        ago_s = max(0.0, wall - self.since)
+        return f"paused for {ago_s:.0f} s by {self.by}" + (f": {self.reason}" if self.reason else "")
+
+
+class Pauses(BaseModel):
+    """What of a queue is paused now."""
+
+    model_config = ConfigDict(frozen=True)
+
+    queue: Pause | None = Field(
+        default=None, description="The pause of the queue itself; null if it is not paused."
+    )
+    schedules: dict[str, Pause] = Field(default_factory=dict, description="Paused schedules by function.")
+
+    @classmethod
+    def of(cls, found: Mapping[str, Pause]) -> Pauses:
+        """Those that have not ended."""
+        present = {name: each for name, each in found.items() if each.ended is None}
+        return cls(queue=present.pop(QUEUE, None), schedules=present)
+
+
+def read_pauses(context: Context) -> Mapping[str, Pause]:
+    """The pauses of a queue and of its schedules, also those of schedules that have ended."""
+    found = context.engine.pauses(context.queue, context.timeout_s)
+    return {name: Pause.of(content) for name, content in found.items()}
+
+
+def pause(context: Context, schedule: str | None, by: str, reason: str) -> Pause:
+    """Pause a schedule, or the queue where it is None; one that is paused stays as it is.
+
+    Raises:
+        InvalidArgument: the name of who pauses, or the reason, is too long or no text.
+        InvalidName: the schedule's name can't be stored.
+    """
+    name = _name_of(schedule)
+    present = read_pauses(context).get(name)
+    if present is not None and present.ended is None:
+        return present
+    try:
+        made = Pause(since=context.clock.wall(), by=by, reason=reason)
+    except ValidationError as error:
+        raise InvalidArgument(problems_of(error)) from error
+    context.engine.put_pause(context.queue, name, made.model_dump_json().encode(), context.timeout_s)
+    return made
+
+
+def resume(context: Context, schedule: str | None) -> Pause | None:
+    """End the pause of a schedule, or of the queue where it is None; the pause, or None if there was none."""
+    name = _name_of(schedule)
+    present = read_pauses(context).get(name)
+    if present is None or present.ended is not None:
+        return None
+    ended = present.model_copy(update={"ended": max(present.since, context.clock.wall())})
+    content = ended.model_dump_json().encode() if name else None
+    context.engine.put_pause(context.queue, name, content, context.timeout_s)
+    return ended
+
+
+def _name_of(schedule: str | None) -> str:
+    return QUEUE if schedule is None else check_name(schedule, "schedule")
