@@ -45,6 +45,8 @@ CUT_OFF_S: Final = 10.0
 """How long bodies that can be ended may take to end, after the grace."""
 PAUSE_S: Final = 0.5
 """Seconds between a renewal that failed and the next one."""
+THREAD_PAUSE_S: Final = 1.0
+"""Minimum seconds before a thread that the host has refused is tried again."""
 LONGEST_PAUSE_S: Final = 3600.0
 """Maximum pause until a task is due: a thread can't wait for any number of seconds."""
 FEW: Final = 4
@@ -123,6 +125,8 @@ class Worker:
         self._places = threading.Semaphore(concurrency)
         self._taken = 0
         """Threads that are taken by a body each."""
+        self._thread_due: float | None = None
+        """When to try again to start a thread that the host has refused; None if it has refused none."""
 
     def start(self) -> None:
         """Begin to claim and run.
@@ -147,16 +151,33 @@ class Worker:
         """Start one more thread where a body takes the last one, if there can be one more."""
         with self._lock:
             self._taken += 1
-            if self._stopping or not self._taken == len(self._runs) < self._concurrency:
-                return
-            loop = self._another()
-            try:
-                loop.start()
-            except RuntimeError as error:  # the host gives no more of them: those that there are go on
-                self._context.errors.ignored("a thread", error)
-                return
-            self._runs.append(loop)
-            self._loops.append(loop)
+            if not self._stopping and self._taken == len(self._runs) < self._concurrency:
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        """Start one more thread; where the host refuses it, try again in a while. With the lock."""
+        loop = self._another()
+        try:
+            loop.start()
+        except RuntimeError as error:  # those that there are go on
+            pause_s = self._context.errors.failed("threads", error, ends_process=False)
+            self._thread_due = time.monotonic() + max(pause_s, THREAD_PAUSE_S)
+            return
+        self._runs.append(loop)
+        self._loops.append(loop)
+        if self._thread_due is not None:
+            self._thread_due = None
+            self._context.errors.worked("threads")
+
+    def _retry_thread(self) -> None:
+        """Start the thread that the host refused, once it is due again."""
+        with self._lock:
+            if self._thread_due is not None and self._thread_due <= time.monotonic() and not self._stopping:
+                self._start_thread()
+
+    def _capacity(self) -> int:
+        """How many bodies can run at once: no more than threads where the host gives no further ones."""
+        return self._concurrency if self._thread_due is None else len(self._runs)
 
     def stop_claiming(self, grace_s: float) -> None:
         """Claim no more and give back what has not begun.
@@ -196,7 +217,8 @@ class Worker:
             self._tries.clear()
             self._ahead.clear()
             self._sooner.notify()
-        self._context.errors.ended("renewals")
+        for trouble in ("renewals", "threads"):
+            self._context.errors.ended(trouble)
         if self._watch is not None:
             self._watch.close()
         for loop in () if self._has_left else self._loops:
@@ -220,6 +242,7 @@ class Worker:
         self._idle_s = 0.0
         if self._return_ahead(time.monotonic() - BEGINS_S):
             self._body_s = max(self._body_s or 0.0, BEGINS_S)
+        self._retry_thread()
         room = self._room()
         claimed = self._source.claim(max(room, 0), self._bodies.names())
         self._hand_out(claimed)
@@ -240,13 +263,13 @@ class Worker:
             ahead = 0
             if self._body_s is not None:
                 running = (each.began_at for each in self._tries.values() if each.began_at is not None)
-                quick = self._concurrency - sum(began_at < slow_since for began_at in running)
+                quick = self._capacity() - sum(began_at < slow_since for began_at in running)
                 ahead = int(quick * AHEAD_S / max(self._body_s, 1e-6))
-            return min(self._concurrency + ahead - len(self._tries), MAX_CLAIMS)
+            return min(self._capacity() + ahead - len(self._tries), MAX_CLAIMS)
 
     def _idle_threads(self) -> int:
         with self._lock:
-            return self._concurrency - len(self._tries)
+            return self._capacity() - len(self._tries)
 
     def _pause_s(self, room: int) -> float | None:
         """How long there is nothing to claim or give back, if nobody wakes; None for ever."""
@@ -255,6 +278,8 @@ class Worker:
             waits_longest = next(iter(self._ahead.values()), None)
         if waits_longest is not None:
             times.append(waits_longest.handed_out_at + BEGINS_S - time.monotonic())
+        if self._thread_due is not None:
+            times.append(self._thread_due - time.monotonic())
         at = self._source.next_wakeup(self._bodies.names() if room > 0 else ())
         times += [] if at is None else [at - self._context.clock.now()]
         return min(max(0.001, min(times)), LONGEST_PAUSE_S) if times else None

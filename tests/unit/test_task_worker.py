@@ -31,7 +31,7 @@ from rebalanser.tasks.rules import Held
 from rebalanser.tasks.worker import AHEAD_S, FEW, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
 from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing import FakeClock
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 TTL_S = 3600.0
 FOREVER_S = 1e9
@@ -325,8 +325,9 @@ class Unread:
 
     name, queue, task_id, failures, is_over = "send", "work", "0" * 40, 2, False
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, error_before: str) -> None:
         self.number = number
+        self.error_before = error_before
         self.held = Held(number, "holder")
         self.left: Any = None
 
@@ -379,10 +380,12 @@ def test_a_task_that_can_not_be_read_waits_ever_longer_and_has_not_failed(
         {"send": TaskBody(send, "send", options)}, (), clock, ThreadCaller(), errors, TaskMetrics()
     )
     waits: list[float] = []
+    error = "another one"
     for number in range(2, 12):
-        claim: Any = Unread(number)
+        claim: Any = Unread(3 * number, error)
         bodies.work(claim, Head("0" * 40, "work", "send"), b'{"to": "a", "cc": "b"}')
         left = claim.left
+        error = left.error
         assert (left.status, left.failures) == (Status.WAITING, 2)
         assert "cc: Extra inputs are not permitted" in left.error
         waits.append(left.due - clock.wall())
@@ -566,6 +569,37 @@ def test_a_body_runs_though_no_further_thread_can_be_started(monkeypatch: pytest
     running.end()
     assert running.worker._taken == 0
     assert running.source.waiting == 0, "none of them was given back"
+
+
+@pytest.mark.rule("SK-15", "SK-20")
+def test_while_the_host_refuses_threads_no_more_is_claimed_than_can_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else tasks would be claimed and given back all the time, and no other worker would get them."""
+    running = Running(tasks=1, concurrency=8)
+    source, bodies = running.source, running.bodies
+    running.worker._body_s = None
+    errors = running.worker._context.errors
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "THREAD_PAUSE_S", FOREVER_S)
+        patch.setattr(worker.Loop, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        source.add(20)
+        running.woken.set()
+        for _ in range(FEW - 1):
+            assert bodies.begun.acquire(timeout=PATIENCE_S)
+        source.wait_for(20 - (FEW - 1))
+        assert [each.loop for each in errors.troubles] == ["threads"]
+        claims, looks = source._made, len(source.rooms)
+        for more in range(1, 4):
+            running.woken.set()
+            wait_until(lambda more=more: len(source.rooms) >= looks + more)
+        assert set(source.rooms[looks + 1 :]) == {0}
+        assert (source._made, running.worker._idle_threads()) == (claims, 0)
+    running.worker._thread_due = 0.0
+    running.woken.set()
+    assert bodies.begun.acquire(timeout=PATIENCE_S), "the host gives threads again"
+    assert errors.troubles == ()
+    running.end()
 
 
 @pytest.mark.rule("SK-20")
