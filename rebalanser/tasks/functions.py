@@ -394,6 +394,20 @@ def is_coroutine_function(function: object) -> bool:
     )
 
 
+def refuse_required(function: Callable[..., Any], name: str) -> None:
+    """See that a function of a schedule, which gives it no arguments, needs none.
+
+    Raises:
+        InvalidHandlers: one has no default.
+    """
+    parameters = _without_claim(function, name).parameters.values()
+    missing = [each.name for each in parameters if each.default is each.empty]
+    if missing:
+        raise InvalidHandlers(
+            f"task {name!r}: a schedule gives no arguments, and {', '.join(missing)} has no default"
+        )
+
+
 def _without_claim(function: Callable[..., Any], name: str) -> inspect.Signature:
     """The signature of the arguments alone."""
     parameters = list(inspect.signature(function).parameters.values())

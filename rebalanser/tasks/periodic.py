@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ CATCH_UP_S: Final = 60.0
 KEPT_S: Final = 86_400.0
 """Age up to which the task of a tick counts as not collected yet, unless retention is shorter: that of a
 collection unless it is told."""
+_RANDOM: Final = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,10 @@ class Schedule:
                 f"{self.name}: unknown time zone {self.time_zone!r}: use one such as Europe/Rome; "
                 "a host without time zones needs the package tzdata"
             ) from error
+        if _RANDOM.search(self.expression):
+            raise InvalidTask(
+                f"{self.name}: {self.expression!r} has a random part, which each worker would choose anew"
+            )
         self.last_tick(0.0)
 
     def last_tick(self, wall: float) -> int:

@@ -32,6 +32,7 @@ from typing import (
 from rebalanser import folders, forks
 from rebalanser.admin import Admin
 from rebalanser.errors import (
+    InvalidArgument,
     InvalidHandlers,
     InvalidState,
     InvalidTask,
@@ -78,6 +79,7 @@ from rebalanser.tasks.functions import (
     TaskOptions,
     chosen_options,
     dependencies,
+    refuse_required,
     task_options,
 )
 from rebalanser.tasks.id_files import Flakes
@@ -533,6 +535,7 @@ class Queue:
 
         def scheduled(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             schedule = Schedule(self.name, name or function.__name__, expression, time_zone, jitter_s)
+            refuse_required(function, schedule.name)
             registered = register(function)
             self._schedules.append(schedule)
             return registered
@@ -813,8 +816,11 @@ class Queue:
         Those of one function with a ``name``, and those that were enqueued more than ``older_than_s`` seconds
         ago, by the clocks of the hosts that made their ids. Each page is as of revision ``at_least`` or later
         (SK-11).
+
+        Raises:
+            InvalidArgument: ``older_than_s`` is no number of seconds from 0.
         """
-        before = self._clock.wall() - older_than_s if older_than_s > 0 else math.inf
+        before = self._enqueued_before(older_than_s)
         while True:
             found = self._context.engine.page(
                 self.name, self._timeout_s, statuses=statuses, after=after, limit=page, at_least=at_least
@@ -828,6 +834,12 @@ class Queue:
             if after is None:
                 return
 
+    def _enqueued_before(self, older_than_s: float) -> float:
+        """The wall time before which tasks of an age were enqueued; infinity for an age of 0."""
+        if not older_than_s >= 0:  # also NaN, which would choose all tasks
+            raise InvalidArgument(f"older_than_s is {older_than_s}: give seconds from 0")
+        return self._clock.wall() - older_than_s if older_than_s else math.inf
+
     def newest(
         self,
         limit: int,
@@ -839,7 +851,13 @@ class Queue:
         """At most ``limit`` of the tasks that :meth:`tasks` reads: the newest ones, the newest first.
 
         Reads back from the present, ever farther until there are as many.
+
+        Raises:
+            InvalidArgument: ``limit`` or ``older_than_s`` is below 0.
         """
+        if limit < 0:
+            raise InvalidArgument(f"limit is {limit}: give a number of tasks from 0")
+        self._enqueued_before(older_than_s)
         now, back_s = self._clock.wall() - older_than_s, NEWEST_S
         while True:
             first = first_of(now - back_s)
@@ -972,10 +990,11 @@ class Queue:
         Where ``older_than_s`` is 0 also a task goes with an id whose time is yet to come.
 
         Raises:
+            InvalidArgument: ``older_than_s`` is no number of seconds from 0.
             RetryLater: the engine was away; collecting again goes on.
             UnusableFolder: the archive can't be written.
         """
-        before = self._clock.wall() - older_than_s if older_than_s > 0 else math.inf
+        before = self._enqueued_before(older_than_s)
 
         def may_go(stored: Stored) -> bool:
             head = stored.head

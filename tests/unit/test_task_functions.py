@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 from pydantic_core import from_json
 
 from rebalanser.errors import (
+    InvalidArgument,
     InvalidHandlers,
     InvalidName,
     InvalidState,
@@ -28,7 +29,7 @@ from rebalanser.errors import (
     TaskFailed,
     UnknownTask,
 )
-from rebalanser.tasks import AsyncCall, AsyncClaim, AsyncQueue, Call, Claim, Enqueued, Queue
+from rebalanser.tasks import AsyncCall, AsyncClaim, AsyncQueue, Call, Claim, Enqueued, Queue, Status
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     MAX_AFTER,
@@ -259,6 +260,39 @@ def test_a_refused_schedule_registers_no_function(kind: type[Queue | AsyncQueue]
     assert len(queue.schedules) == 1
     if isinstance(queue, Queue):
         queue.close()
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("kind", [Queue, AsyncQueue])
+def test_a_periodic_function_that_needs_arguments_is_refused(kind: type[Queue | AsyncQueue]) -> None:
+    """Else each of its ticks would be logged, and no task would ever come."""
+    queue = kind("memory://")
+
+    def sweep(claim: Claim, folder: str, age_s: int = 5) -> None: ...
+
+    with pytest.raises(InvalidHandlers, match=r"'sweep': a schedule gives no arguments, and folder has no d"):
+        queue.periodic("0 0 * * *")(sweep)
+    assert queue.functions == {}
+    assert queue.schedules == ()
+    if isinstance(queue, Queue):
+        queue.close()
+
+
+@pytest.mark.rule("SK-12", "SK-14")
+@pytest.mark.parametrize("age_s", [-1.0, math.nan])
+def test_an_age_that_is_none_chooses_no_tasks(tmp_path: Path, age_s: float) -> None:
+    """It would choose all of them, to be cancelled or deleted."""
+    with Queue("memory://", state_folder=tmp_path) as queue:
+        queue.cancel(queue.task(send).enqueue("a"))
+        with pytest.raises(InvalidArgument, match="older_than_s"):
+            queue.requeue_all(queue.tasks(older_than_s=age_s))
+        with pytest.raises(InvalidArgument, match="older_than_s"):
+            queue.collect(age_s, statuses=frozenset({Status.CANCELLED}))
+        with pytest.raises(InvalidArgument, match="older_than_s"):
+            queue.newest(1, older_than_s=age_s)
+        with pytest.raises(InvalidArgument, match="limit is -1"):
+            queue.newest(-1)
+        assert queue.count()[Status.CANCELLED] == 1
 
 
 def test_a_mistyped_option_fails_the_type_check(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import calendar
+import datetime
 from collections.abc import Collection, Sequence
+from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -136,6 +139,15 @@ def test_what_is_no_expression_is_refused_at_once(expression: str) -> None:
         Schedule("mail", "sweep", expression)
 
 
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("expression", ["R R * * *", "0 R(0-5) * * *", "r 3 * * *"])
+def test_a_random_expression_is_refused(expression: str) -> None:
+    """Its ticks would be others in each worker, and after each look."""
+    with pytest.raises(InvalidTask, match=r"sweep: .* has a random part"):
+        Schedule("mail", "sweep", expression)
+    Schedule("mail", "sweep", "0 0 * mar,apr fri,thu")
+
+
 def utc(*instant: int) -> float:
     return float(calendar.timegm((*instant, 0, 0, 0)[:6]))
 
@@ -171,6 +183,70 @@ def test_ticks_are_by_the_clocks_of_their_time_zone(
 
 
 @pytest.mark.rule("SK-15")
+def instants(hours: Sequence[int], minutes: Sequence[int], zone: ZoneInfo, begin: float) -> list[int]:
+    """When these local times come on three days: the first time, or when the clocks pass over them."""
+    found: set[int] = set()
+    day = datetime.datetime.fromtimestamp(begin, zone).date()
+    for number in range(-1, 5):
+        for hour in hours:
+            for minute in minutes:
+                local = datetime.datetime.combine(
+                    day + datetime.timedelta(days=number), datetime.time(hour, minute)
+                )
+                at = int(local.replace(tzinfo=zone).timestamp())
+                if datetime.datetime.fromtimestamp(at, zone).replace(tzinfo=None) != local:
+                    seconds = range(at - 86_400 - at % 60, at + 86_400, 60)
+                    at = next(
+                        each
+                        for each in seconds
+                        if datetime.datetime.fromtimestamp(each, zone).replace(tzinfo=None) > local
+                    )
+                found.add(at)
+    return sorted(each for each in found if begin < each < begin + 3 * 86_400)
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize(
+    ("time_zone", "begin"),
+    [
+        ("Europe/Rome", (2026, 3, 28)),
+        ("Europe/Rome", (2026, 10, 24)),
+        ("Australia/Lord_Howe", (2026, 10, 3)),  # by half an hour
+        ("Australia/Lord_Howe", (2026, 4, 4)),
+        ("Antarctica/Troll", (2026, 3, 28)),  # by two hours
+        ("America/Havana", (2026, 3, 7)),  # at midnight
+        ("America/Havana", (2026, 10, 31)),
+        ("Pacific/Apia", (2011, 12, 29)),  # by a day
+        ("America/Caracas", (2007, 12, 8)),  # for good
+    ],
+)
+@pytest.mark.parametrize(
+    ("expression", "hours", "minutes"),
+    [
+        ("30 2 * * *", [2], [30]),
+        ("0 0 * * *", [0], [0]),
+        ("*/30 0-4 * * *", range(5), [0, 30]),
+        ("15 0,12 * * *", [0, 12], [15]),
+    ],
+)
+def test_ticks_are_at_their_local_times_wherever_clocks_are_changed(
+    time_zone: str,
+    begin: tuple[int, int, int],
+    expression: str,
+    hours: Sequence[int],
+    minutes: Sequence[int],
+) -> None:
+    schedule, at = Schedule("mail", "sweep", expression, time_zone), utc(*begin)
+    expected = instants(hours, minutes, ZoneInfo(time_zone), at)
+    ticks, tick = [], at
+    while (tick := schedule.next_tick(tick)) < at + 3 * 86_400:
+        ticks.append(tick)
+    assert ticks == expected
+    for before, after in pairwise(expected):
+        assert schedule.last_tick(after - 1) == before
+        assert schedule.last_tick(after) == after
+
+
 @pytest.mark.parametrize("time_zone", ["Europe/Nowhere", "", "../etc/passwd", "Europe"])
 def test_an_unknown_time_zone_is_refused(time_zone: str) -> None:
     with pytest.raises(InvalidTask, match="unknown time zone"):

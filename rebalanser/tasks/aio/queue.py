@@ -43,6 +43,7 @@ from rebalanser.tasks.functions import (
     TaskBody,
     chosen_options,
     is_coroutine_function,
+    refuse_required,
     task_options,
 )
 from rebalanser.tasks.loops import Trouble
@@ -275,6 +276,7 @@ class AsyncQueue:
 
         def scheduled(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             schedule = Schedule(self.name, name or function.__name__, expression, time_zone, jitter_s)
+            refuse_required(function, schedule.name)
             registered = register(function)
             self._schedules.append(schedule)
             return registered
