@@ -29,7 +29,7 @@ from rebalanser.errors import (
     TaskFailed,
     UnknownTask,
 )
-from rebalanser.tasks import AsyncCall, AsyncClaim, AsyncQueue, Call, Claim, Enqueued, Queue, Status
+from rebalanser.tasks import AsyncCall, AsyncClaim, AsyncQueue, Call, Claim, Enqueued, Queue
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     MAX_AFTER,

@@ -325,7 +325,7 @@ class Unread:
 
     name, queue, task_id, failures, is_over = "send", "work", "0" * 40, 2, False
 
-    def __init__(self, number: int, error_before: str) -> None:
+    def __init__(self, number: int, error_before: str = "") -> None:
         self.number = number
         self.error_before = error_before
         self.held = Held(number, "holder")
@@ -415,6 +415,7 @@ class FakeSource:
 
     def __init__(self) -> None:
         self.waiting = 0
+        self.pause = None
         self.rooms: list[int] = []
         self._made = 0
         self._more = threading.Condition()
