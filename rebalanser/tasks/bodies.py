@@ -18,7 +18,7 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import metrics, rules
 from rebalanser.tasks.functions import OtherArguments, TaskBody, TaskOptions
-from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, kind_of
+from rebalanser.tasks.loops import LONGEST_PAUSE_S, ErrorKind, ErrorPolicy, kind_of
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.middleware import FailureReports, Middleware
 from rebalanser.tasks.model import Head, Status, Stored
@@ -293,9 +293,12 @@ class Bodies:
         self._end(claim, lambda stored: rules.release(stored.state, claim.held, due, reason))
 
     def _give_back_without_results(self, claim: WorkerClaim, error: RetryLater) -> None:
-        """Let a task wait whose results can't be read, as the engine is away: no failure is counted."""
+        """Let a task wait whose results can't be read, as the engine is away: no failure is counted.
+
+        The pause is the longest of the loops: that of the function is for failures of its own.
+        """
         self._errors.ignored(f"reading the results for {claim.name}", error)
-        due = self._backed_off(claim, claim.number - claim.failures)
+        due = self._clock.wall() + LONGEST_PAUSE_S
         self._end(claim, lambda stored: rules.release(stored.state, claim.held, due))
 
     def _returned(self, claim: WorkerClaim, head: Head, result: bytes | None) -> None:

@@ -23,7 +23,7 @@ from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.claim_source import Claimed
 from rebalanser.tasks.engine import Applied, Change, Lost
 from rebalanser.tasks.functions import TaskBody, TaskOptions
-from rebalanser.tasks.loops import UNREADABLE_S, ErrorKind, ErrorPolicy
+from rebalanser.tasks.loops import LONGEST_PAUSE_S, UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.results import Filled
@@ -358,7 +358,7 @@ def send(claim: Claim, to: str) -> None:
 def test_a_task_whose_results_can_not_be_read_now_waits_and_has_not_failed() -> None:
     clock = FakeClock()
     errors = ErrorPolicy("work", clock, lambda: None)
-    body = TaskBody(send, "send", TaskOptions(backoff_s=1.0, max_backoff_s=100.0, jitter=0.0, retries=0))
+    body = TaskBody(send, "send", TaskOptions(backoff_s=100.0, retries=0))
     bodies = Bodies({"send": body}, (), clock, ThreadCaller(), errors, TaskMetrics())
     waits: list[float] = []
     for number in (2, 3, 12):
@@ -366,7 +366,7 @@ def test_a_task_whose_results_can_not_be_read_now_waits_and_has_not_failed() -> 
         assert bodies.work(claim, Head("0" * 40, "work", "send"), b"{}") is None
         assert (claim.left.status, claim.left.failures) == (Status.WAITING, 2)
         waits.append(claim.left.due - clock.wall())
-    assert waits == pytest.approx([1.0, 2.0, 100.0])
+    assert waits == pytest.approx([LONGEST_PAUSE_S] * 3), "however often the task was given back before"
 
 
 @pytest.mark.rule("SK-21")
