@@ -56,6 +56,8 @@ CREATE TABLE changes (
     PRIMARY KEY (revision, key)
 ) WITHOUT ROWID;
 """
+OLDEST = (3, 33)
+"""The first SQLite with UPDATE FROM, by which workers claim many tasks in one statement."""
 SETTINGS = (
     "PRAGMA page_size = 2048",
     "PRAGMA synchronous = FULL",
@@ -135,6 +137,11 @@ class Store:
     def __init__(
         self, path: Path, clock: Clock, boot_id: str, deadline: Deadline, file_mode: int = 0o600
     ) -> None:
+        if sqlite3.sqlite_version_info < OLDEST:
+            raise UnusableStore(
+                f"{path} needs SQLite {'.'.join(map(str, OLDEST))} or later, and this Python has "
+                f"{sqlite3.sqlite_version}: use a newer Python, or a newer libsqlite3 of the system"
+            )
         self.unsafe_reasons = check_place(path)
         """Warnings about the file's place, one sentence each."""
         self.path = path

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rebalanser_sqlite import SqliteRegistry, bell, history, store, transactions, watcher
 from rebalanser_sqlite.failures import commit_failure, failure
+from rebalanser_sqlite.tasks.engine import SqliteEngine
 
 from rebalanser.errors import (
     InternalError,
@@ -103,6 +104,19 @@ def test_the_url_opens_it(path: Path) -> None:
 
 
 @pytest.mark.rule("RB-28")
+@pytest.mark.parametrize("kind", [SqliteRegistry, SqliteEngine])
+def test_a_sqlite_that_is_too_old_is_said_before_a_file_is_made(
+    kind: type[SqliteRegistry | SqliteEngine], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.32.3")
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 32, 3))
+    with pytest.raises(UnusableStore, match=r"needs SQLite 3\.33 or later, and this Python has 3\.32\.3: "):
+        kind(path)
+    assert not path.exists()
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 33, 0))
+    kind(path).close()
+
+
 def test_revisions_and_lease_ids_go_on_after_a_restart(path: Path, clock: FakeClock) -> None:
     seen: list[tuple[int, int]] = []
     for _ in range(3):
