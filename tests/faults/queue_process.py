@@ -25,13 +25,15 @@ from typing import Any
 from rebalanser import Settings
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
-from rebalanser.tasks import Claim, Queue
+from rebalanser.tasks import Claim, Queue, Status
 from rebalanser.tasks import queue as queue_module
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.id_files import Flakes, wall_ms
 
 CLAIM_TTL_S = 2.0
 LEASE_TTL_S = 2.0
+MAX_WAITING = 100
+"""Tasks that wait when a producer pauses."""
 
 
 def shift_clock(shift_s: float) -> None:
@@ -95,8 +97,13 @@ class Host:
         return self.queue.commit(made)
 
     def produce(self) -> None:
-        """Enqueue chains until this process is killed; what is stored for good is told."""
+        """Enqueue chains until this process is killed; what is stored for good is told.
+
+        Workers keep up, however busy the machine is: what waits has to be done before the test ends.
+        """
         while True:
+            while self.queue.count().get(Status.WAITING, 0) > MAX_WAITING:
+                time.sleep(0.05)
             after: list[str] = []
             for number in range(3):
                 after = self.enqueue([("add", [number, 1], {"after": after})])
