@@ -1088,7 +1088,7 @@ class Queue:
             InvalidHandlers: a function can't be imported by a child process; the message names it.
             RegistryUnavailable: the engine did not answer in time.
         """
-        self.start_with(_caller(bodies, self.functions), concurrency)
+        self.start_with(_caller(bodies, self.functions, self.errors), concurrency)
 
     def run_until_idle(self, *, advance_s: float = 0.0) -> int:
         """Run all tasks that are ready in the calling thread, one after another, as a test does.
@@ -1366,12 +1366,12 @@ def _open(source: ClaimSource, group: Group | None) -> None:
         group.start()
 
 
-def _caller(place: BodyPlace, functions: Mapping[str, TaskBody]) -> Caller:
+def _caller(place: BodyPlace, functions: Mapping[str, TaskBody], errors: ErrorPolicy) -> Caller:
     if place == "threads":
         return ThreadCaller()
     from rebalanser.tasks.processes.caller import ProcessCaller  # noqa: PLC0415 - most workers have no children
 
-    return ProcessCaller(functions)
+    return ProcessCaller(functions, errors)
 
 
 def _refuse_unknown(name: str, queues: Iterable[str], url: RegistryUrl) -> None:

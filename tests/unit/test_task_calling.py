@@ -35,7 +35,7 @@ from rebalanser.tasks.outcomes import (
     returned,
     split_error,
 )
-from rebalanser.tasks.processes import child
+from rebalanser.tasks.processes import caller, child
 from rebalanser.tasks.processes.caller import ChildProcess, ProcessCaller
 from rebalanser.tasks.processes.child import ChildClaim
 from rebalanser.tasks.processes.messages import AskDeadline, AskLog, AskRenewal, AskUpdate, ChildAsk, Failed
@@ -115,9 +115,53 @@ def test_what_no_other_process_can_import_is_refused_by_its_name() -> None:
         refused = re.escape(f"task 'odd': no other process can import {name}; a function")
         with pytest.raises(InvalidHandlers, match=refused):
             reference_of(body_of(function, "odd"))
-    caller = ProcessCaller({"odd": body_of(nested, "odd")})
+    calling = ProcessCaller({"odd": body_of(nested, "odd")}, policy())
     with pytest.raises(InvalidHandlers, match="task 'odd': no other process can import"):
-        caller.open()
+        calling.open()
+
+
+def policy() -> ErrorPolicy:
+    def end() -> None:
+        raise AssertionError("the process is not to end")
+
+    return ErrorPolicy("work", SystemClock(), end)
+
+
+@pytest.mark.rule("SK-15", "SK-19")
+def test_a_host_that_gives_no_process_is_a_trouble_until_it_gives_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = policy()
+    calling, job = ProcessCaller({}, errors), cast("Job", SimpleNamespace(claim=None, payload=b"", head=Head))
+    pauses: list[float] = []
+    monkeypatch.setattr(caller.time, "sleep", pauses.append)
+    begun = SimpleNamespace(ready=Future(), is_alive=False, call=lambda *_: ended, kill=lambda: None)
+    ended: Future[Returned] = Future()
+    ended.set_result(Returned(b"1"))
+    monkeypatch.setattr(calling, "_watch", SimpleNamespace(until=lambda *_: None))
+    answers: list[Any] = [*[BlockingIOError(11, "Resource temporarily unavailable")] * 50, begun, begun]
+
+    def started() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(calling, "_started", started)
+    assert [calling.call(job) for _ in range(50)] == [Cut.STOPPED] * 50
+    (trouble,) = errors.troubles
+    assert (trouble.loop, trouble.attempts) == ("processes", 50)
+    assert "Resource temporarily unavailable" in trouble.error
+    assert len(pauses) == 50
+    assert min(pauses) >= caller.START_PAUSE_S
+    begun.ready.set_exception(InvalidHandlers("can't import"))
+    assert calling.call(job) is Cut.STOPPED
+    assert "can't import" in errors.troubles[0].error
+    begun.ready = Future()
+    begun.ready.set_result(None)
+    assert calling.call(job) == Returned(b"1")
+    assert errors.troubles == ()
+    calling.close()
 
 
 @pytest.mark.parametrize("place", [f"{__name__}:absent", f"{__name__}:FOREVER_S"])

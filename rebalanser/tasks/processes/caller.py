@@ -20,6 +20,7 @@ from rebalanser.errors import InternalError, InvalidHandlers, RebalanserError
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.bodies import Job, Watch
 from rebalanser.tasks.functions import TaskBody, reference_of
+from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.outcomes import BodyLost, Cut, Outcome, Raised, raised, summary_of
 from rebalanser.tasks.processes.child import refuse_in_child
 from rebalanser.tasks.processes.messages import (
@@ -249,14 +250,17 @@ def _raised(failed: Failed) -> Raised:
 START_LIMIT_S: Final = 60.0
 """How long a process may take to import the functions."""
 START_PAUSE_S: Final = 1.0
-"""How long a thread pauses after a process that could not be started; its task is given back."""
+"""Minimum seconds that a thread pauses after a process that could not be started; its task is given back."""
+PROCESSES: Final = "processes"
+"""The trouble of a worker that gets no process."""
 
 
 class ProcessCaller:
     """Calls each body in a process that is killed once the body is out of time, or its claim is lost."""
 
-    def __init__(self, functions: Mapping[str, TaskBody]) -> None:
+    def __init__(self, functions: Mapping[str, TaskBody], errors: ErrorPolicy) -> None:
         self._functions = functions
+        self._errors = errors
         self._references: dict[str, str] = {}
         self._watch = Watch()
         self._idle: list[ChildProcess] = []
@@ -287,12 +291,15 @@ class ProcessCaller:
     def call(self, job: Job) -> Outcome:
         """Call a body in a process that is idle, or a new one."""
         child = self._child()
-        if child is None:
-            return self._pause()
+        if isinstance(child, Exception):
+            return self._refused(f"it can't be started: {child!r}")
         cut = self._watch.until(job, child.ready, START_LIMIT_S)
         if cut is Cut.TIMED_OUT or (cut is None and child.ready.exception() is not None):
-            return self._unusable(child)
+            child.kill()
+            told = str(child.ready.exception()) if child.ready.done() else "it took too long to begin"
+            return self._refused(told)
         if cut is None:
+            self._errors.worked(PROCESSES)
             outcome = child.call(job.claim, job.payload)
             cut = self._watch.until(job, outcome, job.head.timeout_s)
         if cut is not None:
@@ -327,9 +334,10 @@ class ProcessCaller:
         for child in idle:
             child.close()
         self._starts.shutdown()
+        self._errors.ended(PROCESSES)
 
-    def _child(self) -> ChildProcess | None:
-        """A process that is idle, or a new one; None if none can be started."""
+    def _child(self) -> ChildProcess | Exception:
+        """A process that is idle, or a new one; the error if none can be started."""
         with self._lock:
             while self._idle:
                 child = self._idle.pop()
@@ -338,24 +346,17 @@ class ProcessCaller:
         try:
             return self._started()
         except (OSError, RuntimeError) as error:  # too many processes, or this one is ending
-            _log.error(
-                "no process for a body can be started", action="task_process_refused", error=repr(error)
-            )
-            return None
+            return error
 
     def _started(self) -> ChildProcess:
         return self._starts.submit(ChildProcess, self._references).result()
 
-    def _unusable(self, child: ChildProcess) -> Cut:
-        _log.error(
-            "a process for bodies ended as it began",
-            action="task_process_unusable",
-            error=str(child.ready.exception()) if child.ready.done() else "it took too long",
-        )
-        child.kill()
-        return self._pause()
+    def _refused(self, told: str) -> Cut:
+        """Pause, and have the task given back, its try not counted: nothing is known against its body.
 
-    def _pause(self) -> Cut:
-        """The task is given back, its try not counted: nothing is known against its body."""
-        time.sleep(START_PAUSE_S)
+        It is a trouble of the worker until a process begins.
+        """
+        error = InternalError(f"no process for a body: {told}")
+        pause_s = self._errors.failed(PROCESSES, error, ends_process=False)
+        time.sleep(max(pause_s, START_PAUSE_S))
         return Cut.STOPPED
