@@ -112,7 +112,7 @@ MAX_WARNED: Final = 100
 MAX_SHOWN: Final = 20
 CHANGED_AT_ONCE: Final = 500
 """Number of tasks that are cancelled or requeued together."""
-NEWEST_S: Final = 60.0
+NEWEST_S: Final = 1.0
 """Seconds back from now within which the newest tasks are looked for first."""
 FARTHER: Final = 8.0
 """So many times as far back they are looked for next."""

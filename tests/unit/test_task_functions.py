@@ -295,6 +295,28 @@ def test_an_age_that_is_none_chooses_no_tasks(tmp_path: Path, age_s: float) -> N
         assert queue.count()[Status.CANCELLED] == 1
 
 
+@pytest.mark.rule("SK-12")
+def test_the_newest_tasks_are_found_without_reading_all_of_a_busy_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, read = FakeClock(), []
+    with Queue("memory://", clock=clock, state_folder=tmp_path) as queue:
+        made: list[str] = []
+        for _ in range(30):
+            made += queue.task(name=f"send{len(made)}")(send).enqueue_many([(("a",), {})] * 50)
+            clock.advance(1.0)
+        page = queue.context.engine.page
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            found = page(*arguments, **named)
+            read.extend(found.items)
+            return found
+
+        monkeypatch.setattr(queue.context.engine, "page", counted)
+        assert [each.head.id for each in queue.newest(20)] == made[:-21:-1]
+    assert len(read) <= 9 * 50
+
+
 def test_a_mistyped_option_fails_the_type_check(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(
