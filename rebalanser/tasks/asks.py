@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Generic, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError, RegistryUnavailable
@@ -52,6 +53,12 @@ class Ask(ABC, Generic[ResultT]):
     def settled(self) -> bool:
         """Whether there is nothing more to do."""
         return self.future.done()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise this from the future, unless it is settled."""
+        if not self.settled:
+            with suppress(InvalidStateError):  # whoever waited has cancelled it meanwhile
+                self.future.set_exception(error)
 
     @abstractmethod
     def write(self) -> Write | None:

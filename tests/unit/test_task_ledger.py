@@ -22,6 +22,7 @@ from rebalanser.errors import (
 )
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks.asks import Ask
+from rebalanser.tasks.batches import Settlement
 from rebalanser.tasks.ledger import Ledger
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
@@ -172,7 +173,7 @@ def test_a_flush_waits_for_what_the_outcomes_call(engine: Gated, ledger: Ledger)
 
     def tell(_: object) -> None:
         begun.set()
-        wait_until(lambda: ledger._flushing, "a flush")
+        wait_until(lambda: ledger._batches.flushes, "a flush")
         told.append("a")
 
     asked.future.add_done_callback(tell)
@@ -467,7 +468,7 @@ def test_an_error_nobody_foresaw_counts_whoever_wrote(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_see_through", broken)
+        patch.setattr(Settlement, "script", broken)
         asked = Asked("a")
         ledger.write_all([asked])
         assert outcomes([asked]) == ["ZeroDivisionError"]

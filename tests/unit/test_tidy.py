@@ -45,6 +45,7 @@ FACADE = {
     "rebalanser.tasks",
 }
 PURE_MODULES = {
+    "rebalanser.tasks.batches",
     "rebalanser.tasks.claiming",
     "rebalanser.tasks.dependencies",
     "rebalanser.tasks.clocks",
@@ -53,6 +54,7 @@ PURE_MODULES = {
     "rebalanser.tasks.owner",
     "rebalanser.tasks.ready_index",
     "rebalanser.tasks.rules",
+    "rebalanser.tasks.script",
 }
 """As pure as these packages, each in a package that is not."""
 
