@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from rebalanser.errors import OutcomeUnknown, RegistryUnavailable
+from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable
 from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Answer, Write
@@ -138,7 +138,10 @@ class Settlement:
             writes = _writes_of(asks, lost)
             if not writes:
                 return
-            newly_lost = yield from self._write(writes)
+            try:
+                newly_lost = yield from self._write(writes)
+            except RebalanserError as error:
+                raise lost or error from error
             lost = newly_lost or lost
             asks = [ask for ask, _ in writes if not ask.settled]
             if asks:
@@ -176,7 +179,10 @@ class Settlement:
             return None
         middle = len(writes) // 2
         first = yield from self._write(writes[:middle])
-        second = yield from self._write(writes[middle:])
+        try:
+            second = yield from self._write(writes[middle:])
+        except RebalanserError as outage:
+            raise first or outage from outage
         return first or second
 
     def _read_back(self, asks: Sequence[Ask[object]], lost: OutcomeUnknown | None) -> Script[None]:

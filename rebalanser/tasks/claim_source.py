@@ -15,34 +15,17 @@ import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
 
 from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.clocks import LIMIT_S, FarClock, FarClocks
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import ClaimRequest, ClaimsFromIndex, Watch
-from rebalanser.tasks.model import Stored, TaskId
+from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.pauses import QUEUE, Pause
 from rebalanser.tasks.rules import Held
 
-MAX_CLAIMS: Final = 256
-"""Maximum number of tasks that are claimed at once."""
 _log = get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A task that this process has just claimed: its number and holder, and when the claim was asked for.
-
-    ``sent_at`` is in seconds of the clock that leases are counted on (SK-8). ``payload`` is None where it
-    was not read while the claim was written.
-    """
-
-    stored: Stored
-    held: Held
-    sent_at: float
-    payload: bytes | None = None
 
 
 class ClaimSource(ABC):

@@ -1,23 +1,53 @@
-"""How an owner hands out claims: who asks is given the best task, and the store decides (SK-5, SK-6)."""
+"""Claims in the partitions that a process owns: the best tasks first, and the store decides (SK-5, SK-6).
+
+Pure: :class:`OwnedIndex` decides, its scripts are run by :mod:`~rebalanser.tasks.partitions`, and by the
+simulator.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+import heapq
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
+from rebalanser.runtime.clock import Clock
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.engine import Epoch
+from rebalanser.tasks.clocks import FarClock, FarClocks
+from rebalanser.tasks.engine import Change, Epoch, Page
 from rebalanser.tasks.free_slots import FreeSlot
+from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.rules import Decision, FailedDependency, Reason, Refused
+from rebalanser.tasks.rules import Decision, FailedDependency, Held, Reason, Refused
+from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadTasks, Script, Submit
+
+MAX_CLAIMS: Final = 256
+"""Maximum number of tasks that are claimed at once."""
+PAGE: Final = 1000
+"""Maximum number of tasks, or of dependencies, that are read at once."""
+ASIDE_S: Final = 60.0
+"""Seconds before a task is offered again whose claim alone can't be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task that this process has just claimed: its number and holder, and when the claim was asked for.
+
+    ``sent_at`` is in seconds of the clock that leases are counted on (SK-8). ``payload`` is None where it
+    was not read while the claim was written.
+    """
+
+    stored: Stored
+    held: Held
+    sent_at: float
+    payload: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Somebody who asks for a claim; ``holder`` is his alone and for this one time."""
+    """The claimant of one claim; no other claim has its ``holder``."""
 
     holder: str
     worker: str
@@ -116,28 +146,12 @@ def keeps_slot(ask: ClaimAsk) -> bool:
 
 
 class Claiming:
-    """Pairs who asks with what an owner offers. Pure, as the owner is; times are those of it."""
+    """One partition and what becomes of the claims in it. Pure, as the owner is; times are those of it."""
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.deposed = False
-        """Whether the store has refused a claim as a later owner's epoch stands there (SK-13)."""
-
-    def asks(self, askers: Sequence[Asker], now: float, wall: float) -> list[ClaimAsk]:
-        """The writes to make, in their order: a claim for each who asks, as long as there are tasks.
-
-        What :meth:`~rebalanser.tasks.asks.MoveAsk.write` and the engine make of each is told by
-        :meth:`settled`. One that :attr:`~ClaimAsk.buries` a task serves nobody.
-        """
-        made: list[ClaimAsk] = []
-        waiting = deque(askers)
-        while waiting and (best := self.owner.best(now, wall)) is not None:
-            _, task = best
-            ask = ask_of(self.owner, task, waiting[0])
-            made.append(ask)
-            if not ask.buries:
-                waiting.popleft()
-        return made
+        """True if the store has refused a claim as a later owner's epoch is stored there (SK-13)."""
 
     def settled(self, ask: ClaimAsk, now: float) -> Stored | None:
         """Take the outcome of an ask whose future was done not later than ``now``; the claim, if it is one.
@@ -166,3 +180,330 @@ class Claiming:
         else:
             self.owner.conflicted(ask.task, now)
             self.owner.learn(ask.seen, now)
+
+
+class Slots(Protocol):
+    """The free slots of other processes, for which claims are made."""
+
+    def groups(self) -> list[frozenset[str]]:
+        """The sets of functions for which there are slots."""
+
+    def take(self, names: frozenset[str]) -> FreeSlot | None:
+        """Take a slot of these functions; None where there is none."""
+
+    def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
+        """The claim for a slot is settled: the slot is free still, used, or its use is not known."""
+
+
+@dataclass(slots=True)
+class IndexNews:
+    """What an index has to report: to whom it may offer, whose clock is off, what it can't claim."""
+
+    wakes: bool = False
+    """True if there may be something to claim."""
+    far_clocks: list[FarClock] = field(default_factory=list)
+    set_aside: list[tuple[TaskId, BaseException]] = field(default_factory=list)
+    is_paused: bool = False
+    """True if a claim was refused as the queue is paused (SK-23)."""
+
+
+class OwnedIndex:
+    """The partitions that a process owns, and how claims in them are made (SK-5, SK-13). Pure.
+
+    ``worker`` is a label for people, ``clock_name`` names the clock's run, ``ttl_s`` is a claim's time,
+    ``buffer_s`` is waited beyond it (SK-8), ``new_holder`` makes a name that no claim has yet. Its scripts
+    may be run while changes are told, one script at a time for each method.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        clock: Clock,
+        clock_name: str,
+        ttl_s: float,
+        buffer_s: float,
+        new_holder: Callable[[], str],
+        slots: Slots | None = None,
+    ) -> None:
+        self.news = IndexNews()
+        self._worker = worker
+        self._clock = clock
+        self._clock_name = clock_name
+        self._ttl_s = ttl_s
+        self._buffer_s = buffer_s
+        self._new_holder = new_holder
+        self._slots = slots
+        self._owners: dict[int, Claiming] = {}
+        self._far_clocks = FarClocks()
+        self._aside: dict[TaskId, float] = {}
+        """When each of these tasks, whose claims can't be written, is offered again."""
+        self._lost = False
+
+    def __len__(self) -> int:
+        """Number of partitions."""
+        return len(self._owners)
+
+    def __contains__(self, partition: int) -> bool:
+        return partition in self._owners
+
+    @property
+    def owners(self) -> list[Owner]:
+        """What is known of each partition."""
+        return [each.owner for each in self._owners.values()]
+
+    def take_news(self) -> IndexNews | None:
+        """What there is to report since the last call, if anything."""
+        news = self.news
+        if not (news.wakes or news.far_clocks or news.set_aside or news.is_paused):
+            return None
+        self.news = IndexNews()
+        return news
+
+    def add(self, partition: int, token: int) -> None:
+        """This process owns a partition: the store has its epoch. :meth:`read` it once changes are told."""
+        owner = Owner(partition, token, buffer_s=self._buffer_s, clock=self._clock_name)
+        self._owners[partition] = Claiming(owner)
+
+    def remove(self, partition: int) -> None:
+        """Claim no more in a partition; claims that were made last on."""
+        self._owners.pop(partition, None)
+
+    def ready_since(self, wall: float) -> float | None:
+        """Since when the oldest ready task waits, in seconds since 1970; None where there is none."""
+        found = [owner.ready_since(wall) for owner in self.owners]
+        return min((since for since in found if since is not None), default=None)
+
+    def ready_names(self) -> set[str]:
+        """The functions of which there are tasks that may be claimed."""
+        return {name for owner in self.owners for name in owner.names()}
+
+    def next_wakeup(self, names: Collection[str] | None) -> float | None:
+        """When there may be something of these functions to claim, None being all, in seconds of the clock.
+
+        Or something to claim for other processes that have room. None if only news can bring it.
+        """
+        now, wall = self._clock.now(), self._clock.wall()
+        wanted: list[Collection[str] | None] = [*self.groups()]
+        if names is None or names:
+            wanted.append(names)
+        if not wanted:
+            return None
+        owners = self.owners
+        # Each step asks for some of the dependencies only: others may be those that are complete.
+        if self._lost or any(owner.unknown_dependencies(1) for owner in owners):
+            return now
+        wakeups = [owner.next_wakeup(now, wall, each) for owner in owners for each in wanted]
+        wakeups += self._aside.values()
+        return min((at for at in wakeups if at is not None), default=None)
+
+    def groups(self) -> list[frozenset[str]]:
+        """The sets of functions for which other processes have room, if there is something to claim."""
+        return [] if self._slots is None or not self._owners else self._slots.groups()
+
+    def missed(self) -> None:
+        """Changes may not have been told: all is read again."""
+        self._lost = True
+        self.news.wakes = True
+
+    def wants(self, change: Change) -> bool:
+        """True if the task of a change must be read: not if nothing more is to be learnt from it.
+
+        That a task is complete is all that matters of it, here or in other partitions; one that is dead or
+        cancelled is read if something here waits for it and must not. And a claim that is being written here
+        is told of by its outcome.
+        """
+        if change.status is Status.COMPLETED:
+            for owner in self.owners:
+                self.news.wakes |= owner.completed(change.task, change.partition, change.revision)
+            return False
+        for owner in self.owners:
+            self.news.wakes |= owner.heard(change.task, change.status)
+        claiming = self._owners.get(change.partition)
+        return claiming is not None and not (
+            change.status is Status.CLAIMED and claiming.owner.is_taken(change.task)
+        )
+
+    def learn(self, told: Sequence[Stored]) -> None:
+        """Take what a watch has told."""
+        now = self._clock.now()
+        for stored in told:
+            self._learn(stored, now)
+        self._look_at_clocks([each for each in told if _is_new(each)], are_new=True)
+        self.news.wakes = True
+
+    def read(self, partition: int) -> Script[None]:
+        """Read the open tasks of a partition, page by page; what changes meanwhile is told by the watch.
+
+        What is read can be claimed at once, while the rest of a deep queue is read.
+        """
+        after: TaskId | None = None
+        while True:
+            page: Page = yield ReadPage(partition, after, PAGE)
+            now = self._clock.now()
+            for stored in page.items:
+                self._learn(stored, now)
+            self._look_at_clocks(page.items, are_new=False)
+            self.news.wakes |= bool(page.items)
+            after = page.next
+            if after is None:
+                return
+
+    def catch_up(self) -> Script[None]:
+        """Read what must be read before anything can be said of it."""
+        lost, self._lost = self._lost, False
+        if lost:
+            for owner in self.owners:
+                owner.doubt_dependencies()
+        try:
+            for partition in list(self._owners) if lost else ():
+                yield from self.read(partition)
+        except BaseException:
+            self._lost = True
+            raise
+        owners = self.owners
+        now = self._clock.now()
+        self._aside = {task: until for task, until in self._aside.items() if until > now}
+        doubtful = {task: owner for owner in owners for task in owner.doubtful() if task not in self._aside}
+        needed = {task: None for owner in owners for task in owner.ask_dependencies(PAGE)}
+        if not doubtful and not needed:
+            return
+        found: Mapping[TaskId, Stored] = yield ReadTasks([*doubtful, *needed])
+        now = self._clock.now()
+        for task, owner in doubtful.items():
+            stored = found.get(task)
+            if stored is None:
+                owner.forget(task)
+            else:
+                owner.learn(stored, now)
+        for task in needed:
+            stored = found.get(task)
+            for owner in owners:
+                owner.learn_dependency(task, None if stored is None else stored.state.status)
+
+    def claim(self, limit: int, names: Collection[str] | None, worker: str | None) -> Script[list[Claimed]]:
+        """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
+
+        Of any function where ``names`` is None. ``worker`` is the label of the claimant where it is not this
+        process. What is ready beyond ``limit`` is claimed for other processes. A claim that can't be written
+        keeps no other from being made, nor its task from being offered later.
+
+        Raises:
+            RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed.
+        """
+        yield from self.catch_up()
+        sent_at = self._clock.now()
+        asks = self._asks(min(limit, MAX_CLAIMS), names, worker or self._worker)
+        asks += self._asks_for_others(MAX_CLAIMS - len(asks))
+        if not asks:
+            return []
+        yield Submit([ask for _, ask in asks])
+        # A payload never changes (SK-2), so it need not be read after the claim is known.
+        payloads: Mapping[TaskId, bytes] = yield ReadPayloads(
+            [ask.task for _, ask in asks if ask.slot is None]
+        )
+        yield Await([ask for _, ask in asks])
+        claimed: list[Claimed] = []
+        failed: list[Exception] = []
+        # All are settled, whatever became of one: a task whose claim is not would never be offered again.
+        for claiming, ask in asks:
+            try:
+                made = self._settled(claiming, ask, sent_at, payloads)
+            except Exception as error:
+                failed.append(error)
+            else:
+                claimed += [] if made is None else [made]
+            if ask.slot is not None and self._slots is not None:
+                is_known = ask.future.exception() is None
+                self._slots.settled(ask.slot, is_free=keeps_slot(ask), is_known=is_known)
+        if failed and not claimed:
+            raise failed[0]
+        return claimed
+
+    def _learn(self, stored: Stored, now: float) -> None:
+        """Tell the owner of its partition; that a task is complete may matter to every owner."""
+        claiming = self._owners.get(stored.partition)
+        is_complete = stored.state.status is Status.COMPLETED
+        for each in self._owners.values() if is_complete else () if claiming is None else (claiming,):
+            each.owner.learn(stored, now)
+
+    def _look_at_clocks(self, tasks: Sequence[Stored], *, are_new: bool) -> None:
+        """Note the hosts to warn of, by the ids of tasks in partitions of this process."""
+        now, wall = self._clock.now(), self._clock.wall()
+        for each in tasks:
+            if each.partition in self._owners:
+                far = self._far_clocks.saw(each.head.id, now, wall, is_new=are_new)
+                self.news.far_clocks += [] if far is None else [far]
+
+    def _asks(
+        self, limit: int, names: Collection[str] | None, worker: str
+    ) -> list[tuple[Claiming, ClaimAsk]]:
+        """Claims of the best candidates of all partitions; what becomes dead on the way takes no room."""
+        asks: list[tuple[Claiming, ClaimAsk]] = []
+        for claiming, task in self._best_first(names) if limit > 0 else ():
+            term = Term(self._ttl_s, self._clock_name, self._clock.now() + self._ttl_s)
+            ask = ask_of(claiming.owner, task, Asker(self._new_holder(), worker, term))
+            asks.append((claiming, ask))
+            limit -= not ask.fails
+            if limit == 0 or len(asks) == MAX_CLAIMS:
+                break
+        return asks
+
+    def _asks_for_others(self, limit: int) -> list[tuple[Claiming, ClaimAsk]]:
+        """Claims of what is ready still, for the free slots of other processes."""
+        asks: list[tuple[Claiming, ClaimAsk]] = []
+        if self._slots is None:
+            return asks
+        for names in self.groups():
+            for claiming, task in self._best_first(names) if len(asks) < limit else ():
+                slot = self._slots.take(names)
+                if slot is None:
+                    break
+                asker = claim_for(slot, self._clock_name, self._clock.now())
+                asks.append((claiming, ask_of(claiming.owner, task, asker, slot)))
+                if len(asks) == limit:
+                    break
+        return asks
+
+    def _best_first(self, names: Collection[str] | None) -> Iterator[tuple[Claiming, TaskId]]:
+        """The best candidates of all partitions; each must be taken before the next one is asked for."""
+        now, wall = self._clock.now(), self._clock.wall()
+        offers = [
+            (best, number, claiming)
+            for number, claiming in self._owners.items()
+            if (best := claiming.owner.best(now, wall, names)) is not None
+        ]
+        heapq.heapify(offers)
+        while offers:
+            (_, task), number, claiming = offers[0]
+            yield claiming, task
+            if (best := claiming.owner.best(now, wall, names)) is not None:
+                heapq.heapreplace(offers, (best, number, claiming))
+            else:
+                heapq.heappop(offers)
+
+    def _settled(
+        self, claiming: Claiming, ask: ClaimAsk, sent_at: float, payloads: Mapping[TaskId, bytes]
+    ) -> Claimed | None:
+        """What became of a claim; the owner is told."""
+        error = ask.future.exception()
+        now = self._clock.now()
+        if error is not None and kind_of(error) is not ErrorKind.OUTAGE:
+            self._aside[ask.task] = now + ASIDE_S
+            self.news.set_aside.append((ask.task, error))
+        self.news.is_paused |= ask.is_paused
+        try:
+            stored = claiming.settled(ask, now)
+        finally:
+            partition = claiming.owner.partition
+            if claiming.deposed and self._owners.get(partition) is claiming:
+                del self._owners[partition]
+        if stored is None or stored.state.claim is None or ask.slot is not None:
+            return None
+        held = Held(stored.state.claim.number, ask.asker.holder)
+        return Claimed(stored, held, sent_at, payloads.get(ask.task))
+
+
+def _is_new(stored: Stored) -> bool:
+    """True if nothing has become of a task yet."""
+    state = stored.state
+    return state.status is Status.WAITING and state.claim is None and not state.failures

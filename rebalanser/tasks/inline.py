@@ -13,7 +13,8 @@ from typing import Final, Protocol, runtime_checkable
 from rebalanser.errors import InternalError, InvalidState
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.bodies import Bodies
-from rebalanser.tasks.claim_source import Claimed, ClaimSource
+from rebalanser.tasks.claim_source import ClaimSource
+from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.waiting import WaitingBodies

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import concurrent.futures
-import heapq
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, TypeVar
 
+from rebalanser.errors import InternalError
 from rebalanser.protocol import Fact, FactKind
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.asks import TakeOverAsk
-from rebalanser.tasks.claim_source import MAX_CLAIMS, Claimed, ClaimSource, warn_of_clock
-from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming, ask_of, claim_for, keeps_slot
-from rebalanser.tasks.clocks import FarClock, FarClocks
+from rebalanser.tasks.claim_source import ClaimSource, warn_of_clock
+from rebalanser.tasks.claiming import ASIDE_S, Claimed, OwnedIndex
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, Watch
-from rebalanser.tasks.loops import ErrorKind, kind_of
-from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
-from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.model import OPEN, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadTasks, Request, Script, Submit
 from rebalanser.tasks.slot_offers import SlotOffers
 
 TAKE_OVER: Final = "take-over"
 """Name of the trouble of partitions that could not be taken over."""
-PAGE: Final = 1000
-ASIDE_S: Final = 60.0
-"""Seconds before a task is offered again whose claim alone can't be written."""
 _log = get_logger()
+
+ResultT = TypeVar("ResultT")
 
 
 class Partitions(ClaimSource):
@@ -50,17 +45,20 @@ class Partitions(ClaimSource):
     ) -> None:
         super().__init__(context)
         self._worker = worker
-        self._buffer_s = buffer_s
         self._wake = wake
         self._count = count
         engine = context.engine
         self._slots = SlotOffers(context, engine, worker, wake) if isinstance(engine, SharesSlots) else None
         self._lock = threading.Lock()
-        self._owners: dict[int, Claiming] = {}
-        self._far_clocks = FarClocks()
-        self._aside: dict[TaskId, float] = {}
-        """When each of these tasks, whose claims can't be written, is offered again."""
-        self._lost = False
+        self._index = OwnedIndex(
+            worker,
+            context.clock,
+            context.clock_name,
+            context.ttl_s,
+            buffer_s,
+            lambda: secrets.token_hex(8),
+            self._slots,
+        )
         self._watch: Watch | None = None
         self._pauses_changed = True
         self._pauses_watch: Watch | None = None
@@ -105,29 +103,27 @@ class Partitions(ClaimSource):
 
     def _take(self, partition: int, token: int) -> None:
         self._context.write(TakeOverAsk(TakeOver(self._context.queue, Epoch(partition, token))))
-        owner = Owner(partition, token, buffer_s=self._buffer_s, clock=self._context.clock_name)
         with self._lock:
-            self._owners[partition] = Claiming(owner)
+            self._index.add(partition, token)
         self._follow()
-        self._read(partition)
+        self._run(self._index.read(partition))
 
     def give_up(self, owned: Sequence[Owned]) -> None:
         """Claim no more in these partitions; claims that were made last on."""
         with self._lock:
             for each in owned:
-                self._owners.pop(int(each.resource), None)
+                self._index.remove(int(each.resource))
         self._wake()  # a worker that owned all partitions may have room for others now
 
     def owns(self, partition: int) -> bool:
         """Whether this process owns a partition, as far as it knows."""
         with self._lock:
-            return partition in self._owners
+            return partition in self._index
 
     def ready_since(self, wall: float) -> float | None:
         """See :meth:`~rebalanser.tasks.claim_source.ClaimSource.ready_since`: from memory."""
         with self._lock:
-            found = [each.owner.ready_since(wall) for each in self._owners.values()]
-        return min((since for since in found if since is not None), default=None)
+            return self._index.ready_since(wall)
 
     def offer(self, idle: int, room: int, names: Collection[str]) -> None:
         """This process has ``idle`` threads that find nothing of these functions in its own partitions.
@@ -140,7 +136,7 @@ class Partitions(ClaimSource):
         if self.pause is not None:
             idle = room = 0
         with self._lock:
-            owns_all = len(self._owners) == self._count
+            owns_all = len(self._index) == self._count
         if not owns_all:
             self._slots.start()
         self._slots.offer(0 if owns_all else idle, 0 if owns_all else room, names)
@@ -182,33 +178,14 @@ class Partitions(ClaimSource):
             return []
         if arrived := self._arrived(limit):
             return arrived
-        if limit <= 0 and not self._groups():
-            return []
-        self._catch_up()
-        sent_at = self._context.clock.now()
-        asks = self._asks(min(limit, MAX_CLAIMS), names, worker or self._worker)
-        asks += self._asks_for_others(MAX_CLAIMS - len(asks))
-        if not asks:
-            return []
-        self._context.ledger.submit_all([ask for _, ask in asks])
-        # A payload never changes (SK-2), so it need not be read after the claim is known.
-        payloads = self._payloads([ask.task for _, ask in asks if ask.slot is None])
-        claimed: list[Claimed] = []
-        failed: list[Exception] = []
-        # All are settled, whatever became of one: a task whose claim is not would never be offered again.
-        for claiming, ask in asks:
-            try:
-                made = self._settled(claiming, ask, sent_at)
-            except Exception as error:
-                failed.append(error)
-            else:
-                claimed += [] if made is None else [replace(made, payload=payloads.get(ask.task))]
-            if ask.slot is not None and self._slots is not None:
-                is_known = ask.future.exception() is None
-                self._slots.settled(ask.slot, is_free=keeps_slot(ask), is_known=is_known)
-        if failed and not claimed:
-            raise failed[0]
-        return claimed
+        with self._lock:
+            has_nobody = limit <= 0 and not self._index.groups()
+        return [] if has_nobody else self._run(self._index.claim(limit, names, worker))
+
+    def _arrived(self, limit: int) -> list[Claimed]:
+        """The claims that other owners have made for this process, at most ``limit``."""
+        arrived = [] if self._slots is None else self._slots.arrived(limit)
+        return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
 
     def lend(self) -> None:
         """Claim what is ready for other processes that have room; raises what :meth:`claim` does."""
@@ -217,33 +194,17 @@ class Partitions(ClaimSource):
     def report_strange(self, names: Collection[str]) -> None:
         """Log once, for each function that is not one of these, that its tasks wait for another worker."""
         with self._lock:
-            waiting = {name for each in self._owners.values() for name in each.owner.names()}
+            waiting = self._index.ready_names()
         self._report_strange(waiting.difference(names))
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
-        """When there may be something of these functions to claim, None being all, in seconds of the clock.
-
-        Or something to claim for other processes that have room. None if only news can bring it.
-        """
-        now, wall = self._context.clock.now(), self._context.clock.wall()
+        """See :meth:`~rebalanser.tasks.claim_source.ClaimSource.next_wakeup`."""
         if self._pauses_changed:
-            return now
+            return self._context.clock.now()
         if self.pause is not None:
             return None
-        groups = self._groups()
-        wanted: list[Collection[str] | None] = [*groups]
-        if names is None or names:
-            wanted.append(names)
-        if not wanted:
-            return None
         with self._lock:
-            # Each step asks for some of the dependencies only: others may be those that are complete.
-            if self._lost or any(each.owner.unknown_dependencies(1) for each in self._owners.values()):
-                return now
-            owners = [each.owner for each in self._owners.values()]
-            wakeups = [owner.next_wakeup(now, wall, each) for owner in owners for each in wanted]
-            wakeups += self._aside.values()
-        return min((at for at in wakeups if at is not None), default=None)
+            return self._index.next_wakeup(names)
 
     def _look_at_pause(self) -> None:
         """Read whether the queue is paused, if that may have changed since it was read."""
@@ -272,190 +233,79 @@ class Partitions(ClaimSource):
             self._watch = self._context.engine.watch(self._context.queue, revision, self._told, self._wants)
 
     def _wants(self, change: Change) -> bool:
-        """Whether the task of a change must be read: not if nothing more is to be learnt from it.
-
-        That a task is complete is all that matters of it, here or in other partitions; one that is dead or
-        cancelled is read if something here waits for it and must not. And a claim that is being written here
-        is told of by its outcome.
-        """
+        """True if the task of a change must be read; see :meth:`OwnedIndex.wants`."""
         try:
-            return self._is_wanted(change)
+            with self._lock:
+                wants = self._index.wants(change)
+            self._report()
         except Exception as error:
             self._missed(error)
             return False
+        return wants
+
+    def _told(self, news: Sequence[Stored] | Lost) -> None:
+        try:
+            with self._lock:
+                if isinstance(news, Lost):
+                    self._index.missed()
+                else:
+                    self._index.learn(news)
+            self._report()
+        except Exception as error:
+            self._missed(error)
 
     def _missed(self, error: Exception) -> None:
         """A change was told and not learnt: all is read again. To a watch nothing may be raised."""
         self._context.errors.ignored("a watch", error)
         with self._lock:
-            self._lost = True
-        self._wake()
+            self._index.missed()
+        self._report()
 
-    def _is_wanted(self, change: Change) -> bool:
-        is_news = wakes = False
-        with self._lock:
-            if change.status is Status.COMPLETED:
-                for each in self._owners.values():
-                    wakes |= each.owner.completed(change.task, change.partition, change.revision)
-            else:
-                for each in self._owners.values():
-                    wakes |= each.owner.heard(change.task, change.status)
-                claiming = self._owners.get(change.partition)
-                is_news = claiming is not None and not (
-                    change.status is Status.CLAIMED and claiming.owner.is_taken(change.task)
-                )
-        if wakes:
-            self._wake()
-        return is_news
-
-    def _told(self, news: Sequence[Stored] | Lost) -> None:
+    def _run(self, script: Script[ResultT]) -> ResultT:
+        """Run a script of the index: the lock is held except while a request is made."""
         try:
-            self._learn_all(news)
-        except Exception as error:
-            self._missed(error)
-
-    def _learn_all(self, news: Sequence[Stored] | Lost) -> None:
-        now = self._context.clock.now()
-        far: list[FarClock] = []
-        with self._lock:
-            if isinstance(news, Lost):
-                self._lost = True
-            else:
-                for stored in news:
-                    self._learn(stored, now)
-                far = self._look_at_clocks([each for each in news if _is_new(each)], are_new=True)
-        self._wake()
-        self._warn(far)
-
-    def _learn(self, stored: Stored, now: float) -> None:
-        """Tell the owner of its partition; that a task is complete may matter to every owner."""
-        claiming = self._owners.get(stored.partition)
-        is_complete = stored.state.status is Status.COMPLETED
-        for each in self._owners.values() if is_complete else () if claiming is None else (claiming,):
-            each.owner.learn(stored, now)
-
-    def _read(self, partition: int) -> None:
-        """Read the open tasks of a partition, page by page; what changes meanwhile is told by the watch.
-
-        What is read can be claimed at once, while the rest of a deep queue is read.
-        """
-        after: TaskId | None = None
-        while True:
-            page = self._context.engine.page(
-                self._context.queue,
-                self._context.timeout_s,
-                partition=partition,
-                statuses=OPEN,
-                after=after,
-                limit=PAGE,
-            )
-            now = self._context.clock.now()
             with self._lock:
-                for stored in page.items:
-                    self._learn(stored, now)
-                far = self._look_at_clocks(page.items, are_new=False)
-            self._warn(far)
-            if page.items:
-                self._wake()
-            after = page.next
-            if after is None:
-                return
-
-    def _catch_up(self) -> None:
-        """Read what must be read before anything can be said of it."""
-        with self._lock:
-            lost, self._lost = self._lost, False
-            partitions = list(self._owners)
-            if lost:
-                for each in self._owners.values():
-                    each.owner.doubt_dependencies()
-        try:
-            for partition in partitions if lost else ():
-                self._read(partition)
-        except BaseException:
-            self._lost = True
-            raise
-        with self._lock:
-            owners = [each.owner for each in self._owners.values()]
-            now = self._context.clock.now()
-            self._aside = {task: until for task, until in self._aside.items() if until > now}
-            doubtful = {
-                task: owner for owner in owners for task in owner.doubtful() if task not in self._aside
-            }
-            needed = {task for owner in owners for task in owner.ask_dependencies(PAGE)}
-        if not doubtful and not needed:
-            return
-        found = self._context.read([*doubtful, *needed])
-        now = self._context.clock.now()
-        with self._lock:
-            for task, owner in doubtful.items():
-                stored = found.get(task)
-                if stored is None:
-                    owner.forget(task)
+                request = next(script)
+            while True:
+                self._report()
+                try:
+                    answer = self._perform(request)
+                except BaseException as error:
+                    with self._lock:
+                        request = script.throw(error)
                 else:
-                    owner.learn(stored, now)
-            for task in needed:
-                stored = found.get(task)
-                for owner in owners:
-                    owner.learn_dependency(task, None if stored is None else stored.state.status)
+                    with self._lock:
+                        request = script.send(answer)
+        except StopIteration as ended:
+            result: ResultT = ended.value
+            return result
+        finally:
+            self._report()
 
-    def _arrived(self, limit: int) -> list[Claimed]:
-        """The claims that other owners have made for this process, at most ``limit``."""
-        arrived = [] if self._slots is None else self._slots.arrived(limit)
-        return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
-
-    def _groups(self) -> list[frozenset[str]]:
-        """The sets of functions for which other processes have room, if there is something to claim."""
-        return [] if self._slots is None or not self._owners else self._slots.groups()
-
-    def _asks(
-        self, limit: int, names: Collection[str] | None, worker: str
-    ) -> list[tuple[Claiming, ClaimAsk]]:
-        """Claims of the best candidates of all partitions; what becomes dead on the way takes no room."""
-        asks: list[tuple[Claiming, ClaimAsk]] = []
-        with self._lock:
-            for claiming, task in self._best_first(names) if limit > 0 else ():
-                asker = Asker(secrets.token_hex(8), worker, self._context.term())
-                ask = ask_of(claiming.owner, task, asker)
-                asks.append((claiming, ask))
-                limit -= not ask.fails
-                if limit == 0 or len(asks) == MAX_CLAIMS:
-                    break
-        return asks
-
-    def _asks_for_others(self, limit: int) -> list[tuple[Claiming, ClaimAsk]]:
-        """Claims of what is ready still, for the free slots of other processes."""
-        asks: list[tuple[Claiming, ClaimAsk]] = []
-        if self._slots is None:
-            return asks
-        for names in self._groups():
-            with self._lock:
-                for claiming, task in self._best_first(names) if len(asks) < limit else ():
-                    slot = self._slots.take(names)
-                    if slot is None:
-                        break
-                    asker = claim_for(slot, self._context.clock_name, self._context.clock.now())
-                    asks.append((claiming, ask_of(claiming.owner, task, asker, slot)))
-                    if len(asks) == limit:
-                        break
-        return asks
-
-    def _best_first(self, names: Collection[str] | None) -> Iterator[tuple[Claiming, TaskId]]:
-        """The best candidates of all partitions; each must be taken before the next one is asked for."""
-        now, wall = self._context.clock.now(), self._context.clock.wall()
-        offers = [
-            (best, number, claiming)
-            for number, claiming in self._owners.items()
-            if (best := claiming.owner.best(now, wall, names)) is not None
-        ]
-        heapq.heapify(offers)
-        while offers:
-            (_, task), number, claiming = offers[0]
-            yield claiming, task
-            if (best := claiming.owner.best(now, wall, names)) is not None:
-                heapq.heapreplace(offers, (best, number, claiming))
-            else:
-                heapq.heappop(offers)
+    def _perform(self, request: Request) -> object:
+        """Make one request of a script."""
+        context = self._context
+        match request:
+            case ReadTasks(ids=ids):
+                return context.read(ids)
+            case ReadPage(partition=partition, after=after, limit=limit):
+                return context.engine.page(
+                    context.queue,
+                    context.timeout_s,
+                    partition=partition,
+                    statuses=OPEN,
+                    after=after,
+                    limit=limit,
+                )
+            case ReadPayloads(ids=ids):
+                return self._payloads(ids)
+            case Submit(asks=asks):
+                context.ledger.submit_all(asks)
+                return None
+            case Await(asks=asks):
+                return concurrent.futures.wait([ask.future for ask in asks])
+            case _:
+                raise InternalError(f"an index makes no request {request!r}")
 
     def _payloads(self, tasks: Sequence[TaskId]) -> Mapping[TaskId, bytes]:
         """The payloads of tasks whose claims are being written; none where they can't be read.
@@ -467,48 +317,23 @@ class Partitions(ClaimSource):
         except Exception:
             return {}
 
-    def _look_at_clocks(self, tasks: Sequence[Stored], *, are_new: bool) -> list[FarClock]:
-        """The hosts to warn of, by the ids of tasks in partitions of this process."""
-        now, wall = self._context.clock.now(), self._context.clock.wall()
-        mine = (each for each in tasks if each.partition in self._owners)
-        seen = (self._far_clocks.saw(each.head.id, now, wall, is_new=are_new) for each in mine)
-        return [each for each in seen if each is not None]
-
-    def _warn(self, far: Sequence[FarClock]) -> None:
-        for each in far:
+    def _report(self) -> None:
+        """Wake, and log, as the index says."""
+        with self._lock:
+            news = self._index.take_news()
+        if news is None:
+            return
+        self._pauses_changed |= news.is_paused
+        if news.wakes:
+            self._wake()
+        for each in news.far_clocks:
             warn_of_clock(each, self._context.queue, self._worker)
-
-    def _settled(self, claiming: Claiming, ask: ClaimAsk, sent_at: float) -> Claimed | None:
-        """What became of a claim, once that is known; the index is told."""
-        concurrent.futures.wait([ask.future])
-        error = ask.future.exception()
-        if error is not None and kind_of(error) is not ErrorKind.OUTAGE:
-            self._set_aside(ask.task, error)
-        with self._lock:
-            stored = claiming.settled(ask, self._context.clock.now())
-            if ask.is_paused:
-                self._pauses_changed = True
-            partition = claiming.owner.partition
-            if claiming.deposed and self._owners.get(partition) is claiming:
-                del self._owners[partition]
-        if stored is None or stored.state.claim is None or ask.slot is not None:
-            return None
-        return Claimed(stored, Held(stored.state.claim.number, ask.asker.holder), sent_at)
-
-    def _set_aside(self, task: TaskId, error: BaseException) -> None:
-        with self._lock:
-            self._aside[task] = self._context.clock.now() + ASIDE_S
-        _log.error(
-            "a task can't be claimed and is left aside for a while",
-            action="task_set_aside",
-            queue=self._context.queue,
-            task=task,
-            pause_s=ASIDE_S,
-            exc_info=error,
-        )
-
-
-def _is_new(stored: Stored) -> bool:
-    """Whether nothing has become of a task yet."""
-    state = stored.state
-    return state.status is Status.WAITING and state.claim is None and not state.failures
+        for task, error in news.set_aside:
+            _log.error(
+                "a task can't be claimed and is left aside for a while",
+                action="task_set_aside",
+                queue=self._context.queue,
+                task=task,
+                pause_s=ASIDE_S,
+                exc_info=error,
+            )

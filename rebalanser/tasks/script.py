@@ -38,6 +38,7 @@ class ReadPage:
 
     partition: int
     after: TaskId | None
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from typing import Final
 from rebalanser.errors import InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.bodies import Bodies
-from rebalanser.tasks.claim_source import MAX_CLAIMS, Claimed, ClaimSource
+from rebalanser.tasks.claim_source import ClaimSource
+from rebalanser.tasks.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.loops import Loop

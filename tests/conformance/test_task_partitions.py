@@ -19,7 +19,7 @@ from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLar
 from rebalanser.group import Group
 from rebalanser.tasks import Claim, Queue, free_slots
 from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claim_source import Claimed
+from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.engine import Change, Lost, Page, SharesSlots
 from rebalanser.tasks.free_slots import FreeSlot, SlotNews
 from rebalanser.tasks.functions import EnqueueOptions
@@ -173,7 +173,7 @@ def test_a_ready_task_is_claimed_behind_any_number_of_unknown_dependencies(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dead ones and such as do not exist: a step asks for some of them, and there is a next one at once."""
-    monkeypatch.setattr("rebalanser.tasks.partitions.PAGE", 2)
+    monkeypatch.setattr("rebalanser.tasks.claiming.PAGE", 2)
     first = stage.enqueue()
     stage.complete(first)
     dead = [stage.enqueue() for _ in range(5)]
@@ -198,20 +198,21 @@ def test_a_ready_task_is_claimed_behind_any_number_of_unknown_dependencies(
 
 
 @pytest.mark.rule("SK-5")
-@pytest.mark.parametrize("part", ["_is_wanted", "_learn_all"])
+@pytest.mark.parametrize("part", ["wants", "learn"])
 def test_news_that_could_not_be_learnt_are_read(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     """A watch tells each change once: the error of a moment must not lose a task for ever."""
     stage.take(0, 1)
-    learn, faults = getattr(stage.partitions, part), [KeyError("a bug")]
+    index = stage.partitions._index
+    learn, faults = getattr(index, part), [KeyError("a bug")]
 
     def fault(news: Any) -> Any:
         if faults:
             raise faults.pop()
         return learn(news)
 
-    monkeypatch.setattr(stage.partitions, part, fault)
+    monkeypatch.setattr(index, part, fault)
     task = stage.enqueue()
     assert [each.stored.head.id for each in stage.claims()] == [task]
     assert not faults
@@ -221,7 +222,7 @@ def test_news_that_could_not_be_learnt_are_read(
 def test_what_is_read_of_a_deep_queue_is_claimed_while_the_rest_is_read(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rebalanser.tasks.partitions.PAGE", 2)
+    monkeypatch.setattr("rebalanser.tasks.claiming.PAGE", 2)
     for _ in range(6):
         stage.enqueue()
     engine = stage.queue.context.engine
@@ -378,7 +379,7 @@ def knows(owner: Stage, tasks: int, slots: int) -> None:
     """Wait until an owner knows of so many tasks and so many slots of others."""
     offers = owner.partitions._slots
     assert offers is not None
-    owners = owner.partitions._owners
+    owners = owner.partitions._index._owners
     wait_until(lambda: sum(len(each.owner) for each in owners.values()) == tasks)
     wait_until(lambda: len(offers._others) == slots)
 

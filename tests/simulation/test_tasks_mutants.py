@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from rebalanser.tasks import dependencies, rules
+from rebalanser.tasks import claiming, dependencies, rules
 from rebalanser.tasks import owner as owner_module
-from rebalanser.tasks.claiming import ClaimAsk
+from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.batches import Batches, Settlement
+from rebalanser.tasks.claiming import ClaimAsk, Claiming, OwnedIndex
 from rebalanser.tasks.collection import Components
 from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
@@ -22,10 +24,9 @@ from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Statu
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.retention import Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
-from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, instead, scan
-from rebalanser.testing.tasks_simulation import PROFILES, owning, run_seed, working
+from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, edited, instead, scan
+from rebalanser.testing.tasks_simulation import PROFILES, run_seed, working
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
-from rebalanser.testing.tasks_simulation.network import Network
 from rebalanser.testing.tasks_simulation.working import Worker, Working
 
 pytestmark = pytest.mark.full_size
@@ -127,6 +128,7 @@ def _told_twice_is_used_twice(_: Any) -> Any:
     return used
 
 
+_TOLD_AS_FAILURE = "return fail_all([ask for ask, _ in writes], RegistryUnavailable('away'))"
 _ANY_REVISION = Switch(SimulatedEngine, "_is_unchanged", always(True))
 _ALSO_COMPLETE = instead(OPEN | {Status.COMPLETED})  # type: ignore[arg-type] # a constant, not a function
 
@@ -210,7 +212,7 @@ MUTANTS = (
     Mutant(
         "epoch of claims for slots",
         "a claim for a slot carries the owner's epoch",
-        (Switch(owning, "ask_of", _without_epoch),),  # type: ignore[arg-type]
+        (Switch(claiming, "ask_of", _without_epoch),),
         frozenset({"SK-13"}),
     ),
     Mutant(
@@ -229,10 +231,9 @@ MUTANTS = (
     Mutant(
         "unknown outcome",
         "a claim whose answer was lost is read back, not made again",
-        (Switch(Network, "lost", instead(Network.given_up)),),
-        frozenset({"SK-6", "SK-7", "SK-10"}),
+        (Switch(Settlement, "_write", edited("return error", _TOLD_AS_FAILURE)),),
+        frozenset({"SK-9"}),
         "lost requests",
-        second_line=(_ANY_REVISION,),
     ),
     Mutant(
         "neighbours of what is collected",
@@ -299,6 +300,176 @@ MUTANTS = (
         "that a task is dead or cancelled is learnt by what does not wait for it",
         (Switch(dependencies.Dependencies, "heard", always(False)),),
         frozenset({"SK-17"}),
+    ),
+    Mutant(
+        "neighbours in a batch",
+        "what the engine can't take fails alone",
+        (Switch(Settlement, "_write_apart", edited("if len(writes) == 1:", "if writes:")),),
+        frozenset({"SK-19"}),
+        "refused writes",
+    ),
+    Mutant(
+        "lasting writes",
+        "the end of a claim is kept until the store takes it",
+        (Switch(Batches, "keep", always([])),),
+        frozenset({"SK-19"}),
+        "refused writes",
+    ),
+    Mutant(
+        "places of what is kept",
+        "what is kept is written before what follows of the same task",
+        (Switch(Batches, "keep", edited("extendleft(reversed(kept))", "extend(reversed(kept))")),),
+        frozenset({"SK-9"}),
+        "refused writes",
+    ),
+    Mutant(
+        "an outage after a lost answer",
+        "what may have happened is not told as what did not",
+        (Switch(Settlement, "script", edited("raise lost or error from error", "raise")),),
+        frozenset({"SK-9"}),
+        "refused writes",
+    ),
+    Mutant(
+        "a read that fails after a lost answer",
+        "what could not be read back is unknown",
+        (Switch(Settlement, "_read_back", edited("raise lost or error from error", "raise")),),
+        frozenset({"SK-9"}),
+    ),
+    Mutant(
+        "one batch about a task",
+        "two batches in flight are not about one task",
+        (Switch(Batches, "take", edited("ask.task in blocked or ", "")),),
+        frozenset({"SK-9"}),
+        "lost requests",
+    ),
+    Mutant(
+        "tasks of a batch that has ended",
+        "what was written keeps no other write of its task",
+        (Switch(Batches, "land", edited("self._busy.difference_update(ask.task for ask in batch)", "pass")),),
+        frozenset({"SK-17"}),
+    ),
+    Mutant(
+        "the state that is found",
+        "what is written again follows from what is there now",
+        (Switch(MoveAsk, "found", edited("self._stored = stored", "pass")),),
+        frozenset({"SK-17", "SK-19"}),
+    ),
+    Mutant(
+        "a claim whose outcome is not known",
+        "a task whose claim failed is read, then offered again",
+        (Switch(Claiming, "settled", edited("self.owner.conflicted(ask.task, now)\n", "pass\n")),),
+        frozenset({"SK-17"}),
+        "refused writes",
+    ),
+    Mutant(
+        "changes that were missed",
+        "an owner whose watch was broken reads its partitions again",
+        (Switch(OwnedIndex, "missed", always(None)),),
+        frozenset({"SK-17"}),
+    ),
+    Mutant(
+        "all pages of a partition",
+        "a new owner reads all open tasks",
+        (Switch(OwnedIndex, "read", edited("if after is None:", "if True:")),),
+        frozenset({"SK-17"}),
+    ),
+    Mutant(
+        "dependencies in other partitions",
+        "that a task is complete is told to all owners",
+        (
+            Switch(
+                OwnedIndex,
+                "wants",
+                edited(
+                    "for owner in self.owners:\n            self.news.wakes |= owner.completed",
+                    "for owner in [x for x in self.owners if x.partition == change.partition]:\n"
+                    "            self.news.wakes |= owner.completed",
+                ),
+            ),
+        ),
+        frozenset({"SK-17"}),
+    ),
+    Mutant(
+        "the best of all partitions",
+        "the best task of all partitions is claimed first",
+        (
+            Switch(
+                OwnedIndex,
+                "_best_first",
+                edited("number, claiming = offers[0]", "number, claiming = offers[-1]"),
+            ),
+        ),
+        frozenset({"SK-5"}),
+    ),
+    Mutant(
+        "whose a claim for a slot is",
+        "a claim for a slot is its worker's, not that of whoever asked",
+        (Switch(OwnedIndex, "_settled", edited(" or ask.slot is not None", "")),),
+        frozenset({"SK-6"}),
+    ),
+    Mutant(
+        "the state that was offered",
+        "a claim takes the state of a task that was offered, and no other",
+        (Switch(ClaimAsk, "_claimed", edited("stored.revision != self._offered.revision", "False")),),
+        frozenset({"SK-5", "SK-6", "SK-8"}),
+    ),
+    Mutant(
+        "numbers of claims",
+        "a claim has the next number",
+        (Switch(rules, "claim", edited("before.number + 1", "before.number")),),
+        frozenset({"SK-6", "SK-7"}),
+    ),
+    Mutant(
+        "numbers after a failure",
+        "the numbers of claims go on after a try that failed",
+        (Switch(rules, "fail", edited("status=Status.WAITING,", "status=Status.WAITING, claim=None,")),),
+        frozenset({"SK-6"}),
+    ),
+    Mutant(
+        "numbers after a claim is given back",
+        "the numbers of claims go on after one that was given back",
+        (Switch(rules, "release", edited("status=Status.WAITING,", "status=Status.WAITING, claim=None,")),),
+        frozenset({"SK-6"}),
+    ),
+    Mutant(
+        "number of updates",
+        "an update is counted",
+        (Switch(rules, "update", edited("updates=sequence + 1", "updates=sequence")),),
+        frozenset({"SK-9"}),
+    ),
+    Mutant(
+        "completed twice by one claim",
+        "a completion that is sent again changes nothing",
+        (Switch(rules, "complete", edited("_is_of(state, held)", "False")),),
+        frozenset({"SK-10"}),
+    ),
+    Mutant(
+        "complete tasks are not cancelled",
+        "a complete task stays complete whatever an operator asks",
+        (Switch(rules, "cancel", edited("if state.status is Status.COMPLETED:", "if False:")),),
+        frozenset({"SK-10"}),
+    ),
+    Mutant(
+        "complete tasks are not requeued",
+        "a complete task is not tried again",
+        (Switch(rules, "requeue", edited("if state.status is Status.COMPLETED:", "if False:")),),
+        frozenset({"SK-10"}),
+    ),
+    Mutant(
+        "older news",
+        "an owner keeps the newest state that it knows",
+        (
+            Switch(
+                Owner,
+                "learn",
+                edited(
+                    "if stored.revision < known:",
+                    "if False:",
+                    ("OPEN:\n        if stored.revision > known:", "OPEN:\n        if True:"),
+                ),
+            ),
+        ),
+        frozenset({"SK-11"}),
     ),
 )
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rebalanser.tasks.claim_source import MAX_CLAIMS, IndexClaims
+from rebalanser.tasks.claim_source import IndexClaims
+from rebalanser.tasks.claiming import MAX_CLAIMS
 from rebalanser.tasks.clocks import PAUSE_S, ForeignTerms
 from rebalanser.tasks.engine import ClaimAnswer, ClaimRequest, ClaimsFromIndex
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term

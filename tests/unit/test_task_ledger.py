@@ -199,7 +199,7 @@ def test_a_flush_waits_for_what_follows_from_an_outcome(engine: Gated, ledger: L
     ledger.submit(asked)
     flushing = threading.Thread(target=lambda: (ledger.flush(), ended.append(follows.settled)))
     flushing.start()
-    wait_until(lambda: ledger._flushing, "a flush")
+    wait_until(lambda: ledger._batches.flushes, "a flush")
     engine.may.set()
     flushing.join(0.05)
     assert ended == []
@@ -285,6 +285,30 @@ def test_an_update_that_may_be_written_is_not_told_as_one_that_was_not(engine: G
     asked = [Rereading("a"), Asked("b")]
     ledger.submit_all(asked)
     assert outcomes(asked) == ["OutcomeUnknown", "b"]
+
+
+@pytest.mark.rule("SK-9")
+@pytest.mark.parametrize("error", [AWAY, FULL, UnusableStore("read-only")])
+def test_a_write_whose_answer_was_lost_is_unknown_also_if_the_engine_takes_none_then(
+    engine: Gated, ledger: Ledger, error: Exception
+) -> None:
+    """The first request may take effect later: whoever is told of a full disk would write it once more."""
+    engine.errors = [OutcomeUnknown("no answer"), error]
+    engine.may.set()
+    asked = [Asked("a")]
+    ledger.submit_all(asked)
+    assert outcomes(asked) == ["OutcomeUnknown"]
+
+
+@pytest.mark.rule("SK-9")
+def test_a_half_whose_answer_was_lost_is_unknown_also_if_the_other_half_is_refused(
+    engine: Gated, ledger: Ledger
+) -> None:
+    engine.errors = [TypeError("no bytes"), OutcomeUnknown("no answer"), FULL]
+    engine.may.set()
+    asked = [Asked("a"), Asked("b")]
+    ledger.submit_all(asked)
+    assert outcomes(asked) == ["OutcomeUnknown", "OutcomeUnknown"]
 
 
 @pytest.mark.parametrize("part", ["write", "answered"])

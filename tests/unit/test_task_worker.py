@@ -20,7 +20,7 @@ from rebalanser.tasks import rules, worker
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.bodies import Bodies, ThreadCaller
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.claim_source import Claimed
+from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.engine import Applied, Change, Lost
 from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, UNREADABLE_S, ErrorKind, ErrorPolicy

@@ -24,7 +24,7 @@ from typing import Final
 
 from rebalanser.errors import RetryLater
 from rebalanser.history import SkuldKind
-from rebalanser.tasks.claim_source import Claimed
+from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch

@@ -14,7 +14,8 @@ from rebalanser.errors import InternalError, InvalidTask, RebalanserError, Retry
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claim_source import Claimed, ClaimSource
+from rebalanser.tasks.claim_source import ClaimSource
+from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.http.claim_history import Telling
 from rebalanser.tasks.http.problems import TOO_MANY, Refusal

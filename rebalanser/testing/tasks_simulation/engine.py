@@ -31,6 +31,7 @@ from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.model import OPEN, Stored, TaskId, Update
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.tasks_simulation.oracle import Oracle
+from rebalanser.testing.tasks_simulation.scenario import MAX_CONTENT_BYTES
 
 Follower = Callable[[Stored], None]
 SlotFollower = Callable[[SlotNews], None]
@@ -54,6 +55,20 @@ class SimulatedEngine:
 
     def apply(self, write: Write, author: Held | None) -> Answer:
         """Carry out one write; ``author`` is the claim in whose name it is asked, for the oracle alone."""
+        self.oracle.arrives(write)
+        answer = self._apply(write, author)
+        if isinstance(answer, Applied):
+            self.oracle.applied(write)
+        return answer
+
+    def is_too_large(self, write: Write) -> bool:
+        """True if the update or the result of a write is over the limit."""
+        if not isinstance(write, Move):
+            return False
+        contents = (write.state.result, None if write.update is None else write.update.content)
+        return any(content is not None and len(content) > MAX_CONTENT_BYTES for content in contents)
+
+    def _apply(self, write: Write, author: Held | None) -> Answer:
         match write:
             case Enqueue():
                 return self._enqueue(write)

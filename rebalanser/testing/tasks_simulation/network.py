@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rebalanser.tasks.asks import Ask
+from rebalanser.errors import (
+    OutcomeUnknown,
+    QuotaExceeded,
+    RebalanserError,
+    RegistryUnavailable,
+    RequestTooLarge,
+    UnusableStore,
+)
 from rebalanser.tasks.engine import Write
-from rebalanser.tasks.model import Stored, TaskId
-from rebalanser.tasks.rules import Held, Reason, Refused
+from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.rules import Held
 from rebalanser.testing.simulation.trace import text
-from rebalanser.testing.tasks_simulation.process import Process, Resume, Script, Wish
+from rebalanser.testing.tasks_simulation.process import Process, Resume, Wish
 from rebalanser.testing.tasks_simulation.scenario import OF_REQUESTS, Fault
 
 if TYPE_CHECKING:
@@ -25,8 +32,10 @@ _LATEST_S: Final = 2.5
 class Unanswered:
     """What a sender gets in place of an answer."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, error: RebalanserError) -> None:
         self.name = name
+        self.error = error
+        """What the engine's client raises."""
 
     def __str__(self) -> str:
         return self.name
@@ -52,8 +61,15 @@ def once(resume: Resume) -> Resume:
     return finish
 
 
-LOST: Final = Unanswered("nothing: it took effect, or will, or never")
-AWAY: Final = Unanswered("that the engine is away: no effect")
+LOST: Final = Unanswered("nothing: it took effect, or will, or never", OutcomeUnknown("no answer"))
+AWAY: Final = Unanswered("that the engine is away: no effect", RegistryUnavailable("away"))
+TOO_LARGE: Final = Unanswered("that a write is too large: no effect", RequestTooLarge("too large"))
+REFUSALS: Final = {
+    Fault.FULL: Unanswered("that the disk is full: no effect", QuotaExceeded("full")),
+    Fault.READ_ONLY: Unanswered("that the store is read-only: no effect", UnusableStore("read-only")),
+    Fault.LOCKED: Unanswered("that the store is locked: no effect", RegistryUnavailable("locked")),
+}
+"""What the engine answers writes by while it takes none."""
 
 
 class Network:
@@ -63,37 +79,50 @@ class Network:
         self.world = world
         self.fault_ratio = world.scenario.request_fault_ratio
         self.engine_away_until = 0.0
+        self.refuses_until = 0.0
+        self.refusal = AWAY
         self._kinds = [fault for fault in OF_REQUESTS if fault in world.scenario.faults]
 
-    def write(self, process: Process, write: Write, author: Held | None = None) -> Wish:
-        """Have the engine apply a write; what comes is its answer, LOST or AWAY."""
+    def write(self, process: Process, write: Write) -> Wish:
+        """Have the engine apply a write; what comes is its answer, or an :class:`Unanswered`."""
 
         def serve() -> Any:
-            answer = self.world.engine.apply(write, author)
-            if self.world.trace:
-                self.world.say("engine", f"{text(write)} of {process.name}: {text(answer)}")
-            return answer
+            answers = self._applied(process, [write], [None])
+            return answers if isinstance(answers, Unanswered) else answers[0]
 
         return self.request(process, serve)
 
-    def write_all(self, process: Process, writes: Sequence[Write]) -> Wish:
-        """Have the engine apply writes in their order; what comes is their answers, LOST or AWAY.
+    def apply(
+        self, process: Process, writes: Sequence[Write], authors: Sequence[Held | None] | None = None
+    ) -> Wish:
+        """Have the engine apply writes in their order; the answer is theirs, or an :class:`Unanswered`.
 
-        Each is a transaction of its own: an engine that restarts meanwhile has applied the first of them.
+        ``authors`` are the claims in whose name they are asked, for the oracle alone. Each write is a
+        transaction of its own: an engine that restarts meanwhile has applied the first of them.
         """
+        return self.request(process, lambda: self._applied(process, writes, authors or [None] * len(writes)))
 
-        def serve() -> Any:
-            answers: list[Any] = []
-            for write in writes:
-                if self._restarts():
-                    self.world.say("engine", f"restarts after {len(answers)} writes of {process.name}")
-                    return LOST
-                answers.append(self.world.engine.apply(write, None))
-                if self.world.trace:
-                    self.world.say("engine", f"{text(write)} of {process.name}: {text(answers[-1])}")
-            return answers
+    def _applied(
+        self, process: Process, writes: Sequence[Write], authors: Sequence[Held | None]
+    ) -> list[Any] | Unanswered:
+        world = self.world
+        if world.now < self.refuses_until:
+            return self.refusal
+        if any(world.engine.is_too_large(write) for write in writes):
+            return TOO_LARGE
+        answers: list[Any] = []
+        for write, author in zip(writes, authors, strict=True):
+            if self._restarts():
+                world.say("engine", f"restarts after {len(answers)} writes of {process.name}")
+                return LOST
+            answers.append(world.engine.apply(write, author))
+            if world.trace:
+                world.say("engine", f"{text(write)} of {process.name}: {text(answers[-1])}")
+        return answers
 
-        return self.request(process, serve)
+    def refuse(self, fault: Fault, until: float) -> None:
+        """Take no writes until then, for this reason."""
+        self.refusal, self.refuses_until = REFUSALS[fault], until
 
     def read(self, process: Process, ids: list[TaskId]) -> Wish:
         """Read tasks; what comes is a mapping, LOST or AWAY."""
@@ -107,47 +136,21 @@ class Network:
 
         return self._exchange(guarded, lambda: process.is_cut)
 
-    def see_through(self, process: Process, ask: Ask[Any], author: Held | None = None) -> Script:
-        """Write until it is settled, as the ledger of the product does."""
-        while (write := ask.write()) is not None:
-            answer = yield self.write(process, write, author)
-            if answer is AWAY:
-                yield process.sleep(0.1)
-                continue
-            if answer is LOST:
-                yield from self.lost(process, ask)
-            else:
-                ask.answered(answer)
-                if not ask.settled:
-                    yield from self._read_back(process, ask)
-            if ask.settled:
-                return
-
-    def lost(self, process: Process, ask: Ask[Any]) -> Script:
-        """Nobody knows what became of a write: read it back."""
-        yield from self._read_back(process, ask)
-
-    def given_up(self, process: Process, ask: Ask[Any]) -> Script:
-        """What must not be done instead: taking it for a failure."""
-        yield process.sleep(0.0)
-        ask.future.set_result(Refused(Reason.HELD))
-
-    def _read_back(self, process: Process, ask: Ask[Any]) -> Script:
-        while True:
-            found: Mapping[TaskId, Stored] | Unanswered = yield self.read(process, [ask.task])
-            if not isinstance(found, Unanswered):
-                ask.found(found.get(ask.task))
-                return
-            yield process.sleep(0.1)
-
     def _exchange(self, serve: Callable[[], Any], is_cut: Callable[[], bool]) -> Wish:
         world = self.world
 
         def wish(resume: Resume) -> None:
             finish = once(resume)
+            before: list[Any] = []
 
             def arrive(reply: Reply | None) -> None:
-                answer = serve()
+                # The second of two copies is answered as the first: what is refused once has no effect.
+                if not before or not isinstance(before[0], Unanswered):
+                    answer = serve()
+                    if before and isinstance(answer, Unanswered):
+                        answer = LOST
+                    before.append(answer)
+                answer = before[-1]
                 if reply is not None and not is_cut():
                     world.after(world.delay() + reply.slow_s, lambda: finish(answer))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rebalanser.errors import RebalanserError
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.collection import Components
@@ -16,6 +18,7 @@ from rebalanser.testing.tasks_simulation.owning import QUEUE
 from rebalanser.testing.tasks_simulation.process import Host, Process, Script
 from rebalanser.testing.tasks_simulation.scenario import RETENTION
 from rebalanser.testing.tasks_simulation.working import PLAIN
+from rebalanser.testing.tasks_simulation.writing import Writer
 
 if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
@@ -25,6 +28,10 @@ _PAGE = 8
 
 class Operator(Process):
     """Somebody with a command line."""
+
+    def __init__(self, world: World, name: str, host: Host) -> None:
+        super().__init__(world, name, host)
+        self._writer = Writer(self)
 
     def cancel(self, task: TaskId) -> None:
         """Want a task no more."""
@@ -41,7 +48,8 @@ class Operator(Process):
     def _ask(self, task: TaskId, rule: Any) -> Script:
         found = yield self.world.network.read(self, [task])
         if not isinstance(found, Unanswered) and task in found:
-            yield from self.world.network.see_through(self, MoveAsk(found[task], rule))
+            with suppress(RebalanserError):
+                yield from self._writer.written(MoveAsk(found[task], rule))
 
     def _requeue_for_ever(self) -> Script:
         while True:

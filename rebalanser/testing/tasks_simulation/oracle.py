@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from rebalanser.tasks.engine import Epoch, Forwarded, Move
+from rebalanser.tasks.engine import Epoch, Forwarded, Move, Write
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, ClaimState, Status, Stored, Task, TaskId
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.simulation.oracle import Violation
@@ -52,6 +52,31 @@ class Oracle:
     _spooled: set[TaskId] = field(default_factory=set)
     _refused: set[TaskId] = field(default_factory=set)
     _taken: set[Forwarded] = field(default_factory=set)
+    _applied: dict[int, Write] = field(default_factory=dict)
+    """By their identity, the writes that took effect."""
+    _denied: dict[int, Write] = field(default_factory=dict)
+    """By their identity, the writes that are said to have no effect."""
+    _copied: set[int] = field(default_factory=set)
+
+    def arrives(self, write: Write) -> None:
+        """A write arrives at the engine; a second copy of one that took effect is answered as refused."""
+        if id(write) in self._applied:
+            self._copied.add(id(write))
+
+    def applied(self, write: Write) -> None:
+        """A write takes effect."""
+        self._applied[id(write)] = write
+        self._is_honest(write)
+
+    def denied(self, write: Write) -> None:
+        """Whoever asked for a write is told that it has no effect."""
+        self._denied[id(write)] = write
+        self._is_honest(write)
+
+    def _is_honest(self, write: Write) -> None:
+        is_both = id(write) in self._applied and id(write) in self._denied
+        if is_both and id(write) not in self._copied:
+            raise Violation("SK-9", f"{write} took effect, and is told as a failure")
 
     def enqueued(
         self, task: Task, revision: int, unknown: tuple[TaskId, ...], entry: Forwarded | None
@@ -138,6 +163,13 @@ class Oracle:
         self._granted.add(key)
         if self._holders.get(key) != held.holder:
             raise Violation("SK-6", f"claim {held.number} of {_short(task)} is granted, and another's")
+
+    def updated(self, task: TaskId, held: Held, sequence: int, content: bytes) -> None:
+        """A body is told that an update is written."""
+        if self._updates.get((task, held.number), [])[sequence : sequence + 1] != [content]:
+            raise Violation(
+                "SK-9", f"update {sequence} of claim {held.number} of {_short(task)} is not there"
+            )
 
     def slot_used(self, holder: str, stored: Stored) -> None:
         """A task is claimed for a free slot."""

@@ -1,19 +1,24 @@
-"""Owners: processes that own partitions, one tenancy for each time that they are given one."""
+"""Owners: processes that own partitions, and hand out claims in them; their index is the product's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming, ask_of, claim_for, keeps_slot
-from rebalanser.tasks.engine import Applied, Epoch, TakeOver
-from rebalanser.tasks.free_slots import FreeSlots, SlotNews
+from rebalanser.errors import InternalError, RebalanserError
+from rebalanser.tasks.asks import TakeOverAsk
+from rebalanser.tasks.claiming import ClaimAsk, Claimed, OwnedIndex
+from rebalanser.tasks.engine import Change, Epoch, Page, TakeOver
+from rebalanser.tasks.free_slots import FreeSlot, FreeSlots, SlotNews
 from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadTasks, Request, Submit
 from rebalanser.testing.tasks_simulation.network import Unanswered
-from rebalanser.testing.tasks_simulation.process import Process, Resume, Script
-from rebalanser.testing.tasks_simulation.scenario import BUFFER_S
+from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script
+from rebalanser.testing.tasks_simulation.scenario import BUFFER_S, TTL_S
+from rebalanser.testing.tasks_simulation.writing import Writer, driven
 
 if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
@@ -22,228 +27,286 @@ QUEUE = "q"
 _PAGE = 6
 _ASKER_WAITS_S = 0.5
 _LOOKS_EVERY_S = 0.4
+_FAILURE_PAUSE_S = 0.1
 
-Reply = Callable[[Stored], None]
+Reply = Callable[[Claimed], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """A worker that asks for one claim, and waits until true time ``deadline``."""
+
+    worker: str
+    reply: Reply
+    deadline: float
+
+
+class _Slots:
+    """The free slots of workers, as the index of one process takes them."""
+
+    def __init__(self, process: str) -> None:
+        self.known = FreeSlots(process)
+        self.must_read = True
+        """True if changes may have been missed."""
+
+    def groups(self) -> list[frozenset[str]]:
+        """The sets of functions for which there are slots."""
+        return self.known.groups()
+
+    def take(self, names: frozenset[str]) -> FreeSlot | None:
+        """Take a slot of these functions; None where there is none."""
+        return self.known.take(names)
+
+    def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
+        """The claim for a slot is settled."""
+        if is_free:
+            self.known.put_back(slot)
+        else:
+            self.known.drop(slot)
+        self.must_read |= not is_known
 
 
 class Tenancy:
-    """One partition in the hands of one process, by one fencing token, until it knows that it is over."""
+    """One partition in the hands of one process, by one fencing token, until it is told that it is over."""
 
-    def __init__(self, process: Process, partition: int, token: int) -> None:
+    def __init__(self, process: OwnerProcess, partition: int, token: int) -> None:
         self.process = process
-        self.world: World = process.world
         self.partition = partition
+        self.token = token
         self.is_over = False
-        self.is_open = False
-        self.claiming = Claiming(
-            Owner(partition, token, buffer_s=BUFFER_S, clock=process.host.clock),
-        )
-        self._epoch = Epoch(partition, token)
-        self._askers: list[tuple[Asker, Reply, float]] = []
-        self._slots = FreeSlots(f"{process.name}/{partition}")
-        self._in_flight: set[TaskId] = set()
-        self._must_read = True
-        self._drops_until = 0.0
-        self._resume: Resume | None = None
-        process.spawn(self._run())
-
-    @property
-    def owner(self) -> Owner:
-        """What it knows."""
-        return self.claiming.owner
+        process.take(self)
 
     @property
     def is_serving(self) -> bool:
-        """Whether it would hand out a claim, be it rightly or not."""
-        return self.is_open and not self.is_over and self.process.alive
+        """True if it would hand out a claim, be it rightly or not."""
+        return self.process.alive and self.process.holds(self)
 
     def end(self) -> None:
         """It is told that the partition is another's."""
         self.is_over = True
+        self.process.give_up(self)
 
-    def ask(self, asker: Asker, reply: Reply) -> None:
+
+class OwnerProcess(Process):
+    """A process that owns partitions: it claims for workers that ask, and for free slots."""
+
+    def __init__(self, world: World, name: str, host: Host) -> None:
+        super().__init__(world, name, host)
+        self._holders = 0
+        self._slots = _Slots(name)
+        self.index = OwnedIndex(name, self.clock, host.clock, TTL_S, BUFFER_S, self._new_holder, self._slots)
+        self._writer = Writer(self)
+        self._tokens: dict[int, int] = {}
+        self._clients: list[_Client] = []
+        self._drops_until = 0.0
+        self._resume: Resume | None = None
+        world.engine.followers.append(self._follow)
+        world.engine.slot_followers.append(self._follow_slot)
+        self.spawn(self._run())
+
+    def take(self, tenancy: Tenancy) -> None:
+        """The group gives it a partition."""
+        self.spawn(self._take(tenancy))
+
+    def give_up(self, tenancy: Tenancy) -> None:
+        """The group has taken a partition from it."""
+        if self.holds(tenancy):
+            self.index.remove(tenancy.partition)
+
+    def holds(self, tenancy: Tenancy) -> bool:
+        """True if it claims in a partition by this very tenancy's token."""
+        is_last = self._tokens.get(tenancy.partition) == tenancy.token
+        return is_last and tenancy.partition in self.index
+
+    def ask(self, worker: str, reply: Reply) -> None:
         """Somebody wants a claim."""
-        self._askers.append((asker, reply, self.world.now + _ASKER_WAITS_S))
+        self._clients.append(_Client(worker, reply, self.world.now + _ASKER_WAITS_S))
         self._wake()
 
     def drop_changes(self, until: float) -> None:
         """The watch breaks; once it is back it says that it has lost changes."""
         self._drops_until = until
 
-    def _run(self) -> Script:
-        while not self.is_over:
-            answer = yield self.world.network.write(self.process, TakeOver(QUEUE, self._epoch))
-            if isinstance(answer, Applied):
+    def _new_holder(self) -> str:
+        self._holders += 1
+        return f"{self.name}-{self._holders}"
+
+    def _take(self, tenancy: Tenancy) -> Script:
+        epoch = Epoch(tenancy.partition, tenancy.token)
+        while not tenancy.is_over:
+            try:
+                yield from self._writer.written(TakeOverAsk(TakeOver(QUEUE, epoch)))
+            except RebalanserError:  # the engine was away, or somebody newer owns it
+                yield self.sleep(_FAILURE_PAUSE_S)
+            else:
                 break
-            if not isinstance(answer, Unanswered):
-                return
-            yield self.process.sleep(0.1)
-        self.world.engine.followers.append(self._follow)
-        self.world.engine.slot_followers.append(self._follow_slot)
-        while not self.is_over:
-            yield from self._catch_up()
-            self.is_open = True
-            self._claim()
-            self._claim_for_slots()
-            yield self._pause
-        self.world.engine.followers.remove(self._follow)
-        self.world.engine.slot_followers.remove(self._follow_slot)
+        if tenancy.is_over or self._tokens.get(tenancy.partition, 0) > tenancy.token:
+            return
+        self._tokens[tenancy.partition] = tenancy.token
+        self.index.add(tenancy.partition, tenancy.token)
+        try:
+            yield from self._driven(self.index.read(tenancy.partition))
+        except RebalanserError:
+            self.index.missed()
+        self._wake()
+
+    def _run(self) -> Script:
+        while True:
+            try:
+                yield from self._serve()
+            except RebalanserError:
+                self.world.oracle.counts["claims that failed"] += 1
+                yield self.sleep(_FAILURE_PAUSE_S)
+            else:
+                yield self._pause
+
+    def _serve(self) -> Script:
+        """Claim for those who ask, the first first, then for free slots."""
+        if self._slots.must_read:
+            yield from self._read_slots()
+        while self._clients:
+            client = self._clients.pop(0)
+            if client.deadline <= self.world.now:
+                continue
+            claimed = yield from self._driven(self.index.claim(1, None, client.worker))
+            if not claimed:
+                self._clients.insert(0, client)
+                break
+            for each in claimed:
+                client.reply(each)
+        self._clients = [each for each in self._clients if each.deadline > self.world.now]
+        if self.index.groups():
+            yield from self._driven(self.index.claim(0, (), None))
+
+    def _read_slots(self) -> Script:
+        self._slots.must_read = False
+        engine = self.world.engine
+        slots = yield self.world.network.request(self, lambda: (list(engine.slots.values()), engine.revision))
+        if isinstance(slots, Unanswered):
+            self._slots.must_read = True
+            raise slots.error
+        self._slots.known.replace(*slots)
+
+    def _driven(self, script: Any) -> Script:
+        result = yield from driven(script, self._perform)
+        self._look_at_news()
+        return result
+
+    def _perform(self, request: Request) -> Script:
+        """Make a request of the index; of those that are written judge what was chosen."""
+        network, engine = self.world.network, self.world.engine
+        self._look_at_news()
+        match request:
+            case ReadTasks(ids=ids):
+                answer = yield network.read(self, list(ids))
+            case ReadPage(partition=partition, after=after):
+                read = partial(engine.page, partition, after or "", _PAGE, is_open=True)
+                found = yield network.request(self, lambda: (read(), engine.revision))
+                if isinstance(found, Unanswered):
+                    raise found.error
+                items, revision = found
+                answer = Page(tuple(items), items[-1].head.id if len(items) == _PAGE else None, revision)
+            case ReadPayloads(ids=ids):
+                known = engine.payloads
+                answer = yield network.request(
+                    self, lambda: {each: known[each] for each in ids if each in known}
+                )
+                answer = {} if isinstance(answer, Unanswered) else answer
+            case Submit(asks=asks):
+                self._judge([ask for ask in asks if isinstance(ask, ClaimAsk) and ask.slot is None])
+                answer = self._writer.submit_all(asks)  # type: ignore[func-returns-value]
+            case Await(asks=asks):
+                answer = yield self._writer.settled(asks)
+            case _:
+                raise InternalError(f"an index makes no request {request!r}")
+        if isinstance(answer, Unanswered):
+            raise answer.error
+        return answer
 
     def _follow(self, stored: Stored) -> None:
         """A change is told: in the order of changes, sometimes twice, unless the watch is broken."""
         world = self.world
-        if not self.process.alive or self.is_over:
+        if not self.alive:
             return
-        if world.now < self._drops_until or self.process.is_cut:
-            until = max(self._drops_until, self.process.cut_until)
-            world.after(until - world.now, lambda: self.process.received(self._is_lost))
+        if world.now < self._drops_until or self.is_cut:
+            until = max(self._drops_until, self.cut_until)
+            world.after(until - world.now, lambda: self.received(self._is_lost))
             return
-        world.after(world.scenario.latency_s, lambda: self.process.received(lambda: self._told(stored)))
+        world.after(world.scenario.latency_s, lambda: self.received(lambda: self._told(stored)))
         if world.tells_late():
             late_s = world.random.uniform(0.1, 4.0)
-            world.after(late_s, lambda: self.process.received(lambda: self._told(stored)))
+            world.after(late_s, lambda: self.received(lambda: self._told(stored)))
 
     def _follow_slot(self, news: SlotNews) -> None:
         """A change of a slot is told, as one of a task is."""
         world = self.world
-        if not self.process.alive or self.is_over or world.now < self._drops_until or self.process.is_cut:
+        if not self.alive or world.now < self._drops_until or self.is_cut:
             return  # a change of a task that is lost has the slots read, too
-        world.after(world.scenario.latency_s, lambda: self.process.received(lambda: self._told_slot(news)))
+        world.after(world.scenario.latency_s, lambda: self.received(lambda: self._told_slot(news)))
         if world.tells_late():
             late_s = world.random.uniform(0.1, 4.0)
-            world.after(late_s, lambda: self.process.received(lambda: self._told_slot(news)))
+            world.after(late_s, lambda: self.received(lambda: self._told_slot(news)))
 
     def _told_slot(self, news: SlotNews) -> None:
-        if self._slots.learn(news):
+        if self._slots.known.learn(news):
             self._wake()
 
     def _is_lost(self) -> None:
-        self._must_read = True
+        self.index.missed()
+        self._slots.must_read = True
         self._wake()
 
     def _told(self, stored: Stored) -> None:
-        self._learn(stored)
-        self._wake()
+        before = {owner.partition: owner.get(stored.head.id) for owner in self.index.owners}
+        change = Change(stored.head.id, stored.partition, stored.state.status, stored.revision)
+        if self.index.wants(change):
+            self.index.learn([stored])
+        for owner in self.index.owners:
+            after = owner.get(stored.head.id)
+            if after is not None:
+                self.world.oracle.read(before.get(owner.partition), after)
+        self._look_at_news()
 
-    def _learn(self, stored: Stored) -> None:
-        task = stored.head.id
-        before = self.owner.get(task)
-        self.owner.learn(stored, self.process.now)
-        after = self.owner.get(task)
-        if after is not None:
-            self.world.oracle.read(before, after)
+    def _look_at_news(self) -> None:
+        news = self.index.take_news()
+        if news is not None and news.wakes:
+            self._wake()
 
-    def _catch_up(self) -> Script:
-        network, process = self.world.network, self.process
-        if self._must_read:
-            self._must_read = False
-            self.owner.doubt_dependencies()
-            yield from self._read_all()
-            engine = self.world.engine
-            slots = yield network.request(process, lambda: (list(engine.slots.values()), engine.revision))
-            if not isinstance(slots, Unanswered):
-                self._slots.replace(*slots)
-        needed, doubtful = self.owner.ask_dependencies(), self.owner.doubtful()
-        if needed or doubtful:
-            found = yield network.read(process, [*needed, *doubtful])
-            if isinstance(found, Unanswered):
-                return
-            for task in needed:
-                self.owner.learn_dependency(task, found[task].state.status if task in found else None)
-            for task in doubtful:
-                if task in found:
-                    self._learn(found[task])
-                else:
-                    self.owner.forget(task)
-
-    def _read_all(self) -> Script:
-        after: TaskId = ""
-        while True:
-            page: Any = yield self.world.network.request(
-                self.process,
-                partial(self.world.engine.page, self.partition, after, _PAGE, is_open=True),
-            )
-            if isinstance(page, Unanswered):
-                yield self.process.sleep(0.1)
-                continue
-            for stored in page:
-                self._learn(stored)
-            if len(page) < _PAGE:
-                return
-            after = page[-1].head.id
-
-    def _claim(self) -> None:
-        now = self.process.now
-        self._askers = [each for each in self._askers if each[2] > self.world.now]
-        replies = {asker.holder: reply for asker, reply, _ in self._askers}
-        asks = self.claiming.asks([asker for asker, _, _ in self._askers], now, self.process.wall)
-        self._judge(asks)
-        served = {ask.asker.holder for ask in asks if not ask.buries}
-        self._askers = [each for each in self._askers if each[0].holder not in served]
-        for ask in asks:
-            self._in_flight.add(ask.task)
-            self.process.spawn(self._see_through(ask, replies[ask.asker.holder]))
-
-    def _claim_for_slots(self) -> None:
-        """Claim what is left for the workers that have published slots."""
-        now, wall = self.process.now, self.process.wall
-        for names in self._slots.groups():
-            while (best := self.owner.best(now, wall, names)) is not None:
-                slot = self._slots.take(names)
-                if slot is None:
-                    break
-                ask = ask_of(self.owner, best[1], claim_for(slot, self.process.host.clock, now), slot)
-                self._in_flight.add(ask.task)
-                self.process.spawn(self._see_through(ask, None))
-
-    def _judge(self, asks: list[ClaimAsk]) -> None:
+    def _judge(self, asks: Sequence[ClaimAsk]) -> None:
         """Whether each is the best that is known here (SK-5)."""
-        asked = {ask.task for ask in asks}
+        position_of = {ask.task: position for position, ask in enumerate(asks)}
+        known = [
+            stored
+            for task in self.world.oracle.tasks()
+            for owner in self.index.owners
+            if (stored := owner.get(task)) is not None
+            and (task in position_of or not owner.is_taken(task))
+            and self._is_surely_ready(owner, stored)
+        ]
         for position, ask in enumerate(asks):
-            rank = _rank(ask.seen)
-            later = {other.task for other in asks[position:]}
-            candidates = [
+            better = [
                 stored
-                for task in self.world.oracle.tasks()
-                if (stored := self.owner.get(task)) is not None
-                and _rank(stored) < rank
-                and (task not in asked or task in later)
-                and self._is_surely_ready(stored)
+                for stored in known
+                if _rank(stored) < _rank(ask.seen) and position_of.get(stored.head.id, position) >= position
             ]
-            self.world.oracle.chose(ask.seen, min(candidates, key=_rank, default=None))
+            self.world.oracle.chose(ask.seen, min(better, key=_rank, default=None))
 
-    def _is_surely_ready(self, stored: Stored) -> bool:
+    def _is_surely_ready(self, owner: Owner, stored: Stored) -> bool:
         state = stored.state
         return (
             state.status is Status.WAITING
-            and state.due <= self.process.wall
+            and state.due <= self.wall
             and (state.claim is not None or not stored.head.after)
-            and stored.head.id not in self._in_flight
-            and stored.head.id not in self.owner.doubtful()
+            and stored.head.id not in owner.doubtful()
         )
-
-    def _see_through(self, ask: ClaimAsk, reply: Reply | None) -> Script:
-        """Write a claim, and tell who asked; the worker of a slot learns of it from the store."""
-        yield from self.world.network.see_through(self.process, ask)
-        self._in_flight.discard(ask.task)
-        claimed = self.claiming.settled(ask, self.process.now)
-        if claimed is not None and reply is not None:
-            reply(claimed)
-        if ask.slot is not None and keeps_slot(ask):
-            self._slots.put_back(ask.slot)
-        elif ask.slot is not None:
-            self._slots.drop(ask.slot)
-        if self.claiming.deposed:
-            self.end()
-        self._wake()
 
     def _pause(self, resume: Resume) -> None:
         """Go on when there is news, somebody asks, or a time has come."""
         self._resume = resume
-        at = self.owner.next_wakeup(self.process.now, self.process.wall)
+        at = self.index.next_wakeup(None if self._clients else ())
         waits_s = _LOOKS_EVERY_S
-        if at is not None and (self._askers or self._slots):
-            waits_s = min(waits_s, max(0.0, at - self.process.now) / self.process.host.rate + 1e-6)
+        if at is not None:
+            waits_s = min(waits_s, max(0.0, at - self.now) / self.host.rate + 1e-3)
         self.world.after(waits_s, lambda: self._wake_if(resume))
 
     def _wake_if(self, resume: Resume) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Resume: TypeAlias = Callable[[Any], None]
 Wish: TypeAlias = Callable[[Resume], None]
-Script: TypeAlias = Generator[Wish, Any, None]
+Script: TypeAlias = Generator[Wish, Any, Any]
 
 
 @dataclass
@@ -32,6 +32,21 @@ class Host:
         return f"boot-{self.number}"
 
 
+class ProcessClock:
+    """A :class:`~rebalanser.runtime.clock.Clock` that shows what a process reads."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def now(self) -> float:
+        """Seconds of the host's monotonic clock."""
+        return self._process.now
+
+    def wall(self) -> float:
+        """Seconds of the host's wall clock."""
+        return self._process.wall
+
+
 class Process:
     """A process of a host."""
 
@@ -39,6 +54,7 @@ class Process:
         self.world = world
         self.name = name
         self.host = host
+        self.clock = ProcessClock(self)
         self.alive = True
         self.resumes_at = 0.0
         self.cut_until = 0.0

@@ -163,7 +163,7 @@ class Producer(Process):
             if entry.is_refused:
                 break
             entries.append(entry)
-        answers = yield self.world.network.write_all(self, [entry.write for entry in entries])
+        answers = yield self.world.network.apply(self, [entry.write for entry in entries])
         if isinstance(answers, Unanswered):
             yield self.sleep(0.2)
         else:

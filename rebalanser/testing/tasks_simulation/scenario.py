@@ -18,6 +18,8 @@ SKEW_S = 5 * 3600.0
 """How far wall clocks are off."""
 SLOT_LEASE_S = 1.0
 """How long the slots of a worker last that is killed or can't reach the engine."""
+MAX_CONTENT_BYTES = 64
+"""Limit of an update and of a result, as the engine has it."""
 RETENTION = Retention(completed_s=0.5, dead_s=3.0, cancelled_s=2.0)
 """How long closed tasks are kept: complete ones less than a request or an outbox may be late."""
 
@@ -39,6 +41,10 @@ class Fault(StrEnum):
     WATCH_LOST = "a watch loses changes"
     WATCH_LATE = "a watch tells something again, late"
     ENGINE_DOWN = "the engine is away"
+    FULL = "the disk is full"
+    READ_ONLY = "the store is read-only"
+    LOCKED = "the store is locked"
+    TOO_LARGE = "a write is over the limit"
     CANCEL = "an operator cancels a task"
     REQUEUE = "an operator requeues a task"
     COLLECT = "what is closed is deleted once its time is over"
@@ -116,6 +122,19 @@ _PROFILES = (
         max_partitions=1,
     ),
     Profile("lost requests", OF_REQUESTS),
+    Profile(
+        "refused writes",
+        (
+            Fault.FULL,
+            Fault.READ_ONLY,
+            Fault.LOCKED,
+            Fault.TOO_LARGE,
+            Fault.ENGINE_DOWN,
+            Fault.REPLY_LOST,
+            Fault.REQUEST_LATE,
+        ),
+        5.0,
+    ),
     Profile("stale workers", (Fault.PAUSE_LONG, Fault.KILL, Fault.CUT, Fault.REPLY_SLOW)),
     Profile(
         "collection",

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rebalanser.errors import RebalanserError, RequestTooLarge
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claiming import Asker
+from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.free_slots import SETTLE_S, FreeSlot, OwnSlots, SlotNews, UsedSlot, is_fresh
 from rebalanser.tasks.model import Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
@@ -16,6 +17,7 @@ from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import LOST, Unanswered, once
 from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script, Wish
 from rebalanser.testing.tasks_simulation.scenario import TTL_S
+from rebalanser.testing.tasks_simulation.writing import Writer
 
 if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
@@ -28,7 +30,7 @@ _OFFERS_RATIO = 0.4
 
 
 class Worker(Process):
-    """A process that works on one task after the other.
+    """A process that works on some tasks at the same time.
 
     One that is stubborn neither renews its claims nor stops when they are over; one that is careless takes an
     update for written whose answer was lost.
@@ -38,34 +40,39 @@ class Worker(Process):
         super().__init__(world, name, host)
         self.is_stubborn = world.random.random() < 0.4
         self.is_careless = world.random.random() < 0.4
-        self.is_at_work = False
+        self._at_work = 0
         self._asked = 0
+        self.writer = Writer(self)
         self._slots = OwnSlots()
         self._arrives: Resume | None = None
         world.engine.slot_followers.append(self._follow_slot)
-        self.spawn(self._run())
+        for number in range(world.random.randint(1, 3)):
+            self.spawn(self._run(offers=number == 0))
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if a body runs."""
+        return self._at_work > 0
 
     def term(self) -> Term:
         """A claim's time, from now on."""
         return Term(TTL_S, self.host.clock, self.now + TTL_S)
 
-    def _run(self) -> Script:
+    def _run(self, *, offers: bool) -> Script:
         while True:
-            if self.world.random.random() < _OFFERS_RATIO:
+            if offers and self.world.random.random() < _OFFERS_RATIO:
                 yield from self._offer()
                 continue
-            self._asked += 1
             asked_at = self.now
-            asker = Asker(f"{self.name}/{self._asked}", self.name, self.term())
-            claimed = yield self._ask_for_claim(asker)
-            if isinstance(claimed, Stored):
-                yield from self._work(claimed, asker.holder, asked_at)
+            claimed = yield self._ask_for_claim()
+            if isinstance(claimed, Claimed):
+                yield from self._work(claimed.stored, claimed.held.holder, asked_at)
             yield self.sleep(self.world.random.uniform(0.02, 0.2))
 
     def _work(self, claimed: Stored, holder: str, asked_at: float) -> Script:
-        self.is_at_work = True
+        self._at_work += 1
         yield from Working(self, claimed, holder, asked_at).run()
-        self.is_at_work = False
+        self._at_work -= 1
 
     def _offer(self) -> Script:
         """Publish a slot, wait for claims, withdraw it, and work on what has arrived."""
@@ -109,8 +116,10 @@ class Worker(Process):
             sent_at, term = self.now, self.term()
             held = Held(_claim_number(stored), arrived.holder)
             ask = MoveAsk(stored, lambda now: rules.renew(now.state, held, term))
-            yield from self.world.network.see_through(self, ask, held)
-            stored = ask.future.result(timeout=0)
+            try:
+                stored = yield from self.writer.written(ask, held)
+            except RebalanserError:
+                return  # the claim is over in time
         if isinstance(stored, Stored):
             yield from self._work(stored, arrived.holder, sent_at)
 
@@ -139,14 +148,14 @@ class Worker(Process):
         if self._slots.learn(news, self.now) and self._arrives is not None:
             self._arrives(None)
 
-    def _ask_for_claim(self, asker: Asker) -> Wish:
+    def _ask_for_claim(self) -> Wish:
         """From one of those who would hand out claims, be it rightly or not."""
         world = self.world
 
         def wish(resume: Resume) -> None:
             finish = once(resume)
 
-            def reply(claimed: Stored) -> None:
+            def reply(claimed: Claimed) -> None:
                 slow_s = world.random.choice((0.0, 0.0, 0.0, 0.3))
                 world.after(world.delay() + slow_s, lambda: finish(claimed))
 
@@ -154,7 +163,8 @@ class Worker(Process):
             if serving:
                 tenancy = world.random.choice(serving)
                 world.after(
-                    world.delay(), lambda: tenancy.process.received(lambda: tenancy.ask(asker, reply))
+                    world.delay(),
+                    lambda: tenancy.process.received(lambda: tenancy.process.ask(self.name, reply)),
                 )
             world.after(_ASKS_WITHIN_S, lambda: finish(LOST))
 
@@ -226,41 +236,59 @@ class Working:
             case "fail":
                 yield from self._fail()
             case "release":
-                yield from self._ask(lambda stored: rules.release(stored.state, self.held))
+                yield from self._ask(lambda stored: rules.release(stored.state, self.held), lasting=True)
             case _:
                 self.world.say(self.worker.name, "forgets what it works on")
 
     def _complete(self) -> Script:
+        result = self.world.content(b"result")
         rule: Callable[[Stored], Decision] = lambda stored: rules.complete(  # noqa: E731 - needs a type
-            stored.state, self.held, b"result"
+            stored.state, self.held, result
         )
-        yield from self._ask(rule)
+        asks = [MoveAsk(self.stored, rule, lasting=True) for _ in range(2)]
+        self.worker.writer.submit_all(asks, self.held)
+        yield self.worker.writer.settled(asks)
+        try:
+            self._take(asks[0])
+        except RequestTooLarge:
+            yield from self._fail(is_final=True)
+            return
         if not self._has_ended:
-            yield from self._ask(rule)
+            self._take(asks[1])
             if self._has_ended:
                 raise Violation("SK-10", f"{self.worker.name} can't complete twice what is complete")
 
-    def _fail(self) -> Script:
-        due = self.world.now + self.world.random.choice((0.0, 0.4))
+    def _fail(self, *, is_final: bool = False) -> Script:
+        due = None if is_final else self.world.now + self.world.random.choice((0.0, 0.4))
         yield from self._ask(
-            lambda stored: rules.fail(stored.head, stored.state, self.held, "it failed", due)
+            lambda stored: rules.fail(stored.head, stored.state, self.held, "it failed", due), lasting=True
         )
 
     def _renew(self) -> Script:
         asked_at, term = self.worker.now, self.worker.term()
-        yield from self._ask(lambda stored: rules.renew(stored.state, self.held, term))
+        try:
+            yield from self._ask(lambda stored: rules.renew(stored.state, self.held, term))
+        except RebalanserError:
+            return  # it is tried again before the claim is over
         if not self._has_ended:
             self.deadline = self.counted_from(asked_at) + TTL_S
 
     def _update(self) -> Script:
         sequence = self._sequence
-        content = b"%d of %d" % (sequence, self.held.number)
+        content = self.world.content(b"%d of %d" % (sequence, self.held.number))
         rule = partial(self._updated, sequence=sequence, content=content)
         ask = MoveAsk(self.stored, rule, update=Update(self.held.number, sequence, content))
         if self.worker.is_careless:
             yield from self._update_carelessly(ask)
         else:
-            yield from self._see_through(ask)
+            try:
+                yield from self._written(ask)
+            except RebalanserError:
+                yield from self._fail()  # the body ends with this error
+                self._has_ended = True
+                return
+            if not self._has_ended:
+                self.world.oracle.updated(self.task, self.held, sequence, content)
         self._sequence += 1
 
     def _updated(self, stored: Stored, sequence: int, content: bytes) -> Decision:
@@ -269,20 +297,22 @@ class Working:
 
     def _update_carelessly(self, ask: MoveAsk) -> Script:
         write = ask.write()
-        answer = LOST if write is None else (yield self.world.network.write(self.worker, write, self.held))
-        if not isinstance(answer, Unanswered):
-            ask.answered(answer)
+        answers = (
+            [LOST] if write is None else (yield self.world.network.apply(self.worker, [write], [self.held]))
+        )
+        if not isinstance(answers, Unanswered) and not isinstance(answers[0], Unanswered):
+            ask.answered(answers[0])
         if ask.settled:
             self._take(ask)
         found = yield self.world.network.read(self.worker, [self.task])
         if not isinstance(found, Unanswered) and self.task in found:
             self.stored = found[self.task]
 
-    def _ask(self, rule: Callable[[Stored], Decision]) -> Script:
-        yield from self._see_through(MoveAsk(self.stored, rule))
+    def _ask(self, rule: Callable[[Stored], Decision], *, lasting: bool = False) -> Script:
+        yield from self._written(MoveAsk(self.stored, rule, lasting=lasting))
 
-    def _see_through(self, ask: MoveAsk) -> Script:
-        yield from self.world.network.see_through(self.worker, ask, self.held)
+    def _written(self, ask: MoveAsk) -> Script:
+        yield from self.worker.writer.written(ask, self.held)
         self._take(ask)
 
     def _take(self, ask: MoveAsk) -> None:

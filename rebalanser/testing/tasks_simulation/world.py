@@ -13,11 +13,12 @@ from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
 from rebalanser.testing.tasks_simulation.network import Network
 from rebalanser.testing.tasks_simulation.operating import Collector, Operator
 from rebalanser.testing.tasks_simulation.oracle import Oracle
-from rebalanser.testing.tasks_simulation.owning import Tenancy
+from rebalanser.testing.tasks_simulation.owning import OwnerProcess, Tenancy
 from rebalanser.testing.tasks_simulation.process import Host, Process
 from rebalanser.testing.tasks_simulation.producing import Outbox, Producer
 from rebalanser.testing.tasks_simulation.scenario import (
     DRIFT_RATIO,
+    MAX_CONTENT_BYTES,
     SKEW_S,
     SLOT_LEASE_S,
     TTL_S,
@@ -48,6 +49,7 @@ class World:
         self._started = 0
         self._tokens = 0
         self._late_news = 0
+        self._large_contents = 0
         self._is_healed = False
         self.operator = Operator(self, "operator", self.hosts[0])
         self.owners = [self._owner() for _ in range(scenario.owners)]
@@ -83,6 +85,13 @@ class World:
             return True
         return False
 
+    def content(self, content: bytes) -> bytes:
+        """What a body writes: now and then more than the engine takes."""
+        if self._large_contents and self.random.random() < 0.5:
+            self._large_contents -= 1
+            return content * MAX_CONTENT_BYTES
+        return content
+
     def is_coming(self, task: TaskId) -> bool:
         """Whether a producer is to enqueue a task still, perhaps once more; to send it again is not that."""
         return any(outbox.is_coming(task, self.engine.tallies) for outbox in self.outboxes)
@@ -115,7 +124,7 @@ class World:
             self.producers.remove(process)
             outbox = process.outbox
             self.after(self.random.uniform(0.1, 1.0), lambda: self.producers.append(self._producer(outbox)))
-        elif process in self.owners:
+        elif isinstance(process, OwnerProcess):
             self.owners.remove(process)
             self.owners.append(self._owner())
             self.after(self.random.uniform(0.2, 1.0), self._reassign_unowned)
@@ -132,11 +141,15 @@ class World:
                 partition = random.randrange(self.scenario.partitions)
                 self.assign(partition, is_told=fault is Fault.DEPOSE)
             case Fault.WATCH_LOST:
-                random.choice(self.tenancies).drop_changes(self.now + random.uniform(0.1, 2.0))
+                random.choice(self.owners).drop_changes(self.now + random.uniform(0.1, 2.0))
             case Fault.WATCH_LATE:
                 self._late_news += 1
+            case Fault.TOO_LARGE:
+                self._large_contents += 1
             case Fault.ENGINE_DOWN:
                 self.network.engine_away_until = self.now + random.uniform(0.2, 1.0)
+            case Fault.FULL | Fault.READ_ONLY | Fault.LOCKED:
+                self.network.refuse(fault, self.now + random.uniform(0.2, 2.0))
             case Fault.CANCEL:
                 self.operator.cancel(random.choice(list(self.engine.tasks)))
             case Fault.REQUEUE:
@@ -172,7 +185,8 @@ class World:
         self.say("world", "everything is healed")
         self.network.fault_ratio = 0.0
         self.network.engine_away_until = min(self.network.engine_away_until, self.now)
-        self._late_news = 0
+        self.network.refuses_until = min(self.network.refuses_until, self.now)
+        self._late_news = self._large_contents = 0
         for host in self.hosts:
             host.skew_s = 0.0
         for process in self._processes():
@@ -188,8 +202,8 @@ class World:
         self._started += 1
         return f"{kind}{self._started}", self.random.choice(self.hosts)
 
-    def _owner(self) -> Process:
-        return Process(self, *self._name("o"))
+    def _owner(self) -> OwnerProcess:
+        return OwnerProcess(self, *self._name("o"))
 
     def _worker(self) -> Worker:
         return Worker(self, *self._name("w"))
