@@ -1,14 +1,15 @@
 """The simulator of Skuld: the pure core of tasks over a simulated engine, on virtual time, from one seed.
 
-What runs is the product's: the rules, the index of an owner, the claims that it hands out, the free slots of
-workers, the asks that are seen through to a known outcome, and what retention deletes
-(:mod:`rebalanser.tasks`). Simulated are the engine
-with the guards of its contract (:mod:`.engine`), requests and what befalls them (:mod:`.network`), a group
-that may leave an old owner running (:mod:`.world`), and those who use all that: owners (:mod:`.owning`),
-workers (:mod:`.working`), producers with outboxes (:mod:`.producing`), operators, and retention
-(:mod:`.operating`). Hosts' monotonic clocks drift, their wall clocks are hours apart. A run lets chance
-strike, heals everything, and demands that all is completed that can be. Meanwhile the :mod:`.oracle` judges
-every write that takes effect.
+What runs is the product's (:mod:`rebalanser.tasks`): the rules, the index of the partitions that a process
+owns with the scripts that claim in it, the batches of writes and how each is settled, the free slots of
+workers, and what retention deletes. Simulated are the engine with the guards of its contract
+(:mod:`.engine`), requests and what befalls them (:mod:`.network`), a group that may leave an old owner
+running (:mod:`.world`), and those who use all that: the writer of each process (:mod:`.writing`), owners
+(:mod:`.owning`), workers (:mod:`.working`), producers with outboxes (:mod:`.producing`), operators, and
+retention (:mod:`.operating`). Hosts' monotonic clocks drift, their wall clocks are hours apart; the store is
+away, full, read-only or locked, and refuses what is too large. A run lets chance strike, heals everything,
+and demands that all is completed that can be. Meanwhile the :mod:`.oracle` judges every write that takes
+effect, and each writer what its asks are told.
 
 ``python -m rebalanser.testing.tasks_simulation --seeds 1000`` runs many seeds on all cores. A failure names
 its seed, and ``python -m rebalanser.testing.tasks_simulation --seed N --trace`` shows that run again.

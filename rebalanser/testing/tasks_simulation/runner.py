@@ -125,7 +125,13 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
             "updates": 2,
             "stale accesses": 0.1,
             "enqueued twice": 0.2,
+            "batches of several": 0.5,
         }
+        if Fault.FULL in profile.faults:
+            least["kept"] = 1
+            least["claims that failed"] = 1
+        if Fault.TOO_LARGE in profile.faults:
+            least["failed writes: RequestTooLarge"] = 0.2
         if profile.dependent_ratio >= 0.5:
             least |= {"runs after a failure": 0.05, "fails with a dependency": 0.05}
         if Fault.REPLY_LOST in profile.faults:
