@@ -251,12 +251,15 @@ class OwnedIndex:
         """What is known of each partition."""
         return [each.owner for each in self._owners.values()]
 
-    def take_news(self) -> IndexNews | None:
-        """What there is to report since the last call, if anything."""
+    @property
+    def has_news(self) -> bool:
+        """True if there is anything to report. For any thread."""
         news = self.news
-        if not (news.wakes or news.far_clocks or news.set_aside or news.is_paused):
-            return None
-        self.news = IndexNews()
+        return news.wakes or bool(news.far_clocks or news.set_aside) or news.is_paused
+
+    def take_news(self) -> IndexNews:
+        """What there is to report since the last call."""
+        news, self.news = self.news, IndexNews()
         return news
 
     def add(self, partition: int, token: int) -> None:
@@ -313,11 +316,11 @@ class OwnedIndex:
         is told of by its outcome.
         """
         if change.status is Status.COMPLETED:
-            for owner in self.owners:
-                self.news.wakes |= owner.completed(change.task, change.partition, change.revision)
+            for each in self._owners.values():
+                self.news.wakes |= each.owner.completed(change.task, change.partition, change.revision)
             return False
-        for owner in self.owners:
-            self.news.wakes |= owner.heard(change.task, change.status)
+        for each in self._owners.values():
+            self.news.wakes |= each.owner.heard(change.task, change.status)
         claiming = self._owners.get(change.partition)
         return claiming is not None and not (
             change.status is Status.CLAIMED and claiming.owner.is_taken(change.task)

@@ -319,10 +319,10 @@ class Partitions(ClaimSource):
 
     def _report(self) -> None:
         """Wake, and log, as the index says."""
+        if not self._index.has_news:
+            return
         with self._lock:
             news = self._index.take_news()
-        if news is None:
-            return
         self._pauses_changed |= news.is_paused
         if news.wakes:
             self._wake()

@@ -381,9 +381,8 @@ MUTANTS = (
                 OwnedIndex,
                 "wants",
                 edited(
-                    "for owner in self.owners:\n            self.news.wakes |= owner.completed",
-                    "for owner in [x for x in self.owners if x.partition == change.partition]:\n"
-                    "            self.news.wakes |= owner.completed",
+                    "|= each.owner.completed",
+                    "|= each.owner.partition == change.partition and each.owner.completed",
                 ),
             ),
         ),

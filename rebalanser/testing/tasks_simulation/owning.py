@@ -268,8 +268,7 @@ class OwnerProcess(Process):
         self._look_at_news()
 
     def _look_at_news(self) -> None:
-        news = self.index.take_news()
-        if news is not None and news.wakes:
+        if self.index.take_news().wakes:
             self._wake()
 
     def _judge(self, asks: Sequence[ClaimAsk]) -> None:
