@@ -42,7 +42,7 @@ from rebalanser.tasks.functions import (
     TaskOptions,
 )
 from rebalanser.tasks.http.messages import Failure, NewTask
-from rebalanser.tasks.model import AfterFailure, Head, State, Stored
+from rebalanser.tasks.model import AfterFailure, Head, State, Status, Stored
 from rebalanser.tasks.results import Filled, filled, sources_in, with_sources, without_sources
 from rebalanser.testing import FakeClock
 
