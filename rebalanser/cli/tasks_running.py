@@ -7,8 +7,8 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -32,12 +32,12 @@ from rebalanser.cli.tasks_options import (
 from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidTask, MissingExtra
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
-from rebalanser.tasks.aio.queue import AsyncQueue
+from rebalanser.tasks.aio.queue import AsyncQueue, AsyncQueues
 from rebalanser.tasks.functions import NO_OPTIONS
 from rebalanser.tasks.metrics import Measured, QueueCollector
 from rebalanser.tasks.model import Enqueued
 from rebalanser.tasks.pauses import Pauses
-from rebalanser.tasks.queue import Queue
+from rebalanser.tasks.queue import Queue, Queues
 
 SELDOM: Final = 5000
 """Number of new objects that starts Python's garbage collector for young objects; its default is 700."""
@@ -56,8 +56,18 @@ PlaceArgument = Annotated[
 ]
 
 
+PlacesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODULE:QUEUE...",
+        show_default=False,
+        help="Modules, imported from the working directory too, and queues in them, all of one registry.",
+    ),
+]
+
+
 def worker(
-    place: PlaceArgument,
+    places: PlacesArgument,
     concurrency: Annotated[
         int, typer.Option(min=1, metavar="N", help="Maximum number of tasks at a time.")
     ] = 1,
@@ -87,21 +97,31 @@ def worker(
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Run the tasks of a queue until Ctrl-C or SIGTERM; running ones then have 30 seconds to end.
+    """Run the tasks of queues until Ctrl-C or SIGTERM; running ones then have 30 seconds to end.
 
-    The queue names its registry, so there is no --registry.
+    Several queues share --concurrency: a task of a later one begins only while no earlier one has a task that
+    is ready. The queues name their registry, so there is no --registry.
     """
     configure_cli_logging(json, verbose)
-    queue = _queue_of(place)
-    queue.retention = retained(queue.retention, keep_completed, keep_dead, keep_cancelled)
+    queues = [_queue_of(place) for place in places]
+    for each in queues:
+        each.retention = retained(each.retention, keep_completed, keep_dead, keep_cancelled)
     collect_seldom()
-    if isinstance(queue, AsyncQueue):
-        if processes:
-            raise typer.BadParameter(f"{place} is an AsyncQueue, whose bodies run in its event loop")
-        asyncio.run(_run(queue, concurrency, metrics_host, metrics_port))
+    plain = [each for each in queues if isinstance(each, Queue)]
+    coroutines = [each for each in queues if isinstance(each, AsyncQueue)]
+    if coroutines and processes:
+        raise typer.BadParameter(f"{' '.join(places)} has an AsyncQueue, whose bodies run in its event loop")
+    if coroutines and plain:
+        raise typer.BadParameter("queues of one worker are all a Queue, or all an AsyncQueue")
+    if coroutines:
+        asyncio.run(_run(coroutines, concurrency, metrics_host, metrics_port))
         return
-    with queue, metrics_served(queue, metrics_host, metrics_port):
-        queue.run(concurrency, bodies="processes" if processes else "threads")
+    with ExitStack() as stack:
+        for queue in plain:
+            stack.enter_context(queue)
+        stack.enter_context(metrics_served(plain, metrics_host, metrics_port))
+        together = plain[0] if len(plain) == 1 else Queues(*plain)
+        together.run(concurrency, bodies="processes" if processes else "threads")
 
 
 def collect_seldom() -> None:
@@ -114,15 +134,19 @@ def collect_seldom() -> None:
     gc.set_threshold(SELDOM, *gc.get_threshold()[1:])
 
 
-async def _run(queue: AsyncQueue, concurrency: int, metrics_host: str, metrics_port: int | None) -> None:
-    async with queue:
-        with metrics_served(queue, metrics_host, metrics_port):
-            await queue.run(concurrency)
+async def _run(
+    queues: Sequence[AsyncQueue], concurrency: int, metrics_host: str, metrics_port: int | None
+) -> None:
+    async with AsyncExitStack() as stack:
+        for queue in queues:
+            await stack.enter_async_context(queue)
+        stack.enter_context(metrics_served(queues, metrics_host, metrics_port))
+        await (queues[0] if len(queues) == 1 else AsyncQueues(*queues)).run(concurrency)
 
 
 @contextmanager
-def metrics_served(queue: Measured, host: str, port: int | None) -> Iterator[None]:
-    """Serve the metrics of a queue's process, if there is a port for that.
+def metrics_served(queues: Sequence[Measured], host: str, port: int | None) -> Iterator[None]:
+    """Serve the metrics of the process that works on queues, if there is a port for that.
 
     Raises:
         MissingExtra: ``prometheus_client`` is not installed.
@@ -131,7 +155,7 @@ def metrics_served(queue: Measured, host: str, port: int | None) -> Iterator[Non
     if port is None:
         yield
         return
-    collector = QueueCollector(queue)
+    collector = QueueCollector(*queues)
     from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
 
     registry = CollectorRegistry()

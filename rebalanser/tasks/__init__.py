@@ -43,19 +43,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rebalanser.tasks.aio.claim import AsyncClaim
-    from rebalanser.tasks.aio.queue import AsyncCall, AsyncQueue, AsyncTaskFunction
+    from rebalanser.tasks.aio.queue import AsyncCall, AsyncQueue, AsyncQueues, AsyncTaskFunction
     from rebalanser.tasks.claim import Claim
     from rebalanser.tasks.middleware import Middleware
     from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status
     from rebalanser.tasks.outcomes import GiveUp, Retry
     from rebalanser.tasks.pauses import Pause, Pauses
-    from rebalanser.tasks.queue import Call, Queue, TaskFunction
+    from rebalanser.tasks.queue import Call, Queue, Queues, TaskFunction
     from rebalanser.tasks.retention import Retention
 
 __all__ = [
     "AsyncCall",
     "AsyncClaim",
     "AsyncQueue",
+    "AsyncQueues",
     "AsyncTaskFunction",
     "Call",
     "Claim",
@@ -66,6 +67,7 @@ __all__ = [
     "Pause",
     "Pauses",
     "Queue",
+    "Queues",
     "Retention",
     "Retry",
     "Status",
@@ -77,6 +79,7 @@ _HOMES: Final = MappingProxyType(
         "AsyncCall": "aio.queue",
         "AsyncClaim": "aio.claim",
         "AsyncQueue": "aio.queue",
+        "AsyncQueues": "aio.queue",
         "AsyncTaskFunction": "aio.queue",
         "Call": "queue",
         "Claim": "claim",
@@ -87,6 +90,7 @@ _HOMES: Final = MappingProxyType(
         "Pause": "pauses",
         "Pauses": "pauses",
         "Queue": "queue",
+        "Queues": "queue",
         "Retention": "retention",
         "Retry": "outcomes",
         "Status": "model",

@@ -211,15 +211,15 @@ class Measured(Protocol):
 
 
 class QueueCollector:
-    """A collector of a queue for a registry of ``prometheus_client``.
+    """A collector of queues for a registry of ``prometheus_client``.
 
-    A scrape asks the store at most once, for the age of the oldest ready task.
+    A scrape asks the store at most once for each queue, for the age of the oldest ready task.
 
     Raises:
         MissingExtra: ``prometheus_client`` is not installed.
     """
 
-    def __init__(self, queue: Measured) -> None:
+    def __init__(self, *queues: Measured) -> None:
         try:
             from prometheus_client import metrics_core  # noqa: PLC0415 - an extra
         except ImportError as error:
@@ -227,57 +227,64 @@ class QueueCollector:
                 f"metrics need a package that is not installed ({error}); pip install 'rebalanser[metrics]'"
             ) from error
         self._families = metrics_core
-        self._queue = queue
+        self._queues = queues
 
     def describe(self) -> Iterable[Metric]:
         """No families: registering asks no store."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Measure the queue; for the registry."""
-        now = self._queue.measure()
-        queue, counts = now.queue, now.counts
-        yield self._counter("enqueued", "Tasks enqueued.", ("name",), queue, _by_name(counts.enqueued))
-        yield self._counter("started", "Tries begun.", ("name",), queue, _by_name(counts.started))
-        ended = {(name, str(outcome)): count for (name, outcome), count in counts.ended.items()}
-        yield self._counter("ended", "Claims ended, by outcome.", ("name", "outcome"), queue, ended)
-        yield self._counter("errors", "Errors of loops.", ("loop", "kind"), queue, now.errors)
+        """Measure the queues; for the registry."""
+        measured = [each.measure() for each in self._queues]
+        counts = [(now.queue, now.counts) for now in measured]
+        named = ("name",)
+        enqueued: dict[tuple[str, ...], int] = {
+            (queue, name): n for queue, each in counts for name, n in each.enqueued.items()
+        }
+        yield self._counter("enqueued", "Tasks enqueued.", named, enqueued)
+        started: dict[tuple[str, ...], int] = {
+            (queue, name): n for queue, each in counts for name, n in each.started.items()
+        }
+        yield self._counter("started", "Tries begun.", named, started)
+        ended: dict[tuple[str, ...], int] = {
+            (queue, name, str(outcome)): n
+            for queue, each in counts
+            for (name, outcome), n in each.ended.items()
+        }
+        yield self._counter("ended", "Claims ended, by outcome.", ("name", "outcome"), ended)
+        errors: dict[tuple[str, ...], int] = {
+            (now.queue, *loop_and_kind): n for now in measured for loop_and_kind, n in now.errors.items()
+        }
+        yield self._counter("errors", "Errors of loops.", ("loop", "kind"), errors)
         runs = self._families.HistogramMetricFamily(
             "rebalanser_tasks_run_seconds", "Run time of bodies.", labels=("queue", "name")
         )
-        for name, times in counts.run_times.items():
-            bounds = [*map(str, BUCKETS_S), "+Inf"]
-            buckets = list(zip(bounds, map(float, accumulate(times.counts)), strict=True))
-            runs.add_metric((queue, name), buckets, times.sum_s)
+        for queue, each in counts:
+            for name, times in each.run_times.items():
+                bounds = [*map(str, BUCKETS_S), "+Inf"]
+                buckets = list(zip(bounds, map(float, accumulate(times.counts)), strict=True))
+                runs.add_metric((queue, name), buckets, times.sum_s)
         yield runs
         troubles = self._families.GaugeMetricFamily(
             "rebalanser_tasks_troubles", "Loops that fail now.", labels=("queue", "loop", "kind")
         )
-        for each in now.troubles:
-            troubles.add_metric((queue, each.loop, each.kind), 1.0)
-        yield troubles
         oldest = self._families.GaugeMetricFamily(
             "rebalanser_tasks_oldest_ready_seconds", "Age of the oldest ready task.", labels=("queue",)
         )
-        if now.oldest_ready_s is not None:
-            oldest.add_metric((queue,), now.oldest_ready_s)
+        for now in measured:
+            for trouble in now.troubles:
+                troubles.add_metric((now.queue, trouble.loop, trouble.kind), 1.0)
+            if now.oldest_ready_s is not None:
+                oldest.add_metric((now.queue,), now.oldest_ready_s)
+        yield troubles
         yield oldest
 
     def _counter(
-        self,
-        what: str,
-        text: str,
-        labels: tuple[str, ...],
-        queue: str,
-        counts: Mapping[tuple[str, ...], int] | Mapping[tuple[str, str], int],
+        self, what: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], int]
     ) -> Metric:
         family = self._families.CounterMetricFamily(
             f"rebalanser_tasks_{what}", text, labels=("queue", *labels)
         )
         for values, count in counts.items():
-            family.add_metric((queue, *values), count)
+            family.add_metric(values, count)
         return family
-
-
-def _by_name(counts: Mapping[str, int]) -> dict[tuple[str, ...], int]:
-    return {(name,): count for name, count in counts.items()}

@@ -6,6 +6,7 @@ import math
 import os
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -98,6 +99,7 @@ from rebalanser.tasks.periodic import KEPT_S, Schedule, Ticker
 from rebalanser.tasks.results import PlannedCall, in_order, refuse_too_many
 from rebalanser.tasks.retention import MIN_AGE_S, STEP, Record, Retention, Sweeper
 from rebalanser.tasks.rules import Decision, Refused
+from rebalanser.tasks.sharing import SharedConcurrency
 from rebalanser.tasks.status import QueueStatus, WorkerNote, workers_of
 from rebalanser.tasks.worker import Worker
 
@@ -450,6 +452,11 @@ class Queue:
                 raise
             return True
         return False
+
+    @property
+    def url(self) -> str:
+        """The URL of its registry."""
+        return self._url
 
     @property
     def _context(self) -> Context:
@@ -1145,24 +1152,28 @@ class Queue:
             lambda: pauses.read_pauses(self._context),
         )
 
-    def start_with(self, caller: Caller, concurrency: int) -> None:
-        """:meth:`start`, with somebody else who calls the bodies."""
+    def start_with(self, caller: Caller, concurrency: int, shared: SharedConcurrency | None = None) -> None:
+        """:meth:`start`, with somebody else who calls the bodies, and places that it shares with others."""
         self._refuse_second_start()
         caller.open()
         try:
-            self._start(caller, concurrency)
+            self._start(caller, concurrency, shared)
         except BaseException:
             caller.close()
             raise
         self._caller = caller
 
-    def _start(self, caller: Caller, concurrency: int) -> None:
+    def _start(self, caller: Caller, concurrency: int, shared: SharedConcurrency | None) -> None:
+        if shared is None:
+            self._stopped.clear()
+        else:
+            self._stopped = shared.stopped
         woken = threading.Event()
         bodies = Bodies(
             self.functions, self._middleware, self._context.clock, caller, self.errors, self.metrics
         )
         source, group = self._joined(woken.set)
-        worker = Worker(self._context, source, bodies, concurrency, woken)
+        worker = Worker(self._context, source, bodies, concurrency, woken, shared)
         worker.start()
         try:
             _open(source, group)
@@ -1194,6 +1205,7 @@ class Queue:
             RegistryUnavailable: the engine did not answer in time.
         """
         self._refuse_second_start()
+        self._stopped.clear()
         source, group = self._joined(wake)
         try:
             _open(source, group)
@@ -1229,7 +1241,6 @@ class Queue:
 
     def _joined(self, wake: Callable[[], None]) -> tuple[ClaimSource, Group | None]:
         """Where this process gets claims from; with the group that assigns it partitions, if it owns any."""
-        self._stopped.clear()
         engine = self._context.engine
         if isinstance(engine, ClaimsFromIndex):
             return IndexClaims(self._context, engine, self._label, self._buffer_s, wake), None
@@ -1284,9 +1295,15 @@ class Queue:
                 self._end_work(source, group, 0.0)
                 raise
 
-    def _end_work(self, source: ClaimSource, group: Group | None, grace_s: float) -> None:
-        """Claim no more and let bodies end; again where that was interrupted."""
-        deadline = self._clock.now() + grace_s
+    def leave(self, grace_s: float) -> None:
+        """Claim no more, and let others hand out the tasks of its partitions; :meth:`stop` follows.
+
+        What is being claimed now is given back, for which it waits for ``grace_s`` seconds at most.
+        """
+        if self._source is not None:
+            self._leave(self._source, self._group, grace_s)
+
+    def _leave(self, source: ClaimSource, group: Group | None, grace_s: float) -> None:
         if self._ticker is not None:
             self._ticker.stop()
         if self._worker is not None:
@@ -1294,6 +1311,11 @@ class Queue:
         source.retire()
         if group is not None:
             group.request_stop()
+
+    def _end_work(self, source: ClaimSource, group: Group | None, grace_s: float) -> None:
+        """Claim no more and let bodies end; again where that was interrupted."""
+        deadline = self._clock.now() + grace_s
+        self._leave(source, group, grace_s)
         if self._worker is not None:
             self._worker.stop(max(0.0, deadline - self._clock.now()))
 
@@ -1337,10 +1359,87 @@ class Queue:
             )
 
 
-class _Running:
-    """A queue that is worked on, for :func:`~rebalanser.runtime.running.run_until_stopped`."""
+class Queues:
+    """Several queues of one registry that a process works on together, the tasks of earlier ones first.
 
-    def __init__(self, queue: Queue, concurrency: int, bodies: BodyPlace) -> None:
+    All bodies share one concurrency. A task of a later queue begins only while no earlier one has a ready
+    task, whatever the priorities are: a queue that always has ready tasks starves those after it. To keep a
+    part of the hosts for a later queue, run another worker for that alone.
+
+    Raises:
+        InvalidArgument: there is no queue, one comes twice, or they are at different URLs.
+    """
+
+    def __init__(self, *queues: Queue) -> None:
+        refuse_strange([each.name for each in queues], {each.url for each in queues})
+        self._queues = queues
+        self._stopped = threading.Event()
+
+    def run(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
+        """Work on tasks until a signal, or until one of the queues is asked to stop; as :meth:`Queue.run`."""
+        run_until_stopped(_Running(self, concurrency, bodies))
+
+    def start(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
+        """Begin to run tasks, ``concurrency`` in all at a time; raises what :meth:`Queue.start` does."""
+        shared = SharedConcurrency(concurrency)
+        before, self._stopped = self._stopped, shared.stopped
+        started: list[Queue] = []
+        try:
+            for each in self._queues:
+                each.start_with(_caller(bodies, each.functions, each.errors), concurrency, shared)
+                started.append(each)
+        except BaseException:
+            self._stopped = before
+            for each in started:
+                each.stop(0.0)
+            raise
+
+    def request_stop(self) -> None:
+        """Begin to stop, and return at once."""
+        self._stopped.set()
+
+    def wait_stopped(self, timeout_s: float | None = None) -> bool:
+        """Wait until any of the queues is asked to stop; True if that is so."""
+        return self._stopped.wait(timeout_s)
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Leave all queues, then let the bodies that run end within ``grace_s`` seconds (30 where None).
+
+        As :meth:`Queue.stop`, also where it is interrupted. The queues stay open.
+        """
+        self._stopped.set()
+        grace_s = GRACE_S if grace_s is None else grace_s
+        deadline = time.monotonic() + grace_s
+        try:
+            for each in self._queues:
+                each.leave(grace_s)
+            for each in self._queues:
+                each.stop(max(0.0, deadline - time.monotonic()))
+        except BaseException:
+            with ExitStack() as ends:
+                for each in self._queues:
+                    ends.callback(each.stop, 0.0)
+            raise
+
+
+def refuse_strange(names: Sequence[str], urls: Collection[str]) -> None:
+    """See that queues can be worked on together.
+
+    Raises:
+        InvalidArgument: there is none, one comes twice, or they are at different URLs.
+    """
+    if not names:
+        raise InvalidArgument("give at least one queue")
+    if len(urls) > 1:
+        raise InvalidArgument(f"queues of one worker are at one URL, and {', '.join(names)} are not")
+    if len(set(names)) < len(names):
+        raise InvalidArgument(f"a queue comes twice in {', '.join(names)}")
+
+
+class _Running:
+    """Queues that are worked on, for :func:`~rebalanser.runtime.running.run_until_stopped`."""
+
+    def __init__(self, queue: Queue | Queues, concurrency: int, bodies: BodyPlace) -> None:
         self._queue = queue
         self._concurrency = concurrency
         self._bodies = bodies

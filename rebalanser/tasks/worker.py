@@ -34,6 +34,7 @@ from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Head, Stored, TaskId
+from rebalanser.tasks.sharing import SharedConcurrency
 from rebalanser.tasks.waiting import WaitingBodies
 from rebalanser.tasks.worker_claim import ENDS_CLAIM, Renewal, WorkerClaim
 
@@ -80,7 +81,8 @@ class _Try:
 class Worker:
     """Runs the bodies of the tasks that its source of claims gives, ``concurrency`` at a time.
 
-    ``woken`` is set by whoever knows that there may be something to claim.
+    ``woken`` is set by whoever knows that there may be something to claim. With ``shared`` it has the places
+    that the workers of several queues share, and claims nothing ahead.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Worker:
         bodies: Bodies,
         concurrency: int,
         woken: threading.Event,
+        shared: SharedConcurrency | None = None,
     ) -> None:
         self._context = context
         self._source = source
@@ -109,6 +112,8 @@ class Worker:
         """Those of the tries that no thread has begun, the one that waits longest first."""
         self._lock = threading.Lock()
         self._woken = woken
+        self._shared = shared
+        self._number = 0 if shared is None else shared.join(lambda: len(self._tries), woken.set)
         self._fewer = threading.Condition(self._lock)
         self._sooner = threading.Condition(self._lock)
         self._next_look = math.inf
@@ -239,14 +244,22 @@ class Worker:
         self._woken.clear()
         # Looked at after clearing: who stops sets both, in the other order.
         if self._stopping:
+            if self._shared is not None:
+                self._shared.leave(self._number)
             return False
         self._idle_s = 0.0
         if self._return_ahead(time.monotonic() - BEGINS_S):
             self._body_s = max(self._body_s or 0.0, BEGINS_S)
         self._retry_thread()
-        room = self._room()
-        claimed = self._source.claim(max(room, 0), self._bodies.names())
-        self._hand_out(claimed)
+        room = self._taken_room()
+        found = 0
+        try:
+            claimed = self._source.claim(max(room, 0), self._bodies.names())
+            self._hand_out(claimed)
+            found = len(claimed)
+        finally:
+            if self._shared is not None:
+                self._shared.looked(self._number, found)
         is_paused = self._source.pause is not None
         if is_paused:
             self._return_ahead(math.inf)
@@ -257,8 +270,15 @@ class Worker:
             self._idle_s = self._pause_s(room)
         return True
 
+    def _taken_room(self) -> int:
+        """How many tasks to claim, taken from the places that are shared, where they are."""
+        room = self._room()
+        return room if self._shared is None else self._shared.take(self._number, room)
+
     def _room(self) -> int:
         """How many tasks to claim: for the threads that are free, and some ahead where bodies are quick."""
+        if self._shared is not None:
+            return min(self._idle_threads(), MAX_CLAIMS)
         slow_since = time.monotonic() - AHEAD_S
         with self._lock:
             ahead = 0
@@ -270,7 +290,8 @@ class Worker:
 
     def _idle_threads(self) -> int:
         with self._lock:
-            return self._capacity() - len(self._tries)
+            idle = self._capacity() - len(self._tries)
+        return idle if self._shared is None else min(idle, self._shared.idle())
 
     def _pause_s(self, room: int) -> float | None:
         """How long there is nothing to claim or give back, if nobody wakes; None for ever."""
@@ -299,6 +320,8 @@ class Worker:
             if self._stopping:
                 self._fewer.notify()
         self._give_back(returned)
+        if returned and self._shared is not None:
+            self._shared.freed()
         return bool(returned)
 
     def _hand_out(self, claimed: list[Claimed]) -> None:
@@ -398,6 +421,8 @@ class Worker:
                 self._sooner.notify()
         self._places.release()
         self._woken.set()
+        if self._shared is not None:
+            self._shared.freed()
         if was_unrenewed and all_renewed:
             self._context.errors.worked("renewals")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import Queue as Queue_
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -350,22 +351,19 @@ def test_a_store_that_is_away_keeps_nobody_from_waiting(
 def test_a_pause_that_could_not_be_read_is_read_again(memory: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = memory.open()
     engine = queue.context.engine
-    read: Callable[..., Any] = engine.pauses
-    tried = threading.Event()
-
-    def away(*_: Any) -> Any:
-        tried.set()
-        raise RegistryUnavailable("away")
-
+    source = Partitions(queue.context, "here", 1.0, lambda: None, 2)
     queue.pause()
-    monkeypatch.setattr(engine, "pauses", away)
-    queue.start()
     (task,) = enqueue(queue, "quick")
-    assert tried.wait(PATIENCE_S)
+    source.take([SimpleNamespace(resource=str(number), token=1) for number in range(2)])  # type: ignore[misc]
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "pauses", Mock(side_effect=RegistryUnavailable("away")))
+        for _ in range(2):
+            with pytest.raises(RegistryUnavailable):
+                source.claim(1, None)
+    assert source.claim(1, None) == []
+    assert source.pause is not None
     assert queue.get(task).state.status is Status.WAITING
-    monkeypatch.setattr(engine, "pauses", read)
-    knows(queue, True)
-    assert queue.get(task).state.status is Status.WAITING
+    source.close()
 
 
 def test_an_owner_that_has_not_heard_of_a_pause_is_refused(

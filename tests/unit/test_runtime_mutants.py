@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from rebalanser_sqlite import SqliteRegistry, leases
 from rebalanser_sqlite.store import Store
+from rebalanser_sqlite.tasks.claims import Claims
 from rebalanser_sqlite.tasks.writing import Writing
 
 from rebalanser import group as group_module
@@ -43,6 +44,10 @@ from rebalanser.runtime.handlers import HandlerRunner
 from rebalanser.tasks import queue as queue_module
 from rebalanser.tasks import results
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
+from rebalanser.tasks.key_value.moves import MoveStep
+from rebalanser.tasks.partitions import Partitions
+from rebalanser.tasks.pauses import Pause
+from rebalanser.tasks.sharing import SharedConcurrency
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, edited, instead, switched
 from rebalanser.testing.waiting import PATIENCE_S, PATIENCE_VARIABLE, patience_ratio
 
@@ -72,6 +77,8 @@ async def _in_default_executor(function: Callable[..., Any], *arguments: Any) ->
 LATE_SHARES = (
     "unit/test_translation.py::test_shares_of_a_version_that_was_given_up_are_nobodys_however_late_they_come"
 )
+PAUSES = "conformance/test_task_pauses.py"
+QUEUES = "conformance/test_task_queues.py"
 MUTANTS = (
     _mutant(
         "facts one by one",
@@ -636,6 +643,75 @@ MUTANTS = (
         "a task waits for all whose results it gets",
         _edit(queue_module, "dependencies", "(*after, *tasks_of(sources))", "after"),
         "unit/test_task_functions.py::test_a_call_waits_for_those_whose_results_it_gets",
+        "SK-5",
+    ),
+    _mutant(
+        "pause that guards no claim",
+        "a registry refuses the claim of an owner that has not heard of a pause",
+        _edit(MoveStep, "plan", ", Absent(self.keys.pause)", ""),
+        "conformance/test_key_value_engines.py::TestMemory::test_nothing_is_claimed_in_a_paused_queue",
+        "SK-6",
+    ),
+    _mutant(
+        "pause looked at before the lock",
+        "SQLite refuses a claim that was begun before a pause",
+        _edit(Claims, "carry_out", "writing.is_paused(queue)", "False"),
+        "unit/test_sqlite_engine.py::test_a_claim_that_was_begun_before_a_pause_is_refused",
+        "SK-6",
+    ),
+    _mutant(
+        "slots kept through a pause",
+        "a claim for a slot is given back once the queue is paused",
+        _edit(Partitions, "claim", "self._arrived(0)", "pass"),
+        f"{PAUSES}::test_a_claim_for_a_slot_is_given_back_and_slots_are_withdrawn",
+        "SK-20",
+    ),
+    _mutant(
+        "pause that is read once",
+        "a pause that could not be read is read again",
+        _edit(Partitions, "_look_at_pause", "self._pauses_changed = True", "pass"),
+        f"{PAUSES}::test_a_pause_that_could_not_be_read_is_read_again",
+    ),
+    _mutant(
+        "pause for good",
+        "ticks after the end of a pause come",
+        _edit(Pause, "covers", "tick <= self.ended", "True"),
+        f"{PAUSES}::test_a_tick_within_a_pause_is_missed_whoever_looks_at_it_and_whenever",
+        "SK-15",
+    ),
+    _mutant(
+        "ticks made up for",
+        "a tick within a pause is missed, also after its end",
+        _edit(Pause, "covers", "self.ended is None or tick <= self.ended", "self.ended is None"),
+        f"{PAUSES}::test_a_tick_within_a_pause_is_missed_whoever_looks_at_it_and_whenever",
+        "SK-15",
+    ),
+    _mutant(
+        "queues without an order",
+        "a task of a later queue begins only while no earlier one has a ready task",
+        _edit(SharedConcurrency, "take", "any(each.looks for each in self._sharers[:number])", "False"),
+        f"{QUEUES}::test_while_an_earlier_worker_looks_later_ones_get_no_place",
+        "SK-5",
+    ),
+    _mutant(
+        "a concurrency each",
+        "queues that share a concurrency run no more bodies than that",
+        _edit(SharedConcurrency, "_free", "sum(each.held() + each.taken for each in self._sharers)", "0"),
+        f"{QUEUES}::test_while_an_earlier_worker_looks_later_ones_get_no_place",
+        "SK-5",
+    ),
+    _mutant(
+        "a queue without tasks looks on",
+        "a queue that has no ready task keeps no later one waiting",
+        _edit(SharedConcurrency, "looked", "sharer.looks and sharer.taken <= claimed", "True"),
+        f"{QUEUES}::test_while_an_earlier_worker_looks_later_ones_get_no_place",
+        "SK-5",
+    ),
+    _mutant(
+        "places that are freed without a word",
+        "a place that was taken and not used wakes the workers that look",
+        _edit(SharedConcurrency, "looked", "sharer.taken > 0 or not sharer.looks", "False"),
+        f"{QUEUES}::test_while_an_earlier_worker_looks_later_ones_get_no_place",
         "SK-5",
     ),
 )

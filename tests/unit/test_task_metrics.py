@@ -160,21 +160,36 @@ def test_a_run_is_in_the_bucket_of_its_bound() -> None:
     assert (times.counts[0], times.counts[1], times.counts[-1]) == (2, 1, 1)
 
 
+def test_several_queues_are_in_one_scrape_with_each_family_once(queue: Queue, tmp_path: Path) -> None:
+    with Queue("other", "memory://", state_folder=tmp_path) as other:
+        for each in (queue, other):
+            each.commit([each.made_raw("send", b"{}", EnqueueOptions())])
+        registry = CollectorRegistry()
+        registry.register(QueueCollector(queue, other))
+        text = generate_latest(registry).decode()
+    assert text.count("# TYPE rebalanser_tasks_enqueued_total counter") == 1
+    for name in (queue.name, "other"):
+        assert f'rebalanser_tasks_enqueued_total{{name="send",queue="{name}"}} 1.0' in text
+
+
 @pytest.mark.rule("SK-15")
 def test_a_worker_serves_its_metrics_as_long_as_it_runs(queue: Queue) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
             pytest.raises(InvalidSettings, match="can't be served"),
-            metrics_served(queue, "127.0.0.1", port),
+            metrics_served([queue], "127.0.0.1", port),
         ):
             pass
     url = f"http://127.0.0.1:{port}/metrics"
-    with metrics_served(queue, "127.0.0.1", port), urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+    with (
+        metrics_served([queue], "127.0.0.1", port),
+        urllib.request.urlopen(url, timeout=PATIENCE_S) as answer,
+    ):
         assert b"rebalanser_tasks_oldest_ready_seconds" in answer.read()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=PATIENCE_S)
-    with metrics_served(queue, "127.0.0.1", None):
+    with metrics_served([queue], "127.0.0.1", None):
         """Nothing is served."""
 
 

@@ -26,6 +26,7 @@ from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.results import Filled
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.worker import AHEAD_S, FEW, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
@@ -415,7 +416,7 @@ class FakeSource:
 
     def __init__(self) -> None:
         self.waiting = 0
-        self.pause = None
+        self.pause: Pause | None = None
         self.rooms: list[int] = []
         self._made = 0
         self._more = threading.Condition()
@@ -432,7 +433,7 @@ class FakeSource:
     def claim(self, limit: int, _names: object) -> list[Claimed]:
         self.rooms.append(limit)
         with self._more:
-            count = min(limit, self.waiting)
+            count = min(limit, self.waiting) if self.pause is None else 0
             self.waiting -= count
         return [self._claimed() for _ in range(count)]
 
@@ -554,6 +555,18 @@ def test_a_leaving_worker_gives_back_first_what_has_not_begun(monkeypatch: pytes
     stopping.join(PATIENCE_S)
     assert not stopping.is_alive()
     assert running.source.waiting == 19, "it claims no more"
+
+
+def test_a_paused_worker_gives_back_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "BEGINS_S", FOREVER_S)
+    running = Running(tasks=20)
+    running.source.wait_for(0)
+    running.source.pause = Pause(since=0.0, by="ann")
+    running.woken.set()
+    running.source.wait_for(19)
+    assert running.worker.running == 1
+    running.end()
+    assert running.source.waiting == 19
 
 
 @pytest.mark.rule("SK-15")

@@ -23,7 +23,7 @@ import typer
 from rebalanser.cli import main
 from rebalanser.cli.tasks_options import retained
 from rebalanser.cli.tasks_running import SELDOM, collect_seldom
-from rebalanser.tasks import Queue, rules
+from rebalanser.tasks import AsyncQueues, Queue, Queues, rules
 from rebalanser.tasks.checking import Check, Fault
 from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
 from rebalanser.tasks.functions import EnqueueOptions
@@ -676,12 +676,44 @@ def test_bodies_of_an_asyncio_queue_run_in_no_processes(
     (tmp_path / "async_module.py").write_text(
         "from rebalanser.tasks import AsyncQueue\ntasks = AsyncQueue('work', 'memory://unused')\n"
     )
+    (tmp_path / "plain_module.py").write_text(
+        "from rebalanser.tasks import Queue\nhigh = Queue('high', 'memory://unused')\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     place = "async_module:tasks"
-    refused(stage.cli("worker", place, "--processes"), 2, f"{place} is an AsyncQueue")
+    refused(stage.cli("worker", place, "--processes"), 2, f"{place} has an AsyncQueue")
     refused(stage.cli("worker", "async_module:other"), 3, "it has: tasks")
+    mixed = stage.cli("worker", place, "plain_module:high")
+    refused(mixed, 2, "all a Queue, or all an AsyncQueue")
     sys.modules.pop("async_module", None)
+
+
+@pytest.mark.parametrize("kind", ["Queue", "AsyncQueue"])
+def test_a_worker_runs_several_queues_in_the_order_that_is_given(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "several_module.py").write_text(
+        f"from rebalanser.tasks import {kind}\n"
+        f"low, high = ({kind}(name, 'memory://several', retention=None) for name in ('low', 'high'))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ran: list[Any] = []
+
+    def run(worker: Any, concurrency: int, **options: Any) -> None:
+        ran.append(([each.name for each in worker._queues], concurrency, options))
+        assert {each.retention.completed_s for each in worker._queues} == {60.0}
+
+    async def run_async(worker: Any, concurrency: int) -> None:
+        run(worker, concurrency)
+
+    monkeypatch.setattr(Queues, "run", run)
+    monkeypatch.setattr(AsyncQueues, "run", run_async)
+    options = ("--concurrency", "4", "--keep-completed", "60s")
+    assert stage.cli("worker", "several_module:high", "several_module:low", *options).code == 0
+    sys.modules.pop("several_module", None)
+    assert ran == [(["high", "low"], 4, {"bodies": "threads"} if kind == "Queue" else {})]
 
 
 @pytest.mark.rule("SK-16")

@@ -52,9 +52,10 @@ from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Enqueued, Status, Stored, TaskId, Update
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.queue import IN_MEMORY, PARTITIONS, Queue, name_and_url
+from rebalanser.tasks.queue import IN_MEMORY, PARTITIONS, Queue, name_and_url, refuse_strange
 from rebalanser.tasks.results import PlannedCall, in_order
 from rebalanser.tasks.retention import Record, Retention
+from rebalanser.tasks.sharing import SharedConcurrency
 from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
@@ -331,6 +332,11 @@ class AsyncQueue:
         return [call.enqueued for call in calls if call.enqueued is not None]
 
     @property
+    def url(self) -> str:
+        """The URL of its registry."""
+        return self._url
+
+    @property
     def troubles(self) -> tuple[Trouble, ...]:
         """What of this process fails and is retried now; as :attr:`Queue.troubles`."""
         return () if self._queue is None else self._queue.troubles
@@ -521,11 +527,15 @@ class AsyncQueue:
 
         Coroutine functions run in the loop that awaits this, others in threads.
         """
+        await self.start_sharing(concurrency, None)
+
+    async def start_sharing(self, concurrency: int, shared: SharedConcurrency | None) -> None:
+        """:meth:`start`, with places that it shares with other queues."""
         queue = await self._opened()
         caller = LoopCaller(asyncio.get_running_loop(), self._threads, queue.errors)
         # A body may begin before this returns.
         before, self._caller = self._caller, caller
-        starting = self._threads.submit(queue.start_with, caller, concurrency)
+        starting = self._threads.submit(queue.start_with, caller, concurrency, shared)
         try:
             await asyncio.shield(starting)
         except BaseException as error:
@@ -604,10 +614,53 @@ class AsyncQueue:
                 await self._threads.run(queue.bell.leave, task, changed)
 
 
-class _Running:
-    """A queue that is worked on, for :func:`~rebalanser.runtime.running.run_in_loop_until_stopped`."""
+class AsyncQueues:
+    """Several queues of one registry that a process works on together; as :class:`Queues`, awaited."""
 
-    def __init__(self, queue: AsyncQueue, concurrency: int) -> None:
+    def __init__(self, *queues: AsyncQueue) -> None:
+        refuse_strange([each.name for each in queues], {each.url for each in queues})
+        self._queues = queues
+        self._stopped = threading.Event()
+
+    async def run(self, concurrency: int = 1) -> None:
+        """Work on tasks until a signal, or until a queue is asked to stop; as :meth:`Queues.run`."""
+        await run_in_loop_until_stopped(_Running(self, concurrency), self._wait_stopped)
+
+    async def start(self, concurrency: int = 1) -> None:
+        """Begin to run tasks, ``concurrency`` of all queues at a time; as :meth:`Queues.start`."""
+        shared = SharedConcurrency(concurrency)
+        before, self._stopped = self._stopped, shared.stopped
+        started: list[AsyncQueue] = []
+        try:
+            for each in self._queues:
+                await each.start_sharing(concurrency, shared)
+                started.append(each)
+        except BaseException:
+            self._stopped = before
+            for each in started:
+                await each.stop(0.0)
+            raise
+
+    def _wait_stopped(self) -> None:
+        self._stopped.wait()
+
+    def request_stop(self) -> None:
+        """Begin to stop, and return at once."""
+        self._stopped.set()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Stop all queues at the same time, as :meth:`AsyncQueue.stop` does; they stay open."""
+        self._stopped.set()
+        stopping = [each.stop(grace_s) for each in self._queues]
+        for error in await asyncio.gather(*stopping, return_exceptions=True):
+            if error is not None:
+                raise error
+
+
+class _Running:
+    """Queues that are worked on, for :func:`~rebalanser.runtime.running.run_in_loop_until_stopped`."""
+
+    def __init__(self, queue: AsyncQueue | AsyncQueues, concurrency: int) -> None:
         self._queue = queue
         self._concurrency = concurrency
 
