@@ -18,7 +18,7 @@ from rebalanser.neli import Neli
 from rebalanser.neli.roles import Role
 from rebalanser.neli.settings import NeliSettings
 
-ROLES = ("prices", "invoices", "newsletter")
+ROLES = {"prices": 0, "invoices": 1, "newsletter": 2}
 TABLE = (
     "CREATE TABLE IF NOT EXISTS output (role TEXT PRIMARY KEY, token INTEGER NOT NULL, runs INTEGER NOT NULL)"
 )
@@ -63,7 +63,7 @@ def main() -> None:
 
     sink = Sink(given.database)
     settings = NeliSettings(session_timeout_s=given.session_timeout)
-    neli = Neli(given.topic, given.group, ROLES, kafka=given.kafka, mode="fast", settings=settings)
+    neli = Neli(given.topic, given.group, ROLES, kafka=given.kafka, settings=settings, partitions=len(ROLES))
     working: dict[Role, threading.Thread] = {}
 
     def work(role: Role, token: int) -> None:

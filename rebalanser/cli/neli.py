@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
@@ -13,12 +17,13 @@ from rebalanser.cli.face import Face, JsonOption, VerboseOption
 from rebalanser.cli.kafka_options import KafkaOption
 from rebalanser.cli.recording import HistoryOption, HistoryTopicOption
 from rebalanser.errors import InvalidSettings, InvalidUrl
-from rebalanser.neli.roles import Role
+from rebalanser.neli.roles import Role, numbered
 from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.roles import Candidacy, GroupDescription, Neli, open_elections
 from rebalanser.roles.contract import PARTITIONS
 from rebalanser.roles.description import PartitionDescription
 from rebalanser.roles.facade import KAFKA_VARIABLE
+from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
 
 app = typer.Typer(
@@ -34,18 +39,38 @@ GroupArgument = Annotated[
     str, typer.Argument(metavar="GROUP", show_default=False, help="The consumer group's id.")
 ]
 RolesOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--roles", metavar="ROLE,…", show_default=False, help="The roles; a whole number N is role N."
+        "--roles",
+        metavar="ROLE,…",
+        show_default=False,
+        help="The roles: names, NAME=N for the role of number N, whole numbers, ranges such as 0-1023.",
     ),
 ]
+RolesFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--roles-file",
+        metavar="FILE",
+        show_default=False,
+        help="A file of roles, one or more a line, # for comments; a running process follows its changes.",
+    ),
+]
+MAX_ROLES: Final = 100_000
+"""Maximum number of roles on a command line or in a file."""
+ROLES_FILE_INTERVAL_S: Final = 1.0
+"""Seconds between two looks at a file of roles."""
+_RANGE: Final = re.compile(r"(\d+)-(\d+)", re.ASCII)
+_NUMBERED: Final = re.compile(r"(.*\S)\s*=\s*(\d+)", re.ASCII)
+_log: Final = get_logger("rebalanser.neli")
 
 
 @app.command()
 def run(
     topic: TopicArgument,
     group: GroupArgument,
-    roles: RolesOption,
+    roles: RolesOption = None,
+    roles_file: RolesFileOption = None,
     mode: Annotated[Mode, typer.Option(help="The guarantee of leadership.")] = Mode.FAST,
     protocol: Annotated[
         GroupProtocol, typer.Option(help="The protocol of the consumer group; consumer is KIP-848.")
@@ -62,6 +87,15 @@ def run(
             "--partitions", min=1, metavar="M", help="Number of partitions if the topic has to be created."
         ),
     ] = PARTITIONS,
+    groups: Annotated[
+        int,
+        typer.Option(
+            "--groups",
+            min=1,
+            metavar="N",
+            help="Number of groups that share the topic; each publishes at N times the interval.",
+        ),
+    ] = 1,
     instance: Annotated[
         str | None,
         typer.Option(
@@ -79,11 +113,12 @@ def run(
 ) -> None:
     """Take part until Ctrl-C or SIGTERM, and print a line for each role that is induced, lapsed or fenced."""
     face = Face.of(_address(kafka), json, verbose)
-    settings = NeliSettings(mode=mode, protocol=protocol, session_timeout_s=session_timeout)
+    settings = NeliSettings(mode=mode, protocol=protocol, session_timeout_s=session_timeout, groups=groups)
+    known = _roles(roles, roles_file)
     neli = Neli(
         topic,
         group,
-        _roles(roles),
+        known,
         kafka=face.url,
         settings=settings,
         partitions=partitions,
@@ -105,14 +140,24 @@ def run(
     words = f"taking part in group {group} on {topic}; Ctrl-C stops it"
     face.answer({"event": "running", "topic": topic, "group": group}, words)
     sys.stdout.flush()
-    neli.run()
+    if roles_file is None:
+        neli.run()
+        return
+    ended = threading.Event()
+    arguments = (roles_file, known, neli.set_roles, ended)
+    threading.Thread(target=follow_roles, args=arguments, name="rebalanser-neli-roles", daemon=True).start()
+    try:
+        neli.run()
+    finally:
+        ended.set()
 
 
 @app.command()
 def status(
     topic: TopicArgument,
     group: GroupArgument,
-    roles: RolesOption,
+    roles: RolesOption = None,
+    roles_file: RolesFileOption = None,
     kafka: KafkaOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -121,10 +166,11 @@ def status(
     Only the process itself knows, by its own clock, whether it leads.
     """
     face = Face.of(_address(kafka), json)
+    known = _roles(roles, roles_file)
     settings = Settings()
     with face.patience(settings):
         elections = open_elections(face.url, settings.connect_timeout_s)
-        described = elections.describe(Candidacy(topic, group, _roles(roles)))
+        described = elections.describe(Candidacy(topic, group, known))
     face.answer(described, *_lines(described))
 
 
@@ -134,11 +180,72 @@ def _address(kafka: str | None) -> str:
     return kafka
 
 
-def _roles(text: str) -> list[Role]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise InvalidSettings("--roles names no role; write --roles billing,mail")
-    return [int(name) if name.isdecimal() else name for name in names]
+def _roles(text: str | None, file: Path | None) -> dict[Role, int]:
+    if (text is None) == (file is None):
+        raise InvalidSettings("name the roles with --roles billing,mail or with --roles-file FILE, not both")
+    return parse_roles(text) if text is not None else _read_roles(file or Path())
+
+
+def _read_roles(file: Path) -> dict[Role, int]:
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"the roles can't be read: {error}") from error
+    return parse_roles(",".join(line.partition("#")[0] for line in lines))
+
+
+def parse_roles(text: str) -> dict[Role, int]:
+    """Return the roles of a list such as ``billing,mail=3,0-1023``, each with its number.
+
+    Raises:
+        InvalidSettings: it names no role, one with two numbers, too many, or a range that runs backwards.
+    """
+    roles: dict[Role, int] = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        for role, number in _named(name).items():
+            if roles.setdefault(role, number) != number:
+                raise InvalidSettings(f"role {role} has two numbers, {roles[role]} and {number}")
+        if len(roles) > MAX_ROLES:
+            raise InvalidSettings(f"more than {MAX_ROLES:,} roles")
+    if not roles:
+        raise InvalidSettings("no role is named; write --roles billing,mail")
+    return roles
+
+
+def _named(name: str) -> dict[Role, int]:
+    if found := _RANGE.fullmatch(name):
+        first, last = int(found[1]), int(found[2])
+        if not 0 <= last - first < MAX_ROLES:
+            raise InvalidSettings(f"invalid range {name}: write FIRST-LAST, at most {MAX_ROLES:,} roles")
+        return numbered(range(first, last + 1))
+    if found := _NUMBERED.fullmatch(name):
+        return {found[1]: int(found[2])}
+    return numbered([int(name) if name.isdecimal() else name])
+
+
+def follow_roles(
+    file: Path,
+    known: Mapping[Role, int],
+    set_roles: Callable[[Mapping[Role, int]], None],
+    ended: threading.Event,
+) -> None:
+    """Call ``set_roles`` for each change of a file of roles, ``known`` so far, until ``ended`` is set.
+
+    A file that can't be read or is invalid changes nothing; each reason is logged once.
+    """
+    trouble = ""
+    while not ended.wait(ROLES_FILE_INTERVAL_S):
+        try:
+            found = _read_roles(file)
+        except InvalidSettings as error:
+            if trouble != str(error):
+                _log.warning("the roles stay as they are", action="roles_unreadable", error=str(error))
+            trouble = str(error)
+            continue
+        trouble = ""
+        if found != known:
+            known = found
+            set_roles(found)
 
 
 def _lines(described: GroupDescription) -> list[str]:
@@ -146,7 +253,15 @@ def _lines(described: GroupDescription) -> list[str]:
         f"group {described.group} on {described.topic}: {described.state}, {described.protocol} protocol, "
         f"as of {_clock(described.as_of)}"
     )
-    return [head, *(_line(role, each) for each in described.partitions for role in each.roles)]
+    roles_of: Counter[str] = Counter()
+    for each in described.partitions:
+        roles_of[each.member.client if each.member else "nobody"] += len(each.roles)
+    shares = ", ".join(f"{client} {count}" for client, count in sorted(roles_of.items()))
+    return [
+        head,
+        *(_line(role, each) for each in described.partitions for role in each.roles),
+        f"roles by process: {shares}",
+    ]
 
 
 def _line(role: Role, partition: PartitionDescription) -> str:

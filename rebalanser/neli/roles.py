@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
+from heapq import nlargest
 from typing import TypeAlias
 
 from rebalanser.errors import InvalidSettings
@@ -62,6 +63,7 @@ class RoleMap:
     def __init__(self, roles: Roles, partitions: int) -> None:
         if partitions < 1:
             raise InvalidSettings(f"a topic of {partitions} partitions holds no role")
+        self._partitions = partitions
         self._partition_of = {role: number % partitions for role, number in numbered(roles).items()}
         found: dict[int, list[Role]] = {}
         for role, partition in self._partition_of.items():
@@ -78,3 +80,24 @@ class RoleMap:
 
     def __iter__(self) -> Iterator[Role]:
         return iter(self._partition_of)
+
+    def imbalance(self) -> str | None:
+        """State the figures if partitions differ by more than one role or some have none; None otherwise.
+
+        Consumer groups share out partitions, and a partition's roles follow it. The partition of a role
+        can't depend on the other roles: two processes that know different ones, as in a roll-out, would let
+        two lead a role. So only numbers that are given to roles balance any names.
+        """
+        roles, loads = len(self._partition_of), [len(names) for names in self._roles_of.values()]
+        empty = self._partitions - len(loads)
+        if roles < 2 or (not empty and max(loads) - min(loads) <= 1):
+            return None
+        most = sum(nlargest((self._partitions + 1) // 2, loads))
+        advice = "give them the numbers from 0 on in every process (NE-5)"
+        if roles < self._partitions:
+            advice += f" and the topic {roles} partitions"
+        return (
+            f"{roles} roles belong to {len(loads)} of {self._partitions} partitions, "
+            f"up to {max(loads)} to one: a group shares out partitions, so one of two processes may lead "
+            f"{most} roles and the other {roles - most}; to share roles evenly, stop all processes, {advice}"
+        )

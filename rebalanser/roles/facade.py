@@ -157,8 +157,11 @@ class Neli:
         self._history = LeadershipHistory.opened(self._candidacy, self._history_dir, self._history_topic)
         self._teller = FactTeller(self.group, self._hooks, self._history)
         self._started.clear()
+        candidacy = self._candidacy
         try:
-            self._candidate = elections.stand(self._candidacy, self._called, self._teller.tell)
+            self._candidate = elections.stand(candidacy, self._called, self._teller.tell)
+            if self._candidacy is not candidacy:
+                self._candidate.set_roles(self._candidacy.roles)
         except BaseException:
             self._clean_up()
             raise

@@ -130,6 +130,22 @@ def test_a_successor_waits_for_work_that_is_under_way(join: Joining, protocol: G
     wait_until(lambda: FactKind.SUCCEEDS in {fact.kind for fact in second.facts}, "the fact is told")
 
 
+@pytest.mark.rule("NE-5")
+def test_roles_with_numbers_are_shared_evenly_and_uneven_ones_are_warned_about(
+    join: Joining, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["prices", "invoices", "mail", "news", "reports", "backup"]
+    numbers = {name: number for number, name in enumerate(names)}
+    group = [join(roles=numbers, partitions=6) for _ in range(3)]
+    wait_until(lambda: [len(told.neli.roles_held()) for told in group] == [2, 2, 2])
+    assert "roles belong to" not in caplog.text
+    group[0].neli.set_roles(dict.fromkeys(names[:3], 0))
+    assert "3 roles belong to 1 of 6 partitions, up to 3 to one" in caplog.text
+    caplog.clear()
+    join(roles=names, partitions=6, group="another")
+    assert "6 roles belong to" in caplog.text
+
+
 @pytest.mark.rule("NE-1")
 def test_roles_may_change_at_any_time(join: Joining) -> None:
     told = join(roles=["old", "kept"])

@@ -195,6 +195,17 @@ def test_what_the_candidate_says_is_what_the_application_hears(neli: Neli, stage
     assert set(stage.puppet.candidacy.roles) == {"c"}, "they are kept"
 
 
+@pytest.mark.rule("NE-1")
+def test_roles_named_while_it_starts_count(neli: Neli, stage: Stage) -> None:
+    def stand(candidacy: Candidacy, on_call: OnCall, on_fact: OnFact) -> Puppet:
+        neli.set_roles(["late"])
+        return Stage.stand(stage, candidacy, on_call, on_fact)
+
+    stage.stand = stand  # type: ignore[method-assign]
+    with neli:
+        assert neli.roles_held().keys() == {"late"}
+
+
 @pytest.mark.rule("NE-16")
 def test_handlers_are_called_for_each_role_with_its_token(neli: Neli, stage: Stage) -> None:
     calls: list[tuple[str, Role, int]] = []

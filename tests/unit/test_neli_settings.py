@@ -43,6 +43,39 @@ def test_a_named_role_keeps_its_partition_in_any_list() -> None:
     assert few.partition_of("mail") == many.partition_of("mail") == number_of("mail") % 12
 
 
+@pytest.mark.rule("NE-5", "NE-11")
+def test_roles_that_can_not_be_shared_evenly_are_told_with_the_figures() -> None:
+    names = ["prices", "invoices", "mail", "news", "reports", "backup"]
+    told = RoleMap(names, 12).imbalance()
+    loads = sorted(Counter(RoleMap(names, 12).partition_of(name) for name in names).values())
+    assert told is not None
+    assert f"6 roles belong to {len(loads)} of 12 partitions, up to {loads[-1]} to one" in told
+    assert "one of two processes may lead 6 roles and the other 0" in told
+    assert told.endswith("give them the numbers from 0 on in every process (NE-5) and the topic 6 partitions")
+    two_on_each_but_one = RoleMap({"a": 0, "b": 1, "c": 1, "d": 1, "e": 2}, 3).imbalance()
+    assert two_on_each_but_one is not None
+    assert "up to 3 to one" in two_on_each_but_one
+    assert "may lead 4 roles and the other 1;" in two_on_each_but_one
+
+
+@pytest.mark.rule("NE-5")
+@given(st.integers(1, 40), st.sets(st.text(max_size=5), max_size=200))
+def test_any_names_with_numbers_are_balanced(partitions: int, names: set[str]) -> None:
+    """Numbers from 0 on balance roles over partitions, as many as there are roles or fewer."""
+    numbers = {name: number for number, name in enumerate(sorted(names))}
+    partitions = min(partitions, max(1, len(names)))
+    mapped = RoleMap(numbers, partitions)
+    loads = [len(mapped.roles_of(partition)) for partition in range(partitions)]
+    assert max(loads) - min(loads) <= 1
+    assert mapped.imbalance() is None
+
+
+@pytest.mark.rule("NE-5")
+@pytest.mark.parametrize("roles", [[], ["only"], range(1024), range(12)])
+def test_nothing_is_told_of_roles_that_are_shared_evenly(roles: Any) -> None:
+    assert RoleMap(roles, 12).imbalance() is None
+
+
 @pytest.mark.rule("NE-14")
 def test_a_key_has_a_stable_slot() -> None:
     """Hash slots as roles: key -> slot -> leader is stable."""

@@ -47,7 +47,7 @@ from rebalanser.neli.messages import (
     Stop,
     Wakeup,
 )
-from rebalanser.neli.roles import Role, Roles, numbered
+from rebalanser.neli.roles import Role, RoleMap, Roles, numbered
 from rebalanser.neli.settings import GroupProtocol
 from rebalanser.redaction import redact
 from rebalanser.roles.contract import Call, Candidacy, Candidate, OnCall, OnFact
@@ -99,6 +99,7 @@ class KafkaCandidate(Candidate):
         settings = candidacy.settings
         self._connection = connection
         self._group = candidacy.group
+        self._partitions = partitions
         self._protocol = settings.protocol
         self._pid = os.getpid()
         self._process = f"{socket.gethostname()}-{self._pid}-{uuid.uuid4().hex[:12]}"
@@ -110,6 +111,7 @@ class KafkaCandidate(Candidate):
         self._member = Member(
             candidacy.group, self._process, partitions, candidacy.roles, settings, counted_at
         )
+        self._warn_of_imbalance(candidacy.roles)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -172,6 +174,7 @@ class KafkaCandidate(Candidate):
     def set_roles(self, roles: Roles) -> None:
         """Name other roles; takes effect soon."""
         self._inbox.put(RolesChanged(numbered(roles)))
+        self._warn_of_imbalance(roles)
 
     def stop(self) -> None:
         """Begin to hand over everything and leave; returns at once."""
@@ -240,6 +243,10 @@ class KafkaCandidate(Candidate):
         if any(words in sentence for words in _INSTANCE_TAKEN):
             return Fenced(f"{sentence}; give each process an instance of its own")
         return RegistryRefused(sentence)
+
+    def _warn_of_imbalance(self, roles: Roles) -> None:
+        if told := RoleMap(roles, self._partitions).imbalance():
+            _log.warning("group %s: %s", self._group, told)
 
     def _run(self) -> None:
         try:
