@@ -78,6 +78,7 @@ class DataFolder:
         self.archives: Final = path / "archives"
         """For archives on their way in; emptied at each opening."""
         self._lock: int | None = lock
+        self._found = frozenset(folder.name for folder in (path / "applications").iterdir())
 
     @classmethod
     def open(cls, path: Path, timeout_s: float = OPEN_TIMEOUT_S) -> Self:
@@ -174,35 +175,43 @@ class DataFolder:
         remove_folder(self.files_of(application, sha256))
 
     def drop(self, application: ApplicationId) -> None:
-        """Remove all files of an application, its data included; its output is kept for a while (SH-5).
+        """Remove all files of an application, its data included; its output is kept (SH-5).
 
         Raises:
             OSError: they cannot be removed.
         """
         remove_folder(self._folder_of(application))
-        self._forget_old_output()
 
-    def keep_only(self, applications: Collection[ApplicationId]) -> None:
-        """Remove the files of all other applications: what a worker that was away does not know any more.
+    def leftovers(self, applications: Collection[ApplicationId]) -> frozenset[str]:
+        """The folders of all other applications that were here at the opening; see :meth:`drop_leftover`.
+
+        A worker that was away does not know those applications any more.
+        """
+        return self._found - {folder_name(str(application)) for application in applications}
+
+    def drop_leftover(self, folder: str) -> None:
+        """Remove a folder that :meth:`leftovers` has named.
 
         Raises:
-            OSError: they cannot be removed.
+            OSError: it cannot be removed.
         """
-        kept = {folder_name(str(application)) for application in applications}
-        for folder in list((self.path / "applications").iterdir()):
-            if folder.name not in kept:
-                remove_folder(folder)
-        self._forget_old_output()
+        remove_folder(self.path / "applications" / folder)
 
-    def _folder_of(self, application: ApplicationId) -> Path:
-        return self.path / "applications" / folder_name(str(application))
+    def forget_old_output(self) -> None:
+        """Remove the output of applications that are no longer here, but for the last ones (SH-5).
 
-    def _forget_old_output(self) -> None:
+        Raises:
+            OSError: it cannot be removed.
+        """
+        outputs = list((self.path / "logs").iterdir())
         here = {folder.name for folder in (self.path / "applications").iterdir()}
-        stopped = [folder for folder in (self.path / "logs").iterdir() if folder.name not in here]
+        stopped = [folder for folder in outputs if folder.name not in here]
         stopped.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         for folder in stopped[KEPT_LOGS:]:
             remove_folder(folder)
+
+    def _folder_of(self, application: ApplicationId) -> Path:
+        return self.path / "applications" / folder_name(str(application))
 
     def close(self) -> None:
         """Let the folder go; a guardian that has inherited its lock still holds it. Twice does nothing."""

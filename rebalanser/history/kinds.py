@@ -200,6 +200,9 @@ _SHIVA: Final[Mapping[str, KindNote]] = MappingProxyType(
         ShivaKind.WORKER_ADDED: KindNote(
             "the leader counts `worker` in", ("worker", "host", "lineage", "incarnation")
         ),
+        ShivaKind.WORKER_STALLED: KindNote(
+            "`worker` answers and does not follow the assignment", ("worker", "seen", "published")
+        ),
         ShivaKind.WORKER_REMOVED: KindNote("the leader counts `worker` out", ("worker", "reason")),
         ShivaKind.WORKER_REFUSED: KindNote("a worker of that name is refused", ("worker", "host", "reason")),
         ShivaKind.START_COMMANDED: KindNote("the start of `resource` was commanded", ("command", "offset")),

@@ -57,7 +57,10 @@ supervises its processes: a worker that is stopped (SIGSTOP) cannot stop anythin
 that has not been heard for ``missed_rounds`` full rounds is removed; a new leader begins to count with its
 first ping, and removes nobody before its second (SH-9). A worker that a leader hears for the first time is
 answered by another ping of the same round, so that exclusive applications outlive a change of leader. A round
-that comes more than half a round late removes nobody: pongs may be waiting unread. Nothing else is periodic:
+that comes more than half a round late removes nobody: pongs may be waiting unread. A worker that answers, and
+for ``stalled_s`` has followed nothing of what was published, is removed too. Its pongs count for nothing, and
+no ping answers them, until it follows the document that it was removed in: what it runs exclusively ends as
+if it were silent. Nothing else is periodic:
 commands, changed reports and new workers are acted on as they are read, coalesced over ``settle_time_s``.
 
 *Retention* (SH-15). COMMAND loses old records by age and by size. A start command of an application that is

@@ -105,6 +105,7 @@ class Leader:
         self._publisher = Publisher(options)
         self._set_aside: tuple[SetAside, ...] = ()
         self._set_aside_changed = False
+        self._required: Epoch | None = None
         self._early_pongs: dict[WorkerId, tuple[Pong, float]] = {}
         self._round = 0
         self._ping_at = 0.0
@@ -426,7 +427,7 @@ class Leader:
 
     def _pong_read(self, pong: Pong, at: float) -> None:
         verdict = self._members.judge(pong)
-        if verdict is Verdict.STALE:
+        if verdict in {Verdict.STALE, Verdict.STALLED}:
             return
         if verdict is Verdict.REFUSED:
             self._refuse_worker(pong)
@@ -487,9 +488,12 @@ class Leader:
             answer_at = self._pinged_at + self._options.min_publish_interval_s
             self._answer_at = max(answer_at, self._now + self._options.settle_time_s)
 
-    def _remove(self, worker: WorkerId, reason: str) -> None:
+    def _remove(self, worker: WorkerId, reason: str, *, stalled: bool = False) -> None:
         self._board.vacate(worker)
-        self._members.remove(worker)
+        if stalled:
+            self._members.remove_stalled(worker, self._board.next)
+        else:
+            self._members.remove(worker)
         self._board.clear_gone(self._now, self._deadline_s)
         self._report(FactKind.WORKER_REMOVED, worker=worker, reason=reason)
 
@@ -578,11 +582,30 @@ class Leader:
         for worker in self._members.begin_round(overslept):
             missed = self._options.missed_rounds
             self._remove(worker, "silent for a full round" if missed == 1 else f"silent for {missed} rounds")
+        self._remove_stalled(overslept)
         self._members.forget(self._now - 2 * self._deadline_s, self._board.waited_for)
         self._round += 1
         begun_at = self._now if overslept or self._round == 1 else self._ping_at
         self._ping_at = begun_at + self._options.round_s
         self._ping()
+
+    def _remove_stalled(self, overslept: bool) -> None:
+        """Warn of workers that answer and do not follow, and remove those that stand still for too long.
+
+        What must have been followed by now was published before the last round began.
+        """
+        for worker in self._members.find_behind(self._required, self._now, overslept):
+            seen, required = self._members.seen(worker), self._required
+            self._report(
+                FactKind.WORKER_STALLED, worker=worker, seen=str(seen or "none"), published=str(required)
+            )
+        for worker in self._members.stalled(self._now, self._options.stalled_s):
+            self._remove(
+                worker,
+                f"it answers and has followed no assignment for {self._options.stalled_s:g} s",
+                stalled=True,
+            )
+        self._required = self.document.epoch if self.document is not None else None
 
     def _ping(self) -> None:
         self._answer_at = None

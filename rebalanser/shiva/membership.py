@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from rebalanser.shiva.records import Heard, Pong
 from rebalanser.shiva.safeguards import Safeguards
-from rebalanser.shiva.types import Incarnation, WorkerEntry, WorkerId
+from rebalanser.shiva.types import Epoch, Incarnation, WorkerEntry, WorkerId
 
 
 class Verdict(Enum):
@@ -16,6 +16,8 @@ class Verdict(Enum):
 
     STALE = auto()
     """An earlier incarnation's, or one that was read before."""
+    STALLED = auto()
+    """A process that was removed as it followed no assignment, and follows none yet."""
     REFUSED = auto()
     """Another folder's process claims the id of a worker that is known."""
     ADDED = auto()
@@ -34,6 +36,12 @@ class _LastPong:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    seen: Epoch | None
+    since: float
+
+
 class Members:
     """Which workers are known, and when each was heard."""
 
@@ -48,6 +56,9 @@ class Members:
         self._answered: dict[WorkerId, Heard] = {}
         self._last: dict[tuple[WorkerId, str], _LastPong] = {}
         self._refused: dict[WorkerId, Incarnation] = {}
+        self._seen: dict[WorkerId, Epoch | None] = {}
+        self._behind: dict[WorkerId, _Behind] = {}
+        self._stalled: dict[WorkerId, tuple[Incarnation, Epoch]] = {}
 
     def take_over(self, workers: Mapping[WorkerId, WorkerEntry], at: float) -> None:
         """Go on from the workers of a predecessor's document; nobody has been heard since ``at``."""
@@ -80,10 +91,14 @@ class Members:
         if pong.leaving:
             return Verdict.LEFT
         if known is None:
-            return Verdict.ADDED
+            return Verdict.STALLED if self._is_stalled(pong) else Verdict.ADDED
         if known.incarnation != pong.incarnation:
             return Verdict.SUCCEEDED
         return Verdict.HEARD if known == _entry(pong) else Verdict.CHANGED
+
+    def _is_stalled(self, pong: Pong) -> bool:
+        incarnation, epoch = self._stalled.get(pong.worker, (None, None))
+        return incarnation == pong.incarnation and epoch is not None and not _has_followed(pong.seen, epoch)
 
     def is_answered(self, pong: Pong) -> bool:
         """Whether a ping can have told this process that it was heard."""
@@ -101,6 +116,8 @@ class Members:
             self.entries[worker] = entry
             self.changed = True
         self._heard_in[worker] = self._rounds
+        self._seen[worker] = pong.seen
+        self._stalled.pop(worker, None)
         self._answered[worker] = Heard(pong.incarnation, pong.sequence)
 
     def refuse(self, pong: Pong) -> bool:
@@ -114,8 +131,45 @@ class Members:
         """Know a worker no longer; when it was heard is remembered."""
         if self.entries.pop(worker, None) is not None:
             self.changed = True
-        for about in (self._heard_in, self._answered, self._refused):
+        for about in (self._heard_in, self._answered, self._refused, self._seen, self._behind):
             about.pop(worker, None)
+
+    def remove_stalled(self, worker: WorkerId, until: Epoch) -> None:
+        """Know a worker no longer, and hear none of its pongs before it follows the document ``until``.
+
+        So no ping answers it either: what it may run exclusively ends as if it were silent (SH-14).
+        """
+        incarnation = self.incarnation(worker)
+        self.remove(worker)
+        if incarnation is not None:
+            self._stalled[worker] = incarnation, until
+
+    def find_behind(self, required: Epoch | None, now: float, overslept: bool) -> list[WorkerId]:
+        """Find the workers that answer and have not followed ``required``; return those not found before.
+
+        One that follows slowly does not stand still: its time counts anew. A leader that overslept has pongs
+        that it has not read yet.
+        """
+        if overslept or required is None:
+            self._behind.clear()
+            return []
+        found: list[WorkerId] = []
+        for worker, seen in self._seen.items():
+            before = self._behind.get(worker)
+            if _has_followed(seen, required):
+                self._behind.pop(worker, None)
+            elif before is None or before.seen != seen:
+                self._behind[worker] = _Behind(seen, now)
+                found += [worker] if before is None else []
+        return found
+
+    def seen(self, worker: WorkerId) -> Epoch | None:
+        """The last document that a known worker has said to follow."""
+        return self._seen.get(worker)
+
+    def stalled(self, now: float, limit_s: float) -> list[WorkerId]:
+        """The workers that have stood still for ``limit_s`` seconds."""
+        return [worker for worker, behind in self._behind.items() if now - behind.since >= limit_s]
 
     def begin_round(self, overslept: bool) -> list[WorkerId]:
         """Count a round, and say who has been silent for too long (SH-8).
@@ -144,6 +198,10 @@ class Members:
         lineages = {(worker, incarnation.lineage) for worker, incarnation in needed}
         lineages |= {(worker, entry.incarnation.lineage) for worker, entry in self.entries.items()}
         self._last = {key: last for key, last in self._last.items() if last.at >= before or key in lineages}
+
+
+def _has_followed(seen: Epoch | None, required: Epoch) -> bool:
+    return seen is not None and seen >= required
 
 
 def _entry(pong: Pong) -> WorkerEntry:

@@ -193,6 +193,7 @@ class FactKind(StrEnum):
     TOOK_OVER = "took_over"
     STEPPED_DOWN = "stepped_down"
     WORKER_ADDED = "worker_added"
+    WORKER_STALLED = "worker_stalled"
     WORKER_REMOVED = "worker_removed"
     WORKER_REFUSED = "worker_refused"
     START_COMMANDED = "start_commanded"

@@ -19,6 +19,11 @@ class LeaderOptions:
     """From ping to ping (SH-8)."""
     missed_rounds: int = 1
     """For how many full rounds a worker may be silent before it is removed (SH-8)."""
+    stalled_s: float = 120.0
+    """For how long a worker may answer and not follow the assignment before it counts as gone (SH-8).
+
+    Counted from the round in which it is found to stand still, which is logged as a warning.
+    """
     deadline_s: float | None = None
     """How long a pong that was heard lets a worker run exclusive applications (SH-14).
 

@@ -7,10 +7,11 @@ import io
 import json
 import os
 import struct
+import threading
 import uuid
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -25,12 +26,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader, LogTruncated, LogWriter
+from rebalanser_kafka.shiva.parts import FileThreads
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
 from rebalanser_kafka.topics import describe
 
 from rebalanser.applications import open_cluster
 from rebalanser.applications.archives import pack
+from rebalanser.applications.data_folder import DataFolder
 from rebalanser.errors import (
     AccessDenied,
     InvalidName,
@@ -43,11 +46,13 @@ from rebalanser.shiva.records import StartCommand
 from rebalanser.shiva.types import ApplicationId, ApplicationState, Archive, Mode
 from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser.testing.kafka_server import KafkaCluster
-from rebalanser.testing.shiva_cluster import ShivaCluster
+from rebalanser.testing.shiva_cluster import RUNS, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from rebalanser.applications.manifest import Manifest
 
 
 @pytest.fixture
@@ -194,6 +199,76 @@ class TestRetention:
         assert shiva.running().archive.parts >= 17
         digest = hashlib.sha256(noise).hexdigest()
         wait_until(lambda: shiva.journal.exists() and digest in shiva.journal.read_text(), "it has arrived")
+
+
+class TestSlowDisk:
+    @pytest.mark.rule("SH-5", "SH-6")
+    def test_files_that_take_for_ever_hold_up_neither_other_applications_nor_their_stop(
+        self, shiva: ShivaCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        may_end = threading.Event()
+        unpack = DataFolder.unpack
+
+        def hang(
+            data: DataFolder, application: ApplicationId, archive: bytes, sha256: str, *limits: Any
+        ) -> Manifest:
+            if application.application == "slow":
+                may_end.wait(PATIENCE_S)
+            return unpack(data, application, archive, sha256, *limits)
+
+        monkeypatch.setattr(DataFolder, "unpack", hang)
+        shiva.leader().says("took over")
+        worker = shiva.cluster.run_worker("worker-1", shiva.data("worker-1"), WorkerOptions())
+        try:
+            shiva.start("t/c/slow", source=shiva.application("slow", RUNS))
+            shiva.start("t/c/web", source=shiva.application("web", RUNS))
+            shiva.running("t/c/web")
+            shiva.cluster.stop(ApplicationId.parse("t/c/web"))
+            shiva.gone("t/c/web")
+            slow = shiva.known.applications[ApplicationId.parse("t/c/slow")]
+            assert slow.state is ApplicationState.ASSIGNED
+            may_end.set()
+            shiva.running("t/c/slow")
+        finally:
+            may_end.set()
+            worker.stop()
+            worker.wait(PATIENCE_S)
+
+    @pytest.mark.rule("SH-8")
+    def test_a_worker_that_answers_and_reads_no_more_is_gone_until_it_reads_again(
+        self, shiva: ShivaCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        has_room = threading.Event()
+        has_room.set()
+        held: list[Callable[[], None]] = []
+
+        def hold(_threads: FileThreads, action: Callable[[], None]) -> None:
+            if has_room.is_set():
+                action()
+            else:
+                held.append(action)
+
+        monkeypatch.setattr(FileThreads, "when_room", hold)
+        options = LeaderOptions(round_s=0.5, session_timeout_s=1.5, stalled_s=1.0)
+        running = [
+            shiva.cluster.run_leader("leader-1", options),
+            shiva.cluster.run_worker("worker-1", shiva.data("worker-1"), WorkerOptions()),
+        ]
+        try:
+            shiva.start()
+            shiva.running(worker="worker-1")
+            has_room.clear()
+            shiva.worker("worker-2")
+            shiva.running(worker="worker-2")
+            assert "worker-1" not in shiva.known.workers
+            has_room.set()
+            for action in held:
+                action()
+            shiva.until(lambda document: "worker-1" in document.workers, "it follows again")
+        finally:
+            for each in reversed(running):
+                each.stop()
+                each.wait(PATIENCE_S)
 
 
 class TestPoison:

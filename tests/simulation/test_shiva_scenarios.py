@@ -70,6 +70,9 @@ def _words(world: World) -> Words:
         "crash": lambda name: world.crash(world.host(name)),
         "pause": lambda name, seconds: world.pause(world.host(name), float(seconds), Fault.PAUSE_LONG),
         "cut-off": lambda name, seconds: world.cut(world.host(name), float(seconds)),
+        "read-slowly": lambda name, seconds: world.lag(
+            world.host(name), "COMMAND", float(seconds), float(seconds)
+        ),
         "change-leader": lambda: change_leader(world),
         "compact": lambda: world.compact(),
         "zombie-document": lambda: world.forge(),

@@ -167,12 +167,18 @@ def test_files_that_are_no_longer_as_they_were_are_not_taken(data: DataFolder, p
     assert data.stored_manifest(APP, packed.sha256) is None
 
 
-def test_only_what_a_worker_still_knows_is_kept(data: DataFolder, packed: Packed) -> None:
-    for application in (APP, OTHER):
-        data.unpack(application, packed.archive, packed.sha256)
-    data.keep_only([OTHER])
-    assert data.stored_manifest(APP, packed.sha256) is None
-    assert data.stored_manifest(OTHER, packed.sha256) == packed.manifest
+def test_only_what_a_worker_still_knows_is_kept(folder: Path, packed: Packed) -> None:
+    with DataFolder.open(folder) as data:
+        for application in (APP, OTHER):
+            data.unpack(application, packed.archive, packed.sha256)
+    late = ApplicationId("t", "c", "late")
+    with DataFolder.open(folder) as data:
+        data.unpack(late, packed.archive, packed.sha256)
+        (leftover,) = data.leftovers([OTHER])
+        data.drop_leftover(leftover)
+        assert data.stored_manifest(APP, packed.sha256) is None
+        assert data.stored_manifest(OTHER, packed.sha256) == packed.manifest
+        assert data.stored_manifest(late, packed.sha256) == packed.manifest
 
 
 @pytest.mark.rule("SH-16")
@@ -214,5 +220,6 @@ def test_output_of_stopped_applications_is_kept_boundedly(
         os.utime(data.output_of(application).parent, (1000 - age, 1000 - age))
     for application in stopped:
         data.drop(application)
+    data.forget_old_output()
     kept = {folder.name for folder in (data.path / "logs").iterdir()}
     assert kept == {folder_name(str(application)) for application in (APP, *stopped[:2])}

@@ -651,6 +651,81 @@ def test_missed_rounds_are_counted_from_the_last_pong() -> None:
     assert 30 <= rig.now - silent_since <= 41.5
 
 
+def stand_still(rig: Rig, seconds: float, seen: Epoch) -> None:
+    """Let time pass with w2 in good health and w1 answering without following any document."""
+    for _ in range(int(seconds / 5)):
+        rig.pass_s(5)
+        rig.pong("w1", {A: RunState.RUNNING}, seen=seen)
+        rig.runs_what_it_should("w2")
+
+
+@pytest.mark.rule("SH-8")
+def test_who_answers_and_does_not_follow_is_warned_about_and_then_gone() -> None:
+    rig = Rig(replace(OPTIONS, stalled_s=40.0))
+    running(rig, "w1", "w2", apps=[A, B])
+    assert rig.entry(A).worker == "w1"
+    seen = rig.document.epoch
+    rig.start(C)
+    stand_still(rig, 30, seen)
+    (warned,) = rig.facts(FactKind.WORKER_STALLED)
+    assert (warned.worker, warned.detail["seen"]) == ("w1", str(seen))
+    assert set(rig.document.workers) == {"w1", "w2"}
+    stand_still(rig, 45, seen)
+    assert set(rig.document.workers) == {"w2"}
+    (removed,) = rig.facts(FactKind.WORKER_REMOVED)
+    assert removed.detail["reason"] == "it answers and has followed no assignment for 40 s"
+    assert rig.entry(A).worker == "w2", "in mode available it is not waited for"
+    stand_still(rig, 60, seen)
+    assert set(rig.document.workers) == {"w2"}, "what it says does not count"
+    rig.pong("w1")
+    rig.settle()
+    assert set(rig.document.workers) == {"w1", "w2"}, "it follows again"
+
+
+@pytest.mark.rule("SH-13", "SH-14")
+def test_what_is_exclusive_waits_until_a_worker_that_stands_still_must_have_stopped_it() -> None:
+    rig = Rig(replace(OPTIONS, stalled_s=40.0))
+    running(rig, "w1", "w2", apps=[A, B], mode=Mode.EXCLUSIVE)
+    seen = rig.document.epoch
+    rig.start(C)
+    while not rig.facts(FactKind.WORKER_REMOVED):
+        stand_still(rig, 5, seen)
+        heard_at = rig.now
+    answered = len(rig.pings)
+    while rig.entry(A).worker is None:
+        stand_still(rig, 5, seen)
+    assert rig.now - heard_at >= OPTIONS.permission_s - 5
+    assert all("w1" not in ping.heard for ping in rig.pings[answered:])
+
+
+@pytest.mark.rule("SH-8")
+def test_a_leader_that_overslept_blames_no_worker_for_not_following() -> None:
+    """What the worker has said in the meantime is still unread."""
+    rig = Rig(replace(OPTIONS, stalled_s=40.0))
+    running(rig, "w1", "w2", apps=[A, B])
+    seen = rig.document.epoch
+    rig.start(C)
+    stand_still(rig, 30, seen)
+    assert rig.facts(FactKind.WORKER_STALLED)
+    rig.now += 60
+    rig.feed(Wakeup())
+    assert rig.facts(FactKind.WORKER_REMOVED) == []
+
+
+@pytest.mark.rule("SH-8")
+def test_who_follows_slowly_does_not_stand_still() -> None:
+    rig = Rig(replace(OPTIONS, stalled_s=20.0))
+    running(rig, "w1", "w2", apps=[A, B])
+    epochs: list[Epoch] = []
+    for number in range(15):
+        rig.start(C, f"start-{number}")
+        rig.settle()
+        epochs.append(rig.document.epoch)
+        stand_still(rig, 15, epochs[max(0, number - 3)] if number > 3 else epochs[-1])
+    assert len(rig.facts(FactKind.WORKER_STALLED)) == 1
+    assert rig.facts(FactKind.WORKER_REMOVED) == []
+
+
 @pytest.mark.rule("SH-9")
 def test_a_new_leader_removes_nobody_before_its_second_round(rig: Rig) -> None:
     """A leader corrects from the second round on."""

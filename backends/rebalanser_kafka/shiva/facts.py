@@ -21,12 +21,18 @@ from rebalanser.shiva.messages import Fact, FactKind
 from rebalanser.shiva.types import Mode
 
 CLOSE_TIMEOUT_S: Final = 2.0
-_OF_WORKERS: Final = {FactKind.WORKER_ADDED, FactKind.WORKER_REFUSED, FactKind.WORKER_REMOVED}
+_OF_WORKERS: Final = {
+    FactKind.WORKER_ADDED,
+    FactKind.WORKER_REFUSED,
+    FactKind.WORKER_REMOVED,
+    FactKind.WORKER_STALLED,
+}
 
 _WARNINGS = frozenset(
     {
         FactKind.WORKER_REMOVED,
         FactKind.WORKER_REFUSED,
+        FactKind.WORKER_STALLED,
         FactKind.COMMAND_REFUSED,
         FactKind.RECORD_SET_ASIDE,
         FactKind.DOCUMENT_REFUSED,

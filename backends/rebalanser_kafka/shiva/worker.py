@@ -1,7 +1,8 @@
 """A worker on Kafka: follows COMMAND and CONTROL, and does with files and processes as the machine says.
 
-Threads: the loop owns the machine and waits for nobody; one follows each of the two topics; one stores and
-removes files; the processes tell what becomes of them from threads of their own.
+Threads: the loop owns the machine and waits for nobody; one follows each of the two topics; a few store and
+remove files, one at a time those of an application; the processes tell what becomes of them from threads of
+their own.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import contextlib
 import queue
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, assert_never
 
 from rebalanser.applications.cluster import TopicNames
-from rebalanser.applications.data_folder import DataFolder
+from rebalanser.applications.data_folder import DataFolder, folder_name
 from rebalanser.applications.manifest import Manifest
 from rebalanser.applications.processes import ApplicationProcesses
 from rebalanser.errors import (
@@ -65,11 +67,13 @@ from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
 from rebalanser_kafka.shiva.facts import FactTeller
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.outage import Outage
-from rebalanser_kafka.shiva.parts import PartsMissing, PartStore
+from rebalanser_kafka.shiva.parts import FileThreads, PartsMissing, PartStore
 from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import command_event, control_record
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 
+OUTPUTS: Final = ""
+"""Stands for the output of applications among the folders that files are worked on in."""
 LOOK_AT_CLOCK_S: Final = 0.5
 LOOK_S: Final = 2.0
 """How long the broker may take to say where a topic ends."""
@@ -130,11 +134,11 @@ class KafkaWorker:
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._processes = ApplicationProcesses(self._data, worker, self._items.put)
         self._parts = PartStore(self._data.archives)
-        self._files = ThreadPoolExecutor(1, f"rebalanser-files-{worker}")
+        self._files = FileThreads(f"rebalanser-files-{worker}")
         self._mentioned: set[ApplicationId] = set()
         self._position = 0
         self._lacking: list[_Lacking] = []
-        self._manifests: dict[tuple[ApplicationId, CommandId], tuple[str, Manifest]] = {}
+        self._manifests: dict[ApplicationId, dict[CommandId, tuple[str, Manifest]]] = {}
         self._writer = LogWriter(connection, delivery_timeout_s=PONG_TIMEOUT_S)
         self._pongs = Outage("pong_not_written", {"cluster": connection.cluster, "worker": worker})
         self._failure: RebalanserError | None = None
@@ -180,7 +184,7 @@ class KafkaWorker:
             closing.callback(self._facts.close)
             closing.callback(self._data.close)
             closing.callback(self._writer.close, LAST_PONG_S)
-            closing.callback(self._files.shutdown, cancel_futures=True)
+            closing.callback(self._files.close)
             for follower in self._followers:
                 closing.callback(follower.close)
             closing.callback(self._tell_exits)
@@ -229,15 +233,18 @@ class KafkaWorker:
         self._note_position(batch.position)
         self._position = batch.position
         self._store_lacking()
-        # Behind the batch's parts: what has been read and not written yet stays within a batch.
-        self._files.submit(batch.taken.set)
+        self._files.when_room(batch.taken.set)
+
+    def _in_files(self, application: ApplicationId, work: Callable[[], None], size_bytes: int = 0) -> None:
+        """Carry out work on an application's files behind what came before it."""
+        self._files.submit(folder_name(str(application)), work, size_bytes)
 
     def _store_lacking(self) -> None:
         """Put together what was lacking parts, once all is read that they may stand in."""
         lacking, self._lacking = self._lacking, []
         for each in lacking:
             if each.end <= self._position:
-                self._files.submit(self._store, each.store, last_try=True)
+                self._in_files(each.store.application, partial(self._store, each.store, last_try=True))
             else:
                 self._lacking.append(each)
 
@@ -253,7 +260,9 @@ class KafkaWorker:
         event = command_event(record)
         if isinstance(event, PartRead):
             key = PartKey(event.application, event.sha256, event.number)
-            self._files.submit(self._keep_part, key, record.value)
+            self._in_files(
+                event.application, partial(self._keep_part, key, record.value), event.at.size_bytes
+            )
         if event is not None:
             if self._caught_up_at is not None:
                 self._note_mentioned(event)
@@ -282,18 +291,26 @@ class KafkaWorker:
     def _note_position(self, position: int) -> None:
         if self._caught_up_at is not None and position >= self._caught_up_at:
             self._caught_up_at = None
-            self._files.submit(self._keep_only, self._mentioned)
+            for folder in self._data.leftovers(self._mentioned):
+                self._files.submit(folder, partial(self._drop_leftover, folder))
+            self._files.submit(OUTPUTS, self._forget_old_output)
             self._mentioned = set()
             self._handle(CaughtUp())
 
-    def _keep_only(self, applications: set[ApplicationId]) -> None:
+    def _drop_leftover(self, folder: str) -> None:
         try:
-            self._data.keep_only(applications)
+            self._data.drop_leftover(folder)
         except OSError as error:
             _log.error(
-                f"files of applications that are not there any more could not be removed: {error}",
+                f"files of an application that is not there any more could not be removed: {error}",
                 action="files_not_removed",
             )
+
+    def _forget_old_output(self) -> None:
+        try:
+            self._data.forget_old_output()
+        except OSError as error:
+            _log.error(f"old output could not be removed: {error}", action="files_not_removed")
 
     def _handle(self, event: WorkerEvent) -> None:
         for effect in self._machine.handle(event, self._clock.now()):
@@ -302,9 +319,9 @@ class KafkaWorker:
     def _perform(self, effect: WorkerEffect) -> None:
         match effect:
             case StoreFiles():
-                self._files.submit(self._store, effect)
+                self._in_files(effect.application, partial(self._store, effect))
             case DropFiles(application=application, command=command):
-                self._files.submit(self._drop, application, command)
+                self._in_files(application, partial(self._drop, application, command))
             case StartProcess():
                 self._start(effect)
             case StopProcess(application=application, run=run):
@@ -336,7 +353,7 @@ class KafkaWorker:
             self._pongs.works("pongs are written again")
 
     def _start(self, start: StartProcess) -> None:
-        sha256, manifest = self._manifests[start.application, start.command]
+        sha256, manifest = self._manifests[start.application][start.command]
         self._processes.start(
             start.application,
             start.run,
@@ -347,7 +364,7 @@ class KafkaWorker:
         )
 
     def _store(self, store: StoreFiles, *, last_try: bool = False) -> None:
-        """In the thread for files: the files that are there from before are as good as new ones."""
+        """In a thread for files: the files that are there from before are as good as new ones."""
         application, command, sha256 = store.application, store.command, store.archive.sha256
         try:
             manifest = self._data.stored_manifest(application, sha256)
@@ -370,7 +387,7 @@ class KafkaWorker:
             )
             self._items.put(FilesRefused(application, command, f"{type(error).__name__}: {error}"))
             return
-        self._manifests[application, command] = sha256, manifest
+        self._manifests.setdefault(application, {})[command] = sha256, manifest
         self._items.put(FilesStored(application, command, manifest.as_policy()))
 
     def _end_of_command(self) -> int | None:
@@ -382,8 +399,11 @@ class KafkaWorker:
             return None
 
     def _drop(self, application: ApplicationId, command: CommandId) -> None:
-        sha256, _ = self._manifests.pop((application, command), ("", None))
-        others = {kept for (other, _), (kept, _) in self._manifests.items() if other == application}
+        manifests = self._manifests.get(application, {})
+        sha256, _ = manifests.pop(command, ("", None))
+        others = {kept for kept, _ in manifests.values()}
+        if not manifests:
+            self._manifests.pop(application, None)
         try:
             if not others:
                 self._data.drop(application)
@@ -395,3 +415,4 @@ class KafkaWorker:
                 action="files_not_removed",
                 application=str(application),
             )
+        self._files.submit(OUTPUTS, self._forget_old_output)

@@ -263,7 +263,10 @@ class Chaos:
 
     def _lag(self, host: Host) -> None:
         topic = self._random.choice(("COMMAND", "CONTROL"))
-        self._world.lag(host, topic, self._random.uniform(0.2, 5.0), self._random.uniform(1.0, 12.0))
+        longest_s = self._random.choice((5.0, 5.0, 20.0))
+        self._world.lag(
+            host, topic, self._random.uniform(0.2, longest_s), self._random.uniform(1.0, 2.4 * longest_s)
+        )
 
     def _drift_within(self, host: Host) -> None:
         rate = 1 + DRIFT_RATIO / 2 * self._random.uniform(-0.95, 0.95)

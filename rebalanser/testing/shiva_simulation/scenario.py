@@ -18,6 +18,7 @@ MARGIN_S: Final = 0.2
 LEADER_OPTIONS: Final = LeaderOptions(
     round_s=2.0,
     missed_rounds=1,
+    stalled_s=3.0,
     deadline_s=7.0,
     settle_time_s=0.02,
     min_publish_interval_s=0.1,
@@ -134,6 +135,7 @@ def _options(random: Random) -> LeaderOptions:
     return LeaderOptions(
         round_s=random.choice((1.0, 2.0)),
         missed_rounds=random.choice((1, 2)),
+        stalled_s=3.0,
         deadline_s=random.choice((7.0, 9.0)),
         settle_time_s=random.choice((0.0, 0.02, 0.3)),
         min_publish_interval_s=random.choice((0.0, 0.1, 0.8)),
