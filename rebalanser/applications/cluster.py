@@ -95,6 +95,19 @@ class Cluster(ABC):
         """
 
     @abstractmethod
+    def restart(self, application: ApplicationId) -> CommandId:
+        """Start an application anew, from the archive that is on the log; the id of the command (SH-4).
+
+        Tags and mode stay. Where it has failed is forgotten. Of commands that several clients publish at the
+        same time the last one on the log wins (SH-2).
+
+        Raises:
+            UnknownApplication: the last document does not know it, or a stop of it is on its way.
+            ApplicationFailed: its start was refused, so that the log does not keep its archive.
+            RegistryUnavailable: the log could not be written; the restart had no effect.
+        """
+
+    @abstractmethod
     def read(self, timeout_s: float) -> AssignmentDocument | None:
         """The last document on ASSIGNEMENT, which is all that status is made of; None before any (SH-11).
 

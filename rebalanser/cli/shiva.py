@@ -32,7 +32,14 @@ from rebalanser.runtime.running import stopping_on_signals
 from rebalanser.settings import Settings
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import AssignmentDocument
-from rebalanser.shiva.types import ApplicationEntry, ApplicationId, Mode, RestartPolicy, check_part
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Mode,
+    RestartPolicy,
+    check_part,
+)
 from rebalanser.shiva.worker_options import WorkerOptions
 
 CLUSTER_VARIABLE: Final = "REBALANSER_CLUSTER"
@@ -338,6 +345,66 @@ def stop(
     face.answer(
         {"application": application, "command": command, "state": state},
         f"{application}: stop commanded" if not wait else f"{application} is stopped",
+    )
+
+
+@app.command()
+def restart(
+    application: ApplicationArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Start an application anew from its files in the cluster; where it failed is forgotten."""
+    face = Face.of(_url(registry, kafka, cluster), json)
+    name = ApplicationId.parse(application)
+    with _opened(face) as opened:
+        command = opened.restart(name)
+        entry = _await(face, opened, name, command, timeout) if wait else None
+    face.answer(
+        {
+            "application": application,
+            "command": command,
+            "state": entry.state.value if entry else "commanded",
+            "worker": entry.worker if entry else None,
+        },
+        f"{application}: restart commanded" if entry is None else _started(application, entry),
+    )
+
+
+@app.command()
+def retry(
+    applications: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TENANT/CHANNEL/APP]...",
+            show_default=False,
+            help="The applications; default: all that have failed on every worker.",
+        ),
+    ] = None,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Start failed applications anew from their files in the cluster, on any worker that can take them."""
+    face = Face.of(_url(registry, kafka, cluster), json)
+    wanted = [ApplicationId.parse(application) for application in applications or ()]
+    with _opened(face) as opened:
+        document = opened.read(Settings().connect_timeout_s)
+        known = document.applications if document is not None else {}
+        all_failed = [name for name, entry in known.items() if entry.state is ApplicationState.FAILED]
+        chosen = sorted(wanted or all_failed)
+        sound = [name for name in chosen if name in known and not known[name].failed_on]
+        commands = {str(name): opened.restart(name) for name in chosen if name not in sound}
+    face.answer(
+        {"retried": commands},
+        *(f"{name}: retry commanded" for name in commands),
+        *(f"{name} has not failed" for name in sound),
+        *(() if chosen else ("no application has failed",)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rebalanser.shiva.types import ApplicationState
 from rebalanser.testing.shiva_cluster import RUNS, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -82,6 +84,41 @@ def test_a_day_with_the_command_line(shiva: ShivaCluster) -> None:
     for daemon in daemons.values():
         daemon.interrupt()
     assert [daemon.wait() for daemon in daemons.values()] == [0, 0, 0]
+
+
+@pytest.mark.rule("SH-4", "SH-18")
+def test_what_runs_and_what_failed_is_started_anew_from_the_log(shiva: ShivaCluster, tmp_path: Path) -> None:
+    daemon = shiva.daemon()
+    daemon.says("daemon-1 runs")
+    database = tmp_path / "database"
+    notes = 'echo "start $SHIVA_WORKER $SHIVA_TOKEN" >> "$JOURNAL"'
+    needs = f"{notes}; test -e {database} && exec sleep 1000; exit 7"
+    database.touch()
+    folder = shiva.application("web", needs, restart={"max_restarts": 1, "backoff_initial_s": 0.05})
+    assert shiva.run("shiva", "retry").out == "no application has failed\n"
+    shiva.start(source=folder)
+    first = shiva.running()
+    wait_until(lambda: shiva.starts() == 1, "it has begun")
+    shutil.rmtree(folder)
+    anew = shiva.run("shiva", "restart", "t/c/web", "--wait")
+    assert (anew.code, anew.out) == (0, "t/c/web is running on daemon-1\n"), anew.err
+    assert shiva.running().command != first.command
+    assert shiva.running().archive == first.archive
+    wait_until(lambda: shiva.starts() == 2, "it has begun anew")
+    assert shiva.run("shiva", "retry", "t/c/web").out == "t/c/web has not failed\n"
+
+    database.unlink()
+    assert shiva.run("shiva", "restart", "t/c/web").out == "t/c/web: restart commanded\n"
+    shiva.entry_when(lambda entry: entry.state is ApplicationState.FAILED, "has failed")
+    database.touch()
+    assert shiva.run("shiva", "retry").out == "t/c/web: retry commanded\n"
+    shiva.running()
+
+    unknown = shiva.run("shiva", "restart", "t/c/none")
+    assert unknown.code == 3
+    assert "knows no application t/c/none; it knows t/c/web" in unknown.err
+    daemon.interrupt()
+    assert daemon.wait() == 0
 
 
 @pytest.mark.rule("SH-11", "SH-18")

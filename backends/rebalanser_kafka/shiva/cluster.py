@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from rebalanser.applications.archives import pack
 from rebalanser.applications.cluster import Cluster, OnDocument, Progress, TopicNames
 from rebalanser.errors import (
     AccessDenied,
+    ApplicationFailed,
     InvalidArchive,
     InvalidSettings,
     NotSettled,
@@ -43,7 +45,7 @@ from rebalanser_kafka.connection import Connection, reach
 from rebalanser_kafka.log import LogWriter
 from rebalanser_kafka.records import FRAMING_BYTES
 from rebalanser_kafka.shiva import topics as shiva_topics
-from rebalanser_kafka.shiva.commands import is_commanded
+from rebalanser_kafka.shiva.commands import last_commanded
 from rebalanser_kafka.shiva.effect import Effect
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_document import last_document, newest
@@ -136,16 +138,41 @@ class KafkaCluster(Cluster):
         self._check_known(application)
         return self._append_command(StopCommand(application, uuid.uuid4().hex))
 
+    def restart(self, application: ApplicationId) -> CommandId:
+        """Start an application anew from the archive that is on the log; the id of the command (SH-4)."""
+        document = self.read(self._timeout_s)
+        entry = document.applications.get(application) if document is not None else None
+        last = self._last_commanded(application, document)
+        if isinstance(last, StartCommand):
+            start = last
+        elif entry is None or isinstance(last, StopCommand) or entry.state is ApplicationState.STOPPING:
+            raise self._unknown(application, document)
+        elif entry.state is ApplicationState.REFUSED:
+            raise ApplicationFailed(
+                f"{application} was refused, so the log does not keep its archive; start it with its files: "
+                f"{entry.reason}"
+            )
+        else:
+            start = StartCommand(application, entry.command, entry.archive, entry.mode, entry.tags)
+        return self._append_command(replace(start, command=uuid.uuid4().hex))
+
     def _check_known(self, application: ApplicationId) -> None:
         document = self.read(self._timeout_s)
+        if document is not None and application in document.applications:
+            return
+        if not isinstance(self._last_commanded(application, document), StartCommand):
+            raise self._unknown(application, document)
+
+    def _last_commanded(
+        self, application: ApplicationId, document: AssignmentDocument | None
+    ) -> StartCommand | StopCommand | None:
+        return last_commanded(self._connection, self._topics.command, application, document, self._timeout_s)
+
+    def _unknown(self, application: ApplicationId, document: AssignmentDocument | None) -> UnknownApplication:
         known = {} if document is None else document.applications
-        if application in known:
-            return
-        if is_commanded(self._connection, self._topics.command, application, document, self._timeout_s):
-            return
-        names = ", ".join(map(str, sorted(known)[:KNOWN_SHOWN])) or "none"
+        names = ", ".join(map(str, sorted(known.keys() - {application})[:KNOWN_SHOWN])) or "none"
         more = f" and {len(known) - KNOWN_SHOWN} more" if len(known) > KNOWN_SHOWN else ""
-        raise UnknownApplication(
+        return UnknownApplication(
             f"cluster {self._connection.cluster} knows no application {application}; it knows {names}{more}"
         )
 
