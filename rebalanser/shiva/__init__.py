@@ -53,6 +53,10 @@ worker that comes back from being cut off, still behind on COMMAND, starts no ex
 document older than the one that took it away. The deadline is enforced beside the worker, by whoever
 supervises its processes: a worker that is stopped (SIGSTOP) cannot stop anything itself.
 
+*Failures* (SH-17). An application that has failed on a worker is placed elsewhere. Where it failed is
+forgotten some time after its last failure, later with each failure in a row. A worker that is named anew
+begins with all restarts, and stores again what it had refused.
+
 *Rounds* (SH-8). The leader pings each round; workers pong at once, and whenever their state changes. A worker
 that has not been heard for ``missed_rounds`` full rounds is removed; a new leader begins to count with its
 first ping, and removes nobody before its second (SH-9). A worker that a leader hears for the first time is

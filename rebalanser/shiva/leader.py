@@ -36,7 +36,7 @@ from rebalanser.shiva.messages import (
     Wakeup,
 )
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.placing import MAX_REASON_CHARS, Board
+from rebalanser.shiva.placing import MAX_REASON_CHARS, Board, Retries
 from rebalanser.shiva.publishing import Publisher
 from rebalanser.shiva.records import (
     AssignmentDocument,
@@ -88,7 +88,8 @@ class Leader:
         self._options = options
         self._guards = guards or Safeguards()
         self._members = Members(self._guards, options.missed_rounds)
-        self._board = Board(self._members, self._guards)
+        self._retries = Retries(options.retry_initial_s, options.retry_max_s)
+        self._board = Board(self._members, self._guards, self._retries)
         self._shelf = Shelf(options)
         self._keeper = Keeper(self._board, self._shelf, options)
         self._replay = Replay(self._guards)
@@ -131,7 +132,7 @@ class Leader:
         if not self.leads:
             return None
         times = [self._ping_at, self._answer_at, self._publish_at, self._deadline_falls_at]
-        times.append(self._board.next_gone(self._now, self._deadline_s))
+        times += [self._board.next_gone(self._now, self._deadline_s), self._retries.next_at]
         return min(at for at in times if at is not None)
 
     def handle(self, event: LeaderEvent, now: float, wall_ms: int) -> list[LeaderEffect]:
@@ -147,7 +148,7 @@ class Leader:
         """
         if self._done:
             return []
-        self._now = now
+        self._now = self._retries.now = now
         self._effects = []
         self._take_in(event)
         if self.leads:
@@ -514,6 +515,7 @@ class Leader:
     def _go_on(self, wall_ms: int) -> None:
         """Do what is due, whatever the event was."""
         self._board.clear_gone(self._now, self._deadline_s, overdue=True)
+        self._board.retry_failed()
         self._note_changes()
         self._publish_if_due()
         round_begins = self._now >= self._ping_at

@@ -24,6 +24,10 @@ class LeaderOptions:
 
     Counted from the round in which it is found to stand still, which is logged as a warning.
     """
+    retry_initial_s: float = 30.0
+    """How long after its last failure an application is tried again where it failed (SH-17)."""
+    retry_max_s: float = 300.0
+    """What that time doubles up to, with each failure after a retry."""
     deadline_s: float | None = None
     """How long a pong that was heard lets a worker run exclusive applications (SH-14).
 
@@ -63,6 +67,10 @@ class LeaderOptions:
                 f"deadline_s {self.permission_s:g} must be over (missed_rounds {self.missed_rounds} + 1) x "
                 f"round_s {self.round_s:g} = {removed_s:g} s: exclusive applications would stop while their "
                 "worker is still waited for"
+            )
+        if self.retry_initial_s > self.retry_max_s:
+            raise InvalidSettings(
+                f"retry_initial_s {self.retry_initial_s:g} is over retry_max_s {self.retry_max_s:g}"
             )
         if self.budget_ratio + self.keep_ratio >= 1:
             raise InvalidSettings(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
@@ -30,10 +30,68 @@ MAX_FAILED_ON: Final = 100
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
+@dataclass(slots=True)
+class _Retry:
+    failed_at: float
+    due_at: float | None
+    count: int = 0
+    """Retries in a row so far."""
+
+
+class Retries:
+    """When an application that failed is tried again: the more failures in a row, the later (SH-17)."""
+
+    def __init__(self, initial_s: float, max_s: float) -> None:
+        self.now = 0.0
+        """The present, in monotonic seconds."""
+        self._initial_s = initial_s
+        self._max_s = max_s
+        self._retries: dict[ApplicationId, _Retry] = {}
+
+    @property
+    def next_at(self) -> float | None:
+        """When (monotonic seconds) the next retry is due; None for none."""
+        times = (retry.due_at for retry in self._retries.values())
+        return min((at for at in times if at is not None), default=None)
+
+    def failed(self, application: ApplicationId) -> None:
+        """An application has failed on a worker; one that had not failed for long begins anew."""
+        known = self._retries.get(application)
+        stable = known is None or self.now - known.failed_at > 2 * self._max_s
+        count = 0 if known is None or stable else known.count
+        self._retries[application] = _Retry(self.now, self.now + self._delay_s(count), count)
+
+    def due(self) -> list[ApplicationId]:
+        """The applications to be tried again now; each is returned once."""
+        found = []
+        for application, retry in list(self._retries.items()):
+            if retry.due_at is not None and retry.due_at <= self.now:
+                found.append(application)
+                retry.due_at = None
+                retry.count += 1
+            elif retry.due_at is None and self.now - retry.failed_at > 2 * self._max_s:
+                del self._retries[application]
+        return found
+
+    def forget(self, application: ApplicationId) -> None:
+        """It is started anew, or is no more."""
+        self._retries.pop(application, None)
+
+    def note(self, application: ApplicationId) -> str:
+        """Say which retry comes when, for people; nothing if none does."""
+        retry = self._retries.get(application)
+        if retry is None or retry.due_at is None:
+            return ""
+        return f"; retry {retry.count + 1} comes {self._delay_s(retry.count):g} s after its last failure"
+
+    def _delay_s(self, count: int) -> float:
+        return min(self._max_s, self._initial_s * 2.0 ** min(count, 64))
+
+
 class Board:
     """Every application that a leader knows, with what is needed to go on from a pong in a few steps."""
 
-    def __init__(self, members: Members, guards: Safeguards) -> None:
+    def __init__(self, members: Members, guards: Safeguards, retries: Retries) -> None:
         self.entries: dict[ApplicationId, ApplicationEntry] = {}
         self.issued = Epoch(-1, 0)
         """The newest document that may be there."""
@@ -42,6 +100,7 @@ class Board:
         self.changed = False
         self._members = members
         self._guards = guards
+        self._retries = retries
         self._unplaced = True
         self._named: dict[WorkerId, dict[ApplicationId, None]] = {}
         self._left: dict[Behind, dict[ApplicationId, None]] = {}
@@ -53,6 +112,8 @@ class Board:
         """Go on from the applications of a predecessor's document."""
         for application, entry in entries.items():
             self._set(application, entry)
+            if entry.failed_on:
+                self._retries.failed(application)
         self.changed = False
 
     @property
@@ -108,6 +169,7 @@ class Board:
         self._unindex(application)
         check_step(self.entries.pop(application).state, None)
         self._targets.pop(application, None)
+        self._retries.forget(application)
         self._needed_bytes -= self._sizes.pop(application, 0)
         self.changed = True
 
@@ -129,7 +191,20 @@ class Board:
             state = ApplicationState.ASSIGNED if named else ApplicationState.WAITING
             entry = replace(entry, state=state, worker=vacated.worker, leaving=vacated.leaving)
         self.put(start.application, entry)
+        self._retries.forget(start.application)
         self._unplaced = True
+
+    def retry_failed(self) -> None:
+        """Forget where an application failed once it is to be tried again (SH-17)."""
+        for application in self._retries.due():
+            entry = self.entries.get(application)
+            if entry is None or not entry.failed_on or entry.state not in TO_RUN:
+                continue
+            entry = replace(entry, failed_on=MappingProxyType({}))
+            if entry.state is ApplicationState.FAILED:
+                entry = replace(entry, state=ApplicationState.WAITING)
+            self.put(application, entry)
+            self._unplaced = True
 
     def refuse(self, start: StartCommand, offset: int, timestamp_ms: int, reason: str) -> None:
         """An application that is not to run now was started, and the command is refused."""
@@ -304,6 +379,7 @@ class Board:
         if waiting.worker is None:
             waiting = replace(waiting, state=ApplicationState.WAITING)
         self.put(application, waiting)
+        self._retries.failed(application)
         self._unplaced = True
 
     def settle(self) -> None:
@@ -363,6 +439,8 @@ class Board:
         workers = self._members.entries
         failed = any(worker in workers and entry.tags <= workers[worker].tags for worker in entry.failed_on)
         state = ApplicationState.FAILED if failed else ApplicationState.WAITING
+        if failed:
+            reason += self._retries.note(application)
         self.put(application, replace(self._vacated(entry), state=state, reason=reason))
 
 

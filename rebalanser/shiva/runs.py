@@ -16,10 +16,12 @@ MAX_REASON_CHARS: Final = 500
 class Run:
     """One command of an application, while a document names this worker for it or a process of it exists."""
 
-    def __init__(self, application: ApplicationId, command: CommandId, mode: Mode) -> None:
+    def __init__(self, application: ApplicationId, command: CommandId, mode: Mode, named: int = -1) -> None:
         self.application = application
         self.command = command
         self.mode = mode
+        self.named = named
+        """The fencing token of the assignment that it was made for."""
         self.state = RUN.first
         self.process: int | None = None
         """The number of the process that exists or may exist."""

@@ -71,7 +71,7 @@ APPLICATION_STEPS: Final[Mapping[ApplicationState, Mapping[ApplicationState, str
         _S.FAILED: {
             _S.ASSIGNED: "a worker that can take it joined",
             _S.MOVING: "a worker that can take it joined, its last one may still run it",
-            _S.WAITING: "started anew, or the workers where it failed are gone",
+            _S.WAITING: "tried again, started anew, or the workers where it failed are gone",
             _S.FINISHED: "its last worker says that it finished",
             _S.STOPPING: "stop commanded",
         },

@@ -462,21 +462,31 @@ class Worker:
         for application, assignment in self._assignments.items():
             run = self._runs.get(application)
             if run is None:
-                run = self._runs[application] = Run(application, assignment.command, assignment.mode)
+                run = self._runs[application] = Run(
+                    application, assignment.command, assignment.mode, assignment.token
+                )
+                if self._files.retry(application, assignment.command):
+                    self._settle_files([application])
             if run.state is RunState.BACKING_OFF and now >= run.restart_at:
                 run.elapsed()
             if run.state is RunState.PENDING:
                 self._start_if_it_may(run, assignment, now)
 
     def _is_over(self, application: ApplicationId, run: Run) -> bool:
-        """Whether nothing runs and nothing is to be said of it any more."""
+        """Whether nothing runs and nothing is to be said of it any more.
+
+        What failed and is named anew is tried again (SH-17).
+        """
         assignment = self._assignments.get(application)
-        return self._has_ended(run) and (assignment is None or assignment.command != run.command)
+        if assignment is None or assignment.command != run.command:
+            return self._has_ended(run)
+        return run.state is RunState.FAILED and assignment.token != run.named
 
     def _start_if_it_may(self, run: Run, assignment: Assignment, now: float) -> None:
         started = self._files.find(run.application, assignment.command)
         if started is not None and started.stage is Stage.REFUSED:
             run.refused(started.reason)
+            started.reported = True
             self._report(FactKind.APPLICATION_FAILED, run.application, reason=run.reason)
         elif started is None or not self._are_files_stored(started):
             run.wait(self._what_is_missing(run.application, started))

@@ -45,6 +45,8 @@ class Started:
     """Whether too many later ones were read that no document has decided on either."""
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     reason: str = ""
+    reported: bool = False
+    """Whether the leader was told that its files were refused."""
 
     @property
     def stopped(self) -> bool:
@@ -160,6 +162,14 @@ class WorkerFiles:
         if started is not None:
             started.reason = reason
         return started is not None
+
+    def retry(self, application: ApplicationId, command: CommandId) -> bool:
+        """Forget that files of the command were refused and the leader was told. Return whether it was so."""
+        started = self.find(application, command)
+        if started is None or started.stage is not Stage.REFUSED or not started.reported:
+            return False
+        started.stage, started.reported = Stage.ABSENT, False
+        return True
 
     def _answered(self, application: ApplicationId, command: CommandId, stage: Stage) -> Started | None:
         started = self.find(application, command)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.types import ApplicationState
 from rebalanser.testing.shiva_cluster import RUNS, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
@@ -88,8 +89,10 @@ def test_a_day_with_the_command_line(shiva: ShivaCluster) -> None:
 
 @pytest.mark.rule("SH-4", "SH-18")
 def test_what_runs_and_what_failed_is_started_anew_from_the_log(shiva: ShivaCluster, tmp_path: Path) -> None:
-    daemon = shiva.daemon()
-    daemon.says("daemon-1 runs")
+    never_s = 10_000.0
+    options = LeaderOptions(round_s=0.5, session_timeout_s=1.5, retry_initial_s=never_s, retry_max_s=never_s)
+    leader = shiva.cluster.run_leader("leader-1", options)
+    shiva.worker()
     database = tmp_path / "database"
     notes = 'echo "start $SHIVA_WORKER $SHIVA_TOKEN" >> "$JOURNAL"'
     needs = f"{notes}; test -e {database} && exec sleep 1000; exit 7"
@@ -101,7 +104,7 @@ def test_what_runs_and_what_failed_is_started_anew_from_the_log(shiva: ShivaClus
     wait_until(lambda: shiva.starts() == 1, "it has begun")
     shutil.rmtree(folder)
     anew = shiva.run("shiva", "restart", "t/c/web", "--wait")
-    assert (anew.code, anew.out) == (0, "t/c/web is running on daemon-1\n"), anew.err
+    assert (anew.code, anew.out) == (0, "t/c/web is running on worker-1\n"), anew.err
     assert shiva.running().command != first.command
     assert shiva.running().archive == first.archive
     wait_until(lambda: shiva.starts() == 2, "it has begun anew")
@@ -117,8 +120,8 @@ def test_what_runs_and_what_failed_is_started_anew_from_the_log(shiva: ShivaClus
     unknown = shiva.run("shiva", "restart", "t/c/none")
     assert unknown.code == 3
     assert "knows no application t/c/none; it knows t/c/web" in unknown.err
-    daemon.interrupt()
-    assert daemon.wait() == 0
+    leader.stop()
+    assert leader.wait(PATIENCE_S)
 
 
 @pytest.mark.rule("SH-11", "SH-18")

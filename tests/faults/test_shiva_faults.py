@@ -348,12 +348,15 @@ class TestApplications:
         restart = {"max_restarts": 1, "backoff_initial_s": 0.05}
         shiva.start(source=shiva.application("web", CRASHES, restart=restart))
         failed = shiva.entry_when(lambda entry: entry.state is ApplicationState.FAILED, "has failed")
-        assert failed.reason == "failed on every worker: worker-1, worker-2"
+        assert failed.reason.startswith(
+            "failed on every worker: worker-1, worker-2; retry 1 comes 30 s after"
+        )
         assert set(failed.failed_on) == {"worker-1", "worker-2"}
         assert "exit code 7, after 1 restart" in failed.failed_on["worker-1"]
         with pytest.raises(ApplicationFailed, match="worker-2: exit code 7, after 1 restart"):
             shiva.cluster.wait(ApplicationId.parse("t/c/web"), failed.command, PATIENCE_S)
-        assert shiva.started == {"worker-1": 2, "worker-2": 2}
+        assert set(shiva.started) == {"worker-1", "worker-2"}
+        assert min(shiva.started.values()) >= 2
 
     @pytest.mark.rule("SH-13", "SH-14")
     def test_an_exclusive_application_of_a_stuck_worker_ends_before_another_begins_it(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rebalanser.shiva.keeping import Keeper
+from rebalanser.shiva.placing import Board
 from rebalanser.shiva.safeguards import Safeguards
 from rebalanser.shiva.types import ApplicationId, Incarnation, Leaving
 from rebalanser.shiva.worker import Worker
@@ -44,6 +45,10 @@ def _when_answered(_: Worker, sent_at: float, now: float) -> float:
 
 def _any_later_process(_: Safeguards, behind: Incarnation, leaving: Leaving) -> bool:
     return behind != leaving.incarnation
+
+
+def _forgotten_in_vain(board: Board) -> None:
+    board._retries.due()
 
 
 _EXCLUSIVE = frozenset({"SH-13", "SH-14"})
@@ -178,6 +183,13 @@ MUTANTS = (
         (Switch(Safeguards, "comes_after", always(True)),),
         frozenset({"SH-2", "SH-5"}),
         "kept copies",
+    ),
+    Mutant(
+        "failures forgotten",
+        "what failed everywhere is tried again",
+        (Switch(Board, "retry_failed", instead(_forgotten_in_vain)),),
+        frozenset({"SH-4", "SH-17"}),
+        "failures",
     ),
     Mutant(
         "size budget",

@@ -39,6 +39,7 @@ CHUNKS = 10
     "SH-14",
     "SH-15",
     "SH-16",
+    "SH-17",
 )
 @pytest.mark.lesson(12)
 def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:

@@ -1065,12 +1065,84 @@ def test_what_fails_on_a_worker_is_placed_elsewhere_and_failed_when_none_is_left
     rig.settle()
     assert rig.state(A) is ApplicationState.FAILED
     assert rig.entry(A).failed_on == {first: "exit code 3", second: "exit code 3"}
-    assert rig.entry(A).reason == "failed on every worker: w1, w2"
+    words = "failed on every worker: w1, w2; retry 1 comes 30 s after its last failure"
+    assert rig.entry(A).reason == words
     published = len(rig.all(PublishDocument))
-    rig.keep_company(40, "w1", "w2")
+    rig.keep_company(20, "w1", "w2")
     assert len(rig.all(PublishDocument)) == published
     rig.pong("w3")
     assert rig.settle().applications[A].worker == "w3", "a worker joined that has not failed it"
+
+
+def fail_on_w1(rig: Rig) -> float:
+    """Let A fail on w1, the only worker, and wait until it is named anew; the seconds in between."""
+    rig.pong("w1", {A: RunReport("start-1", RunState.FAILED, 5, "no database")})
+    failed_at = rig.now
+    rig.settle()
+    rig.pong("w1")
+    while rig.entry(A).worker is None:
+        rig.pass_s(1)
+        rig.pong("w1")
+    return rig.now - failed_at
+
+
+@pytest.mark.rule("SH-17")
+def test_what_failed_is_tried_again_later_and_later_up_to_a_limit() -> None:
+    rig = Rig(replace(OPTIONS, retry_initial_s=20.0, retry_max_s=100.0))
+    running(rig, "w1")
+    waits = [fail_on_w1(rig) for _ in range(5)]
+    assert waits == pytest.approx([20, 40, 80, 100, 100], abs=2.5)
+    assert rig.entry(A).failed_on == {}
+
+
+@pytest.mark.rule("SH-17")
+def test_after_a_long_time_without_a_failure_retries_begin_anew() -> None:
+    rig = Rig(replace(OPTIONS, retry_initial_s=20.0, retry_max_s=100.0))
+    running(rig, "w1")
+    assert [fail_on_w1(rig) for _ in range(2)] == pytest.approx([20, 40], abs=2.5)
+    rig.keep_company(250, "w1")
+    assert fail_on_w1(rig) == pytest.approx(20, abs=2.5)
+
+
+@pytest.mark.rule("SH-17")
+def test_a_failure_on_one_worker_is_forgotten_while_it_runs_on_another() -> None:
+    """A worker whose disk was full can take it again."""
+    rig = Rig(replace(OPTIONS, retry_initial_s=20.0))
+    running(rig, "w1", "w2")
+    first = rig.entry(A).worker
+    assert first is not None
+    rig.pong(first, {A: RunReport("start-1", RunState.FAILED, 0, "no space left on device")})
+    rig.settle()
+    rig.pong(first)
+    rig.settle()
+    assert rig.entry(A).failed_on
+    second = rig.entry(A).worker
+    rig.keep_company(30, "w1", "w2")
+    assert (rig.entry(A).failed_on, rig.entry(A).worker) == ({}, second)
+
+
+@pytest.mark.rule("SH-9", "SH-17")
+def test_a_new_leader_tries_again_what_had_failed_before_it() -> None:
+    rig = Rig(replace(OPTIONS, retry_initial_s=20.0))
+    entry = named("w1", state=ApplicationState.FAILED)
+    entry = replace(entry, worker=None, failed_on={"w1": "no database"}, reason="failed on every worker: w1")
+    rig.lead(predecessors({A: entry}, "w1"))
+    rig.pong("w1")
+    rig.keep_company(30, "w1")
+    assert rig.state(A) is ApplicationState.RUNNING
+
+
+@pytest.mark.rule("SH-17")
+def test_what_is_started_anew_after_it_failed_is_tried_at_once(rig: Rig) -> None:
+    running(rig, "w1")
+    rig.pong("w1", {A: RunReport("start-1", RunState.FAILED, 5, "no database")})
+    rig.settle()
+    rig.pong("w1")
+    rig.settle()
+    rig.start(A, "start-2")
+    rig.settle()
+    assert (rig.entry(A).worker, rig.entry(A).failed_on) == ("w1", {})
+    assert rig.leader.next_wakeup == pytest.approx(rig.now + 10, abs=10)
 
 
 @pytest.mark.rule("SH-11")

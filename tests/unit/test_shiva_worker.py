@@ -852,6 +852,19 @@ class TestBadRecords:
         bench.feed(FilesRefused(A, "a1", "part 2 of 3 is missing"))
         assert only(bench.keep(A, "a1", original=1), StoreFiles) == [StoreFiles(A, "a1", archive_of("a1"))]
 
+    def test_files_that_were_refused_are_tried_again_when_it_is_named_anew(self) -> None:
+        bench = ready()
+        bench.start(A, "a1")
+        bench.document({A: named("a1")})
+        bench.feed(FilesRefused(A, "a1", "no space left on device"))
+        bench.document({A: named("a1")})
+        assert bench.state() is RunState.FAILED, "it goes on being named"
+        bench.document({A: named("a1", None)})
+        effects = bench.document({A: named("a1")})
+        assert only(effects, StoreFiles) == [StoreFiles(A, "a1", archive_of("a1"))]
+        assert bench.state() is RunState.PENDING
+        assert only(bench.feed(FilesStored(A, "a1", POLICY)), StartProcess)
+
     def test_answers_that_nobody_asked_for_mean_nothing(self) -> None:
         bench = ready()
         assert not bench.feed(FilesStored(A, "a1", POLICY))
@@ -936,6 +949,13 @@ class TestRestarts:
         bench = running(max_restarts=0)
         bench.document({A: named("a1", None)})
         assert not facts(bench.exited(A, -9), FactKind.APPLICATION_FAILED)
+
+    def test_it_is_tried_again_when_it_is_named_anew_by_documents_of_which_some_were_compacted(self) -> None:
+        bench = running(max_restarts=0)
+        bench.exited(A, 1)
+        assert bench.state() is RunState.FAILED
+        bench.number += 1
+        assert only(bench.document({A: named("a1")}), StartProcess)
 
     def test_named_anew_after_it_failed_it_has_all_its_restarts_again(self) -> None:
         bench = running(max_restarts=0)

@@ -9,6 +9,7 @@ from rebalanser.shiva.records import AssignmentDocument, KeptCommand, StartComma
 from rebalanser.shiva.types import ApplicationState, Mode
 from rebalanser.testing.shiva_simulation.events import part_key
 from rebalanser.testing.shiva_simulation.faults import Fault
+from rebalanser.testing.shiva_simulation.scenario import NEVER_S
 from rebalanser.testing.simulation.oracle import Violation
 
 if TYPE_CHECKING:
@@ -205,6 +206,8 @@ class Oracle:
             command = self._started[entry.command]
         if entry.leaving is not None:
             return f"SH-13: {application} still waits for {entry.leaving.worker}"
+        if entry.failed_on and self._world.scenario.options.retry_max_s < NEVER_S:
+            return f"SH-17: {application} has not been tried again on {sorted(entry.failed_on)}"
         able = {w for w, known in document.workers.items() if command.tags <= known.tags}
         behaviour = self._world.behaviours[entry.command]
         allowed = {
@@ -223,7 +226,9 @@ class Oracle:
         return None
 
     def _has_failed(self, entry: ApplicationEntry, able: set[str]) -> bool:
-        may_fail = self._world.behaviours[entry.command].fails or self._world.faulty_applications
+        tried_again = self._world.scenario.options.retry_max_s < NEVER_S
+        faulty = self._world.faulty_applications and not tried_again
+        may_fail = self._world.behaviours[entry.command].fails or faulty
         return may_fail and bool(able) and able <= set(entry.failed_on)
 
     def _processes_unsettled(self, document: AssignmentDocument) -> str | None:

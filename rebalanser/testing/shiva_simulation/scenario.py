@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 from typing import Final
@@ -15,10 +15,14 @@ from rebalanser.testing.shiva_simulation.faults import Fault
 
 DRIFT_RATIO: Final = 0.04
 MARGIN_S: Final = 0.2
+NEVER_S: Final = 1000.0
+"""Longer than any run."""
 LEADER_OPTIONS: Final = LeaderOptions(
     round_s=2.0,
     missed_rounds=1,
     stalled_s=3.0,
+    retry_initial_s=NEVER_S,
+    retry_max_s=2 * NEVER_S,
     deadline_s=7.0,
     settle_time_s=0.02,
     min_publish_interval_s=0.1,
@@ -85,6 +89,8 @@ class Profile:
     awkward: tuple[float, ...] = (0.0, 0.2)
     daemons: int = 3
     """How many hosts, at most, are a leader and a worker under one name."""
+    retry_s: float = NEVER_S
+    """How long after a failure an application is tried again."""
 
     def draw(self, random: Random) -> Scenario:
         """A scenario."""
@@ -102,7 +108,7 @@ class Profile:
             hosts=tuple(_with_start(host, random) for host in hosts),
             applications=random.randint(1, 6),
             faults=MappingProxyType(faults),
-            options=_options(random),
+            options=replace(_options(random), retry_initial_s=self.retry_s, retry_max_s=2 * self.retry_s),
             chaos_s=random.uniform(15.0, 35.0),
             mean_between_faults_s=random.uniform(*self.mean_between_faults_s),
             exclusive=random.choice(self.exclusive),
@@ -240,6 +246,13 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
                 "kept copies",
                 {Fault.START: 4, Fault.STOP: 4, Fault.LAG: 5, Fault.KICK: 3, Fault.CRASH: 1},
                 daemons=0,
+            ),
+            replace(
+                _closer(
+                    "failures",
+                    {Fault.FILES_REFUSED: 6, Fault.EXIT: 6, Fault.CUT: 1, Fault.KICK: 1, Fault.LAG: 1},
+                ),
+                retry_s=1.5,
             ),
             _closer("zombies", {**_COMMANDS, Fault.ZOMBIE_DOCUMENT: 5, Fault.KICK: 5}),
         )
