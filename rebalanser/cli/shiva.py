@@ -163,16 +163,15 @@ def _recorder(
 
 
 def _run_until_signal(face: Face, running: Sequence[Running], what: str) -> None:
-    """Wait for SIGINT, SIGTERM or SIGHUP, or until a participant ends by itself; then stop all.
+    """Wait for SIGINT, SIGTERM or SIGHUP, or until a participant ends by itself; then stop one after another.
 
     Raises:
         RebalanserError: the error of the participant that ended; the others were stopped first.
     """
     asked = threading.Event()
     with stopping_on_signals(asked.set), contextlib.ExitStack() as ending:
-        for each in running:
+        for each in reversed(running):
             ending.callback(each.wait)
-        for each in running:
             ending.callback(each.stop)
         face.answer({"running": what}, f"{what} runs; Ctrl-C stops it")
         sys.stdout.flush()
@@ -252,6 +251,7 @@ def daemon(
     with _opened(face) as opened, record("leader") as leading, record("worker") as working:
         ran = opened.run_worker(name, data, offered, working)
         try:
+            # The worker stops first: its leader publishes at once that it has left (SH-22).
             running = [ran, opened.run_leader(name, options, leading)]
         except BaseException:
             ran.stop()

@@ -63,6 +63,7 @@ from rebalanser.shiva.types import (
 Detail: TypeAlias = str | int | float | bool | None
 _NOTHING_READ: Final = -1
 _CONTROL_KEYS: Final = ("ping", "pong:")
+_ASKED_TO_STOP: Final = "asked to stop"
 
 
 class Leader:
@@ -107,7 +108,9 @@ class Leader:
         self._set_aside: tuple[SetAside, ...] = ()
         self._set_aside_changed = False
         self._required: Epoch | None = None
-        self._early_pongs: dict[WorkerId, tuple[Pong, float]] = {}
+        self._early_pongs: dict[tuple[WorkerId, str], tuple[Pong, float]] = {}
+        self._stopping = False
+        self._last_word_said = False
         self._round = 0
         self._ping_at = 0.0
         self._pinged_at = 0.0
@@ -129,7 +132,7 @@ class Leader:
     @property
     def next_wakeup(self) -> float | None:
         """When (monotonic seconds) it wants a :class:`Wakeup` at the latest; None for never."""
-        if not self.leads:
+        if not self.leads or self._stopping:
             return None
         times = [self._ping_at, self._answer_at, self._publish_at, self._deadline_falls_at]
         times += [self._board.next_gone(self._now, self._deadline_s), self._retries.next_at]
@@ -169,7 +172,9 @@ class Leader:
             case Deposed(reason):
                 self._step_down(reason)
             case Stop():
-                self._step_down("asked to stop")
+                self._stopping = True
+                if not self._caught_up:
+                    self._step_down(_ASKED_TO_STOP)
             case Wakeup():
                 pass
             case _:
@@ -228,6 +233,9 @@ class Leader:
             self._give_way_to(event.document.epoch.term)
             self._publisher.document = event.document
             self._assignement_lost = False
+        for pong in event.pongs:
+            if self._guards.tells_of_the_end(pong):
+                self._pong_came(pong)
         if self._guards.may_publish(caught_up=False):
             self._catch_up()
 
@@ -424,7 +432,9 @@ class Leader:
         if self._caught_up:
             self._pong_read(pong, self._now)
         else:
-            self._early_pongs[pong.worker] = (pong, self._now)
+            behind = pong.worker, pong.incarnation.lineage
+            self._early_pongs.pop(behind, None)
+            self._early_pongs[behind] = (pong, self._now)
 
     def _pong_read(self, pong: Pong, at: float) -> None:
         verdict = self._members.judge(pong)
@@ -517,6 +527,9 @@ class Leader:
         self._board.clear_gone(self._now, self._deadline_s, overdue=True)
         self._board.retry_failed()
         self._note_changes()
+        if self._stopping:
+            self._take_leave()
+            return
         self._publish_if_due()
         round_begins = self._now >= self._ping_at
         if round_begins:
@@ -544,8 +557,18 @@ class Leader:
 
     def _publish_if_due(self) -> None:
         at = self._publish_at
-        if at is None or self._now < at:
-            return
+        if at is not None and self._now >= at:
+            self._publish()
+
+    def _take_leave(self) -> None:
+        """Publish once more what no document has said yet, then lead no more (SH-22)."""
+        if self._publisher.under_way is None and not self._last_word_said:
+            self._last_word_said = True
+            self._publish()
+        if self._publisher.under_way is None:
+            self._step_down(_ASKED_TO_STOP)
+
+    def _publish(self) -> None:
         self._board.settle()
         self._note_changes()
         document = self._composed()

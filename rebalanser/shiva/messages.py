@@ -102,7 +102,11 @@ class Wakeup:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The process wants a graceful stop."""
+    """The process is to stop gracefully.
+
+    A leader gets it once CONTROL has been read to the end that it had when the stop was asked for, and goes
+    on until it emits :class:`StepDown` (SH-22).
+    """
 
 
 CommandEvent: TypeAlias = StartRead | StopRead | DocumentRead | LeaderRead | PartRead | Unreadable | CaughtUp
@@ -112,12 +116,14 @@ CommandEvent: TypeAlias = StartRead | StopRead | DocumentRead | LeaderRead | Par
 class TookOver:
     """This process holds COMMAND's partition, has fenced its predecessor, and has announced itself.
 
-    ``document`` is the last one on ASSIGNEMENT, read after the predecessor was fenced. All of COMMAND from
-    its first record on follows as events, then :class:`CaughtUp`.
+    ``document`` is the last one on ASSIGNEMENT, read after the predecessor was fenced. ``pongs`` are the last
+    pongs of workers on CONTROL before the place from which pongs follow as events (SH-22). All of COMMAND
+    from its first record on follows as events, then :class:`CaughtUp`.
     """
 
     term: int
     document: AssignmentDocument | None
+    pongs: tuple[Pong, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

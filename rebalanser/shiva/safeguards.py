@@ -37,6 +37,13 @@ class Safeguards:
         report = pong.applications.get(application)
         return pong.seen is not None and pong.seen >= leaving.epoch and not (report and report.state.may_run)
 
+    def tells_of_the_end(self, pong: Pong) -> bool:
+        """Whether a pong from before the take-over still counts: only the last one of a worker (SH-22).
+
+        Of a worker that sent any other one it is not known whether it still lives.
+        """
+        return pong.leaving
+
     def proves_ended(self, behind: Incarnation, leaving: Leaving) -> bool:
         """Whether the process behind the worker's id shows that the one that is waited for ended (SH-3)."""
         return behind.succeeds(leaving.incarnation)

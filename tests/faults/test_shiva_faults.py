@@ -144,6 +144,41 @@ class TestKilled:
         assert shiva.started == {first: 1, other: 1}
 
 
+class TestStopped:
+    """A worker that is only missed is removed after a round: here that is an hour."""
+
+    @pytest.fixture
+    def shiva(self, kafka_address: str, tmp_path: Path) -> Iterator[ShivaCluster]:
+        with ShivaCluster(kafka_address, tmp_path, round_s=3600.0) as cluster:
+            yield cluster
+
+    @pytest.mark.rule("SH-22", "SH-13")
+    def test_what_the_leading_daemon_ran_moves_at_once(self, shiva: ShivaCluster) -> None:
+        first = shiva.daemon("a")
+        first.says("daemon a runs")
+        shiva.until(lambda document: document.leader == "a" and "a" in document.workers, "a leads")
+        shiva.daemon("b")
+        shiva.until(lambda document: document.workers.keys() == {"a", "b"}, "both are known")
+        for application in ("t/c/web", "t/c/api"):
+            shiva.start(application, mode=Mode.EXCLUSIVE)
+            shiva.running(application)
+        assert first.terminate() == 0
+        for application in ("t/c/web", "t/c/api"):
+            shiva.running(application, worker="b")
+
+    @pytest.mark.rule("SH-22", "SH-13")
+    def test_what_left_while_nobody_led_moves_when_somebody_leads(self, shiva: ShivaCluster) -> None:
+        doomed = shiva.leader("doomed")
+        workers = shiva.workers("worker-1", "worker-2")
+        shiva.start(mode=Mode.EXCLUSIVE)
+        left = shiva.running().worker or ""
+        [other] = workers.keys() - {left}
+        doomed.kill()
+        assert workers[left].terminate() == 0
+        shiva.leader("heir")
+        shiva.running(worker=other)
+
+
 class TestLeaders:
     @pytest.mark.rule("SH-7", "SH-9")
     def test_a_leader_stopped_until_another_leads_writes_nothing_when_it_goes_on(

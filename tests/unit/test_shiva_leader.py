@@ -111,8 +111,13 @@ class Rig:
         self._offset += 1
         return Standing(self._offset, self.wall_ms, size_bytes)
 
-    def take_over(self, document: AssignmentDocument | None = None, term: int = GIVEN_TERM) -> None:
-        self.feed(TookOver(term, document))
+    def take_over(
+        self,
+        document: AssignmentDocument | None = None,
+        term: int = GIVEN_TERM,
+        pongs: Iterable[Pong] = (),
+    ) -> None:
+        self.feed(TookOver(term, document, tuple(pongs)))
 
     def lead(self, document: AssignmentDocument | None = None) -> None:
         self.take_over(document)
@@ -808,6 +813,86 @@ def test_a_worker_that_leaves_is_removed_at_once_and_waited_for_no_more(rig: Rig
     assert [fact.worker for fact in rig.facts(FactKind.WORKER_REMOVED)] == [leaving.worker]
     rig.pong(leaving.worker, sequence=1)
     assert rig.settle() is document, "what was read before does not bring it back"
+
+
+def assigned(worker: str, mode: Mode = Mode.AVAILABLE) -> ApplicationEntry:
+    return ApplicationEntry("start-1", ApplicationState.RUNNING, mode, SMALL, worker=worker, offset=20)
+
+
+def last_pong(worker: str, *, number: int = 1, leaving: bool = True) -> Pong:
+    return Pong(worker, incarnation(worker, number), 9, 1, 1, Epoch(40, 3), leaving=leaving)
+
+
+@pytest.mark.rule("SH-22")
+@pytest.mark.parametrize("mode", Mode)
+def test_what_left_before_a_take_over_is_not_waited_for(rig: Rig, mode: Mode) -> None:
+    """A graceful stop of the leading daemon leaves its applications down no longer than stop and start."""
+    document = predecessors({A: assigned("w1", mode)}, "w1", "w2")
+    rig.take_over(document, pongs=[last_pong("w1"), last_pong("w2", leaving=False)])
+    rig.feed(CaughtUp())
+    rig.settle()
+    assert set(rig.document.workers) == {"w2"}
+    assert (rig.entry(A).worker, rig.entry(A).leaving) == ("w2", None)
+
+
+@pytest.mark.rule("SH-22", "SH-9")
+def test_a_pong_from_before_a_take_over_brings_no_worker_back(rig: Rig) -> None:
+    rig.take_over(predecessors({A: assigned("w1")}, "w1"), pongs=[last_pong("w2", leaving=False)])
+    rig.feed(CaughtUp())
+    rig.settle()
+    assert set(rig.document.workers) == {"w1"}
+    assert rig.pings[-1].heard == {}
+
+
+@pytest.mark.rule("SH-22", "SH-3")
+@pytest.mark.parametrize("restarted", ["before the last document", "since"])
+def test_the_leave_of_an_earlier_process_does_not_remove_a_later_one(rig: Rig, restarted: str) -> None:
+    known = 2 if restarted == "before the last document" else 1
+    document = predecessors({A: assigned("w1")}, "w1")
+    workers = {"w1": replace(document.workers["w1"], incarnation=incarnation("w1", known))}
+    rig.take_over(replace(document, workers=workers), pongs=[last_pong("w1")])
+    rig.pong("w1", {A: RunReport("start-1", RunState.RUNNING)}, number=2, sequence=1)
+    rig.feed(CaughtUp())
+    rig.settle()
+    assert rig.document.workers["w1"].incarnation.number == 2
+    assert rig.entry(A).worker == "w1"
+
+
+@pytest.mark.rule("SH-22")
+def test_a_leader_that_stops_publishes_first_what_no_document_has_said(rig: Rig) -> None:
+    running(rig, "w1", "w2", mode=Mode.EXCLUSIVE)
+    left = rig.entry(A).worker or ""
+    [other] = {"w1", "w2"} - {left}
+    rig.pong(left, leaving=True)
+    effects = rig.feed(Stop())
+    [issued] = [effect.document for effect in effects if isinstance(effect, PublishDocument)]
+    assert set(issued.workers) == {other}
+    assert issued.applications[A].worker == other
+    assert rig.leader.next_wakeup is None, "there is nothing to do but wait for the broker"
+    rig.pong(other)
+    assert not rig.all(StepDown)
+    assert isinstance(rig.feed(Published(rig.at().offset))[-1], StepDown), "and says no second thing"
+
+
+@pytest.mark.rule("SH-22")
+def test_a_leader_that_stops_waits_for_the_document_under_way(rig: Rig) -> None:
+    running(rig, "w1", "w2", apps=[A, B])
+    rig.start(C)
+    rig.now += 5
+    rig.feed(Wakeup())
+    rig.pong("w1", leaving=True)
+    assert not any(isinstance(effect, PublishDocument | StepDown) for effect in rig.feed(Stop()))
+    effects = rig.feed(Published(rig.at().offset))
+    [issued] = [effect.document for effect in effects if isinstance(effect, PublishDocument)]
+    assert set(issued.workers) == {"w2"}
+    assert isinstance(rig.feed(Published(rig.at().offset))[-1], StepDown)
+
+
+@pytest.mark.rule("SH-22")
+def test_a_leader_that_stops_with_nothing_to_say_steps_down_at_once(rig: Rig) -> None:
+    running(rig, "w1")
+    [*_, last] = rig.feed(Stop())
+    assert last == StepDown("asked to stop")
 
 
 def moving(rig: Rig, mode: Mode) -> None:

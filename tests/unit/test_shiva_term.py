@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.records import LogRecord, NewRecord
 from rebalanser_kafka.shiva import term as module
+from rebalanser_kafka.shiva.follower import Batch
 from rebalanser_kafka.shiva.term import Term
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 
 from rebalanser.applications.cluster import TopicNames
-from rebalanser.errors import InvalidState, OutcomeUnknown, RebalanserError, UnusableStore
+from rebalanser.errors import (
+    InvalidState,
+    OutcomeUnknown,
+    RebalanserError,
+    RegistryUnavailable,
+    UnusableStore,
+)
 from rebalanser.shiva.messages import (
     Deposed,
     DropRecords,
@@ -20,9 +28,11 @@ from rebalanser.shiva.messages import (
     Kept,
     LeaderEffect,
     LeaderEvent,
+    PongRead,
     PublishDocument,
     Published,
     SendPing,
+    Stop,
     Wakeup,
 )
 from rebalanser.shiva.options import LeaderOptions
@@ -31,9 +41,10 @@ from rebalanser.shiva.records import (
     KeptCommand,
     LeaderAnnouncement,
     Ping,
+    Pong,
     StartCommand,
 )
-from rebalanser.shiva.types import ApplicationId, Archive, Epoch, Mode
+from rebalanser.shiva.types import ApplicationId, Archive, Epoch, Incarnation, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +84,7 @@ class Machine:
         self._effects = list(effects)
         self.heard: list[LeaderEvent] = []
         self.wall_ms = 0
+        self.next_wakeup = None
 
     def handle(self, event: LeaderEvent, _now: float, wall_ms: int) -> list[LeaderEffect]:
         self.heard.append(event)
@@ -158,6 +170,35 @@ def test_the_age_of_records_is_told_by_the_brokers_clock() -> None:
     term._take_command(LogRecord(8, 77, False, key, value))
     term._handle(Wakeup())
     assert 5_000_000 <= machine.wall_ms < 5_060_000, "a client's clock does not count"
+
+
+@pytest.mark.rule("SH-22")
+def test_a_term_that_stops_reads_control_to_its_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    term = term_of(machine, Writer())
+    monkeypatch.setattr(term, "_end_of", lambda _topic: 7)
+    term.stop()
+    term._step()
+    assert machine.heard == []
+    pong = Pong("w", Incarnation("folder", 1), 1, 1, 5, None, leaving=True)
+    record = LogRecord(5, 1, True, key_of(pong).encode(), encode(pong))
+    term._take(Batch(term._topics.control, [record], 6, threading.Event()))
+    assert machine.heard == [PongRead(pong)]
+    term._take(Batch(term._topics.control, [], 7, threading.Event()))
+    assert machine.heard == [PongRead(pong), Stop()]
+
+
+@pytest.mark.rule("SH-22")
+def test_a_term_that_cannot_read_control_any_more_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(_topic: str) -> int:
+        raise RegistryUnavailable("no answer")
+
+    machine = Machine()
+    term = term_of(machine, Writer())
+    monkeypatch.setattr(term, "_end_of", unreachable)
+    term.stop()
+    term._step()
+    assert machine.heard == [Deposed("asked to stop, and CONTROL cannot be read: no answer")]
 
 
 @pytest.mark.rule("SH-7")

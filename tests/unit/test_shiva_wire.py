@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva.last_document import newest
+from rebalanser_kafka.shiva.last_records import newest
 from rebalanser_kafka.shiva.reading import FRAMING_BYTES, command_event, control_record
 from rebalanser_kafka.shiva.wire import (
     FORMAT,

@@ -16,7 +16,7 @@ from rebalanser.errors import RebalanserError, RegistryRefused
 from rebalanser.feed import Applications, started_applications
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader
-from rebalanser_kafka.shiva.last_document import last_document, newest
+from rebalanser_kafka.shiva.last_records import last_document, newest
 
 LOOK_S: Final = 0.5
 """How long after a node came to lead it begins to follow, at most."""

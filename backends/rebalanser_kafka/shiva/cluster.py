@@ -48,7 +48,7 @@ from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.commands import last_commanded
 from rebalanser_kafka.shiva.effect import Effect
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
-from rebalanser_kafka.shiva.last_document import last_document, newest
+from rebalanser_kafka.shiva.last_records import last_document, newest
 from rebalanser_kafka.shiva.leader import KafkaLeader
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker

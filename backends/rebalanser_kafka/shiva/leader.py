@@ -35,7 +35,7 @@ from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import RAISED, Act, error_of, judge
 from rebalanser_kafka.shiva.facts import FactTeller
 from rebalanser_kafka.shiva.outage import Outage
-from rebalanser_kafka.shiva.term import Term
+from rebalanser_kafka.shiva.term import CLOSE_TIMEOUT_S, Term
 
 POLL_S: Final = 0.1
 RETRY_S: Final = 1.0
@@ -131,6 +131,7 @@ class KafkaLeader:
             )
             while not self._stopping.is_set():
                 self._take_part()
+            self._finish_term()
         except RebalanserError as error:
             self._failure = error
         except Exception as error:
@@ -138,6 +139,16 @@ class KafkaLeader:
             self._failure = InternalError(f"{type(error).__name__}: {error}")
         finally:
             self._close()
+
+    def _finish_term(self) -> None:
+        """Let the term publish what it has not said yet, while this process is still of the group (SH-22)."""
+        term = self._term
+        if term is None:
+            return
+        term.stop()
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while self._term is term and time.monotonic() < deadline:
+            self._take_part()
 
     def _close(self) -> None:
         try:
@@ -166,7 +177,8 @@ class KafkaLeader:
             self._close_term(self._term)
         if self._held:
             self._membership = self._consumer.consumer_group_metadata()
-        if self._held and self._term is None and time.monotonic() >= self._retry_at:
+        may_begin = self._held and not self._stopping.is_set()
+        if may_begin and self._term is None and time.monotonic() >= self._retry_at:
             self._begin_term()
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

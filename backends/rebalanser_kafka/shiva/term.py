@@ -39,6 +39,7 @@ from rebalanser.shiva.messages import (
     SendPing,
     Standing,
     StepDown,
+    Stop,
     TookOver,
     Unreadable,
     Wakeup,
@@ -56,7 +57,7 @@ from rebalanser_kafka.log import (
     TransactionalWriter,
 )
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
-from rebalanser_kafka.shiva.last_document import last_document
+from rebalanser_kafka.shiva.last_records import last_document, last_pongs
 from rebalanser_kafka.shiva.reading import command_event, control_record
 from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES
 from rebalanser_kafka.shiva.wire import LEADER_KEY, PartKey, encode, kept_key, key_of
@@ -71,7 +72,7 @@ _WRITTEN_AT_ONCE_BYTES: Final = 8_000_000
 _log = logging.getLogger("rebalanser.shiva")
 
 
-_Item: TypeAlias = Batch | Lost | Deposed
+_Item: TypeAlias = Batch | Lost | Deposed | Stop
 
 
 class Term:
@@ -104,6 +105,9 @@ class Term:
         self._caught_up_at: int | None = None
         self._broker_ahead_ms: int | None = None
         """By how much the broker's time of day is ahead of this clock's seconds, as the last record told."""
+        self._control_position = 0
+        self._stop_at: int | None = None
+        """The position on CONTROL at which the machine is asked to stop."""
         self._over = threading.Event()
         self.failure: RebalanserError | None = None
         """What ended it, if neither :meth:`depose` nor the machine did."""
@@ -126,6 +130,10 @@ class Term:
     def depose(self, reason: str) -> None:
         """End it: another leader may hold the partition from now on."""
         self._items.put(Deposed(reason))
+
+    def stop(self) -> None:
+        """End it gracefully: read CONTROL to its present end, and publish what that changes (SH-22)."""
+        self._items.put(Stop())
 
     def close(self) -> None:
         """Wait, for a bounded time, until it has ended; what it still writes is fenced by the next one."""
@@ -158,9 +166,10 @@ class Term:
             self._refuse_foreign(document)
         # Known before the first ping: a pong that came before a slower "latest" would be missed, and its
         # worker removed.
-        answers_from = self._end_of(self._topics.control)
+        pongs, answers_from = last_pongs(self._connection, self._topics.control, self._timeout_s)
+        self._control_position = answers_from
         self._caught_up_at = term + 1
-        self._handle(TookOver(term, document))
+        self._handle(TookOver(term, document, pongs))
         self._followers = [
             Follower(self._connection, self._topics.control, answers_from, self._items.put),
             Follower(self._connection, command, "earliest", self._items.put),
@@ -233,6 +242,8 @@ class Term:
                 raise error
             case Deposed():
                 self._handle(item)
+            case Stop():
+                self._begin_stop()
             case None:
                 pass
             case _:
@@ -245,10 +256,25 @@ class Term:
         if batch.topic == self._topics.control:
             for record in batch.records:
                 self._take_control(record)
+            self._control_position = batch.position
+            self._stop_once_read()
             return
         for record in batch.records:
             self._take_command(record)
         self._note_position(batch.position)
+
+    def _begin_stop(self) -> None:
+        try:
+            self._stop_at = self._end_of(self._topics.control)
+        except RegistryUnavailable as error:
+            self._handle(Deposed(f"asked to stop, and CONTROL cannot be read: {error}"))
+        else:
+            self._stop_once_read()
+
+    def _stop_once_read(self) -> None:
+        if self._stop_at is not None and self._control_position >= self._stop_at:
+            self._stop_at = None
+            self._handle(Stop())
 
     def _take_control(self, record: LogRecord) -> None:
         match control_record(record):

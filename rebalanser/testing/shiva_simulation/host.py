@@ -43,6 +43,8 @@ class Host:
         self.unknown = Spans()
         """When its worker was not known any more."""
         self.waits_for_lock = False
+        self.stopping = False
+        """Whether what runs on it was asked to stop."""
 
     @property
     def worker_id(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rebalanser.shiva.leader import Leader
 from rebalanser.shiva.messages import (
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from rebalanser.testing.shiva_simulation.world import World
 
 _REJOINS_AFTER_S = 0.4
+TakenOver: TypeAlias = tuple[AssignmentDocument | None, tuple[Pong, ...], int, int]
+"""The last document, the last pongs, and where COMMAND and CONTROL end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class LeaderProcess(Process):
         self._busy = False
         self._attempt = 0
         self._parts: dict[str, Part] = {}
+        self._control_position = 0
+        self._stop_at: int | None = None
 
     @property
     def leads(self) -> bool:
@@ -79,12 +83,29 @@ class LeaderProcess(Process):
         self.world.group.join(self)
 
     def ask_stop(self) -> None:
-        """Stop gracefully."""
+        """Stop gracefully, once CONTROL is read to its present end."""
         self.stopping = True
-        if self.machine is not None:
-            self.take(Stop())
-        else:
+        if self.machine is None:
             self._leave("asked to stop")
+            return
+        machine, broker = self.machine, self.world.broker
+
+        def read_to(end: int) -> None:
+            if self.machine is machine:
+                self._stop_at = end
+                self._control_read(self._control_position)
+
+        def failed(reason: str) -> None:
+            if self.machine is machine:
+                self.take(Deposed(f"the end of CONTROL is not known: {reason}"))
+
+        self.request(lambda: broker.control.end, read_to, failed)
+
+    def _control_read(self, position: int) -> None:
+        self._control_position = position
+        if self._stop_at is not None and position >= self._stop_at:
+            self._stop_at = None
+            self.take(Stop())
 
     def assigned(self, generation: int) -> None:
         """The group gives it the partition: fence, announce, read, lead."""
@@ -113,21 +134,26 @@ class LeaderProcess(Process):
             self.term = records[0].offset
             unless_over(lambda: self.request(last_document, read, failed))
 
-        def last_document() -> tuple[AssignmentDocument | None, int, int]:
+        def last_document() -> TakenOver:
             record = broker.assignement.last("assignement")
             value = record.value if record is not None else None
             document = value if isinstance(value, AssignmentDocument) else None
-            return document, broker.command.stable_end, broker.control.end
+            last = {record.key: record.value for record in broker.control.read(0)[0]}
+            pongs = tuple(value for value in last.values() if isinstance(value, Pong))
+            return document, pongs, broker.command.stable_end, broker.control.end
 
-        def read(answer: tuple[AssignmentDocument | None, int, int]) -> None:
+        def read(answer: TakenOver) -> None:
             unless_over(lambda: self._take_over(*answer))
 
         self.request(broker.begin_producer, fenced, failed)
 
-    def _take_over(self, document: AssignmentDocument | None, end: int, control_end: int) -> None:
+    def _take_over(
+        self, document: AssignmentDocument | None, pongs: tuple[Pong, ...], end: int, control_end: int
+    ) -> None:
         self.machine = self.world.make_leader(self.host.plan.name)
         self.world.oracle.took_over(self)
-        self.take(TookOver(self.term, document))
+        self._stop_at, self._control_position = None, control_end
+        self.take(TookOver(self.term, document, pongs))
         broker = self.world.broker
         told = [False]
 
@@ -138,7 +164,9 @@ class LeaderProcess(Process):
 
         if self.machine is not None:
             Feed(self, broker.command, 0, self._command_record, at_position=caught_up).wake()
-            Feed(self, broker.control, control_end, self._control_record, "p").wake()
+            Feed(
+                self, broker.control, control_end, self._control_record, "p", at_position=self._control_read
+            ).wake()
 
     def lost(self, generation: int) -> None:
         """The group says that the partition is somebody else's."""

@@ -155,8 +155,7 @@ class World:
         if host.processes:
             host.waits_for_lock = True
             return
-        host.waits_for_lock = False
-        host.paused = False
+        host.waits_for_lock = host.paused = host.stopping = False
         if self.trace:
             self.say(host.plan.name, "starts")
         if host.plan.leads:
@@ -190,11 +189,22 @@ class World:
         if self.trace:
             process.say("exits")
         process.end()
+        if process is process.host.worker and process.host.stopping:
+            self._stop_leader(process.host)
 
     def stop(self, host: Host) -> None:
-        """Ask what runs on a host to stop."""
-        for process in list(host.roles):
-            process.do("stop", process.ask_stop)
+        """Ask what runs on a host to stop: a daemon's worker first, its leader once that has left."""
+        host.stopping = True
+        worker = host.worker
+        if worker is not None and worker.alive:
+            worker.do("stop", worker.ask_stop)
+        else:
+            self._stop_leader(host)
+
+    def _stop_leader(self, host: Host) -> None:
+        leader = host.leader
+        if leader is not None and leader.alive:
+            leader.do("stop", leader.ask_stop)
 
     def pause(self, host: Host, seconds: float, kind: Fault) -> None:
         """Stop the processes of a host for a while (SIGSTOP), its applications excepted."""

@@ -1,22 +1,26 @@
-"""The last document on ASSIGNEMENT: all that a status is made of, and what a new leader begins with."""
+"""The last document on ASSIGNEMENT and the last records of CONTROL: a status, and a new leader's start."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
 from rebalanser.errors import RegistryUnavailable
-from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.records import AssignmentDocument, Pong
 from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.failures import LogTruncated
 from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.patience import patiently
+from rebalanser_kafka.shiva.reading import control_record
 from rebalanser_kafka.shiva.wire import NotReadable, decode
 
 _TAIL: Final = 16
 """How many offsets before the end are looked at first: a document and its control record take two."""
+_CONTROL_TAIL: Final = 5000
+"""How many offsets before the end of CONTROL are read for the last record of each key."""
 _POLL_S: Final = 0.2
 
 
@@ -68,7 +72,38 @@ def _last_document(connection: Connection, topic: str, timeout_s: float) -> Assi
 def _newest_from(
     connection: Connection, topic: str, start: int, end: int, deadline: float
 ) -> AssignmentDocument | None:
-    found: AssignmentDocument | None = None
+    return newest(_records(connection, topic, start, end, deadline))
+
+
+def last_of_each_key(connection: Connection, topic: str, timeout_s: float) -> tuple[list[LogRecord], int]:
+    """Read the tail of CONTROL: the last record of each key in it, and where the topic ended.
+
+    Raises:
+        RegistryUnavailable: not within ``timeout_s`` seconds.
+        RegistryRefused: there is no such topic.
+    """
+    return patiently(partial(_last_of_each_key, connection, topic), timeout_s)
+
+
+def _last_of_each_key(connection: Connection, topic: str, timeout_s: float) -> tuple[list[LogRecord], int]:
+    deadline = time.monotonic() + timeout_s
+    with LogReader(connection, topic, "latest") as reader:
+        first = reader.start_offset(timeout_s)
+        end = reader.end_offset(timeout_s)
+    tail = _records(connection, topic, max(first, end - _CONTROL_TAIL), end, deadline)
+    return list({record.key: record for record in tail}.values()), end
+
+
+def last_pongs(connection: Connection, topic: str, timeout_s: float) -> tuple[tuple[Pong, ...], int]:
+    """Read the last pong of each worker on CONTROL, and where the topic ended; errors as above."""
+    records, end = last_of_each_key(connection, topic, timeout_s)
+    read = map(control_record, records)
+    return tuple(record for record in read if isinstance(record, Pong)), end
+
+
+def _records(
+    connection: Connection, topic: str, start: int, end: int, deadline: float
+) -> Iterator[LogRecord]:
     with LogReader(connection, topic, start) as reader:
         while reader.position < end:
             left_s = deadline - time.monotonic()
@@ -76,8 +111,11 @@ def _newest_from(
                 raise RegistryUnavailable(
                     f"{topic} could not be read to its end in time{_because(reader.trouble)}"
                 )
-            found = newest(reader.poll(min(left_s, _POLL_S)), found)
-    return found
+            try:
+                records = reader.poll(min(left_s, _POLL_S))
+            except LogTruncated as error:
+                raise RegistryUnavailable(f"{topic} was cleaned while it was read: {error}") from error
+            yield from (record for record in records if record.offset < end)
 
 
 def _because(trouble: str | None) -> str:
