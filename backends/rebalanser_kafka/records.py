@@ -162,3 +162,4 @@ def settle(producer: Producer, timeout_s: float = 0.0) -> None:
         with suppress(*RAISED):  # a fatal error comes once, and instead of the rest of the reports
             producer.flush(wait_s)
         producer.purge()
+    del producer  # an error of the client that is never freed would keep it, by this frame

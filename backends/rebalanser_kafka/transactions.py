@@ -20,6 +20,7 @@ from confluent_kafka import (
 
 from rebalanser.errors import (
     Fenced,
+    InternalError,
     InvalidState,
     OutcomeUnknown,
     RebalanserError,
@@ -117,13 +118,13 @@ class TransactionalWriter:
         """
         with self._lock:
             self._drop()
-            producer = Producer(self._config)
+            self._producer = Producer(self._config)
             deadline = time.monotonic() + self._timeout_s
             try:
-                _repeat(producer.init_transactions, deadline)
+                _repeat(lambda left_s: self._open.init_transactions(left_s), deadline)  # noqa: PLW0108 - see _open
             except RAISED as exception:
+                self._drop()
                 raise judge(error_of(exception), Act.READ, f"taking over {self._id}") from None
-            self._producer = producer
 
     def transaction(self, records: Sequence[NewRecord], offsets: GroupOffsets | None = None) -> list[int]:
         """Write all records and commit all offsets, or nothing; answer the records' offsets in their order.
@@ -141,19 +142,18 @@ class TransactionalWriter:
         """
         self._check(records)
         with self._lock:
-            producer = self._producer
-            if producer is None:
+            if self._producer is None:
                 raise InvalidState(f"the transactional writer {self._id} needs init() first")
             deadline = time.monotonic() + self._timeout_s
             after_abort, self._aborted = self._aborted, False
             try:
-                written = self._prepare(producer, records, offsets, deadline)
+                written = self._prepare(records, offsets, deadline)
             except RegistryUnavailable:
                 # librdkafka gives up the records of the next transaction too after one with a refused record.
                 if not after_abort or self._producer is None:
                     raise
-                written = self._prepare(producer, records, offsets, deadline)
-            self._commit(producer, deadline)
+                written = self._prepare(records, offsets, deadline)
+            self._commit(deadline)
             return written
 
     def close(self) -> None:
@@ -179,47 +179,53 @@ class TransactionalWriter:
                 f"records and {BUFFERED_KBYTES * 1024} bytes are written at once"
             )
 
+    @property
+    def _open(self) -> Producer:
+        """The producer, which no frame may hold, not even as a bound method.
+
+        confluent-kafka never frees some of its errors, nor the frames of their tracebacks.
+        """
+        if self._producer is None:
+            raise InternalError(f"the transactional writer {self._id} is closed")
+        return self._producer
+
     def _prepare(
-        self,
-        producer: Producer,
-        records: Sequence[NewRecord],
-        offsets: GroupOffsets | None,
-        deadline: float,
+        self, records: Sequence[NewRecord], offsets: GroupOffsets | None, deadline: float
     ) -> list[int]:
         """Everything up to the commit: whatever fails here leaves nothing behind."""
         answers: list[int | RebalanserError] = [
             RegistryUnavailable("the brokers did not acknowledge every record in time")
         ] * len(records)
         try:
-            producer.begin_transaction()
+            self._open.begin_transaction()
             for index, record in enumerate(records):
                 take = partial(answers.__setitem__, index)
-                produce(producer, record, Delivery(record, self._max_record_bytes, take, Act.READ))
-            producer.flush(_left_s(deadline))
+                produce(self._open, record, Delivery(record, self._max_record_bytes, take, Act.READ))
+            self._open.flush(_left_s(deadline))
             written = [_offset(answer) for answer in answers]
             if offsets is not None:
-                self._send_offsets(producer, offsets, deadline)
+                self._send_offsets(offsets, deadline)
         except RAISED as exception:
             error = error_of(exception)
             failure = judge(error, Act.READ, f"the transaction of {self._id}")
             if error.code() in _STALE:
                 failure = StaleMembership(str(failure))
             if isinstance(failure, RegistryUnavailable):
-                failure = self._cause(producer, records) or failure
-            raise self._undone(producer, failure) from None
+                failure = self._cause(records) or failure
+            raise self._undone(failure) from None
         except RegistryUnavailable as error:
-            raise self._undone(producer, self._cause(producer, records) or error) from None
+            raise self._undone(self._cause(records) or error) from None
         except RebalanserError as error:
-            raise self._undone(producer, error) from None
+            raise self._undone(error) from None
         return written
 
-    def _cause(self, producer: Producer, records: Sequence[NewRecord]) -> RebalanserError | None:
+    def _cause(self, records: Sequence[NewRecord]) -> RebalanserError | None:
         """Why librdkafka has given up the open transaction: the reports of its records do not tell.
 
         To begin a transaction inside another one is refused, with the cause where there is one.
         """
         try:
-            producer.begin_transaction()
+            self._open.begin_transaction()
         except RAISED as exception:
             error = error_of(exception)
             if error.code() != KafkaError._STATE:
@@ -227,17 +233,19 @@ class TransactionalWriter:
                 return judge(error, Act.READ, f"the transaction of {self._id} on {topics}")
         return None
 
-    def _send_offsets(self, producer: Producer, offsets: GroupOffsets, deadline: float) -> None:
+    def _send_offsets(self, offsets: GroupOffsets, deadline: float) -> None:
         positions = [
             TopicPartition(topic, partition, offset)
             for (topic, partition), offset in offsets.next_offsets.items()
         ]
         membership = offsets.membership
-        _repeat(lambda left_s: producer.send_offsets_to_transaction(positions, membership, left_s), deadline)
+        _repeat(
+            lambda left_s: self._open.send_offsets_to_transaction(positions, membership, left_s), deadline
+        )
 
-    def _commit(self, producer: Producer, deadline: float) -> None:
+    def _commit(self, deadline: float) -> None:
         try:
-            _repeat(producer.commit_transaction, deadline)
+            _repeat(lambda left_s: self._open.commit_transaction(left_s), deadline)  # noqa: PLW0108 - see _open
         except RAISED as exception:
             self._drop()
             error = error_of(exception)
@@ -246,10 +254,11 @@ class TransactionalWriter:
                 raise Fenced(f"{story}; whether it had been carried out before is not known") from None
             raise OutcomeUnknown(f"{story}; it may have been carried out") from None
 
-    def _undone(self, producer: Producer, failure: RebalanserError) -> RebalanserError:
+    def _undone(self, failure: RebalanserError) -> RebalanserError:
         """Abort, and answer what to raise: nothing was committed, whether the abort succeeds or not."""
         try:
-            _repeat(producer.abort_transaction, time.monotonic() + self._timeout_s)
+            deadline = time.monotonic() + self._timeout_s
+            _repeat(lambda left_s: self._open.abort_transaction(left_s), deadline)  # noqa: PLW0108 - see _open
             self._aborted = True
         except RAISED as exception:
             self._drop()
@@ -262,9 +271,9 @@ class TransactionalWriter:
         return failure
 
     def _drop(self) -> None:
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            settle(producer)
+        producers, self._producer = [self._producer] if self._producer else [], None
+        while producers:
+            settle(producers.pop())
 
 
 def _offset(answer: int | RebalanserError) -> int:

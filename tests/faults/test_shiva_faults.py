@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.log import LogWriter
+from rebalanser_kafka.log import LogWriter, TransactionalWriter
+from rebalanser_kafka.shiva import leader as leader_module
 from rebalanser_kafka.shiva.wire import encode, key_of
 
 from rebalanser.errors import ApplicationFailed
+from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.types import ApplicationId, ApplicationState, Mode
 from rebalanser.testing.kafka_server import KafkaCluster
-from rebalanser.testing.shiva_cluster import BEATS, CRASHES, ShivaCluster
+from rebalanser.testing.shiva_cluster import BEATS, CRASHES, SESSION_TIMEOUT_S, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rebalanser_kafka.shiva.leader import KafkaLeader
 
 PROGRAM = str(Path(__file__).with_name("shiva_process.py"))
 TERM = "rebalanser_kafka.shiva.term:Term"
@@ -179,7 +184,37 @@ class TestStopped:
         shiva.running(worker=other)
 
 
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 class TestLeaders:
+    @pytest.mark.rule("SH-7")
+    def test_a_term_that_was_fenced_leaves_no_thread_or_connection_behind(
+        self, shiva: ShivaCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not even until the next garbage collection: a process that only waits seldom has one."""
+        monkeypatch.setattr(leader_module, "RETRY_S", 0.0)
+        connection = Connection.from_address(shiva.kafka, shiva.name)
+        options = LeaderOptions(round_s=0.2, session_timeout_s=SESSION_TIMEOUT_S)
+        gc.collect()
+        gc.disable()
+        leader = cast("KafkaLeader", shiva.cluster.run_leader("leader-1", options))
+        try:
+            after: list[int] = []
+            for term in range(4):
+                wait_until(lambda: leader.leads, "it leads")
+                after.append(descriptors())
+                with TransactionalWriter(connection, f"{shiva.name}-leader", PATIENCE_S) as writer:
+                    writer.init()
+                wait_until(lambda: not leader.leads, f"term {term} ended")
+            wait_until(lambda: leader.leads, "it leads")
+            wait_until(lambda: descriptors() <= max(after[:2]), f"no descriptors are left over: {after}")
+        finally:
+            gc.enable()
+            leader.stop()
+            leader.wait()
+
     @pytest.mark.rule("SH-7", "SH-9")
     def test_a_leader_stopped_until_another_leads_writes_nothing_when_it_goes_on(
         self, shiva: ShivaCluster
