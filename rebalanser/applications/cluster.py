@@ -81,6 +81,7 @@ class Cluster(ABC):
             InvalidManifest: the manifest is missing or does not validate; each error with its place.
             InvalidArchive: an entry is not allowed; nothing was sent (SH-16).
             RequestTooLarge: the archive is beyond the cluster's size budget; nothing was sent (SH-15).
+            InvalidSettings: an exclusive application would be stopped between two rounds; nothing was sent.
             RegistryUnavailable: the log could not be written; the start had no effect.
             OutcomeUnknown: it may have one.
         """

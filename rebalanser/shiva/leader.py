@@ -587,6 +587,7 @@ class Leader:
             workers=MappingProxyType(dict(self._members.entries)),
             applications=MappingProxyType(dict(self._board.entries)),
             set_aside=self._set_aside,
+            round_s=self._options.round_s,
         )
 
     def _published(self, offset: int) -> None:

@@ -64,6 +64,7 @@ class Publisher:
             return not (document.workers or document.applications or document.set_aside)
         return (
             document.deadline_s == known.deadline_s
+            and document.round_s == known.round_s
             and document.set_aside == known.set_aside
             and document.workers == known.workers
             and _say_the_same(document.applications, known.applications)

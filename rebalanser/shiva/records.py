@@ -95,6 +95,8 @@ class AssignmentDocument:
     )
     set_aside: tuple[SetAside, ...] = ()
     """The last records that were not carried out, oldest first, boundedly many (SH-16)."""
+    round_s: float = 0.0
+    """Seconds between two pings of its leader (SH-8); 0 from a leader of a version that did not say so."""
 
 
 @dataclass(frozen=True, slots=True)

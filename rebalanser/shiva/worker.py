@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import assert_never
 
+from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.messages import (
     CaughtUp,
     CommandEvent,
@@ -437,17 +438,21 @@ class Worker:
 
     def _out_of_touch(self, run: Run) -> str:
         deadline_s, stop_timeout_s = self._permission.deadline_s or 0.0, run.policy.stop_timeout_s
-        access_s = self._options.access_s(deadline_s)
-        if access_s <= stop_timeout_s:
-            return (
-                f"the leader's deadline of {deadline_s:g} s is too short for a stop timeout of "
-                f"{stop_timeout_s:g} s and margins of {deadline_s - access_s:g} s: longer rounds, or a "
-                "shorter stop_timeout_s in the manifest"
-            )
-        return (
+        return self._misfit(run) or (
             f"no leader has answered this worker in time: the leader's deadline is {deadline_s:g} s, "
             f"and stopping takes up to {stop_timeout_s:g} s"
         )
+
+    def _misfit(self, run: Run) -> str:
+        """Why it could not run on from round to round; nothing if it can, or while no leader was heard."""
+        deadline_s = self._permission.deadline_s
+        if deadline_s is None or self._adopted is None:
+            return ""
+        try:
+            self._options.check_deadline(deadline_s, self._adopted.round_s, run.policy.stop_timeout_s)
+        except InvalidSettings as error:
+            return str(error)
+        return ""
 
     def _was_stopped(self, run: Run) -> bool:
         started = self._files.find(run.application, run.command)
@@ -525,8 +530,9 @@ class Worker:
         """Why an exclusive application may not start now; nothing if it may."""
         if not self._is_recent_enough():
             return "the leader has a later assignment than this worker has read"
-        if self._is_permitted(run, now):
-            return ""
+        misfit = self._misfit(run)
+        if misfit or self._is_permitted(run, now):
+            return misfit
         if self._permission.until is None:
             return "no leader has answered this worker yet"
         return self._out_of_touch(run)

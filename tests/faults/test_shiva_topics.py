@@ -46,7 +46,7 @@ from rebalanser.shiva.records import StartCommand
 from rebalanser.shiva.types import ApplicationId, ApplicationState, Archive, Mode
 from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser.testing.kafka_server import KafkaCluster
-from rebalanser.testing.shiva_cluster import RUNS, ShivaCluster
+from rebalanser.testing.shiva_cluster import ROUND_S, RUNS, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
@@ -186,6 +186,19 @@ class TestRetention:
             shiva.start(source=big)
         with LogReader(connection_of(shiva), f"{shiva.name}-command", "earliest") as reader:
             assert reader.end_offset(PATIENCE_S) == 0
+
+    @pytest.mark.rule("SH-14")
+    def test_what_is_exclusive_and_does_not_fit_the_rounds_is_refused_before_anything_is_sent(
+        self, shiva: ShivaCluster
+    ) -> None:
+        shiva.leader()
+        shiva.workers("worker-1")
+        assert shiva.known.round_s == ROUND_S
+        with pytest.raises(InvalidSettings, match=r"t/c/web: .* two rounds take 1 s: .* nothing was sent"):
+            shiva.start(mode=Mode.EXCLUSIVE)
+        shiva.start("t/c/other")
+        shiva.running("t/c/other")
+        assert [str(name) for name in shiva.known.applications] == ["t/c/other"]
 
     @pytest.mark.rule("SH-4", "SH-16")
     def test_an_archive_larger_than_a_message_arrives_in_parts(self, shiva: ShivaCluster) -> None:

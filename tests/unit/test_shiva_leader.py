@@ -282,6 +282,7 @@ def predecessors(
         deadline_s=30.0,
         workers={worker: WorkerEntry(incarnation(worker)) for worker in workers},
         applications=applications,
+        round_s=OPTIONS.round_s,
     )
     return replace(document, **more)  # type: ignore[arg-type]
 
@@ -821,6 +822,12 @@ def assigned(worker: str, mode: Mode = Mode.AVAILABLE) -> ApplicationEntry:
 
 def last_pong(worker: str, *, number: int = 1, leaving: bool = True) -> Pong:
     return Pong(worker, incarnation(worker, number), 9, 1, 1, Epoch(40, 3), leaving=leaving)
+
+
+@pytest.mark.rule("SH-14")
+def test_a_document_says_how_long_the_rounds_are(rig: Rig) -> None:
+    rig.lead(replace(predecessors({}, "w1"), round_s=0.0))
+    assert rig.settle().round_s == OPTIONS.round_s
 
 
 @pytest.mark.rule("SH-22")

@@ -149,6 +149,7 @@ class Bench:
         epoch: Epoch | None = None,
         consumed: int | None = None,
         incarnation: Incarnation = ME,
+        round_s: float = 0.0,
     ) -> list[WorkerEffect]:
         if epoch is None:
             self.number += 1
@@ -160,6 +161,7 @@ class Bench:
             deadline_s=DEADLINE_S,
             workers={"w": WorkerEntry(incarnation, host="host-2")},
             applications=entries or {},
+            round_s=round_s,
         )
         return self.feed(DocumentRead(self.at(), document))
 
@@ -760,14 +762,29 @@ class TestExclusive:
         bench.ping(bench.pong.sequence)
         assert len(only(bench.asked, StartProcess)) == 2
 
-    def test_a_stop_timeout_that_takes_the_whole_deadline_never_starts(self) -> None:
-        bench = self.assigned(stop_timeout_s=ALLOWED_S)
-        bench.ping(bench.pong.sequence)
+    @pytest.mark.parametrize(("round_s", "stop_timeout_s", "left_s"), [(0.0, ALLOWED_S, 0), (15.0, 5.0, 29)])
+    def test_a_stop_timeout_that_does_not_fit_between_two_rounds_never_starts(
+        self, round_s: float, stop_timeout_s: float, left_s: int
+    ) -> None:
+        """Each start would end in a stop, although no leader was ever silent."""
+        bench = self.assigned(stop_timeout_s=stop_timeout_s)
+        bench.document({A: named("a1", mode=Mode.EXCLUSIVE)}, round_s=round_s)
+        for _ in range(3):
+            bench.ping(bench.pong.sequence)
         assert not only(bench.asked, StartProcess)
         assert bench.reason() == (
-            "the leader's deadline of 40 s is too short for a stop timeout of 34 s and margins of 6 s: "
-            "longer rounds, or a shorter stop_timeout_s in the manifest"
+            "exclusive applications would be stopped between two rounds: deadline_s 40 less clock drift 4, "
+            f"safety_margin_s 2 and the stop timeout {stop_timeout_s:g} leaves {left_s} s, and two rounds "
+            f"take {2 * round_s:g} s: longer rounds, or a shorter stop_timeout_s in the manifest"
         )
+
+    def test_what_did_not_fit_starts_under_a_leader_with_other_rounds(self) -> None:
+        bench = self.assigned()
+        bench.document({A: named("a1", mode=Mode.EXCLUSIVE)}, round_s=15.0)
+        bench.ping(bench.pong.sequence)
+        assert not only(bench.asked, StartProcess)
+        bench.document({A: named("a1", mode=Mode.EXCLUSIVE)}, round_s=10.0)
+        assert len(only(bench.asked, StartProcess)) == 1
 
     def test_what_is_available_runs_on_beside_it(self) -> None:
         bench = running(Mode.EXCLUSIVE)

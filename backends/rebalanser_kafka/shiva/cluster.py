@@ -40,7 +40,7 @@ from rebalanser.shiva.types import (
     WorkerId,
     check_part,
 )
-from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOptions
 from rebalanser_kafka.connection import Connection, reach
 from rebalanser_kafka.log import LogWriter
 from rebalanser_kafka.records import FRAMING_BYTES
@@ -95,7 +95,10 @@ class KafkaCluster(Cluster):
             raise InvalidArchive(f"{source} cannot be read: {error.strerror}") from error
         self._ensure_topics()
         command_topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
-        self._check_budget(application, packed.size_bytes, command_topic)
+        document = self.read(self._timeout_s)
+        if document is not None and mode is Mode.EXCLUSIVE:
+            _check_deadline(application, document, packed.manifest.stop_timeout_s)
+        self._check_budget(application, packed.size_bytes, command_topic, document)
         part_bytes = min(PART_BYTES, command_topic.max_message_bytes - FRAMING_BYTES)
         if part_bytes <= 0:
             raise InvalidSettings(
@@ -115,11 +118,14 @@ class KafkaCluster(Cluster):
         return self._append_command(command)
 
     def _check_budget(
-        self, application: ApplicationId, size_bytes: int, topic: shiva_topics.CommandTopic
+        self,
+        application: ApplicationId,
+        size_bytes: int,
+        topic: shiva_topics.CommandTopic,
+        document: AssignmentDocument | None,
     ) -> None:
         """Refuse before anything is sent what the leader would refuse once it was sent (SH-15)."""
         options = topic.retained(LeaderOptions())
-        document = self.read(self._timeout_s)
         others = {} if document is None else document.applications
         taken = sum(
             entry.archive.size_bytes
@@ -281,6 +287,17 @@ class KafkaCluster(Cluster):
     def close(self) -> None:
         """Close the connection. Leaders and workers that run go on. Closing twice does nothing."""
         self._writer.close()
+
+
+def _check_deadline(application: ApplicationId, document: AssignmentDocument, stop_timeout_s: float) -> None:
+    """Refuse before anything is sent what no worker would start (SH-14).
+
+    Workers may have other margins than the default ones, by which this goes.
+    """
+    try:
+        DEFAULT_WORKER_OPTIONS.check_deadline(document.deadline_s, document.round_s, stop_timeout_s)
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{application}: {error}; nothing was sent") from None
 
 
 def _left_s(deadline: float) -> float:
