@@ -9,17 +9,19 @@ import resource
 import socket
 import stat
 import struct
+import tempfile
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rebalanser.applications import archives
-from rebalanser.applications.archives import ASIDE_PREFIX, inspect, pack, remove_folder, unpack
+from rebalanser.applications.archives import ASIDE_PREFIX, Packed, inspect, pack, remove_folder, unpack
 from rebalanser.errors import InvalidArchive, InvalidManifest
 from rebalanser.shiva.archives import (
     MANIFEST_NAME,
@@ -550,3 +552,143 @@ def test_a_damaged_archive_is_refused_or_holds_what_it_held(data: st.DataObject)
         return
     assert found.manifest.command == ("true",)
     assert found.unpacked_bytes <= inspect(SOUND).unpacked_bytes
+
+
+LIMITS = ArchiveLimits(
+    archive_bytes=6000,
+    entries=6,
+    entry_bytes=1500,
+    total_bytes=3000,
+    expansion_ratio=20,
+    expansion_free_bytes=500,
+    part_bytes=20,
+    path_bytes=40,
+    manifest_bytes=100,
+)
+"""Limits that made-up archives often break, each of them."""
+_PARTS = [
+    "a",
+    "b",
+    "..",
+    ".",
+    "",
+    "/",
+    "A",
+    "\u00e9",
+    "e\u0301",
+    "a" * 21,
+    "C:",
+    "\\",
+    "\x00",
+    "-",
+    MANIFEST_NAME,
+]
+_MODES = [
+    0,
+    0o644,
+    stat.S_IFREG | 0o755,
+    stat.S_IFDIR | 0o755,
+    stat.S_IFLNK | 0o777,
+    stat.S_IFIFO,
+    stat.S_IFCHR,
+]
+_METHODS = [
+    zipfile.ZIP_STORED,
+    zipfile.ZIP_DEFLATED,
+    zipfile.ZIP_DEFLATED,
+    zipfile.ZIP_BZIP2,
+    zipfile.ZIP_LZMA,
+]
+
+
+@st.composite
+def made_up(draw: st.DrawFn, escape: str) -> bytes:
+    """Make an archive of a few entries, each of which may be as it should not be, and damage it, maybe.
+
+    ``escape`` is a path outside; every way to name it is tried, nested archives and links to it as well.
+    """
+    made = io.BytesIO()
+    names = st.lists(st.sampled_from(_PARTS), min_size=1, max_size=4).map("/".join)
+    contents = st.one_of(
+        st.binary(max_size=60),
+        st.sampled_from([400, 1100, 1500, 1501]).map(bytes),
+        st.sampled_from([SOUND, escape.encode(), MANIFEST, b"{}"]),
+    )
+    with warnings.catch_warnings(), zipfile.ZipFile(made, "w") as archive:
+        warnings.simplefilter("ignore", UserWarning)  # an entry that comes twice
+        if draw(st.integers(0, 9)):
+            archive.writestr(MANIFEST_NAME, draw(st.sampled_from([MANIFEST] * 4 + [b" " * 99 + MANIFEST])))
+        for _ in range(draw(st.integers(1, 6))):
+            name = f"{draw(st.sampled_from('abcdef'))}/{draw(st.integers(0, 3))}"
+            info = zipfile.ZipInfo(name)
+            match draw(st.sampled_from(["", "", "", "name", "method", "mode", "extra"])):
+                case "name":
+                    others = st.sampled_from([escape, "../up", "d/../../up", "d/../../../victim/keys"])
+                    info.filename = draw(st.one_of(names, others))
+                case "method":
+                    info.compress_type = draw(st.sampled_from(_METHODS))
+                case "mode":
+                    info.external_attr = draw(st.sampled_from(_MODES)) << 16
+                    info.create_system = draw(st.sampled_from([0, 3]))
+                case "extra":
+                    info.extra = b"".join(draw(st.lists(extra_fields(name, escape), max_size=2)))
+            archive.writestr(info, draw(contents))
+    damaged = bytearray(made.getvalue())
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 3]))):
+        place = draw(st.integers(1, min(len(damaged), 300)))
+        damaged[-place] = draw(st.sampled_from([0, 1, 0x7F, 0xFF, ord("/"), ord(".")]))
+    cut = draw(st.sampled_from([0] * 8 + [1, 22, 50]))
+    return bytes(damaged[: len(damaged) - cut]) + draw(st.sampled_from([b""] * 8 + [b"PK", SOUND]))
+
+
+def extra_fields(name: str, escape: str) -> st.SearchStrategy[bytes]:
+    return st.one_of(
+        st.sampled_from([name, escape, "../x", "a\x00b"]).map(
+            lambda other: unicode_path(name, other.encode(errors="surrogatepass"))
+        ),
+        st.integers(0, 0xFFFF).map(lambda kind: struct.pack("<HH", kind, 3) + b"abc"),
+    )
+
+
+def everything(folder: Path) -> dict[str, tuple[int, bytes | None]]:
+    return {
+        str(path.relative_to(folder)): (
+            stat.S_IFMT(path.lstat().st_mode),
+            path.read_bytes() if path.is_file() and not path.is_symlink() else None,
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@settings(max_examples=5 * settings().max_examples, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_no_archive_gets_out_of_its_folder_or_over_its_limits(data: st.DataObject) -> None:
+    """Whatever the client accepts every worker accepts, what it refuses they refuse, and nothing gets out."""
+    with tempfile.TemporaryDirectory() as made:
+        root = Path(made)
+        victim, into = root / "victim", root / "data" / "into"
+        victim.mkdir()
+        into.parent.mkdir()
+        (victim / "keys").write_bytes(b"secret")
+        archive = data.draw(made_up(str(victim / "keys")), "archive")
+        before = everything(root)
+        try:
+            packed: Packed | None = inspect(archive, LIMITS)
+        except (InvalidArchive, InvalidManifest):
+            packed = None
+        assert everything(root) == before, "the client's check writes nothing"
+        if packed is None:
+            with pytest.raises((InvalidArchive, InvalidManifest)):
+                unpack(archive, hashlib.sha256(archive).hexdigest(), into, LIMITS)
+            assert everything(root) == before
+            return
+        assert unpack(archive, packed.sha256, into, LIMITS) == packed.manifest
+        found = everything(root)
+        unpacked = {name: each for name, each in found.items() if name.startswith("data/into")}
+        assert {name: each for name, each in found.items() if name not in unpacked} == before
+        assert {kind for kind, _ in unpacked.values()} <= {stat.S_IFREG, stat.S_IFDIR}
+        sizes = [len(content) for _, content in unpacked.values() if content is not None]
+        assert sum(sizes) == packed.unpacked_bytes <= LIMITS.total_bytes
+        assert max(sizes) <= LIMITS.entry_bytes
+        assert len(sizes) <= packed.entries <= LIMITS.entries
+        assert all(len(part.encode()) <= LIMITS.part_bytes for name in unpacked for part in name.split("/"))
