@@ -32,7 +32,7 @@ CLAIMED = {
     *(f"SH-{number}" for number in (*range(1, 20), 22)),
     *(f"NE-{number}" for number in range(1, 17)),
     *(f"AU-{number}" for number in range(1, 11)),
-    *(f"SK-{number}" for number in (*range(1, 19), 20, 21, 22, 24)),
+    *(f"SK-{number}" for number in (*range(1, 23), 24)),
 }
 SHELLS = {"bash", "console", "sh"}
 API = re.compile(
