@@ -31,7 +31,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
-from rebalanser.tasks.model import AfterFailure, Status
+from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
 from rebalanser.tasks.queue import MAX_SHOWN, RETRIES, Queue
 from rebalanser.tasks.results import Source, with_sources
 
@@ -111,6 +111,22 @@ def enqueue(
             help="The task's id; enqueueing it twice makes one task.",
         ),
     ] = None,
+    unique_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            show_default=False,
+            help="Make no task while one of this name and key is open: print that one's id.",
+        ),
+    ] = None,
+    unique_for: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            show_default=False,
+            help="Nor for this long from when it was enqueued; without a key, the arguments are the key.",
+        ),
+    ] = None,
     create: CreateOption = False,
     outbox: OutboxOption = None,
     registry: RegistryOption = None,
@@ -119,7 +135,7 @@ def enqueue(
     """Enqueue a task, and print its id once it is durably stored.
 
     With --outbox also print whether it is `committed` to the engine or only `spooled` to the folder. The next
-    process that opens the queue with this outbox forwards spooled tasks.
+    process that opens the queue with this outbox forwards spooled tasks. A duplicate is said to be one.
     """
     payload = with_sources(_payload(arguments), dict(map(_result, result or ())))
     try:
@@ -129,6 +145,8 @@ def enqueue(
             after_failure=after_failure,
             priority=priority,
             task_id=task_id,
+            unique_key=unique_key,
+            unique_for_s=unique_for,
         )
         tried = TaskOptions(retries=retries, timeout_s=timeout)
     except ValidationError as error:
@@ -139,7 +157,8 @@ def enqueue(
             _warn_of_name(tasks, name)
         made = tasks.made_raw(name, payload, options, retries=tried.retries, timeout_s=tried.timeout_s)
         (enqueued,) = tasks.commit([made])
-    lines = (enqueued,) if outbox is None else (enqueued, enqueued.answer)
+    says_where = outbox is not None or enqueued.answer is EnqueueAnswer.DUPLICATE
+    lines = (enqueued, enqueued.answer) if says_where else (enqueued,)
     face.answer({"queue": queue, "id": enqueued, "answer": enqueued.answer}, *lines)
 
 

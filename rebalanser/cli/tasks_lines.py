@@ -40,6 +40,7 @@ def shown(task: FullTaskDocument) -> Iterator[str]:
         yield f"waits until: {_time(task.due)}"
     if task.timeout_s is not None:
         yield f"timeout: {task.timeout_s:g} s a try"
+    yield from _unique(task)
     for each in task.after:
         yield f"after: {each}{_choice(task)}"
     for blocker in task.blocked_by:
@@ -71,6 +72,12 @@ def _gets(task: FullTaskDocument) -> Iterator[str]:
 def _choice(task: TaskDocument) -> str:
     waits = task.after_failure is AfterFailure.WAIT
     return "" if waits else f", else {task.after_failure}"
+
+
+def _unique(task: TaskDocument) -> Iterator[str]:
+    if task.unique_key:
+        period = f", and for {task.unique_for_s:g} s from when it was enqueued" if task.unique_for_s else ""
+        yield f"unique key: {printable(task.unique_key)}, while it is open{period}"
 
 
 def _text(content: Content) -> str:

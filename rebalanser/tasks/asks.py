@@ -13,6 +13,7 @@ from rebalanser.tasks.engine import (
     Answer,
     Applied,
     Conflict,
+    Duplicate,
     Enqueue,
     EnqueueAll,
     Epoch,
@@ -169,7 +170,7 @@ class EnqueueAsk(Ask[Answer]):
         """Settled by any answer; a task that is there with this content was enqueued by an earlier try."""
         if isinstance(answer, Conflict):
             raise InternalError(f"an enqueue was answered {answer!r}")
-        assert isinstance(answer, Applied | Exists | Unknown)
+        assert isinstance(answer, Applied | Exists | Duplicate | Unknown)
         self.future.set_result(answer)
 
     def found(self, stored: Stored | None) -> None:

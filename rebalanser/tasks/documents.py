@@ -81,6 +81,10 @@ class TaskDocument(BaseModel):
     )
     retries: int = Field(description="How often it is tried again after a try that failed.")
     timeout_s: float | None = Field(description="How many seconds one try may take; null for any time.")
+    unique_key: str = Field(
+        description="While it is open, no other task of its name with this key is; empty for no such key."
+    )
+    unique_for_s: float = Field(description="Nor for this many seconds from when it was enqueued.")
     due: float = Field(description="Seconds since 1970 before which it waits; 0 for no time.")
     failures: int = Field(description="Tries that failed since it was enqueued or requeued.")
     error: str = Field(description="How the last try that failed ended.")
@@ -107,6 +111,8 @@ class TaskDocument(BaseModel):
             after_failure=head.after_failure,
             retries=head.retries,
             timeout_s=head.timeout_s,
+            unique_key=head.unique_key,
+            unique_for_s=head.unique_for_s,
             due=state.due,
             failures=state.failures,
             error=state.error,

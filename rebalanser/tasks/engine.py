@@ -33,18 +33,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from rebalanser.errors import InternalError, TaskExists, UnknownTask
 from rebalanser.tasks.free_slots import FreeSlot, SlotNews, UsedSlot
-from rebalanser.tasks.model import Head, State, Status, Stored, Task, TaskId, Term, Update
+from rebalanser.tasks.model import (
+    EnqueueAnswer,
+    Enqueued,
+    Head,
+    State,
+    Status,
+    Stored,
+    Task,
+    TaskId,
+    Term,
+    Update,
+)
 
 if TYPE_CHECKING:
     import sqlite3
 
 
-def check_answer(enqueue: Enqueue, answer: Answer) -> None:
-    """Raise what an answer means that is not good.
+def enqueued(enqueue: Enqueue, answer: Answer) -> Enqueued[Any]:
+    """The task that is there now: the new one, or the one of which it is a duplicate (SK-23).
 
     Raises:
         TaskExists: the id is taken by other content.
@@ -53,7 +64,9 @@ def check_answer(enqueue: Enqueue, answer: Answer) -> None:
     head = enqueue.task.head
     match answer:
         case Applied():
-            return
+            pass
+        case Duplicate(id=task):
+            return Enqueued(task, EnqueueAnswer.DUPLICATE)
         case Exists(stored=stored, payload=payload):
             if stored.head != head or payload != enqueue.task.payload:
                 raise TaskExists(f"task {head.id} exists with other content; an id names one task for ever")
@@ -61,6 +74,7 @@ def check_answer(enqueue: Enqueue, answer: Answer) -> None:
             raise UnknownTask(f"task {head.id} is to come after {', '.join(ids)}, which does not exist")
         case _:
             raise InternalError(f"an enqueue was answered {answer!r}")
+    return Enqueued(head.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +113,17 @@ class Forwarded:
 class Enqueue:
     """Add a task with its first state (SK-3).
 
-    Answered :class:`Applied`; :class:`Exists` where the id is taken, whatever it is taken by; or
+    Answered :class:`Applied`; :class:`Exists` where the id is taken, whatever it is taken by;
+    :class:`Duplicate` if it has a unique key and is a duplicate of the last task of its queue and its name
+    that was enqueued with that key and is not deleted, which keeps new tasks out while it is open, and for
+    its ``unique_for_s`` seconds by the times of the ids (:func:`~rebalanser.tasks.rules.is_duplicate`); or
     :class:`Unknown` if a task of the queue that it depends on does not exist at that moment, unless
     ``waits_for_unknown``.
 
     With ``forwarded`` only if that is the entry after the outbox's tally, which then counts it (SK-4). If it
     was counted before, it is answered :class:`Taken`; if one before it was not, :class:`Conflict`. An entry
-    that is answered :class:`Exists` or :class:`Unknown` is not counted: :class:`Skip` it, once its refusal is
-    noted where it cannot be lost.
+    that is answered :class:`Exists`, :class:`Duplicate` or :class:`Unknown` is not counted: :class:`Skip` it,
+    once its refusal is noted where it cannot be lost.
     """
 
     task: Task
@@ -120,12 +137,16 @@ class Enqueue:
 class EnqueueAll:
     """Add tasks of one queue, all or none, as if each was enqueued after those before it.
 
-    Each has another id, and none is forwarded. Answered :class:`Applied`; or what refuses the first that
-    can't be added: :class:`Exists` or :class:`Unknown`.
+    Each has another id, none has a unique key, and none is forwarded. Answered :class:`Applied`; or what
+    refuses the first that can't be added: :class:`Exists` or :class:`Unknown`.
     """
 
     enqueues: tuple[Enqueue, ...]
     """At least one."""
+
+    def __post_init__(self) -> None:
+        if any(each.task.head.unique_key for each in self.enqueues):
+            raise InternalError("a task with a unique key is never enqueued together with others")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +232,13 @@ class Exists:
 
 
 @dataclass(frozen=True, slots=True)
+class Duplicate:
+    """This task has the same unique key and keeps the new one out; nothing was changed (SK-23)."""
+
+    id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """The task depends on these, which do not exist."""
 
@@ -232,7 +260,7 @@ class Paused:
     """The queue is paused, so that nothing is claimed; nothing was changed (SK-23)."""
 
 
-Answer: TypeAlias = Applied | Conflict | Exists | Unknown | Taken | SlotGone | Paused
+Answer: TypeAlias = Applied | Conflict | Exists | Duplicate | Unknown | Taken | SlotGone | Paused
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import inspect
 import sys
@@ -40,6 +41,8 @@ FAR_FUTURE_S: Final = 31_557_600.0
 
 A task with such an id would never be old enough to be collected, and would wait behind all others.
 """
+MAX_UNIQUE_KEY: Final = 512
+"""Maximum length of a unique key."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -65,6 +68,7 @@ Id = Annotated[TaskId, AfterValidator(_check_id)]
 Priority = Annotated[int, Field(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+UniqueKey = Annotated[str, Field(min_length=1, max_length=MAX_UNIQUE_KEY)]
 Errors = Annotated[tuple[type[Exception], ...], Field(min_length=1), BeforeValidator(_listed)]
 Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeValidator(_listed)]
 
@@ -88,6 +92,10 @@ class TaskOptions(BaseModel):
     """Maximum seconds before a retry, before :attr:`jitter` is added."""
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.25
     """The part of the wait up to which more is added at random, so that retries don't come together."""
+    unique_for_s: Seconds | None = None
+    """Seconds from when a task is enqueued for which no other one with its unique key is, nor while it is
+    open (SK-23); 0 for only while it is open. Its key is :attr:`EnqueueOptions.unique_key`, or its arguments.
+    None: only tasks with a ``unique_key`` are unique."""
 
 
 class GivenTaskOptions(TypedDict, total=False):
@@ -100,6 +108,7 @@ class GivenTaskOptions(TypedDict, total=False):
     backoff_s: float | Callable[[int], float]
     max_backoff_s: float
     jitter: float
+    unique_for_s: float | None
 
 
 def task_options(given: GivenTaskOptions) -> TaskOptions:
@@ -131,6 +140,20 @@ class EnqueueOptions(BaseModel):
     """An id from ``new_id``, for enqueueing it again to be harmless (SK-3); a new one where it is None."""
     waits_for_unknown: bool = False
     """Whether ``after`` may name tasks that don't exist yet."""
+    unique_key: UniqueKey | None = None
+    """While a task of the same function with this key is open, enqueueing gives that one's id (SK-23)."""
+    unique_for_s: Seconds | None = None
+    """And for this many seconds from when it was enqueued; instead of the function's."""
+
+    def unique(self, unique_for_s: float | None, payload: bytes) -> tuple[str, float]:
+        """The unique key of a task with this payload, and how long it keeps others out; "" for no key.
+
+        ``unique_for_s`` is the function's.
+        """
+        for_s = unique_for_s if self.unique_for_s is None else self.unique_for_s
+        if self.unique_key is None and for_s is None:
+            return "", 0.0
+        return self.unique_key or hashlib.sha256(payload).hexdigest(), for_s or 0.0
 
 
 class GivenOptions(TypedDict, total=False):
@@ -142,6 +165,8 @@ class GivenOptions(TypedDict, total=False):
     priority: int | None
     task_id: TaskId | None
     waits_for_unknown: bool
+    unique_key: str | None
+    unique_for_s: float | None
 
 
 def chosen_options(name: str, given: Mapping[str, Any]) -> EnqueueOptions:

@@ -51,7 +51,8 @@ class Head:
     ``name`` is the function that works on the payload. ``after`` are the tasks that must be complete first.
     ``retries`` is how often it is tried again after a try that failed or was cut off. ``timeout_s`` is how
     long one try may take, None for any time. ``after_failure`` is what a dead or cancelled one of ``after``
-    means, as long as the task was never claimed.
+    means, as long as the task was never claimed. A task with a ``unique_key`` keeps out others of its name
+    with that key while it is open, and for ``unique_for_s`` seconds from when it was enqueued (SK-23).
     """
 
     id: TaskId
@@ -62,6 +63,8 @@ class Head:
     retries: int = 0
     timeout_s: float | None = None
     after_failure: AfterFailure = AfterFailure.WAIT
+    unique_key: str = ""
+    unique_for_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +146,14 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class EnqueueAnswer(StrEnum):
-    """Where a task is that was enqueued (SK-4)."""
+    """Where a task is that was enqueued (SK-4), or that it was there before (SK-23)."""
 
     COMMITTED = "committed"
     """In the engine, for good."""
     SPOOLED = "spooled"
     """In the outbox, synced to the disk of this host; it is forwarded when the engine is back."""
+    DUPLICATE = "duplicate"
+    """In the engine before: it has the same unique key, and no other task was made."""
 
 
 class Result:
@@ -164,7 +169,7 @@ class Result:
 
 
 class Enqueued(str, Generic[R_co]):
-    """A task's id, which says in ``answer`` where the task is (SK-4).
+    """A task's id, which says in ``answer`` where the task is (SK-4), and if it is an earlier one (SK-23).
 
     ``R_co`` is what its function returns, for ``wait``.
     """

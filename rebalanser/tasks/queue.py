@@ -63,12 +63,13 @@ from rebalanser.tasks.collection import Archive, Collected, collect
 from rebalanser.tasks.context import Context, TaskHistory
 from rebalanser.tasks.engine import (
     ClaimsFromIndex,
+    Duplicate,
     Engine,
     Enqueue,
     EnqueueAll,
     Exists,
     Unknown,
-    check_answer,
+    enqueued,
 )
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
@@ -157,7 +158,8 @@ class TaskFunction(Generic[P, R]):
         """The function with options for the tasks that are enqueued by what this returns.
 
         These are the fields of :class:`~rebalanser.tasks.functions.EnqueueOptions`: ``delay_s``, ``after``,
-        ``after_failure``, ``priority``, ``task_id``, ``waits_for_unknown``. They replace those given before.
+        ``after_failure``, ``priority``, ``task_id``, ``waits_for_unknown``, ``unique_key``, ``unique_for_s``.
+        They replace those given before.
 
         Raises:
             InvalidTask: an option is unknown or out of range.
@@ -174,7 +176,9 @@ class TaskFunction(Generic[P, R]):
     def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
         """Enqueue a call with these arguments; the task's id, once the engine has it for good (SK-3).
 
-        With an outbox it may be on this host's disk only: ``answer`` of what is returned says so (SK-4).
+        With an outbox it may be on this host's disk only: ``answer`` of what is returned says so (SK-4). It
+        is ``duplicate``, and the id that of an earlier task, if that one keeps this one out: see
+        ``unique_key`` (SK-23).
         :meth:`options` says when and how, such as ``send.options(delay_s=5).enqueue("a@example.org")``. An
         argument may be the ``result`` of a task that is enqueued, or a list of results.
 
@@ -522,13 +526,16 @@ class Queue:
         *,
         time_zone: str = "UTC",
         jitter_s: float = 0.0,
+        overlap: bool = True,
         **options: Unpack[GivenTaskOptions],
     ) -> Registers:
         """Register a function whose tasks come by a cron expression while a worker runs (SK-15).
 
         The expression is by the clocks of ``time_zone``, such as ``Europe/Rome``. Each task is due up to
         ``jitter_s`` seconds after its tick, so that the tasks of many schedules do not come together; see
-        :class:`~rebalanser.tasks.periodic.Schedule`.
+        :class:`~rebalanser.tasks.periodic.Schedule`. Without ``overlap`` a tick is left out while the task of
+        an earlier one is open, waiting or running; it may still come within a minute once that is closed. It
+        is short for ``unique_for_s=0`` (SK-23).
 
         It takes no arguments but the claim that have no default. Each tick makes one task, whatever number of
         workers there are; one that no worker saw within a minute is left out. The first tick of a new
@@ -538,7 +545,7 @@ class Queue:
             InvalidTask: the expression or the time zone is none, or an option is out of range.
             InvalidHandlers: as :meth:`task`.
         """
-        register = self.task(name, **options)
+        register = self.task(name, **(options if overlap else {"unique_for_s": 0.0, **options}))
 
         def scheduled(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             schedule = Schedule(self.name, name or function.__name__, expression, time_zone, jitter_s)
@@ -563,6 +570,7 @@ class Queue:
     ) -> Enqueue:
         """A task of a function, from a call; raises InvalidTask where it can't be one."""
         payload = body.payload(arguments, named)
+        unique_key, unique_for_s = options.unique(body.options.unique_for_s, payload)
         task_id = options.task_id or self._flakes.next()
         head = Head(
             id=task_id,
@@ -573,6 +581,8 @@ class Queue:
             after_failure=options.after_failure,
             retries=body.options.retries,
             timeout_s=body.options.timeout_s,
+            unique_key=unique_key,
+            unique_for_s=unique_for_s,
         )
         return self._placed(head, payload, options)
 
@@ -592,6 +602,7 @@ class Queue:
         """
         check_name(name, "task")
         self._warn_of_unknown(name)
+        unique_key, unique_for_s = options.unique(None, payload)
         task_id = options.task_id or self._flakes.next()
         head = Head(
             id=task_id,
@@ -602,6 +613,8 @@ class Queue:
             after_failure=options.after_failure,
             retries=retries,
             timeout_s=timeout_s,
+            unique_key=unique_key,
+            unique_for_s=unique_for_s,
         )
         return self._placed(head, payload, options)
 
@@ -654,23 +667,27 @@ class Queue:
             self.made(call.body, call.arguments, call.named, call.options(self._flakes.next))
             for call in calls
         ]
-        for call, enqueued in zip(calls, self.commit(made, together=True), strict=True):
-            call.enqueued = enqueued
+        for call, done in zip(calls, self.commit(made, together=len(made) > 1), strict=True):
+            call.enqueued = done
 
     def commit(self, tasks: Sequence[Enqueue], *, together: bool = False) -> list[Enqueued[Any]]:
         """Enqueue tasks that were made, ``together`` all or none; their ids.
 
-        One of those that are enqueued together may depend on those before it; what is there already stays.
+        The id is that of an earlier task where the task is a duplicate of it (SK-23). One of those that are
+        enqueued together may depend on those before it, and none has a unique key; what is there already
+        stays.
 
         Raises what :meth:`TaskFunction.enqueue` does.
         """
-        enqueued: list[Enqueued[Any]] = []
+        done: list[Enqueued[Any]] = []
         for each, answer in zip(tasks, self._answers(tasks, together=together), strict=True):
-            enqueued.append(Enqueued(each.task.head.id, answer))
+            done.append(answer)
+            if answer.answer is EnqueueAnswer.DUPLICATE:
+                continue
             self.metrics.enqueued(each.task.head.name)
             for hook in self._middleware:
                 self._told(hook, each.task.head)
-        return enqueued
+        return done
 
     def _told(self, hook: Middleware, head: Head) -> None:
         try:
@@ -678,16 +695,21 @@ class Queue:
         except Exception as error:  # whatever a hook does, the task is enqueued
             self.errors.ignored(f"middleware {type(hook).__qualname__}.enqueued", error)
 
-    def _answers(self, tasks: Sequence[Enqueue], *, together: bool) -> Iterator[EnqueueAnswer]:
-        """Where each task is, once all are enqueued; raises at the first that is not."""
+    def _answers(self, tasks: Sequence[Enqueue], *, together: bool) -> Iterator[Enqueued[Any]]:
+        """The id of each task and where it is, once all are enqueued; raises at the first that is not."""
         if together:
             refuse_too_many(len(tasks))
+            if any(each.task.head.unique_key for each in tasks):
+                raise InvalidTask("tasks that are enqueued together can't have unique_key or unique_for_s")
         outbox = self._opened_outbox()
         if outbox is not None:
-            for outcome in outbox.enqueue(tasks):
+            for each, outcome in zip(tasks, outbox.enqueue(tasks), strict=True):
                 if isinstance(outcome, RebalanserError):
                     raise outcome
-                yield outcome
+                if isinstance(outcome, Duplicate):
+                    yield Enqueued(outcome.id, EnqueueAnswer.DUPLICATE)
+                else:
+                    yield Enqueued(each.task.head.id, outcome)
             return
         ancestry = self._opening.opened().ancestry
         coming: dict[TaskId, Head] = {}
@@ -696,13 +718,12 @@ class Queue:
             coming[each.task.head.id] = each.task.head
         if together:
             self._enqueue_together(tasks)
-            yield from (EnqueueAnswer.COMMITTED for _ in tasks)
+            yield from (Enqueued(each.task.head.id) for each in tasks)
             return
         asks = [EnqueueAsk(each) for each in tasks]
         self._context.ledger.write_all(asks)
         for each, ask in zip(tasks, asks, strict=True):
-            check_answer(each, ask.future.result())
-            yield EnqueueAnswer.COMMITTED
+            yield enqueued(each, ask.future.result())
 
     def _enqueue_together(self, tasks: Sequence[Enqueue]) -> None:
         """Enqueue tasks, all or none of those that are not there; raises what is wrong with one of them."""
@@ -721,7 +742,7 @@ class Queue:
                 case Unknown(ids=ids) as answer:
                     needed = set(ids)
                     waits = (each for each in left.values() if not needed.isdisjoint(each.task.head.after))
-                    check_answer(next(waits), answer)
+                    enqueued(next(waits), answer)
                 case _:
                     return
         raise RegistryUnavailable("tasks with these ids came and went again and again; try again")
@@ -733,7 +754,7 @@ class Queue:
         payloads = self._context.engine.payloads(self.name, ids, self._timeout_s)
         present = found.keys() & payloads.keys()
         for task in present:
-            check_answer(tasks[task], Exists(found[task], payloads[task]))
+            enqueued(tasks[task], Exists(found[task], payloads[task]))
         return present
 
     @property

@@ -67,8 +67,9 @@ class Retention:
     """How many seconds closed tasks are kept, by their status; None keeps them for ever (SK-22).
 
     A task is deleted after that time, at most a tenth of it later while a worker runs, and no sooner than
-    5 minutes after it was enqueued. It goes together with all tasks that it is connected to by dependencies,
-    once each of them may go: open tasks, and what they depend on, are never deleted.
+    5 minutes after it was enqueued, nor before its ``unique_for_s`` is over. It goes together with all tasks
+    that it is connected to by dependencies, once each of them may go: open tasks, and what they depend on,
+    are never deleted.
 
     Raises:
         InvalidArgument: a time is negative or no number.
@@ -275,6 +276,8 @@ class Sweeper:
         def may_go(stored: Stored) -> bool:
             kept_s, closed_at = retention.seconds(stored.state.status), marks.closed_at(stored.revision)
             if kept_s is None or closed_at is None or now - closed_at < kept_s:
+                return False
+            if stored.head.unique_key and now < born_at(stored.head.id) + stored.head.unique_for_s:
                 return False
             return all(born_at(task) <= before for task in stored.head.after)
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
+from rebalanser.tasks.ids import born_at
 from rebalanser.tasks.model import (
     CLOSED_UNDONE,
     OPEN,
@@ -101,6 +102,16 @@ def settles(status: Status | None, after_failure: AfterFailure) -> bool:
 def fails(status: Status | None, after_failure: AfterFailure) -> bool:
     """True if a dependency of this status makes the task dead (SK-5); None if it does not exist."""
     return after_failure is AfterFailure.FAIL and status in CLOSED_UNDONE
+
+
+def is_duplicate(task: TaskId, other: TaskId, unique_for_s: float, status: Status | None) -> bool:
+    """True if a new task is a duplicate of the last one that was enqueued with its unique key (SK-23).
+
+    That is the ``other`` one: it keeps new tasks out while it is open, and for ``unique_for_s`` seconds from
+    when it was enqueued, whatever its ``status``; None if that is not known to be open. Times are those of
+    the ids, so that enqueueing a task again gives the same answer.
+    """
+    return status in OPEN or born_at(task) < born_at(other) + unique_for_s
 
 
 def claim(

@@ -36,6 +36,7 @@ from rebalanser.tasks.engine import (
     ClaimsFromIndex,
     Collect,
     Conflict,
+    Duplicate,
     Engine,
     Enqueue,
     EnqueueAll,
@@ -220,6 +221,11 @@ def make(
     return Enqueue(
         Task(head, payload), partition_of(head.id, PARTITIONS), state or State(), waits_for_unknown
     )
+
+
+def timed(seconds: float, number: int = 0) -> int:
+    """The number of an id whose time is this, for :func:`task_id`."""
+    return (int(seconds * 1000) << 96) + number
 
 
 def forwarded(enqueue: Enqueue, number: int, outbox: str = OUTBOX) -> Enqueue:
@@ -689,7 +695,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-4")
     def test_an_entry_that_is_refused_is_not_counted(self, engine: Engine) -> None:
-        """Holds: "An entry that is answered :class:`Exists` or :class:`Unknown` is not counted"."""
+        """Holds: "An entry that is answered :class:`Exists`", or :class:`Unknown`, "is not counted"."""
         (revision,) = applied(engine, make(1, payload=b"first"))
         exists = Exists(stored(make(1), revision), b"first")
         assert apply(engine, forwarded(make(1), 1), forwarded(make(2), 2)) == [exists, Conflict()]
@@ -744,6 +750,138 @@ class EngineSuite:
             assert sum(isinstance(answer, Applied) for answer in told) == 1
             assert set(told) <= {Taken(), *(each for each in told if isinstance(each, Applied))}
         assert len(everything(engines[0])) == len(entries)
+
+    # -- unique keys
+
+    @pytest.mark.rule("SK-23")
+    def test_a_duplicate_is_answered_the_task_that_keeps_it_out(self, engine: Engine) -> None:
+        """Holds: "a duplicate of the last task of its queue and its name that was enqueued with that key"."""
+        applied(engine, make(1, unique_key="k"), make(2), make(3, unique_key="K"))
+        applied(engine, make(4, unique_key="k", name="other"), make(5, unique_key="k", queue=OTHER_QUEUE))
+        assert apply(engine, make(6, unique_key="k")) == [Duplicate(task_id(1))]
+        assert apply(engine, make(7, unique_key="k", name="other")) == [Duplicate(task_id(4))]
+        assert apply(engine, make(8, unique_key="k", queue=OTHER_QUEUE)) == [Duplicate(task_id(5))]
+        assert [item.head.id for item in everything(engine)] == [task_id(number) for number in (1, 2, 3, 4)]
+        assert read(engine, task_id(1)).head.unique_key == "k"
+
+    @pytest.mark.rule("SK-23")
+    @pytest.mark.parametrize("key", ["x" * 512, "a/b", "größe 🐙", "null\0", "quote'"], ids=repr)
+    def test_a_unique_key_is_any_text(self, engine: Engine, key: str) -> None:
+        """Holds: "if it has a unique key", whatever that is."""
+        (revision,) = applied(engine, make(1, unique_key=key, unique_for_s=0.125))
+        assert apply(engine, make(2, unique_key=key)) == [Duplicate(task_id(1))]
+        assert read(engine, task_id(1)) == stored(make(1, unique_key=key, unique_for_s=0.125), revision)
+        assert everything(engine) == [read(engine, task_id(1))]
+
+    @pytest.mark.rule("SK-23")
+    @pytest.mark.parametrize("state", EVERY_STATE, ids=lambda state: state.status.value)
+    def test_a_task_keeps_others_out_while_it_is_open(self, engine: Engine, state: State) -> None:
+        """Holds: "keeps new tasks out while it is open", and no closed one does."""
+        enqueue = make(1, unique_key="k")
+        (revision,) = applied(engine, enqueue)
+        applied(engine, move(stored(enqueue, revision), state))
+        answers = apply(engine, make(2, unique_key="k"), make(3, unique_key="k"))
+        if state.status in OPEN:
+            assert answers == [Duplicate(task_id(1))] * 2
+        else:
+            assert isinstance(answers[0], Applied)
+            assert answers[1] == Duplicate(task_id(2))
+
+    @pytest.mark.rule("SK-23")
+    def test_a_task_keeps_others_out_for_its_time(self, engine: Engine) -> None:
+        """Holds: "``unique_for_s`` seconds by the times of the ids", whatever its status."""
+        completed = State(Status.COMPLETED)
+        applied(engine, make(timed(100.0), unique_key="k", unique_for_s=5.0, state=completed))
+        early = [make(timed(at_s, 1), unique_key="k") for at_s in (99.0, 100.0, 104.999)]
+        assert apply(engine, *early) == [Duplicate(task_id(timed(100.0)))] * 3
+        applied(engine, make(timed(105.0, 1), unique_key="k", state=completed))
+        applied(engine, make(timed(105.0, 2), unique_key="k"))
+
+    @pytest.mark.rule("SK-23")
+    def test_of_duplicates_in_one_batch_the_first_is_made(self, engine: Engine) -> None:
+        """Holds: "Writes of one batch take effect in their order"."""
+        done = make(1000, unique_key="9", state=State(Status.DEAD))
+        applied(engine, done)
+        writes = [make(number, unique_key=str(number % 10)) for number in range(1, 101)]
+        answers = apply(engine, make(200), *writes, make(201))
+        assert all(isinstance(answer, Applied) for answer in (answers[0], *answers[1:11], answers[-1]))
+        assert answers[11:-1] == [Duplicate(task_id((number - 1) % 10 + 1)) for number in range(11, 101)]
+        assert len(everything(engine)) == 13
+
+    @pytest.mark.rule("SK-3", "SK-23")
+    def test_a_unique_task_is_enqueued_twice(self, engine: Engine) -> None:
+        """Holds: ":class:`Exists` where the id is taken", whatever was enqueued with its key since."""
+        one = make(1, unique_key="k", state=State(Status.COMPLETED))
+        (first,) = applied(engine, one)
+        assert apply(engine, one) == [Exists(stored(one, first), b"payload")]
+        applied(engine, make(2, unique_key="k"))
+        assert apply(engine, one, make(3, unique_key="k")) == [
+            Exists(stored(one, first), b"payload"), Duplicate(task_id(2)),
+        ]  # fmt: skip
+
+    @pytest.mark.rule("SK-23")
+    @pytest.mark.parametrize("needs", [1, 100])
+    def test_a_unique_task_may_depend_on_others(self, engine: Engine, needs: int) -> None:
+        """Holds: ":class:`Duplicate`", or else ":class:`Unknown`"; also of what the batch itself makes."""
+        after = list(range(1, needs + 1))
+        assert apply(engine, make(500, after=after, unique_key="k")) == [
+            Unknown(tuple(task_id(each) for each in after))
+        ]
+        applied(engine, *map(make, after), make(501, after=after, unique_key="k"))
+        assert apply(engine, make(502, after=after, unique_key="k")) == [Duplicate(task_id(501))]
+        assert apply(engine, make(503, after=[999], unique_key="k")) == [Duplicate(task_id(501))]
+        applied(engine, make(504, unique_key="l"), make(505, after=[504]), make(506, after=[501, 505]))
+        answers = apply(engine, make(507, unique_key="l"), make(508, after=[507]))
+        assert answers == [Duplicate(task_id(504)), Unknown((task_id(507),))]
+
+    @pytest.mark.rule("SK-4", "SK-23")
+    def test_an_entry_that_is_a_duplicate_is_not_counted(self, engine: Engine) -> None:
+        """Holds: ":class:`Duplicate` or :class:`Unknown` is not counted"."""
+        entries = [forwarded(make(number, unique_key="k" * (number < 3)), number) for number in (1, 2, 3)]
+        answers = apply(engine, *entries)
+        assert isinstance(answers[0], Applied)
+        assert answers[1:] == [Duplicate(task_id(1)), Conflict()]
+        applied(engine, skip(2), entries[2])
+        assert apply(engine, *entries) == [Taken()] * 3
+        assert [item.head.id for item in everything(engine)] == [task_id(1), task_id(3)]
+
+    @pytest.mark.rule("SK-23")
+    @pytest.mark.parametrize("beside", [0, 200])
+    def test_a_deleted_task_keeps_nothing_out(self, engine: Engine, beside: int) -> None:
+        """Holds: "and is not deleted", of few tasks and of as many as no transaction takes."""
+        closed = State(Status.COMPLETED)
+        old = make(1, unique_key="k", state=closed)
+        last = make(2, unique_key="k", unique_for_s=60.0, state=closed)
+        others = [make(number, unique_key="l", state=closed) for number in range(1000, 1000 + beside)]
+        revisions = applied(engine, old, last, *others)
+        tasks = [
+            stored(each, revision) for each, revision in zip([old, last, *others], revisions, strict=True)
+        ]
+        half = beside // 2
+        applied(engine, collect(tasks[0], *tasks[2 : 2 + half]))
+        assert apply(engine, make(3, unique_key="k")) == [Duplicate(task_id(2))]
+        applied(engine, collect(tasks[1], *tasks[2 + half :]))
+        assert everything(engine) == []
+        applied(engine, make(3, unique_key="k"), make(4, unique_key="l"))
+
+    @pytest.mark.rule("SK-23")
+    def test_of_many_that_enqueue_with_a_key_one_makes_a_task(self, connect: Connect) -> None:
+        """Holds: "Each :class:`Write` is all or nothing and linearizable", of duplicates."""
+        engines = [connect() for _ in range(3)]
+        closed = State(Status.DEAD)
+        applied(engines[0], *(make(10**6 + key, unique_key=str(key), state=closed) for key in range(5)))
+
+        def enqueue(number: int) -> list[Answer]:
+            writes = [make(100 * number + key, unique_key=str(key)) for key in range(10)]
+            return [apply(engines[number % 3], write)[0] for write in writes]
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            answers = list(threads.map(enqueue, range(1, 1 + THREADS)))
+        for key, told in enumerate(zip(*answers, strict=True)):
+            made = [number for number, answer in enumerate(told, 1) if isinstance(answer, Applied)]
+            assert len(made) == 1
+            others = {answer for answer in told if not isinstance(answer, Applied)}
+            assert others == {Duplicate(task_id(100 * made[0] + key))}
 
     # -- move
 

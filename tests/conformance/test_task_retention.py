@@ -56,10 +56,13 @@ class Stage:
         after: Sequence[TaskId] = (),
         after_failure: AfterFailure = AfterFailure.WAIT,
         name: str = "send",
+        unique_for_s: float | None = None,
     ) -> TaskId:
         made_at = first_of(self.clock.wall())
         task = f"{made_at[:16]}{next(self._ids):024x}"
-        options = EnqueueOptions(after=tuple(after), task_id=task, after_failure=after_failure)
+        options = EnqueueOptions(
+            after=tuple(after), task_id=task, after_failure=after_failure, unique_for_s=unique_for_s
+        )
         self.queue.commit([self.queue.made_raw(name, b"{}", options, retries=0)])
         self.close(task, status)
         return task
@@ -149,6 +152,18 @@ def test_what_was_closed_before_there_was_retention_counts_as_closed_when_that_b
     stage.live(7 * DAY_S - 1, sweeper)
     assert stage.left() == {task}
     stage.live(DAY_S, sweeper)
+    assert stage.left() == set()
+
+
+@pytest.mark.rule("SK-22", "SK-23")
+def test_a_unique_task_is_kept_for_as_long_as_it_keeps_others_out(stage: Stage) -> None:
+    sweeper = stage.sweeper(Retention(completed_s=DAY_S, dead_s=None, cancelled_s=None))
+    task = stage.enqueue(Status.COMPLETED, unique_for_s=3 * DAY_S)
+    stage.live(2.9 * DAY_S, sweeper)
+    assert stage.left() == {task}
+    with pytest.raises(UnknownTask):
+        stage.enqueue(Status.CANCELLED, unique_for_s=3 * DAY_S)  # there is none of this id: it is a duplicate
+    stage.live(0.4 * DAY_S, sweeper)
     assert stage.left() == set()
 
 

@@ -151,6 +151,21 @@ def is_problem(reply: Reply, status: int, name: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.rule("SK-16", "SK-23")
+def test_a_unique_task_is_enqueued_once(stage: Stage) -> None:
+    client = Client(stage.serve().url)
+    first = client.enqueue(unique_key="customer-7", unique_for_s=3600)
+    task = {"name": "send", "payload": {"value": None}, "unique_key": "customer-7"}
+    reply = client.post("/tasks", task)
+    assert (reply.status, reply.json) == (201, {"id": first, "answer": "duplicate"})
+    batch = client.post("/batches", {"tasks": [task, {**task, "unique_key": "customer-8"}, task]}).json
+    assert batch["answers"] == ["duplicate", "committed", "duplicate"]
+    assert batch["ids"][0] == batch["ids"][2] == first
+    told = client.get(f"/tasks/{first}").json
+    assert (told["unique_key"], told["unique_for_s"]) == ("customer-7", 3600.0)
+    assert client.post("/tasks", {**task, "unique_key": ""}).status == 422
+
+
 @pytest.mark.rule("SK-4", "SK-5", "SK-6", "SK-7", "SK-9", "SK-10", "SK-12", "SK-16")
 def test_a_worker_in_another_language_does_its_work(stage: Stage) -> None:
     client = Client(stage.serve().url)

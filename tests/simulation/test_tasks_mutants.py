@@ -26,6 +26,7 @@ from rebalanser.tasks.retention import Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, edited, instead, scan
 from rebalanser.testing.tasks_simulation import PROFILES, run_seed, working
+from rebalanser.testing.tasks_simulation import engine as engine_module
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
 from rebalanser.testing.tasks_simulation.working import Worker, Working
 
@@ -70,6 +71,14 @@ def _gaps_are_skipped(_: Any) -> Any:
         return replace(state, claim=replace(current, updates=sequence + 1))
 
     return update
+
+
+def _only_in_its_time(original: Callable[..., bool]) -> Any:
+    return lambda task, other, unique_for_s, _status: original(task, other, unique_for_s, None)
+
+
+def _only_while_it_is_open(original: Callable[..., bool]) -> Any:
+    return lambda task, other, _unique_for_s, status: original(task, other, 0.0, status)
 
 
 def _by_the_others_clock(_: Any) -> Any:
@@ -269,6 +278,24 @@ MUTANTS = (
         "enqueueing an id that is taken writes nothing",
         (Switch(SimulatedEngine, "_taken", always(None)),),
         frozenset({"SK-3"}),
+    ),
+    Mutant(
+        "one task by one unique key",
+        "enqueueing with the unique key of a task that keeps others out writes nothing",
+        (Switch(SimulatedEngine, "_duplicate", always(None)),),
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "a unique task that is open",
+        "a task keeps others out while it is open, also after its time",
+        (Switch(engine_module, "is_duplicate", _only_in_its_time),),  # type: ignore[arg-type]
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "the time of a unique task",
+        "a task keeps others out for its time, also once it is closed",
+        (Switch(engine_module, "is_duplicate", _only_while_it_is_open),),  # type: ignore[arg-type]
+        frozenset({"SK-23"}),
     ),
     Mutant(
         "count of an outbox",

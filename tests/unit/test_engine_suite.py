@@ -143,6 +143,22 @@ class WaitsForAll(Rewriting):
         return replace(write, waits_for_unknown=True) if isinstance(write, Enqueue) else write
 
 
+class MakesDuplicates(Rewriting):
+    def rewritten(self, write: Write) -> Write:
+        if not isinstance(write, Enqueue):
+            return write
+        return replace(write, task=replace(write.task, head=replace(write.task.head, unique_key="")))
+
+
+class ForgetsTheTime(Rewriting):
+    """Keeps a duplicate out while the earlier one is open, and no longer."""
+
+    def rewritten(self, write: Write) -> Write:
+        if not isinstance(write, Enqueue):
+            return write
+        return replace(write, task=replace(write.task, head=replace(write.task.head, unique_for_s=0.0)))
+
+
 class DropsUpdates(Rewriting):
     def rewritten(self, write: Write) -> Write:
         return replace(write, update=None) if isinstance(write, Move) else write
@@ -433,6 +449,9 @@ FAULTS = [
     (PutsPausesUnseen, "test_nothing_is_claimed_in_a_paused_queue"),
     (PausesAllQueues, "test_an_index_hands_out_nothing_while_the_queue_is_paused"),
     (WatchesNoPauses, "test_a_watch_of_pauses_hears_of_other_connections"),
+    (MakesDuplicates, "test_a_duplicate_is_answered_the_task_that_keeps_it_out"),
+    (MakesDuplicates, "test_of_many_that_enqueue_with_a_key_one_makes_a_task"),
+    (ForgetsTheTime, "test_a_task_keeps_others_out_for_its_time"),
     (PutsNotesUnseen, "test_a_note_is_put_in_place_of_the_one_that_was_read"),
     (ClaimsWhatNobodyKnows, "test_an_index_hands_out_tasks_of_functions_that_are_asked_for"),
     (ClaimsBeforeItIsDue, "test_an_index_hands_out_what_is_due"),

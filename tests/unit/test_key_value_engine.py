@@ -34,6 +34,7 @@ from rebalanser.tasks.engine import (
     Applied,
     Collect,
     Conflict,
+    Duplicate,
     Enqueue,
     EnqueueAll,
     Epoch,
@@ -155,6 +156,12 @@ def cut_off(collector: KeyValueEngine, dying: Meddler, step: int, tasks: Sequenc
     with suppress(OutcomeUnknown):
         return apply(collector, collect(*tasks))
     return []
+
+
+def unique(number: int, after: Sequence[int] = (), **fields: object) -> Enqueue:
+    enqueue = make(number, after=after, **fields)  # type: ignore[arg-type]
+    head = replace(enqueue.task.head, unique_key="k")
+    return replace(enqueue, task=replace(enqueue.task, head=head))
 
 
 def apply(engine: KeyValueEngine, *writes: Write) -> list[Answer]:
@@ -564,6 +571,85 @@ def test_whoever_collects_between_the_steps_of_an_enqueueing(
         pytest.fail("the enqueueing took more steps than were tried")
 
 
+# -- unique keys
+
+CLOSED = State(Status.CANCELLED)
+
+
+@pytest.mark.rule("SK-23")
+@pytest.mark.parametrize("after_closed", [False, True])
+@pytest.mark.parametrize("dependencies", [0, 2, MANY])
+def test_whoever_enqueues_with_the_same_key_between_the_steps(dependencies: int, after_closed: bool) -> None:
+    winners = set()
+    for step in range(30):
+        store = MemoryStore(FakeClock())
+        meddler = Meddler(store)
+        engine, other = opened(meddler), opened(MemoryRegistry(store))
+        apply(other, *(make(100 + number) for number in range(dependencies)))
+        if after_closed:
+            apply(other, unique(9, state=CLOSED))
+        meddler.interrupt(step, partial(apply, other, unique(2)))
+        after = range(100, 100 + dependencies)
+        first, dependent = apply(engine, unique(1, after=after), make(3, after=[1]))
+        if not meddler.happened:
+            break
+        (second,) = meddler.happened
+        left = {task.head.id for task in everything(other)}
+        if isinstance(first, Applied):
+            winners.add(1)
+            assert (second, task_id(3) in left) == (Duplicate(task_id(1)), True)
+        else:
+            winners.add(2)
+            assert (first, dependent) == (Duplicate(task_id(2)), Unknown((task_id(1),)))
+            assert isinstance(second, Applied)
+        assert len(left & {task_id(1), task_id(2)}) == 1
+    else:
+        pytest.fail("the enqueueing took more steps than were tried")
+    assert winners == {1, 2}
+
+
+@pytest.mark.rule("SK-23")
+@pytest.mark.parametrize("dependencies", [0, 2, MANY])
+def test_whoever_requeues_the_last_of_a_key_between_the_steps(dependencies: int) -> None:
+    for step in range(30):
+        store = MemoryStore(FakeClock())
+        meddler = Meddler(store)
+        engine, other = opened(meddler), opened(MemoryRegistry(store))
+        apply(other, *(make(100 + number) for number in range(dependencies)), unique(9, state=CLOSED))
+        last = other.read(QUEUE, [task_id(9)], TIMEOUT_S)[task_id(9)]
+        meddler.interrupt(step, partial(apply, other, move(last, State())))
+        (enqueued,) = apply(engine, unique(1, after=range(100, 100 + dependencies)))
+        if not meddler.happened:
+            assert isinstance(enqueued, Applied)
+            break
+        assert enqueued == Duplicate(task_id(9))
+    else:
+        pytest.fail("the enqueueing took more steps than were tried")
+
+
+@pytest.mark.rule("SK-14", "SK-23")
+@pytest.mark.parametrize("size", [1, LARGE], ids=["together", "swept"])
+def test_whoever_enqueues_between_the_steps_of_the_collection_of_the_last_of_a_key(size: int) -> None:
+    for step in range(60):
+        store = MemoryStore(FakeClock())
+        meddler = Meddler(store)
+        engine, other = opened(meddler), opened(MemoryRegistry(store))
+        apply(other, unique(9, state=CLOSED), *(make(100 + number) for number in range(size - 1)))
+        meddler.interrupt(step, partial(apply, other, unique(1)))
+        tasks = everything(other)
+        (collected,) = apply(engine, collect(*tasks))
+        if isinstance(collected, Conflict):  # read again
+            (collected,) = apply(engine, collect(*tasks))
+        assert isinstance(collected, Applied)
+        if not meddler.happened:
+            assert not any(key.startswith("k/") for key in leftovers(store))
+            break
+        assert isinstance(meddler.happened[0], Applied)
+        assert apply(other, unique(2)) == [Duplicate(task_id(1))]
+    else:
+        pytest.fail("the collection took more steps than were tried")
+
+
 # -- collections
 
 
@@ -718,7 +804,7 @@ def test_the_next_large_collection_finishes_what_a_dead_collector_had_decided() 
 @pytest.mark.rule("SK-14")
 def test_a_small_collection_only_deletes(engine: KeyValueEngine, meddler: Meddler) -> None:
     """So that a registry over its quota, which refuses to put anything, can be emptied."""
-    apply(engine, make(1), make(2, after=[1]))
+    apply(engine, unique(1), make(2, after=[1]))
     tasks = everything(engine)
     meddler.transactions.clear()
     assert isinstance(apply(engine, collect(*tasks))[0], Applied)

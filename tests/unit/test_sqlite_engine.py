@@ -29,6 +29,7 @@ from rebalanser.tasks.engine import (
     Applied,
     ClaimRequest,
     Conflict,
+    Duplicate,
     Enqueue,
     Forwarded,
     Lost,
@@ -628,12 +629,20 @@ def test_a_process_of_the_first_version_can_write_no_more(path: Path) -> None:
             old.execute(begin)
 
 
+def turn_into_third_version(connection: sqlite3.Connection) -> None:
+    connection.execute("DROP INDEX skuld_tasks_unique")
+    connection.execute("ALTER TABLE skuld_tasks DROP COLUMN unique_key")
+    connection.execute("ALTER TABLE skuld_tasks DROP COLUMN unique_for_s")
+    connection.execute("DROP TABLE skuld_pauses")
+    connection.execute("UPDATE skuld_meta SET version = 3")
+
+
 def turn_into_second_version(connection: sqlite3.Connection) -> None:
+    turn_into_third_version(connection)
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN after_failure")
     connection.execute("ALTER TABLE skuld_meta RENAME COLUMN forgotten_to TO forgotten")
     connection.execute("DROP TABLE skuld_notes")
     connection.execute("DROP TABLE skuld_workers")
-    connection.execute("DROP TABLE skuld_pauses")
     connection.execute("UPDATE skuld_meta SET version = 2")
 
 
@@ -659,11 +668,29 @@ def test_a_file_of_the_second_version_is_turned_into_one_of_this(
         assert again.read(QUEUE, [task_id(3)], PATIENCE_S)[task_id(3)].head == head
 
 
+@pytest.mark.rule("SK-23")
+def test_a_file_of_the_third_version_is_turned_into_one_of_this(
+    engine: SqliteEngine, own: sqlite3.Connection, path: Path
+) -> None:
+    engine.apply([enqueue(1), enqueue(2)], PATIENCE_S)
+    before = engine.page(QUEUE, PATIENCE_S).items
+    engine.close()
+    schema = "SELECT name, sql FROM sqlite_master WHERE name LIKE 'skuld%' AND name != 'skuld_tasks'"
+    tables = set(own.execute(schema))
+    turn_into_third_version(own)
+    with closing(SqliteEngine(path)) as again:
+        assert set(own.execute(schema)) == tables
+        assert again.page(QUEUE, PATIENCE_S).items == before
+        heads = [Head(task_id(number), QUEUE, "send", unique_key="k") for number in (3, 4)]
+        answers = again.apply([Enqueue(Task(head, b""), 0) for head in heads], PATIENCE_S)
+        assert answers[1] == Duplicate(task_id(3))
+
+
 def test_tasks_of_a_newer_version_are_refused(
     engine: SqliteEngine, own: sqlite3.Connection, path: Path
 ) -> None:
-    own.execute("UPDATE skuld_meta SET version = 4")
-    with pytest.raises(UnusableStore, match=r"schema 4 .* upgrade rebalanser"):
+    own.execute("UPDATE skuld_meta SET version = 5")
+    with pytest.raises(UnusableStore, match=r"schema 5 .* upgrade rebalanser"):
         SqliteEngine(path)
 
 

@@ -33,7 +33,7 @@ from rebalanser.errors import (
 )
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import Claim, Queue, TaskFunction
-from rebalanser.tasks.engine import Answer, Collect, Enqueue, Forwarded, Move, Skip, Write
+from rebalanser.tasks.engine import Answer, Collect, Duplicate, Enqueue, Forwarded, Move, Skip, Write
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.loops import ErrorKind
@@ -48,8 +48,8 @@ from rebalanser.tasks.model import (
     TaskId,
     Term,
 )
-from rebalanser.tasks.outbox.outbox import Forwarding, engine_name
-from rebalanser.tasks.outbox.spool import Refusal, Spool, SpoolName
+from rebalanser.tasks.outbox.outbox import Forwarding, Waiting, engine_name
+from rebalanser.tasks.outbox.spool import DUPLICATE, KEPT_DUPLICATES, Refusal, Spool, SpoolName
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUEUE = "mail"
@@ -448,6 +448,51 @@ def test_who_enqueues_is_told_what_the_engine_refuses(stage: Stage) -> None:
         last = send.enqueue("last")
         assert stage.tasks() == [task, waits, last]
     assert stage.counts() == (0, 0), "who was told need not be told again"
+
+
+@pytest.mark.rule("SK-4", "SK-23")
+def test_a_spooled_duplicate_makes_no_task_and_troubles_nobody(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, send = stage.open()
+    with queue, caplog.at_level(logging.WARNING, "rebalanser"):
+        task = send.options(unique_key="k").enqueue("a")
+        stage.network.is_cut = True
+        caplog.clear()
+        spooled = [send.options(unique_key="k").enqueue("b"), send.enqueue("c")]
+        assert [each.answer for each in spooled] == [EnqueueAnswer.SPOOLED] * 2
+        stage.network.is_cut = False
+        stage.drained()
+        assert stage.tasks() == [task, spooled[1]]
+    assert "was refused" not in caplog.text
+    assert stage.counts() == (0, 0)
+
+
+@pytest.mark.rule("SK-4", "SK-23")
+def test_a_duplicate_that_another_process_forwarded_is_told(stage: Stage) -> None:
+    queue, send = stage.open()
+    with queue:
+        task = send.options(unique_key="k").enqueue("a")
+    with closing(stage.spool()) as spool:
+        numbers = spool.add([made(number) for number in range(7, 9)])
+        waiting = Waiting(spool)
+        (future,) = waiting.enter(numbers[:1])
+        for number in numbers:
+            spool.refuse(number, Refusal(DUPLICATE, task))
+            spool.keep(number)
+        assert (list(spool.refused()), spool.counts()) == ([], (0, 0))
+        waiting.look()
+        assert future.result(0) == Duplicate(task)
+        assert spool.refusal(numbers[0]) is None
+        (last,) = spool.add([made(9)] * (KEPT_DUPLICATES - 1))[-1:]
+        spool.refuse(last, Refusal(DUPLICATE, task))
+        spool.keep(last)
+        assert spool.refusal(numbers[1]) is not None
+        (more,) = spool.add([made(9)])
+        spool.refuse(more, Refusal(DUPLICATE, task))
+        spool.keep(more)
+        assert spool.refusal(numbers[1]) is None, "it was kept for long enough"
+        assert spool.refusal(last) is not None
 
 
 @pytest.mark.rule("SK-4", "SK-15")

@@ -479,6 +479,28 @@ def test_what_waits_for_a_dead_or_cancelled_task_says_so(stage: Stage) -> None:
     assert [each.id for each in operations.full(stage.queue, second).blocked_by] == [cancelled]
 
 
+@pytest.mark.rule("SK-23")
+def test_a_duplicate_says_that_it_is_one(stage: Stage) -> None:
+    keyed = ("enqueue", "work", "send", "--unique-key", "customer 7", "--unique-for", "60")
+    task = stage.cli(*keyed).out.strip()
+    assert stage.cli(*keyed).out == f"{task}\nduplicate\n"
+    (document,) = stage.cli(*keyed, "--json").documents
+    assert document == {"queue": "work", "id": task, "answer": "duplicate"}
+    shown = stage.cli("show", "work", task)
+    assert "unique key: customer 7, while it is open, and for 60 s from when it was enqueued\n" in shown.out
+    (told,) = stage.cli("show", "work", task, "--json").documents
+    assert (told["unique_key"], told["unique_for_s"]) == ("customer 7", 60.0)
+    by_arguments = [
+        stage.cli("enqueue", "work", "send", each, "--unique-for", "0").out for each in ("{}", "[]")
+    ]
+    assert (
+        stage.cli("enqueue", "work", "send", "{}", "--unique-for", "0").out == f"{by_arguments[0]}duplicate\n"
+    )
+    assert len(set(by_arguments)) == 2
+    assert "and for" not in stage.cli("show", "work", by_arguments[0].strip()).out
+    refused(stage.cli("enqueue", "work", "send", "--unique-for", "-1"), 3, "unique_for_s")
+
+
 @pytest.mark.rule("SK-5")
 def test_a_task_says_whose_results_it_gets(stage: Stage) -> None:
     first, second = stage.enqueue(), stage.enqueue()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = tuple[Any, ...]
 
 COLUMNS: Final = (
-    "id, partition, name, priority, retries, timeout_s, after_failure, "
+    "id, partition, name, priority, retries, timeout_s, after_failure, unique_key, unique_for_s, "
     "CASE dependencies WHEN 0 THEN x'' ELSE "
     "(SELECT after FROM skuld_contents WHERE task = skuld_tasks.number) END, "
     "revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, result"
@@ -24,8 +24,8 @@ COLUMNS: Final = (
 
 READY: Final = "INDEXED BY skuld_tasks_ready WHERE ready = 1 AND queue = ?"
 RUNNING: Final = f"INDEXED BY skuld_tasks_running WHERE status = {CLAIMED} AND ready IS NULL AND queue = ?"
-_REVISION: Final = 8
-_STATUS: Final = 9
+_REVISION: Final = 10
+_STATUS: Final = 11
 _NO_CLAIM: Final = (None,) * 7
 _CODES: Final = {status: code for code, status in enumerate(STATUSES)}
 _LATEST = (
@@ -115,10 +115,13 @@ def change_of(row: Row) -> Change:
 
 def stored_of(queue: str, row: Row) -> Stored:
     """The task of a row of ``COLUMNS``."""
-    task, partition, name, priority, retries, timeout_s, choice, after, revision, *state = row
+    task, partition, name, priority, retries, timeout_s, choice, key, for_s, after, revision, *state = row
     status, number, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, result = state
     claim = None
     if number is not None:
         claim = ClaimState(number, holder, worker, Term(ttl_s, clock, ends_at_s), updates)
-    head = Head(task.hex(), queue, name, priority, ids_of(after), retries, timeout_s, CHOICES[choice])
+    head = Head(
+        *(task.hex(), queue, name, priority, ids_of(after), retries, timeout_s, CHOICES[choice]),
+        *(() if key is None else (key, for_s)),
+    )
     return Stored(head, State(STATUSES[status], claim, due, failures, error, result), revision, partition)

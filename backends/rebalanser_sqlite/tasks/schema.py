@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rebalanser_sqlite.store import Deadline, Store
 
-VERSION: Final = 3
+VERSION: Final = 4
 MIGRATION_S: Final = 3600.0
 """Maximum seconds that turning the tables of an earlier version into these may take."""
 INLINE_BYTES: Final = 256
@@ -93,7 +93,9 @@ CREATE TABLE skuld_tasks (
     blocked INTEGER NOT NULL,
     ready INTEGER,
     timer REAL,
-    after_failure INTEGER NOT NULL DEFAULT 0
+    after_failure INTEGER NOT NULL DEFAULT 0,
+    unique_key TEXT,
+    unique_for_s REAL
 );
 CREATE TABLE skuld_contents (
     task INTEGER PRIMARY KEY,
@@ -139,25 +141,25 @@ read; ``skuld_dependents`` has the same the other way round. ``skuld_changes`` h
 they were enqueued, the latest of it; a deleted one has no status. ``skuld_counts`` is as of the revision
 ``counted``: what came after that is added when it is read. The changes up to ``forgotten_to`` are deleted."""
 _NOTES: Final = """
-CREATE TABLE skuld_notes (
+CREATE TABLE IF NOT EXISTS skuld_notes (
     queue INTEGER PRIMARY KEY,
     content BLOB NOT NULL,
     version INTEGER NOT NULL
 );
-CREATE TABLE skuld_workers (
+CREATE TABLE IF NOT EXISTS skuld_workers (
     queue INTEGER NOT NULL,
     process TEXT NOT NULL,
     note BLOB NOT NULL,
     PRIMARY KEY (queue, process)
 ) WITHOUT ROWID;
-CREATE TABLE skuld_pauses (
+CREATE TABLE IF NOT EXISTS skuld_pauses (
     queue INTEGER NOT NULL,
     schedule TEXT NOT NULL,
     pause BLOB NOT NULL,
     PRIMARY KEY (queue, schedule)
 ) WITHOUT ROWID;
 """
-"""A note of each queue, and of each worker, and what is paused; not in tables of version 2.
+"""A note of each queue, and of each worker, and what is paused; not all are in tables of versions 2 and 3.
 
 The pause of a queue itself has an empty ``schedule``.
 """
@@ -167,6 +169,7 @@ CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) W
 CREATE INDEX skuld_tasks_timed ON skuld_tasks (queue, timer) WHERE timer IS NOT NULL;
 CREATE INDEX skuld_tasks_running ON skuld_tasks (queue, clock, ends_at_s) WHERE status = {CLAIMED} AND ready IS NULL;
 CREATE INDEX skuld_tasks_by_status ON skuld_tasks (queue, status, id) WHERE status IN (3, 4);
+CREATE INDEX skuld_tasks_unique ON skuld_tasks (queue, name, unique_key) WHERE unique_key IS NOT NULL;
 """  # noqa: E501 - one statement a line
 _FIRST_TABLES: Final = ("meta", "tasks", "contents", "dependents", "updates", "counts", "queues", "owners")
 _STATUS_OF_TEXT: Final = "CASE status {} END".format(
@@ -185,7 +188,7 @@ INSERT INTO skuld_outboxes SELECT queue, outbox, number, skipped FROM first_outb
 INSERT INTO skuld_tasks SELECT number, queue, id, partition, name, priority, dependencies, retries, timeout_s,
     (SELECT payload FROM first_contents WHERE task = number AND length(payload) <= {INLINE_BYTES}),
     revision, {_STATUS_OF_TEXT}, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures,
-    error, result, 0, NULL, NULL, 0 FROM first_tasks ORDER BY number;
+    error, result, 0, NULL, NULL, 0, NULL, NULL FROM first_tasks ORDER BY number;
 """  # noqa: S608 - of constants
 _INCOMPLETE: Final = f"""
 UPDATE skuld_tasks SET blocked = (
@@ -202,20 +205,29 @@ UPDATE skuld_tasks SET timer = CASE WHEN due > 0 THEN due END,
 
 _CACHE = "PRAGMA cache_size = -16384"
 """16 MiB: the upper pages of the indexes of millions of tasks."""
+_UNIQUE_INDEX: Final = next(each for each in INDEXES.split(";\n") if "skuld_tasks_unique" in each)
 _IS_THERE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_meta'"
 _HAS_OUTBOXES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_outboxes'"
 _OUTBOXES = SCHEMA[SCHEMA.index("CREATE TABLE skuld_outboxes") :].strip().rstrip(";")
 _VERSION = "SELECT version FROM skuld_meta"
 _BEGIN = "INSERT INTO skuld_meta (one, version, counted, forgotten_to) VALUES (1, ?, 0, 0)"
-_FROM_SECOND = f"""
+_FROM_SECOND = """
 ALTER TABLE skuld_tasks ADD COLUMN after_failure INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE skuld_meta RENAME COLUMN forgotten TO forgotten_to;
-UPDATE skuld_meta SET version = {VERSION};
-"""  # noqa: S608 - of a constant
+"""
 """A process of version 2 that still runs fails from then on, as it does nothing without ``forgotten``.
 
 Else it would run tasks that must fail, and let others wait for ever.
 """
+_FROM_THIRD = f"""
+ALTER TABLE skuld_tasks ADD COLUMN unique_key TEXT;
+ALTER TABLE skuld_tasks ADD COLUMN unique_for_s REAL;
+{_UNIQUE_INDEX};
+UPDATE skuld_meta SET version = {VERSION};
+"""  # noqa: S608 - of constants
+"""A process of version 3 that still runs goes on: it ignores pauses, and its tasks are not unique."""
+_INTO_PRESENT: Final = {2: _NOTES + _FROM_SECOND + _FROM_THIRD, 3: _NOTES + _FROM_THIRD}
+"""What turns the tables of a version into these."""
 
 
 def prepare(store: Store, deadline: Deadline) -> None:
@@ -238,7 +250,7 @@ def prepare(store: Store, deadline: Deadline) -> None:
             elif version == 1:
                 _turn_first_into_present(store.connection)
             elif version != VERSION:
-                _run(store.connection, _NOTES + _FROM_SECOND)
+                _run(store.connection, _INTO_PRESENT[version])
         store.checkpoint()
 
 

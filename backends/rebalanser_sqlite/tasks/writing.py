@@ -14,6 +14,7 @@ from rebalanser.tasks.engine import (
     Applied,
     Collect,
     Conflict,
+    Duplicate,
     Enqueue,
     EnqueueAll,
     Exists,
@@ -27,7 +28,7 @@ from rebalanser.tasks.engine import (
     Write,
 )
 from rebalanser.tasks.model import OPEN, AfterFailure, Status
-from rebalanser.tasks.rules import FailedDependency, fails, settles
+from rebalanser.tasks.rules import FailedDependency, fails, is_duplicate, settles
 from rebalanser_sqlite.tasks.rows import (
     COLUMNS,
     counts_since,
@@ -64,6 +65,10 @@ _PARTITIONS = "SELECT partitions FROM skuld_queues WHERE name = ?"
 _DEFINE = "INSERT INTO skuld_queues (name, partitions) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
 _STATUS = "SELECT status FROM skuld_tasks WHERE queue = ? AND id = ?"
 _STORED = f"SELECT {COLUMNS} FROM skuld_tasks WHERE queue = ? AND id = ?"  # noqa: S608
+_LAST_OF_KEY = (
+    "SELECT id, unique_for_s, status FROM skuld_tasks INDEXED BY skuld_tasks_unique "
+    "WHERE queue = ? AND name = ? AND unique_key = ? ORDER BY number DESC LIMIT 1"
+)
 _PAYLOAD = (
     "SELECT coalesce(payload, (SELECT payload FROM skuld_contents WHERE task = number)) "
     "FROM skuld_tasks WHERE queue = ? AND id = ?"
@@ -71,8 +76,8 @@ _PAYLOAD = (
 _ADD = (
     "INSERT INTO skuld_tasks (number, queue, id, partition, name, priority, dependencies, retries, "
     "timeout_s, payload, revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, "
-    "failures, error, result, blocked, ready, timer, after_failure) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "failures, error, result, blocked, ready, timer, after_failure, unique_key, unique_for_s) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (queue, id) DO NOTHING"
 )
 _ADD_CONTENT = "INSERT INTO skuld_contents (task, after, payload) VALUES (?, ?, ?)"
@@ -309,6 +314,10 @@ class Writing:
 
     def _add(self, queue: int, write: Enqueue) -> Answer:
         head, state, payload = write.task.head, write.state, write.task.payload
+        if head.unique_key and self._status(queue, head.id) is None:
+            duplicate = self._duplicate(queue, head)
+            if duplicate is not None:
+                return duplicate
         found = [(task, self._status(queue, task)) for task in dict.fromkeys(head.after)]
         if head.after and not write.waits_for_unknown:
             if self._status(queue, head.id) is not None:
@@ -327,6 +336,7 @@ class Writing:
                 *(number, queue, id_bytes(head.id), write.partition, head.name, head.priority),
                 *(len(head.after), head.retries, head.timeout_s, None if is_large else payload, number),
                 *(*row, blocked, *place(row[0], state.due, blocked=waits), CHOICES.index(choice)),
+                *((head.unique_key, head.unique_for_s) if head.unique_key else (None, None)),
             ),
         )
         if not self.cursor.rowcount:
@@ -341,6 +351,13 @@ class Writing:
         if state.status not in OPEN:
             self.changed_to(queue, head.id, None, state.status)
         return Applied(number)
+
+    def _duplicate(self, queue: int, head: Head) -> Duplicate | None:
+        """What a new task is answered that another one with its unique key keeps out."""
+        row = self.cursor.execute(_LAST_OF_KEY, (queue, head.name, head.unique_key)).fetchone()
+        if row is None or not is_duplicate(head.id, row[0].hex(), row[1], STATUSES[row[2]]):
+            return None
+        return Duplicate(row[0].hex())
 
     def _status(self, queue: int, task: TaskId) -> Status | None:
         row = self.cursor.execute(_STATUS, (queue, id_bytes(task))).fetchone()

@@ -270,10 +270,11 @@ class AsyncQueue:
         *,
         time_zone: str = "UTC",
         jitter_s: float = 0.0,
+        overlap: bool = True,
         **options: Unpack[GivenTaskOptions],
     ) -> AsyncRegisters:
         """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
-        register = self.task(name, **options)
+        register = self.task(name, **(options if overlap else {"unique_for_s": 0.0, **options}))
 
         def scheduled(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             schedule = Schedule(self.name, name or function.__name__, expression, time_zone, jitter_s)

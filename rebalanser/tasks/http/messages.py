@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from rebalanser.tasks.documents import Content
-from rebalanser.tasks.functions import MAX_AFTER, Id, Ids, PositiveSeconds, Priority, Seconds
+from rebalanser.tasks.functions import MAX_AFTER, Id, Ids, PositiveSeconds, Priority, Seconds, UniqueKey
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
 from rebalanser.tasks.pauses import Pause, PauseText
 
@@ -140,6 +140,15 @@ class NewTask(Asked):
     timeout_s: PositiveSeconds | None = Field(
         default=None, description="How many seconds one try may take; its worker has to see to it."
     )
+    unique_key: UniqueKey | None = Field(
+        default=None,
+        description="While a task of this name with this key is waiting or claimed, enqueueing makes no "
+        "other one and answers that one's id (SK-23).",
+    )
+    unique_for_s: Seconds | None = Field(
+        default=None,
+        description="And for this many seconds from when it was enqueued; without a key, the payload is it.",
+    )
 
 
 class NewTasks(Asked):
@@ -154,17 +163,21 @@ class NewTasks(Asked):
 
 
 class Enqueued(BaseModel):
-    """A task is stored for good, or in the server's outbox (SK-4)."""
+    """A task is stored for good, or in the server's outbox (SK-4), or an earlier one keeps it out (SK-23)."""
 
-    id: Id
-    answer: EnqueueAnswer = Field(description="Whether the store has it, or so far the server's disk only.")
+    id: Id = Field(description="The task's, or of a `duplicate` that of the earlier one.")
+    answer: EnqueueAnswer = Field(
+        description="Whether the store has it, or so far the server's disk only, or it is a duplicate."
+    )
 
 
 class EnqueuedMany(BaseModel):
     """Tasks are stored for good, or in the server's outbox (SK-4), in the order in which they were given."""
 
-    ids: tuple[Id, ...]
-    answers: tuple[EnqueueAnswer, ...] = Field(description="Of each, whether the store has it yet.")
+    ids: tuple[Id, ...] = Field(description="The tasks', or of a `duplicate` that of the earlier one.")
+    answers: tuple[EnqueueAnswer, ...] = Field(
+        description="Of each, whether the store has it yet, or it is a duplicate."
+    )
 
 
 class NewIds(BaseModel):

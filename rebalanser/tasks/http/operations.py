@@ -40,6 +40,8 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
         priority=task.priority,
         task_id=task.id,
         waits_for_unknown=task.waits_for_unknown,
+        unique_key=task.unique_key,
+        unique_for_s=task.unique_for_s,
     )
     payload = with_sources(task.payload.content(), task.results)
     return queue.made_raw(task.name, payload, options, retries=task.retries, timeout_s=task.timeout_s)

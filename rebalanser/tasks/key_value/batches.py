@@ -209,11 +209,13 @@ class Batch:
         return bool(self._unanswered())
 
     def _advance(self, window: Sequence[int]) -> int:
-        """Carry out the first steps of these in one transaction; how many they were."""
+        """Carry out the first steps of these in one transaction; how many they were, 0 to read more."""
         wants = [self._steps[index].wanted() for index in window]
         found = self._look(window, wants)
         together = Together(self._visit.max_operations, self._visit.max_request_bytes - SPARE_BYTES)
         planned = self._plan(window, wants, found, together)
+        if planned is None:
+            return 0
         if planned:
             self._execute(together)
             self._settle(window[:planned])
@@ -250,8 +252,11 @@ class Batch:
 
     def _plan(
         self, window: Sequence[int], wants: Sequence[Sequence[Read]], found: Found, together: Together
-    ) -> int:
-        """Plan steps as long as they fit together; how many did, 0 if the first must be carried out alone."""
+    ) -> int | None:
+        """Plan steps as long as they fit together; how many did.
+
+        It is 0 if the first must be carried out alone, None if that must read more.
+        """
         for count, index in enumerate(window):
             if together.changes(wants[count], found.added):
                 return count
@@ -259,6 +264,8 @@ class Batch:
             planned = step.plan(found)
             if planned is Otherwise.ALONE or planned is Otherwise.LATER:
                 return count
+            if planned is Otherwise.READ:
+                return count or None
             if isinstance(planned, Transaction):
                 if not together.takes(index, step, planned):
                     return count

@@ -34,6 +34,7 @@ from rebalanser.tasks.key_value.values import (
     dump_collection,
     dump_mark,
     load_collection,
+    load_last,
     load_task,
     marked,
     unmarked,
@@ -202,12 +203,32 @@ class _Sweeper:
             results = self._visit.look([asked for _, asked in ranges])
             for (item, asked), listed in zip(ranges, results, strict=True):
                 self._delete(item, asked, listed)
+            self._forget_keys(items)
             steps = (
                 Transaction((Unchanged(item.key, item.mod_revision),), self._deletions(item))
                 for item in items
             )
             self._visit.execute(Transaction(then=tuple(steps)))
         self._forget(phase)
+
+    def _forget_keys(self, items: Sequence[KeyValue]) -> None:
+        """Delete what names these tasks as the last of their unique keys."""
+        heads = (self._load(item).stored.head for item in items)
+        keys = {self._keys.unique(head.name, head.unique_key) for head in heads if head.unique_key}
+        if not keys:
+            return
+        of_tasks = {self._task(item): item for item in items}
+        lasts = [(last, of_tasks.get(load_last(last).task)) for last in self._visit.get(keys).values()]
+        steps = tuple(
+            Transaction(
+                (Unchanged(item.key, item.mod_revision), Unchanged(last.key, last.mod_revision)),
+                (Delete(last.key),),
+            )
+            for last, item in lasts
+            if item is not None
+        )
+        if steps:
+            self._visit.execute(Transaction(then=steps))
 
     def _listed(self, item: KeyValue) -> tuple[Range, Range]:
         """What may belong to a task in any number."""
@@ -285,6 +306,9 @@ class CollectStep(Step):
         self.keys = keys
         self._write = write
         self._max_operations = max_operations
+        self._asked: set[Get] = set()
+        self._last_keys: dict[TaskId, str] = {}
+        """The keys that name the last tasks of the unique keys that tasks of these have, once it is known."""
         self._fits = KEYS_OF_A_TASK * len(write.tasks) <= max_operations
         record = Collection(
             Phase.RESTORING, [(partition, task) for task, (partition, _) in write.tasks.items()]
@@ -292,8 +316,9 @@ class CollectStep(Step):
         check_bytes("the names of the tasks to collect", len(dump_collection(record)), limits.task)
 
     def wanted(self) -> Sequence[Read]:
-        """The states, for their marks, what depends on them, and the first updates."""
-        return tuple(self._reads()) if self._fits else ()
+        """The states, for their marks, what depends on them, first updates, and the last of their keys."""
+        self._asked = {Get(key) for key in self._last_keys.values()}
+        return (*self._reads(), *self._asked) if self._fits else ()
 
     def plan(self, found: Found) -> Planned:
         """Delete all if no state has changed; alone where that is too much for one transaction."""
@@ -306,6 +331,8 @@ class CollectStep(Step):
                 return Conflict()
             guards |= dict.fromkeys(self._guards(task, found))
             deletions += self._deletions(task, found)
+        if not {Get(key) for key in self._last_keys.values()} <= self._asked:
+            return Otherwise.READ
         if max(len(guards), len(deletions)) > self._max_operations:
             return Otherwise.ALONE
         if any(len(items) >= LOOKED_AT for items in self._listed(found)):
@@ -337,6 +364,8 @@ class CollectStep(Step):
         yield Unchanged(self.keys.state(partition, task), revision)
         news = found.items.get(self.keys.news(task))
         yield Absent(self.keys.news(task)) if news is None else Unchanged(news.key, news.mod_revision)
+        if (last := self._last(task, found)) is not None:
+            yield Unchanged(last.key, last.mod_revision)
         for item in found.ranges[self.keys.dependents(task)]:
             dependent = self.keys.task_that_depends(item.key)
             if dependent not in self._write.tasks:
@@ -349,11 +378,18 @@ class CollectStep(Step):
         yield Delete(self.keys.long_payload(task))
         if self.keys.news(task) in found.items:
             yield Delete(self.keys.news(task))
+        if (last := self._last(task, found)) is not None:
+            yield Delete(last.key)
         for item in (*found.ranges[self.keys.dependents(task)], *found.ranges[self.keys.log(task)]):
             yield Delete(item.key)
 
+    def _last(self, task: TaskId, found: Found) -> KeyValue | None:
+        """What names the task as the last of its unique key, if anything does."""
+        item = found.items.get(self._last_keys.get(task, ""))
+        return item if item is not None and load_last(item).task == task else None
+
     def _stands(self, task: TaskId, found: Found) -> bool:
-        """Whether the task's state is that of its revision and bears no mark; notes a mark."""
+        """Whether the task's state is that of its revision and bears no mark; notes a mark and its key."""
         partition, revision = self._write.tasks[task]
         item = found.items.get(self.keys.state(partition, task))
         if item is None:
@@ -361,5 +397,8 @@ class CollectStep(Step):
         entry = load_task(self._write.queue, partition, task, item.key, item.value, item.mod_revision)
         if entry.stored.revision != revision:
             return False
+        head = entry.stored.head
+        if head.unique_key:
+            self._last_keys[task] = self.keys.unique(head.name, head.unique_key)
         self.mark = entry.mark
         return entry.mark is None

@@ -14,6 +14,9 @@ Then the task is added under the guard that the witness still exists: nothing wa
 that existed exists. If the task is never added, its keys stay until the dependency is collected; the
 collection finds no such task and ignores them.
 
+A task with a unique key is put as the last of that key, under a guard that says that the one before still is
+that, and is closed (:class:`LastOfKey`).
+
 An entry of an outbox is taken once (SK-4): its outbox's tally is read first, guarded in the transaction that
 adds the task, and counts the entry. Tallies never go back, so a tally that counts the entry is final.
 """
@@ -40,6 +43,7 @@ from rebalanser.tasks.engine import (
     Answer,
     Applied,
     Conflict,
+    Duplicate,
     Enqueue,
     Exists,
     Forwarded,
@@ -63,18 +67,23 @@ from rebalanser.tasks.key_value.steps import (
     read_item,
 )
 from rebalanser.tasks.key_value.values import (
+    Last,
     dump_head,
+    dump_last,
     dump_place,
     dump_state,
     dump_tally,
     dump_task,
     is_short,
+    load_last,
     load_mark,
     load_place,
     load_tally,
     load_task,
+    status_of,
 )
-from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.model import Head, TaskId
+from rebalanser.tasks.rules import is_duplicate
 
 TASKS_AT_ONCE: Final = 50
 
@@ -188,6 +197,59 @@ FEW_OF_ALL: Final = 8
 """So many tasks that those depend on that are added together are: these have a guard each, too."""
 
 
+class LastOfKey:
+    """The last task that was enqueued with the unique key of a new one, and what that means for it (SK-23).
+
+    Where the time of the last one is over its state must be read too, which a second look does.
+    """
+
+    def __init__(self, head: Head, partition: int, keys: QueueKeys) -> None:
+        self._keys = keys
+        self._head = head
+        self._key = keys.unique(head.name, head.unique_key)
+        self._state_key = ""
+        self.put = Put(self._key, dump_last(Last(head.id, partition, head.unique_for_s)))
+        """What makes the new task the last one."""
+        self.duplicate: Duplicate | None = None
+        """The answer, as things were read, if the new task is a duplicate."""
+        self.guards: tuple[Guard, ...] = ()
+        """What must still hold when the task is added."""
+
+    def reads(self) -> tuple[Get, ...]:
+        """What to read before :meth:`look`."""
+        return (Get(self._key), Get(self._state_key)) if self._state_key else (Get(self._key),)
+
+    def look(self, items: Mapping[str, KeyValue]) -> bool:
+        """Learn from what was read; False if more must be read first."""
+        self.duplicate = None
+        item = items.get(self._key)
+        if item is None:
+            self.guards = (Absent(self._key),)
+            return True
+        last = load_last(item)
+        self.guards = (Unchanged(self._key, item.mod_revision),)
+        status = None
+        if not is_duplicate(self._head.id, last.task, last.unique_for_s, None):
+            state_key = self._keys.state(last.partition, last.task)
+            if state_key != self._state_key:
+                self._state_key = state_key
+                return False
+            state = items.get(state_key)
+            if state is None:
+                self.guards += (Absent(state_key),)
+                return True
+            self.guards += (Unchanged(state_key, state.mod_revision),)
+            status = status_of(state_key, state.value)
+        if is_duplicate(self._head.id, last.task, last.unique_for_s, status):
+            self.duplicate = Duplicate(last.task)
+        return True
+
+    def look_alone(self, visit: Visit) -> None:
+        """Read, and learn from that."""
+        while not self.look(visit.get(each.key for each in self.reads())):
+            pass
+
+
 class EnqueueStep(Step):
     """A new task."""
 
@@ -201,7 +263,11 @@ class EnqueueStep(Step):
         self._missing: tuple[TaskId, ...] = ()
         self.entry = None if write.forwarded is None else EntryOfOutbox(write.forwarded, keys)
         self._tally_guards: tuple[Guard, ...] = ()
+        head = write.task.head
+        self._last = LastOfKey(head, write.partition, keys) if head.unique_key else None
         self._puts = self._task_puts = self._made_puts(limits)
+        if self._last is not None:
+            self._puts += (self._last.put,)
         if self.entry is not None:
             self._puts += (self.entry.count(),)
         if len(self._after) <= FEW:
@@ -210,11 +276,11 @@ class EnqueueStep(Step):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the task depends on no other."""
-        return not self._after
+        """Whether the task depends on no other, nor on what was enqueued with its key."""
+        return not self._after and self._last is None
 
     def lone_addition(self) -> Transaction:
-        """What adds the task, if it depends on no other; the outbox's tally aside."""
+        """What adds the task, if it is alone; the outbox's tally aside."""
         return Transaction((Absent(self._payload_key),), self._task_puts)
 
     def _made_puts(self, limits: Limits) -> tuple[Put, ...]:
@@ -245,10 +311,12 @@ class EnqueueStep(Step):
         return None if outcome.succeeded else self.answer(outcome)
 
     def wanted(self) -> Sequence[Read]:
-        """The outbox's tally, what it depends on, and whether that is marked."""
+        """The outbox's tally, the last of its key, what it depends on, and whether that is marked."""
         if len(self._after) > FEW:
             return ()
-        tally = () if self.entry is None else (Get(self.entry.key),)
+        tally: tuple[Get, ...] = () if self.entry is None else (Get(self.entry.key),)
+        if self._last is not None:
+            tally += self._last.reads()
         marks = (Get(self.keys.mark(task)) for task in self._after)
         if self._write.waits_for_unknown:
             return (*tally, *marks)
@@ -261,6 +329,15 @@ class EnqueueStep(Step):
         refusal = self._refused_by_tally(found.items)
         if refusal is not None:
             return refusal
+        if self._last is not None:
+            if not self._last.look(found.items):
+                return Otherwise.READ
+            if self._last.duplicate is not None:
+                return self._refusal()
+        return self._planned_among(found)
+
+    def _planned_among(self, found: Found) -> Planned:
+        """Put the task beside what it depends on."""
         for task in self._after:
             if (mark := found.items.get(self.keys.mark(task))) is not None:
                 self.mark = load_mark(mark)
@@ -272,6 +349,8 @@ class EnqueueStep(Step):
         if missing:
             return self._refusal()
         foundation = (*self._tally_guards, *self._foundation(found))
+        if self._last is not None:  # whatever depends on it is added later, when it is there or is not
+            return self._addition((*self._last.guards, *foundation))
         found.added[self._payload_key] = foundation
         return self._addition(foundation)
 
@@ -280,6 +359,12 @@ class EnqueueStep(Step):
         refusal = self._refused_by_tally({} if self.entry is None else visit.get([self.entry.key]))
         if refusal is not None:
             return refusal
+        unique_guards: tuple[Guard, ...] = ()
+        if self._last is not None:
+            self._last.look_alone(visit)
+            if self._last.duplicate is not None:
+                return self.answer(visit.execute(self._refusal()))
+            unique_guards = self._last.guards
         existing = not self._write.waits_for_unknown
         foundation = lay_foundation(visit, self.keys, self._id, self._after, existing=existing)
         if foundation is None:
@@ -288,13 +373,15 @@ class EnqueueStep(Step):
         self.mark = foundation.mark
         if self.mark is not None:
             return None
-        guards = (*self._tally_guards, *foundation.guards)
+        guards = (*self._tally_guards, *unique_guards, *foundation.guards)
         nested = self._refusal() if self._missing else self._addition(guards)
         return self.answer(visit.execute(nested))
 
     def answer(self, outcome: Outcome) -> Answer | None:
-        """Applied, taken, or without what it depends on; None where that changed in the meantime."""
+        """Applied, taken, a duplicate, or without what it depends on; None where that has changed since."""
         if outcome.succeeded:
+            if self._last is not None and self._last.duplicate is not None:
+                return self._last.duplicate
             return Unknown(self._missing) if self._missing else Applied(outcome.revision)
         state, place, long_payload, *tally = map(read_item, outcome.results)
         refusal = self._refused_by_tally({item.key: item for item in tally if item is not None})
@@ -316,7 +403,7 @@ class EnqueueStep(Step):
         return Transaction((Absent(self._payload_key), *foundation), self._puts, self._reads())
 
     def _refusal(self) -> Transaction:
-        """It depends on what is not there; but if its id is taken, that is the answer."""
+        """It is a duplicate, or depends on what is not there; but if its id is taken, that is the answer."""
         return Transaction((Absent(self._payload_key), *self._tally_guards), (), self._reads())
 
     def _reads(self) -> tuple[Get, ...]:

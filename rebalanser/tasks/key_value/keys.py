@@ -10,6 +10,7 @@ Under ``ROOT/q/QUEUE/``, the queue's name percent-encoded:
 ``d/TASK/DEPENDENT``   a task that depends on this one; it may be gone, or not be there yet
 ``n/TASK``             put whenever something is enqueued that depends on the task
 ``e/PARTITION``        the epoch
+``k/KEY``              the last task that was enqueued with a unique key, by a digest of name and key
 ``o/OUTBOX``           the tally of an outbox: which of its entries was taken last
 ``c/COLLECTION``       a collection under way that is too large for one transaction
 ``m/TASK``             the collection that has marked the task
@@ -28,6 +29,7 @@ deleted together.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -60,6 +62,7 @@ class QueueKeys:
         self._logs = f"{prefix}u/"
         self._epochs = f"{prefix}e/"
         self._outboxes = f"{prefix}o/"
+        self._unique = f"{prefix}k/"
         self.slots = f"{prefix}f/"
         self.workers = f"{prefix}i/"
 
@@ -137,6 +140,10 @@ class QueueKeys:
     def paused(self, pause_key: str) -> str:
         """The schedule that a pause is of; empty for the queue."""
         return unquote(pause_key[len(self.pause) + 1 :])
+
+    def unique(self, name: str, key: str) -> str:
+        """The last task of this function that was enqueued with a unique key; both have any length."""
+        return self._unique + hashlib.sha256(f"{name}\0{key}".encode()).hexdigest()
 
     def slots_of(self, process: str) -> str:
         """The prefix of all slots of a worker's process."""

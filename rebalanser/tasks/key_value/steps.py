@@ -155,6 +155,8 @@ class Otherwise(Enum):
     """It takes more than one transaction: it is carried out by itself."""
     LATER = auto()
     """What it depends on is decided by the transaction that is being planned: it stands in the next one."""
+    READ = auto()
+    """It must read more before it can be planned, which it now :meth:`~Step.wanted`."""
     AGAIN = auto()
     """A collection stands in its way, which must be settled first."""
 

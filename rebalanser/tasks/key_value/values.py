@@ -87,11 +87,34 @@ def load_tally(entry: KeyValue) -> Tally:
         return Tally(int(loaded["number"]), bool(loaded["skipped"]))
 
 
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last task that was enqueued with a unique key, where it lies, and how long it keeps others out."""
+
+    task: TaskId
+    partition: int
+    unique_for_s: float
+
+
+def dump_last(last: Last) -> bytes:
+    """The last task of a unique key."""
+    value = {"task": last.task, "partition": last.partition, "unique_for_s": last.unique_for_s}
+    return _dump({"v": SCHEMA_VERSION, **value}).encode()
+
+
+def load_last(entry: KeyValue) -> Last:
+    """The last task of a unique key from its key."""
+    with _reading(entry.key):
+        loaded = _load(entry.key, entry.value)
+        return Last(str(loaded["task"]), int(loaded["partition"]), float(loaded["unique_for_s"]))
+
+
 def dump_head(head: Head) -> str:
     """A head, as a part of the value of its task; the id and the queue stand in the key."""
-    if head.after or head.after_failure is not AfterFailure.WAIT:
+    if head.after or head.unique_key or head.after_failure is not AfterFailure.WAIT:
         return _dump_head(
-            head.name, head.priority, head.after, head.retries, head.timeout_s, head.after_failure
+            *(head.name, head.priority, head.after, head.retries, head.timeout_s, head.after_failure),
+            *(head.unique_key, head.unique_for_s),
         )
     return _dump_lone_head(head.name, head.priority, head.retries, head.timeout_s)
 
@@ -103,6 +126,8 @@ def _dump_head(
     retries: int,
     timeout_s: float | None,
     after_failure: AfterFailure = AfterFailure.WAIT,
+    unique_key: str = "",
+    unique_for_s: float = 0.0,
 ) -> str:
     value: dict[str, Any] = {"name": name}
     if priority:
@@ -115,6 +140,8 @@ def _dump_head(
         value["timeout_s"] = timeout_s
     if after_failure is not AfterFailure.WAIT:
         value["after_failure"] = after_failure.value
+    if unique_key:
+        value["unique"] = [unique_key, unique_for_s]
     return _dump(value)
 
 
@@ -205,6 +232,7 @@ def _head(queue: str, task: TaskId, value: Mapping[str, Any]) -> Head:
         get("retries", 0),
         get("timeout_s"),
         AfterFailure(value["after_failure"]) if "after_failure" in value else AfterFailure.WAIT,
+        *get("unique", ()),
     )
 
 

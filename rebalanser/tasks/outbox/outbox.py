@@ -51,19 +51,19 @@ from rebalanser.errors import (
 from rebalanser.folders import make_folder
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.engine import Answer, Applied, Conflict, Enqueue, Skip, Taken, check_answer
+from rebalanser.tasks.engine import Answer, Applied, Conflict, Duplicate, Enqueue, Skip, Taken, enqueued
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.model import EnqueueAnswer, Head, TaskId
 from rebalanser.tasks.opening import Opened, Opening
-from rebalanser.tasks.outbox.spool import Entry, Refusal, Spool, SpoolName, forwarded, placed
+from rebalanser.tasks.outbox.spool import DUPLICATE, Entry, Refusal, Spool, SpoolName, forwarded, placed
 
 BATCH: Final = 60
 """Entries that are sent at once."""
 _log = get_logger()
 
-Told: TypeAlias = Callable[[int, RebalanserError | None], bool]
-"""Told that an entry was forwarded, or why it was refused; whether somebody waited to hear of that."""
+Told: TypeAlias = Callable[[int, RebalanserError | Duplicate | None], bool]
+"""Told that an entry was forwarded, or why it was not; whether somebody waited to hear of that."""
 
 
 class Forwarding:
@@ -148,9 +148,13 @@ class Forwarding:
             self._spool.forward(entries[0].number, entries[-1].number)
 
     def _refused_or_there(self, entry: Entry, write: Enqueue, answer: Answer) -> None:
-        """The engine has another task of this id, or this very one, by another way; or it lacks another."""
+        """The engine has a task of this id, or one that keeps it out; or it lacks what it depends on."""
+        if isinstance(answer, Duplicate):
+            self._spool.refuse(entry.number, Refusal(DUPLICATE, answer.id))
+            self._skip(entry, answer)
+            return
         try:
-            check_answer(write, answer)
+            enqueued(write, answer)
         except InvalidTask as error:
             self._refuse(entry, error)
         else:
@@ -161,14 +165,16 @@ class Forwarding:
         self._spool.refuse(entry.number, Refusal(type(error).__name__, str(error)))
         self._skip(entry, error)
 
-    def _skip(self, entry: Entry, error: RebalanserError | None = None) -> None:
-        """Have a refused entry counted; then tell who waits, or keep it for an operator."""
+    def _skip(self, entry: Entry, error: RebalanserError | Duplicate | None = None) -> None:
+        """Have a refused entry counted; then tell who waits, or keep it for others."""
         if not self._count(entry):
             self._done([entry])
         elif error is not None and self._told(entry.number, error):
             self._spool.forward(entry.number, entry.number)
         else:
             self._spool.keep(entry.number)
+            if isinstance(error, Duplicate) or (entry.refusal and entry.refusal.kind == DUPLICATE):
+                return
             reason = str(error) if entry.refusal is None else entry.refusal.reason
             _log.warning(
                 "a spooled task was refused",
@@ -251,7 +257,7 @@ class Outbox:
             self._waiting.give_up()
         self._forwarder.start()
 
-    def enqueue(self, tasks: Sequence[Enqueue]) -> list[EnqueueAnswer | RebalanserError]:
+    def enqueue(self, tasks: Sequence[Enqueue]) -> list[EnqueueAnswer | Duplicate | RebalanserError]:
         """Spool tasks, all or none, and wait for the engine as long as it answers; return each outcome.
 
         Raises:
@@ -280,26 +286,28 @@ class Waiting:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._lock = threading.Lock()
-        self._futures: dict[int, Future[EnqueueAnswer]] = {}
+        self._futures: dict[int, Future[EnqueueAnswer | Duplicate]] = {}
         self._is_away = False
 
-    def enter(self, numbers: Sequence[int]) -> list[Future[EnqueueAnswer]]:
+    def enter(self, numbers: Sequence[int]) -> list[Future[EnqueueAnswer | Duplicate]]:
         """Wait for these entries, unless the engine is known to be away."""
-        futures: list[Future[EnqueueAnswer]] = [Future() for _ in numbers]
+        futures: list[Future[EnqueueAnswer | Duplicate]] = [Future() for _ in numbers]
         with self._lock:
             self._futures.update(zip(numbers, futures, strict=True))
             if self._is_away:
                 self._answer_spooled()
         return futures
 
-    def told(self, number: int, error: RebalanserError | None) -> bool:
-        """Take note that an entry was forwarded, or was refused; True if a caller waited for it."""
+    def told(self, number: int, error: RebalanserError | Duplicate | None) -> bool:
+        """Take note that an entry was forwarded, or was not; True if a caller waited for it."""
         with self._lock:
             future = self._futures.pop(number, None)
         if future is None or not future.set_running_or_notify_cancel():
             return False
         if error is None:
             future.set_result(EnqueueAnswer.COMMITTED)
+        elif isinstance(error, Duplicate):
+            future.set_result(error)
         else:
             future.set_exception(error)
         return True
@@ -314,7 +322,7 @@ class Waiting:
         for number in numbers:
             if number not in left:
                 refusal = self._spool.refusal(number)
-                error = None if refusal is None else _ERRORS.get(refusal.kind, UnknownTask)(refusal.reason)
+                error = None if refusal is None else _told_of(refusal)
                 if self.told(number, error) and error is not None:
                     self._spool.forget(number)
 
@@ -462,7 +470,16 @@ class Forwarder:
         )(attempt)
 
 
-def _outcome(future: Future[EnqueueAnswer], left_s: float) -> EnqueueAnswer | RebalanserError:
+def _told_of(refusal: Refusal) -> RebalanserError | Duplicate:
+    """What another process has found of an entry, from its note."""
+    if refusal.kind == DUPLICATE:
+        return Duplicate(refusal.reason)
+    return _ERRORS.get(refusal.kind, UnknownTask)(refusal.reason)
+
+
+def _outcome(
+    future: Future[EnqueueAnswer | Duplicate], left_s: float
+) -> EnqueueAnswer | Duplicate | RebalanserError:
     """Return a future's outcome within the time that is left; a task without one by then is spooled."""
     wait([future], max(0.0, left_s))
     if future.cancel():

@@ -62,6 +62,10 @@ CREATE TABLE refused (
     reason TEXT NOT NULL
 );
 """
+DUPLICATE: Final = "Duplicate"
+"""Kind of a refusal whose reason is the id of the task that keeps the entry out (SK-23)."""
+KEPT_DUPLICATES: Final = 1000
+"""A duplicate is kept, for a process that waits to hear of it, until so many entries have come after it."""
 _SETTINGS: Final = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 _IS_MADE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'spool'"
 _ADD: Final = "INSERT INTO entries (content, payload) VALUES (?, ?)"
@@ -70,8 +74,14 @@ _NEXT: Final = (
     "SELECT number, content, payload, kind, reason FROM entries WHERE number > ? ORDER BY number LIMIT ?"
 )
 _REFUSED: Final = (
-    "SELECT number, content, payload, kind, reason FROM refused WHERE number > ? ORDER BY number LIMIT ?"
+    "SELECT number, content, payload, kind, reason FROM refused "  # noqa: S608 - of a constant
+    f"WHERE number > ? AND kind <> '{DUPLICATE}' ORDER BY number LIMIT ?"
 )
+_COUNTS: Final = (
+    "SELECT (SELECT count(*) FROM entries), "  # noqa: S608 - of a constant
+    f"(SELECT count(*) FROM refused WHERE kind <> '{DUPLICATE}')"
+)
+_FORGET_DUPLICATES: Final = "DELETE FROM refused WHERE kind = ? AND number <= ?"
 _FORWARDED: Final = "DELETE FROM entries WHERE number BETWEEN ? AND ?"
 _REFUSE: Final = "UPDATE entries SET kind = ?, reason = ? WHERE number = ?"
 _KEEP: Final = (
@@ -245,7 +255,7 @@ class Spool:
         return self._all(_NEXT)
 
     def refused(self) -> Iterator[Entry]:
-        """All entries that were refused for good, read page by page."""
+        """All entries that were refused for good, read page by page; duplicates are not among them."""
         return self._all(_REFUSED)
 
     def left(self, first: int, last: int) -> set[int]:
@@ -261,11 +271,9 @@ class Spool:
         return None if row is None else Refusal(*row)
 
     def counts(self) -> tuple[int, int]:
-        """How many entries wait, and how many were refused."""
+        """How many entries wait, and how many were refused; duplicates are not among these."""
         with self._reading() as cursor:
-            ((waiting, refused),) = cursor.execute(
-                "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM refused)"
-            ).fetchall()
+            ((waiting, refused),) = cursor.execute(_COUNTS).fetchall()
         return int(waiting), int(refused)
 
     def forward(self, first: int, last: int) -> None:
@@ -279,9 +287,13 @@ class Spool:
             cursor.execute(_REFUSE, (refusal.kind, refusal.reason, number))
 
     def keep(self, number: int) -> None:
-        """A refused entry was skipped, and nobody was there to be told: keep it for an operator."""
+        """A refused entry was skipped, and nobody was there to be told: keep it for an operator.
+
+        A duplicate is kept for a while, for a process that waits for it.
+        """
         with self._writing() as cursor:
             cursor.execute(_KEEP, (number,))
+            cursor.execute(_FORGET_DUPLICATES, (DUPLICATE, number - KEPT_DUPLICATES))
             cursor.execute(_FORWARDED, (number, number))
 
     def forget(self, number: int) -> None:

@@ -14,6 +14,7 @@ from rebalanser.tasks.engine import (
     Applied,
     Collect,
     Conflict,
+    Duplicate,
     Enqueue,
     EnqueueAll,
     Exists,
@@ -28,8 +29,8 @@ from rebalanser.tasks.engine import (
     Write,
 )
 from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
-from rebalanser.tasks.model import OPEN, Stored, TaskId, Update
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.model import OPEN, Head, Stored, TaskId, Update
+from rebalanser.tasks.rules import Held, is_duplicate
 from rebalanser.testing.tasks_simulation.oracle import Oracle
 from rebalanser.testing.tasks_simulation.scenario import MAX_CONTENT_BYTES
 
@@ -52,6 +53,7 @@ class SimulatedEngine:
         self.slots: dict[str, FreeSlot | UsedSlot] = {}
         self.slot_followers: list[SlotFollower] = []
         self._holders: set[str] = set()
+        self._last_of_key: dict[tuple[str, str], TaskId] = {}
 
     def apply(self, write: Write, author: Held | None) -> Answer:
         """Carry out one write; ``author`` is the claim in whose name it is asked, for the oracle alone."""
@@ -166,12 +168,16 @@ class SimulatedEngine:
         taken = self._taken(task)
         if taken is not None:
             return Exists(taken, self.payloads[task])
+        duplicate = self._duplicate(write.task.head)
+        if duplicate is not None:
+            return Duplicate(duplicate)
         unknown = tuple(needed for needed in write.task.head.after if needed not in self.tasks)
         if unknown and not write.waits_for_unknown:
             return Unknown(unknown)
         self.revision += 1
         self.oracle.enqueued(write.task, self.revision, unknown, write.forwarded)
         self.payloads[task] = write.task.payload
+        self._last_of_key[write.task.head.name, write.task.head.unique_key] = task
         self._put(Stored(write.task.head, write.state, self.revision, write.partition))
         return Applied(self.revision)
 
@@ -225,6 +231,15 @@ class SimulatedEngine:
 
     def _taken(self, task: TaskId) -> Stored | None:
         return self.tasks.get(task)
+
+    def _duplicate(self, head: Head) -> TaskId | None:
+        """The task that keeps a new one with its unique key out."""
+        last = self._last_of_key.get((head.name, head.unique_key))
+        if not head.unique_key or last not in self.tasks:
+            return None
+        of = self.tasks[last]
+        keeps_out = is_duplicate(head.id, last, of.head.unique_for_s, of.state.status)
+        return last if keeps_out else None
 
     def _is_unchanged(self, before: Stored, write: Move) -> bool:
         return before.revision == write.revision

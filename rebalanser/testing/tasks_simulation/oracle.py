@@ -15,7 +15,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rebalanser.tasks.engine import Epoch, Forwarded, Move, Write
-from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, ClaimState, Status, Stored, Task, TaskId
+from rebalanser.tasks.ids import born_at
+from rebalanser.tasks.model import (
+    CLOSED_UNDONE,
+    OPEN,
+    AfterFailure,
+    ClaimState,
+    Head,
+    Status,
+    Stored,
+    Task,
+    TaskId,
+)
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.scenario import RETENTION
@@ -38,7 +49,11 @@ class Oracle:
     hopeless: set[TaskId] = field(default_factory=set)
     """Tasks that wait for ever: what they depend on was collected before they were enqueued."""
     _closed_at: dict[TaskId, float] = field(default_factory=dict)
-    """True time at which a task was closed last."""
+    """True time at which a task was closed that is."""
+    _gone: set[TaskId] = field(default_factory=set)
+    """The tasks that were deleted."""
+    _last_of_key: dict[tuple[str, str], Head] = field(default_factory=dict)
+    """The last task that was enqueued with a unique key."""
     _failed_until: dict[TaskId, float] = field(default_factory=dict)
     """The revision at which a task was no more dead or cancelled that has been so; infinity while it is."""
     _contents: dict[TaskId, Task] = field(default_factory=dict)
@@ -96,6 +111,21 @@ class Oracle:
         if task.head.id in self._contents:
             raise Violation("SK-3", f"{_short(task.head.id)} is enqueued again, at revision {revision}")
         self._contents[task.head.id] = task
+        self._judge_unique(task.head)
+
+    def _judge_unique(self, head: Head) -> None:
+        """Judge that no open task keeps a new one out by its unique key, nor one within its time (SK-23)."""
+        if not head.unique_key:
+            return
+        key = (head.name, head.unique_key)
+        last, self._last_of_key[key] = self._last_of_key.get(key), head
+        if last is None or last.id in self._gone:
+            return
+        self.counts["follows one with its unique key"] += 1
+        if last.id not in self._closed_at:
+            raise Violation("SK-23", f"{_short(head.id)} is a duplicate of {_short(last.id)}, which is open")
+        if born_at(head.id) < born_at(last.id) + last.unique_for_s:
+            raise Violation("SK-23", f"{_short(head.id)} comes too soon after {_short(last.id)}")
 
     def exists(self, task: TaskId) -> bool:
         """Whether a task was ever enqueued."""
@@ -136,6 +166,8 @@ class Oracle:
         """A task's state changes."""
         if after.state.status not in OPEN and after.state.status is not before.state.status:
             self._closed_at[after.head.id] = self.now()
+        elif after.state.status in OPEN:
+            self._closed_at.pop(after.head.id, None)
         if before.state.status is Status.COMPLETED:
             raise Violation("SK-10", f"{_told(after)} after it was complete")
         if _claim_number(after) != _claim_number(before):
@@ -217,6 +249,7 @@ class Oracle:
             lasted_s = self.now() - self._closed_at[each.head.id]
             if lasted_s < kept_s - _ROUNDED_S:
                 raise Violation("SK-22", f"{_told(each)} is deleted {lasted_s:.3f} s after it was closed")
+        self._gone |= ids
         self.closed_gone |= ids - self.completed.keys()
         self.counts["dead or cancelled ones deleted"] += len(ids - self.completed.keys())
         for other in stored:

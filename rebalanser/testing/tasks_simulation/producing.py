@@ -15,6 +15,7 @@ from rebalanser.tasks.engine import (
     Answer,
     Applied,
     Conflict,
+    Duplicate,
     Enqueue,
     Exists,
     Forwarded,
@@ -115,7 +116,18 @@ class Producer(Process):
             later.append(enqueue)
         if random.random() < 0.1:
             later.append(replace(enqueue, task=replace(enqueue.task, payload=b"other")))
+        if random.random() < 0.3:
+            later.append(self._unique())
         return [enqueue, *later]
+
+    def _unique(self) -> Enqueue:
+        """A task with a unique key, on which no other depends: it may be a duplicate and not be made."""
+        random = self.world.random
+        enqueue = self._enqueue(self._next_id(), ())
+        head = replace(
+            enqueue.task.head, unique_key=random.choice("ab"), unique_for_s=random.choice((0.0, 0.5))
+        )
+        return replace(enqueue, task=replace(enqueue.task, head=head))
 
     def _next_id(self) -> TaskId:
         task = self._flakes.next()
@@ -207,6 +219,9 @@ class Producer(Process):
                 oracle.counts["enqueued twice"] += 1
             case Exists():
                 oracle.counts["refused: other content"] += 1
+            case Duplicate():
+                oracle.counts["refused: duplicate"] += 1
+                oracle.refused(enqueue.task.head.id)
             case Unknown():
                 oracle.counts["refused: unknown dependency"] += 1
                 oracle.refused(enqueue.task.head.id)
