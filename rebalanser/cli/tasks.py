@@ -127,6 +127,22 @@ def enqueue(
             help="Nor for this long from when it was enqueued; without a key, the arguments are the key.",
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", show_default=False, help="By what --max-running-per-key counts."),
+    ] = None,
+    max_running: Annotated[
+        int | None,
+        typer.Option(
+            metavar="NUMBER",
+            show_default="any",
+            help="Maximum of tasks of this name that are claimed at once.",
+        ),
+    ] = None,
+    max_running_per_key: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", show_default="any", help="Maximum of those with the same --key."),
+    ] = None,
     create: CreateOption = False,
     outbox: OutboxOption = None,
     registry: RegistryOption = None,
@@ -147,6 +163,7 @@ def enqueue(
             task_id=task_id,
             unique_key=unique_key,
             unique_for_s=unique_for,
+            key=key,
         )
         tried = TaskOptions(retries=retries, timeout_s=timeout)
     except ValidationError as error:
@@ -155,7 +172,15 @@ def enqueue(
     with opened(face, queue, create=create, outbox=outbox) as tasks:
         if outbox is None:
             _warn_of_name(tasks, name)
-        made = tasks.made_raw(name, payload, options, retries=tried.retries, timeout_s=tried.timeout_s)
+        made = tasks.made_raw(
+            name,
+            payload,
+            options,
+            retries=tried.retries,
+            timeout_s=tried.timeout_s,
+            max_running=max_running,
+            max_running_per_key=max_running_per_key,
+        )
         (enqueued,) = tasks.commit([made])
     says_where = outbox is not None or enqueued.answer is EnqueueAnswer.DUPLICATE
     lines = (enqueued, enqueued.answer) if says_where else (enqueued,)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.ids import born_at, is_flake
-from rebalanser.tasks.model import AfterFailure
+from rebalanser.tasks.model import AfterFailure, Status
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.status import QueueStatus
 
@@ -24,6 +24,8 @@ def task_line(task: TaskDocument) -> str:
         parts.append(f"failed {task.failures} of {task.retries + 1} tries")
     if task.after:
         parts.append(f"after {len(task.after)}{_choice(task)}")
+    if task.max_running and task.status is Status.WAITING:
+        parts.append(f"held back while {_limit(task)} run")
     if task.blocked_by:
         first, *more = task.blocked_by
         others = f", and {len(more)} more" if more else ""
@@ -40,7 +42,7 @@ def shown(task: FullTaskDocument) -> Iterator[str]:
         yield f"waits until: {_time(task.due)}"
     if task.timeout_s is not None:
         yield f"timeout: {task.timeout_s:g} s a try"
-    yield from _unique(task)
+    yield from _limits(task)
     for each in task.after:
         yield f"after: {each}{_choice(task)}"
     for blocker in task.blocked_by:
@@ -74,10 +76,17 @@ def _choice(task: TaskDocument) -> str:
     return "" if waits else f", else {task.after_failure}"
 
 
-def _unique(task: TaskDocument) -> Iterator[str]:
+def _limit(task: TaskDocument) -> str:
+    of_key = f" with key {printable(task.limit_key)}" if task.limit_key else ""
+    return f"{task.max_running:,} of its name{of_key}"
+
+
+def _limits(task: TaskDocument) -> Iterator[str]:
     if task.unique_key:
         period = f", and for {task.unique_for_s:g} s from when it was enqueued" if task.unique_for_s else ""
         yield f"unique key: {printable(task.unique_key)}, while it is open{period}"
+    if task.max_running:
+        yield f"limit: at most {_limit(task)} run at once"
 
 
 def _text(content: Content) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 
 from rebalanser.errors import InternalError
 from rebalanser.tasks.engine import Engine
-from rebalanser.tasks.ids import is_flake, partition_of
+from rebalanser.tasks.ids import is_flake, place_of
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, Status, Stored, TaskId, Update
 
 PAGE: Final = 500
@@ -108,7 +108,7 @@ class Check:
         task = stored.head.id
         if not is_flake(task):
             yield Finding(Fault.NO_FLAKE, task, "the id is no flake")
-        elif stored.partition != (right := partition_of(task, self.partitions)):
+        elif stored.partition != (right := place_of(stored.head, self.partitions)):
             yield Finding(Fault.WRONG_PARTITION, task, f"it lies in {stored.partition}, not in {right}")
         for what in contradictions(stored):
             yield Finding(Fault.CONTRADICTION, task, what)

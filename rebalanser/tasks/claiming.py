@@ -337,8 +337,10 @@ class OwnedIndex:
     def read(self, partition: int) -> Script[None]:
         """Read the open tasks of a partition, page by page; what changes meanwhile is told by the watch.
 
-        What is read can be claimed at once, while the rest of a deep queue is read.
+        What is read can be claimed at once, while the rest of a deep queue is read; only tasks with a limit
+        wait until all is read (SK-23).
         """
+        claiming = self._owners.get(partition)
         after: TaskId | None = None
         while True:
             page: Page = yield ReadPage(partition, after, PAGE)
@@ -349,7 +351,10 @@ class OwnedIndex:
             self.news.wakes |= bool(page.items)
             after = page.next
             if after is None:
-                return
+                break
+        if claiming is not None and self._owners.get(partition) is claiming:
+            claiming.owner.knows_all()
+            self.news.wakes = True
 
     def catch_up(self) -> Script[None]:
         """Read what must be read before anything can be said of it."""

@@ -85,6 +85,10 @@ class TaskDocument(BaseModel):
         description="While it is open, no other task of its name with this key is; empty for no such key."
     )
     unique_for_s: float = Field(description="Nor for this many seconds from when it was enqueued.")
+    limit_key: str = Field(description="The key by which `max_running` counts; empty for all of its name.")
+    max_running: int = Field(
+        description="How many of these are claimed at once, while others are held back; 0 for any number."
+    )
     due: float = Field(description="Seconds since 1970 before which it waits; 0 for no time.")
     failures: int = Field(description="Tries that failed since it was enqueued or requeued.")
     error: str = Field(description="How the last try that failed ended.")
@@ -113,6 +117,8 @@ class TaskDocument(BaseModel):
             timeout_s=head.timeout_s,
             unique_key=head.unique_key,
             unique_for_s=head.unique_for_s,
+            limit_key=head.limit_key,
+            max_running=head.max_running,
             due=state.due,
             failures=state.failures,
             error=state.error,

@@ -588,6 +588,10 @@ class ClaimsFromIndex(ABC):
     ready what is due, and what is claimed and over: where the claim's time was counted on the clock of the
     request, at its end; else ``ttl_s`` after this engine object first saw the term. In both cases
     ``buffer_s`` comes on top. Nothing is held in memory of a task that waits.
+
+    Of the tasks of a name with one ``limit_key`` at most ``max_running`` are claimed at once; a claim that is
+    over counts until its task is claimed anew. The best ones come first, and what is held back keeps no other
+    task waiting (SK-23).
     """
 
     @abstractmethod

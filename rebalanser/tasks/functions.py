@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal, TypedDict, get_type_hints
+from typing import Annotated, Any, Final, Literal, Self, TypedDict, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     create_model,
+    model_validator,
 )
 from pydantic_core import from_json, to_json
 
@@ -41,8 +42,10 @@ FAR_FUTURE_S: Final = 31_557_600.0
 
 A task with such an id would never be old enough to be collected, and would wait behind all others.
 """
-MAX_UNIQUE_KEY: Final = 512
-"""Maximum length of a unique key."""
+MAX_KEY: Final = 512
+"""Maximum length of a key."""
+MAX_RUNNING: Final = 1000
+"""Maximum of a limit: a store may look at as many claims to see whether there is room for another one."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -68,7 +71,8 @@ Id = Annotated[TaskId, AfterValidator(_check_id)]
 Priority = Annotated[int, Field(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
-UniqueKey = Annotated[str, Field(min_length=1, max_length=MAX_UNIQUE_KEY)]
+Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY)]
+MaxRunning = Annotated[int, Field(ge=1, le=MAX_RUNNING)]
 Errors = Annotated[tuple[type[Exception], ...], Field(min_length=1), BeforeValidator(_listed)]
 Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeValidator(_listed)]
 
@@ -97,6 +101,23 @@ class TaskOptions(BaseModel):
     open (SK-23); 0 for only while it is open. Its key is :attr:`EnqueueOptions.unique_key`, or its arguments.
     None: only tasks with a ``unique_key`` are unique."""
 
+    max_running: MaxRunning | None = None
+    """How many tasks of the function are claimed at once, over all workers; None for any number (SK-23)."""
+    max_running_per_key: MaxRunning | None = None
+    """How many of those with the same :attr:`EnqueueOptions.key` are; not together with ``max_running``."""
+
+    @model_validator(mode="after")
+    def _has_one_limit(self) -> Self:
+        if self.max_running is not None and self.max_running_per_key is not None:
+            raise ValueError("give max_running or max_running_per_key, not both: a task has one limit")
+        return self
+
+    def limit(self, key: str | None) -> tuple[str, int]:
+        """By what a task with this key is counted, and how many of these are claimed at once; 0 for any."""
+        if self.max_running_per_key is not None:
+            return (key, self.max_running_per_key) if key else ("", 0)
+        return "", self.max_running or 0
+
 
 class GivenTaskOptions(TypedDict, total=False):
     """The fields of :class:`TaskOptions` as a caller may give them."""
@@ -109,6 +130,8 @@ class GivenTaskOptions(TypedDict, total=False):
     max_backoff_s: float
     jitter: float
     unique_for_s: float | None
+    max_running: int | None
+    max_running_per_key: int | None
 
 
 def task_options(given: GivenTaskOptions) -> TaskOptions:
@@ -140,10 +163,12 @@ class EnqueueOptions(BaseModel):
     """An id from ``new_id``, for enqueueing it again to be harmless (SK-3); a new one where it is None."""
     waits_for_unknown: bool = False
     """Whether ``after`` may name tasks that don't exist yet."""
-    unique_key: UniqueKey | None = None
+    unique_key: Key | None = None
     """While a task of the same function with this key is open, enqueueing gives that one's id (SK-23)."""
     unique_for_s: Seconds | None = None
     """And for this many seconds from when it was enqueued; instead of the function's."""
+    key: Key | None = None
+    """By what :attr:`TaskOptions.max_running_per_key` counts, such as ``customer-7``; None for no limit."""
 
     def unique(self, unique_for_s: float | None, payload: bytes) -> tuple[str, float]:
         """The unique key of a task with this payload, and how long it keeps others out; "" for no key.
@@ -167,6 +192,7 @@ class GivenOptions(TypedDict, total=False):
     waits_for_unknown: bool
     unique_key: str | None
     unique_for_s: float | None
+    key: str | None
 
 
 def chosen_options(name: str, given: Mapping[str, Any]) -> EnqueueOptions:

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-from rebalanser.tasks.model import ID_DIGITS, TaskId
+from rebalanser.tasks.model import ID_DIGITS, Head, TaskId
 
 MAX_HOST: Final = 2**48 - 1
 MAX_PROCESS: Final = 2**16 - 1
@@ -99,6 +99,16 @@ def ready_since(task: TaskId, due: float, wall: float) -> float:
 def first_of(wall: float) -> TaskId:
     """The lowest id that can be made at a time, in seconds since 1970."""
     return f"{max(0, int(wall * 1000)):0{_MS_DIGITS}x}".ljust(ID_DIGITS, "0")
+
+
+def place_of(head: Head, partitions: int) -> int:
+    """Where a task lies (SK-2): by its id; one of a limited number by what it is counted by.
+
+    So all tasks of one limit have one owner, who knows each that is claimed (SK-23).
+    """
+    if head.max_running:
+        return zlib.crc32(f"{head.name}\0{head.limit_key}".encode()) % partitions
+    return partition_of(head.id, partitions)
 
 
 def partition_of(task: TaskId, partitions: int) -> int:

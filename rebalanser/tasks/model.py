@@ -53,6 +53,8 @@ class Head:
     long one try may take, None for any time. ``after_failure`` is what a dead or cancelled one of ``after``
     means, as long as the task was never claimed. A task with a ``unique_key`` keeps out others of its name
     with that key while it is open, and for ``unique_for_s`` seconds from when it was enqueued (SK-23).
+    Of the tasks of a name with the same ``limit_key`` at most ``max_running`` are claimed at once; 0 is no
+    limit.
     """
 
     id: TaskId
@@ -65,6 +67,8 @@ class Head:
     after_failure: AfterFailure = AfterFailure.WAIT
     unique_key: str = ""
     unique_for_s: float = 0.0
+    limit_key: str = ""
+    max_running: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,14 @@ scheduled   waiting until it is due, by the wall clock
 blocked     waiting until all that it depends on is settled, here or in other partitions
 ready       to be offered: waiting and due, or claimed and over, or to become dead with a dependency
 running     claimed; it will be over when its time and the buffer have passed
+held back   ready, but as many tasks are claimed as its limit allows
 taken       a claim of it is being written
 doubtful    what its state is must be read, as a claim of it was refused by the store
 ==========  ==========================================================================================
+
+**Limits** (SK-23). All tasks of one limit lie in one partition, and only its owner claims them. So what an
+owner knows to be claimed, being claimed, or doubtful is never less than what is claimed, once it has read
+the whole partition after it took that over: until then no limited task is offered.
 
 **When a claim is over** (SK-8, SK-18). Where its term was counted on this host's boot clock, at its end. Any
 other clock is not compared: then ``ttl_s`` is counted from when the owner learnt of the term, which is later
@@ -32,7 +37,7 @@ from rebalanser.tasks.clocks import Timers, is_same_term, over_at
 from rebalanser.tasks.dependencies import Dependencies
 from rebalanser.tasks.ids import ready_since
 from rebalanser.tasks.model import OPEN, ClaimState, Status, Stored, TaskId
-from rebalanser.tasks.ready_index import Rank, Shelves
+from rebalanser.tasks.ready_index import Offers, Rank
 from rebalanser.tasks.rules import FailedDependency, fails
 
 REMEMBERED: Final = 65_536
@@ -55,7 +60,7 @@ class Owner:
         self._open: dict[TaskId, Stored] = {}
         self._closed: OrderedDict[TaskId, int] = OrderedDict()
         self._over_at: dict[TaskId, float] = {}
-        self._ready = Shelves()
+        self._ready = Offers()
         self._scheduled = Timers()
         self._running = Timers()
         self._blocked = Dependencies()
@@ -102,7 +107,8 @@ class Owner:
             known = self._closed.get(task, -1) if before is None else before.revision
             if revision <= known:
                 return False
-            self._close(task, revision)
+            has_room = self._close(task, revision)
+            return self._free(task) or has_room
         return self._free(task)
 
     def is_taken(self, task: TaskId) -> bool:
@@ -146,8 +152,19 @@ class Owner:
         return self._blocked.is_awaited(task)
 
     def doubt_dependencies(self) -> None:
-        """Changes may have been missed: ask again about everything that is waited for."""
+        """Changes may have been missed: ask again about everything that is waited for.
+
+        That is also what limited tasks wait for: those that are claimed.
+        """
         self._blocked.doubt()
+        for task in self._ready.counted():
+            if task not in self._taken:
+                self._leave(task)
+                self._doubtful[task] = None
+
+    def knows_all(self) -> None:
+        """The whole partition was read after it was taken over: limited tasks may be offered."""
+        self._ready.open()
 
     def best(self, now: float, wall: float, names: Collection[str] | None = None) -> Rank | None:
         """The task to claim next (SK-5, SK-8), of these functions, None being all; None where there is none.
@@ -176,6 +193,7 @@ class Owner:
         The task, and whether a claim of it was made before that is over.
         """
         stored = self._open[task]
+        self._ready.count(stored.head)
         self._leave(task)
         self._taken[task] = stored.revision
         return stored, stored.state.status is Status.CLAIMED
@@ -223,7 +241,7 @@ class Owner:
         for task in self._scheduled.pop_due(wall):
             self._unblock(task)
         for task in self._running.pop_due(now):
-            self._ready.add(self._open[task].head)
+            self._ready.add_claimed(self._open[task].head)
 
     def _keep(self, stored: Stored, before: Stored | None, now: float) -> None:
         task = stored.head.id
@@ -242,14 +260,17 @@ class Owner:
             return
         self._leave(task)
         if stored.state.status is Status.CLAIMED:
+            self._ready.count(stored.head)
             if self._over_at[task] > now:
                 self._running.set(task, self._over_at[task])
             else:
-                self._ready.add(stored.head)
-        elif stored.state.due > 0:
+                self._ready.add_claimed(stored.head)
+            return
+        if stored.state.due > 0:
             self._scheduled.set(task, stored.state.due)
         else:
             self._unblock(task)
+        self._ready.uncount(stored.head)
 
     def _unblock(self, task: TaskId) -> None:
         """A task is due. Of one that was claimed before, all that it depends on was settled then."""
@@ -268,17 +289,20 @@ class Owner:
         self._blocked.drop(task)
         self._failed.pop(task, None)
 
-    def _close(self, task: TaskId, revision: int) -> None:
-        self._drop(task)
+    def _close(self, task: TaskId, revision: int) -> bool:
+        """True if the limit of the task has room for another one that waits for that."""
+        has_room = self._drop(task)
         self._closed[task] = revision
         if len(self._closed) > REMEMBERED:
             self._closed.popitem(last=False)
+        return has_room
 
-    def _drop(self, task: TaskId) -> None:
+    def _drop(self, task: TaskId) -> bool:
         self._leave(task)
-        self._open.pop(task, None)
+        stored = self._open.pop(task, None)
         self._over_at.pop(task, None)
         self._doubtful.pop(task, None)
+        return stored is not None and self._ready.uncount(stored.head)
 
     def _heard(self, task: TaskId, status: Status) -> None:
         if status is Status.COMPLETED:

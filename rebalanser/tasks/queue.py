@@ -85,7 +85,7 @@ from rebalanser.tasks.functions import (
     task_options,
 )
 from rebalanser.tasks.id_files import Flakes
-from rebalanser.tasks.ids import born_at, first_of, partition_of
+from rebalanser.tasks.ids import born_at, first_of, partition_of, place_of
 from rebalanser.tasks.inline import InlineWorker
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.metrics import Measurement, TaskMetrics
@@ -158,8 +158,8 @@ class TaskFunction(Generic[P, R]):
         """The function with options for the tasks that are enqueued by what this returns.
 
         These are the fields of :class:`~rebalanser.tasks.functions.EnqueueOptions`: ``delay_s``, ``after``,
-        ``after_failure``, ``priority``, ``task_id``, ``waits_for_unknown``, ``unique_key``, ``unique_for_s``.
-        They replace those given before.
+        ``after_failure``, ``priority``, ``task_id``, ``waits_for_unknown``, ``unique_key``, ``unique_for_s``,
+        ``key``. They replace those given before.
 
         Raises:
             InvalidTask: an option is unknown or out of range.
@@ -571,6 +571,7 @@ class Queue:
         """A task of a function, from a call; raises InvalidTask where it can't be one."""
         payload = body.payload(arguments, named)
         unique_key, unique_for_s = options.unique(body.options.unique_for_s, payload)
+        limit_key, max_running = body.options.limit(options.key)
         task_id = options.task_id or self._flakes.next()
         head = Head(
             id=task_id,
@@ -583,6 +584,8 @@ class Queue:
             timeout_s=body.options.timeout_s,
             unique_key=unique_key,
             unique_for_s=unique_for_s,
+            limit_key=limit_key,
+            max_running=max_running,
         )
         return self._placed(head, payload, options)
 
@@ -594,15 +597,20 @@ class Queue:
         *,
         retries: int = RETRIES,
         timeout_s: float | None = None,
+        max_running: int | None = None,
+        max_running_per_key: int | None = None,
     ) -> Enqueue:
         """A task of a function that is registered elsewhere, with its payload as it is to be stored.
 
         Raises:
             InvalidName: the function's name can't be stored.
+            InvalidTask: a limit is out of range, or there are two.
         """
         check_name(name, "task")
         self._warn_of_unknown(name)
         unique_key, unique_for_s = options.unique(None, payload)
+        limits = task_options({"max_running": max_running, "max_running_per_key": max_running_per_key})
+        limit_key, max_running = limits.limit(options.key)
         task_id = options.task_id or self._flakes.next()
         head = Head(
             id=task_id,
@@ -615,6 +623,8 @@ class Queue:
             timeout_s=timeout_s,
             unique_key=unique_key,
             unique_for_s=unique_for_s,
+            limit_key=limit_key,
+            max_running=max_running,
         )
         return self._placed(head, payload, options)
 
@@ -637,7 +647,7 @@ class Queue:
         if options.task_id is not None:
             self._refuse_far_future(options.task_id)
         due = self._clock.wall() + options.delay_s if options.delay_s else 0.0
-        partition = UNPLACED if self._outbox_folder else partition_of(head.id, self._partition_count)
+        partition = UNPLACED if self._outbox_folder else place_of(head, self._partition_count)
         return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
 
     def _refuse_far_future(self, task: TaskId) -> None:

@@ -137,3 +137,104 @@ class Shelves:
             if found is not None and (best is None or (-found[1], found[0]) < best):
                 best = (-found[1], found[0])
         return best
+
+
+class Limit:
+    """The tasks of one limit: those that count as claimed, and those that wait and are ready (SK-23).
+
+    Of the latter only the best one is offered, and only while there is room.
+    """
+
+    __slots__ = ("counted", "heads", "offered", "ready")
+
+    def __init__(self) -> None:
+        self.counted: set[TaskId] = set()
+        self.ready = Ready()
+        self.heads: dict[TaskId, Head] = {}
+        self.offered: Head | None = None
+
+
+class Offers(Shelves):
+    """The tasks that may be claimed, without those that a limit holds back: these are in nobody's way."""
+
+    __slots__ = ("_is_open", "_limits")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limits: dict[tuple[str, str], Limit] = {}
+        self._is_open = False
+
+    def open(self) -> None:
+        """Offer limited tasks from now on: all that are claimed are counted."""
+        self._is_open = True
+        for limit in self._limits.values():
+            self._offer(limit)
+
+    def counted(self) -> list[TaskId]:
+        """The limited tasks that count as claimed."""
+        return [task for limit in self._limits.values() for task in limit.counted]
+
+    def count(self, head: Head) -> None:
+        """Count a task as claimed, or as one that may be; counting it again does nothing."""
+        if head.max_running:
+            limit = self._limit_of(head)
+            limit.counted.add(head.id)
+            self._offer(limit)
+
+    def uncount(self, head: Head) -> bool:
+        """Count a task no more; True if another one of its limit is offered then."""
+        limit = self._limits.get((head.name, head.limit_key)) if head.max_running else None
+        if limit is None:
+            return False
+        limit.counted.discard(head.id)
+        self._offer(limit)
+        self._clean(head, limit)
+        return limit.offered is not None
+
+    def add(self, head: Head) -> None:
+        """A task waits and is ready; adding it again does nothing."""
+        if not head.max_running:
+            super().add(head)
+            return
+        limit = self._limit_of(head)
+        limit.heads[head.id] = head
+        limit.ready.add(head.id, head.priority)
+        self._offer(limit)
+
+    def add_claimed(self, head: Head) -> None:
+        """A task is claimed, and its claim is over: it is counted, and may be claimed anew."""
+        super().add(head)
+
+    def drop(self, head: Head) -> None:
+        """A task is not ready any more; it may not have been."""
+        super().drop(head)
+        limit = self._limits.get((head.name, head.limit_key)) if head.max_running else None
+        if limit is None:
+            return
+        limit.ready.drop(head.id)
+        limit.heads.pop(head.id, None)
+        if limit.offered is not None and limit.offered.id == head.id:
+            limit.offered = None
+        self._offer(limit)
+        self._clean(head, limit)
+
+    def _limit_of(self, head: Head) -> Limit:
+        return self._limits.setdefault((head.name, head.limit_key), Limit())
+
+    def _offer(self, limit: Limit) -> None:
+        """Offer the best task of a limit that has room, and no other one."""
+        best = limit.ready.best()
+        head = None if best is None else limit.heads[best[0]]
+        if head is not None and (not self._is_open or len(limit.counted) >= head.max_running):
+            head = None
+        if head is limit.offered:
+            return
+        if limit.offered is not None:
+            super().drop(limit.offered)
+        if head is not None:
+            super().add(head)
+        limit.offered = head
+
+    def _clean(self, head: Head, limit: Limit) -> None:
+        if not limit.counted and not limit.heads:
+            self._limits.pop((head.name, head.limit_key), None)

@@ -15,6 +15,7 @@ messages.
 
 from __future__ import annotations
 
+import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -342,6 +343,83 @@ def request(
 def log(engine: Engine, task: TaskId, claim: int | None = None) -> list[Update]:
     """The updates of a task."""
     return list(engine.updates(QUEUE, task, TIMEOUT_S, claim=claim))
+
+
+class LimitedTasks:
+    """Tasks of limits, and the one that an index must hand out next, found by looking at all of them."""
+
+    def __init__(self, engine: Engine, index: ClaimsFromIndex, rng: random.Random) -> None:
+        self._engine = engine
+        self._index = index
+        self._random = rng
+        self._wall = 0.0
+        self._tasks: dict[TaskId, Stored] = {}
+
+    def step(self, number: int) -> None:
+        """Do something at random."""
+        self._wall += self._random.choice((0.0, 1.0))
+        step = self._random.choice(
+            [self._enqueue] * 3
+            + [self._claim] * 2
+            + [self._complete, self._fail, self._cancel, self._requeue]
+        )
+        step(number)
+
+    def _of(self, *statuses: Status) -> list[Stored]:
+        return [
+            self._tasks[task] for task in sorted(self._tasks) if self._tasks[task].state.status in statuses
+        ]
+
+    def _put(self, statuses: Sequence[Status], **fields: object) -> None:
+        """Give a task of one of these statuses, if there is any, another state."""
+        if found := self._of(*statuses):
+            task = self._random.choice(found)
+            state = replace(task.state, **fields)  # type: ignore[arg-type]
+            (revision,) = applied(self._engine, move(task, state))
+            self._tasks[task.head.id] = replace(task, state=state, revision=revision)
+
+    def _enqueue(self, number: int) -> None:
+        key, limit = self._random.choice((("", 0), ("a", 1), ("b", 3)))
+        due = self._random.choice((0.0, 0.0, self._wall + 3.0))
+        found = self._of(*OPEN)
+        needed = (
+            [int(self._random.choice(found).head.id, 16)] if found and self._random.random() < 0.2 else []
+        )
+        priority = self._random.choice((0, 0, 5))
+        write = make(
+            number, limit_key=key, max_running=limit, priority=priority, state=State(due=due), after=needed
+        )
+        (revision,) = applied(self._engine, write)
+        self._tasks[write.task.head.id] = stored(write, revision)
+
+    def _complete(self, _number: int) -> None:
+        self._put([Status.CLAIMED], status=Status.COMPLETED)
+
+    def _fail(self, _number: int) -> None:
+        due = self._random.choice((0.0, self._wall + 2.0))
+        self._put([Status.CLAIMED], status=Status.WAITING, due=due)
+
+    def _cancel(self, _number: int) -> None:
+        self._put([Status.WAITING, Status.CLAIMED], status=Status.CANCELLED)
+
+    def _requeue(self, _number: int) -> None:
+        self._put([Status.CANCELLED], status=Status.WAITING, due=0.0)
+
+    def _claim(self, number: int) -> None:
+        found = [each for each in self._of(Status.WAITING) if self._is_ready(each)]
+        best = min(found, key=lambda each: (-each.head.priority, each.head.id), default=None)
+        answer = self._index.claim(request(f"h{number}", wall=self._wall), TIMEOUT_S)
+        assert [task.head.id for task, _ in answer.claimed] == ([] if best is None else [best.head.id])
+        self._tasks |= {task.head.id: task for task, _ in answer.claimed}
+
+    def _is_ready(self, task: Stored) -> bool:
+        head = task.head
+        running = sum(each.head.limit_key == head.limit_key for each in self._of(Status.CLAIMED))
+        waits = task.state.claim is None and any(
+            self._tasks[needed].state.status is not Status.COMPLETED for needed in head.after
+        )
+        has_room = not head.max_running or running < head.max_running
+        return task.state.due <= self._wall and has_room and not waits
 
 
 class EngineSuite:
@@ -1693,6 +1771,59 @@ class EngineSuite:
         assert [task.head.id for task, _ in rest] == [task_id(number) for number in (1, 6, 4)]
         assert not index.claim(request("j"), TIMEOUT_S).claimed
         assert counts(engine) == {Status.CLAIMED: 6}
+
+    @pytest.mark.rule("SK-5", "SK-23")
+    @pytest.mark.parametrize("seed", range(10))
+    def test_an_index_hands_out_as_many_as_a_limit_allows(self, engine: Engine, seed: int) -> None:
+        """Holds: "at most ``max_running`` are claimed at once", "The best ones come first"."""
+        model = LimitedTasks(engine, index_of(engine), random.Random(seed))  # noqa: S311 - no secret
+        for number in range(120):
+            model.step(number)
+
+    @pytest.mark.rule("SK-5", "SK-15", "SK-23")
+    def test_an_index_keeps_a_limit_of_what_depends_and_what_becomes_dead(self, engine: Engine) -> None:
+        """Holds: "at most ``max_running`` are claimed at once", however a task becomes ready, or ends."""
+        index = index_of(engine)
+        limit: dict[str, Any] = {"limit_key": "a", "max_running": 1}
+        needed, failing = make(1), make(2, state=State(due=1e9))
+        revisions = applied(engine, needed, failing, make(7, state=State(due=1e9)))[:2]
+        applied(engine, *(make(each, after=[1], **limit) for each in (3, 4, 5)))
+        fails: dict[str, Any] = {"after_failure": AfterFailure.FAIL, "priority": 9, **limit}
+        applied(engine, make(6, after=[2], **fails), make(8, after=[7], **fails))
+        applied(engine, move(stored(needed, revisions[0]), State(Status.COMPLETED)))
+        (third,) = index.claim(request(*"abcd"), TIMEOUT_S).claimed
+        assert third[0].head.id == task_id(3)
+        applied(engine, move(stored(failing, revisions[1]), State(Status.CANCELLED)))
+        applied(engine, move(read(engine, task_id(7)), State(Status.CANCELLED)))
+        for state in (State(), State(Status.COMPLETED)):
+            applied(engine, move(read(engine, task_id(7)), state))
+        over = OWN_TERM.ends_at_s + BUFFER_S
+        assert not index.claim(request(*"efgh", now=over - 1.0), TIMEOUT_S).claimed
+        (eighth,) = index.claim(request(*"ijkl", now=over), TIMEOUT_S).claimed
+        assert eighth[0].head.id == task_id(8)
+        assert read(engine, task_id(3)).state.status is Status.DEAD
+        applied(engine, move(eighth[0], State(Status.COMPLETED)))
+        (fourth,) = index.claim(request(*"mnop", now=over), TIMEOUT_S).claimed
+        assert (read(engine, task_id(6)).state.status, fourth[0].head.id) == (Status.DEAD, task_id(4))
+
+    @pytest.mark.rule("SK-8", "SK-23")
+    def test_an_index_counts_a_claim_that_is_over_until_its_task_is_claimed_anew(
+        self, engine: Engine
+    ) -> None:
+        """Holds: "a claim that is over counts until its task is claimed anew", and is no second one then."""
+        index = index_of(engine)
+        limit: dict[str, Any] = {"limit_key": "a", "max_running": 1}
+        applied(engine, make(1, **limit), make(2, **limit), make(3, priority=9, retries=1, **limit))
+        (first,) = index.claim(request(*"ab"), TIMEOUT_S).claimed
+        assert first[0].head.id == task_id(3)
+        over = OWN_TERM.ends_at_s + BUFFER_S
+        (again,) = index.claim(request(*"cd", now=over), TIMEOUT_S).claimed
+        assert (again[0].head.id, again[0].state.claim and again[0].state.claim.number) == (task_id(3), 1)
+        assert counts(engine) == {Status.CLAIMED: 1, Status.WAITING: 2}
+        applied(engine, make(4, priority=1, **limit))
+        applied(engine, move(again[0], State(Status.DEAD, again[0].state.claim)))
+        (following,) = index.claim(request(*"ef", now=over), TIMEOUT_S).claimed
+        assert following[0].head.id == task_id(4)
 
     @pytest.mark.rule("SK-5")
     def test_an_index_hands_out_tasks_of_functions_that_are_asked_for(self, engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from queue import Queue as Queue_
 from types import SimpleNamespace
@@ -245,6 +245,40 @@ def test_what_is_read_of_a_deep_queue_is_claimed_while_the_rest_is_read(
     assert claimed, "before the last page was read"
     rest = [each.stored.head.id for each in stage.claims(6 - len(claimed))]
     assert len({*claimed, *rest}) == 6
+
+
+@pytest.mark.rule("SK-13", "SK-23")
+def test_no_limited_task_is_claimed_while_the_rest_is_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is claimed since before may come on the last page."""
+    monkeypatch.setattr("rebalanser.tasks.claiming.PAGE", 1)
+    options = [EnqueueOptions(key="k", priority=number) for number in range(4)]
+    made = [stage.queue.made_raw("send", b"", each, max_running_per_key=1) for each in options]
+    *waiting, last = stage.queue.commit(made)
+    stage.take(made[0].partition)
+    (claimed,) = stage.claims()
+    assert claimed.stored.head.id == last
+    partitions = Partitions(stage.queue.context, "there", 1.0, stage.woken.set, PARTITIONS)
+    engine = stage.queue.context.engine
+    read: Callable[..., Page] = engine.page
+    pages = 0
+
+    def page(queue: str, timeout_s: float, **options: Any) -> Page:
+        nonlocal pages
+        pages += options.get("partition") is not None
+        assert partitions.claim(4, None) == []
+        return read(queue, timeout_s, **options)
+
+    with closing(partitions):
+        monkeypatch.setattr(engine, "page", page)
+        owned: list[Any] = [SimpleNamespace(resource=str(made[0].partition), token=2)]
+        partitions.take(owned)
+        assert pages >= 4
+        assert partitions.claim(4, None) == []
+        stage.complete(last)
+        stage.woken.clear()
+        wait_until(lambda: [each.stored.head.id for each in partitions.claim(4, None)] == [waiting[-1]])
 
 
 # -- claims from the index of a file

@@ -152,6 +152,26 @@ def is_problem(reply: Reply, status: int, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.rule("SK-16", "SK-23")
+def test_one_task_of_a_key_is_handed_out_at_a_time(stage: Stage) -> None:
+    client = Client(stage.serve().url)
+    limit = {"key": "customer-7", "max_running_per_key": 1}
+    first, second = client.enqueue(**limit), client.enqueue(**limit)
+    other = client.enqueue(**{**limit, "key": "customer-8"})
+    claims = client.claim(limit=3)
+    claims += client.claim() if len(claims) == 1 else []
+    assert {claim["task"] for claim in claims} == {first, other}
+    assert client.claim(wait_s=0, limit=3) == []
+    (mine,) = (claim for claim in claims if claim["task"] == first)
+    assert client.ask(mine, "complete").status == 200
+    (claim,) = client.claim()
+    assert claim["task"] == second
+    told = client.get(f"/tasks/{second}").json
+    assert (told["limit_key"], told["max_running"]) == ("customer-7", 1)
+    task = {"name": "send", "payload": {}, **limit, "max_running": 1}
+    assert client.post("/tasks", task).status == 422
+
+
+@pytest.mark.rule("SK-16", "SK-23")
 def test_a_unique_task_is_enqueued_once(stage: Stage) -> None:
     client = Client(stage.serve().url)
     first = client.enqueue(unique_key="customer-7", unique_for_s=3600)

@@ -24,7 +24,7 @@ CHUNKS = 10
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.rule("SK-3", "SK-4", "SK-5", "SK-6", "SK-7", "SK-8", "SK-9")
-@pytest.mark.rule("SK-10", "SK-11", "SK-13", "SK-14", "SK-17", "SK-18", "SK-19", "SK-20", "SK-22")
+@pytest.mark.rule("SK-10", "SK-11", "SK-13", "SK-14", "SK-17", "SK-18", "SK-19", "SK-20", "SK-22", "SK-23")
 @pytest.mark.lesson(12)
 def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
     report = run_seeds(chunk * CHUNK, CHUNK)

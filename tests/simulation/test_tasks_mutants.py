@@ -20,12 +20,14 @@ from rebalanser.tasks.claiming import ClaimAsk, Claiming, OwnedIndex
 from rebalanser.tasks.collection import Components
 from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
+from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.owner import Owner
+from rebalanser.tasks.ready_index import Offers
 from rebalanser.tasks.retention import Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, edited, instead, scan
-from rebalanser.testing.tasks_simulation import PROFILES, run_seed, working
+from rebalanser.testing.tasks_simulation import PROFILES, producing, run_seed, working
 from rebalanser.testing.tasks_simulation import engine as engine_module
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
 from rebalanser.testing.tasks_simulation.working import Worker, Working
@@ -71,6 +73,10 @@ def _gaps_are_skipped(_: Any) -> Any:
         return replace(state, claim=replace(current, updates=sequence + 1))
 
     return update
+
+
+def _by_its_id(_: Any) -> Any:
+    return lambda head, partitions: partition_of(head.id, partitions)
 
 
 def _only_in_its_time(original: Callable[..., bool]) -> Any:
@@ -295,6 +301,24 @@ MUTANTS = (
         "the time of a unique task",
         "a task keeps others out for its time, also once it is closed",
         (Switch(engine_module, "is_duplicate", _only_while_it_is_open),),  # type: ignore[arg-type]
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "claims that count for a limit",
+        "a task is held back while as many of its limit are claimed as that allows",
+        (Switch(Offers, "count", always(None)),),
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "room that is made",
+        "what a limit held back is claimed once there is room",
+        (Switch(Offers, "uncount", always(False)),),
+        frozenset({"SK-17"}),
+    ),
+    Mutant(
+        "place of limited tasks",
+        "all tasks of one limit lie in one partition",
+        (Switch(producing, "place_of", _by_its_id),),  # type: ignore[arg-type]
         frozenset({"SK-23"}),
     ),
     Mutant(

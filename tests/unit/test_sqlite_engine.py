@@ -634,6 +634,10 @@ def turn_into_third_version(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN unique_key")
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN unique_for_s")
     connection.execute("DROP TABLE skuld_pauses")
+    connection.execute("DROP INDEX skuld_tasks_held")
+    connection.execute("DROP INDEX skuld_tasks_admitted")
+    connection.execute("ALTER TABLE skuld_tasks DROP COLUMN limit_key")
+    connection.execute("ALTER TABLE skuld_tasks DROP COLUMN max_running")
     connection.execute("UPDATE skuld_meta SET version = 3")
 
 

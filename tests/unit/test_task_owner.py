@@ -595,6 +595,90 @@ def asks_of(owner: Owner, askers: Sequence[Asker], now: float = 0.0) -> list[Cla
     return made
 
 
+def limited(number: int, status: Status = Status.WAITING, *, most: int = 1, **fields: Any) -> Stored:
+    found = stored(number, status, **fields)
+    return replace(found, head=replace(found.head, limit_key="k", max_running=most))
+
+
+def whole(*known: Stored, now: float = 0.0) -> Owner:
+    owner = make(*known, now=now)
+    owner.knows_all()
+    return owner
+
+
+@pytest.mark.rule("SK-23")
+def test_no_limited_task_is_offered_before_all_is_known() -> None:
+    owner = make(limited(1), stored(2))
+    assert offered(owner) == [2]
+    owner.learn(limited(3, Status.CLAIMED, claim=held()), 0.0)
+    owner.knows_all()
+    assert offered(owner) == [2]
+    owner.learn(limited(3, Status.COMPLETED, revision=2), 0.0)
+    assert offered(owner) == [1, 2]
+
+
+@pytest.mark.rule("SK-5", "SK-23")
+def test_of_a_limit_the_best_are_offered_as_far_as_there_is_room() -> None:
+    owner = whole(
+        *(limited(number, most=2) for number in (1, 2, 3)), limited(4, most=2, priority=5), stored(9)
+    )
+    assert offered(owner) == [4, 1, 9]
+    owner.taken(task(4))
+    owner.settled(limited(4, Status.CLAIMED, most=2, revision=2, claim=held()), 0.0)
+    assert offered(owner) == [1, 9]
+    owner.learn(limited(5, most=2, priority=7), 0.0)
+    assert offered(owner) == [5, 9]
+    owner.learn(limited(5, Status.CANCELLED, most=2, revision=3), 0.0)
+    assert offered(owner) == [1, 9]
+    assert owner.completed(task(4), 0, 4), "there is something to claim now"
+    assert offered(owner) == [1, 2, 9]
+    assert owner.next_wakeup(0.0, 0.0) == 0.0
+
+
+@pytest.mark.rule("SK-23")
+def test_a_claim_whose_outcome_is_unknown_takes_room() -> None:
+    owner = whole(limited(1), limited(2))
+    owner.taken(task(1))
+    assert offered(owner) == []
+    owner.conflicted(task(1), 0.0)
+    assert (offered(owner), owner.doubtful()) == ([], [task(1)])
+    owner.learn(limited(1, revision=1), 0.0)
+    assert offered(owner) == [1]
+    owner.taken(task(1))
+    owner.put_back(task(1), 0.0)
+    assert offered(owner) == [1]
+    owner.forget(task(1))
+    assert offered(owner) == [2]
+
+
+@pytest.mark.rule("SK-8", "SK-23")
+def test_a_claim_that_is_over_takes_room_and_is_offered_itself() -> None:
+    owner = whole(limited(1, Status.CLAIMED, claim=held()), limited(2, priority=5))
+    assert offered(owner) == []
+    assert offered(owner, now=TTL_S + BUFFER_S) == [1]
+    owner.learn(limited(1, revision=2, due=50.0, claim=held()), 20.0)
+    assert offered(owner, now=20.0) == [2]
+    assert offered(owner, now=20.0, wall=50.0) == [2]
+
+
+@pytest.mark.rule("SK-23")
+def test_what_takes_room_is_read_once_changes_were_missed() -> None:
+    owner = whole(limited(1, Status.CLAIMED, claim=held()), limited(2))
+    owner.doubt_dependencies()
+    assert owner.doubtful() == [task(1)]
+    assert offered(owner) == []
+    owner.learn(limited(1, Status.COMPLETED, revision=2), 0.0)
+    assert (offered(owner), owner.doubtful()) == ([2], [])
+
+
+@pytest.mark.rule("SK-23", "SK-24")
+def test_what_a_limit_holds_back_costs_a_claim_nothing() -> None:
+    """By counting: of 1,000 tasks that are held back none is among those that are looked at."""
+    owner = whole(limited(0, Status.CLAIMED, claim=held()), *(limited(each) for each in range(1, 1001)))
+    assert not owner._ready.has(None)
+    assert owner.next_wakeup(0.0, 0.0) == TTL_S + BUFFER_S
+
+
 ASKERS = [Asker(f"holder-{number}", "w", Term(TTL_S, ELSEWHERE, float(number))) for number in range(3)]
 
 

@@ -29,6 +29,7 @@ from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http import operations
 from rebalanser.tasks.http.messages import NewTask
+from rebalanser.tasks.ids import place_of
 from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.tasks.retention import Retention, Sweeper
 from rebalanser.tasks.rules import Held
@@ -477,6 +478,27 @@ def test_what_waits_for_a_dead_or_cancelled_task_says_so(stage: Stage) -> None:
     assert over_http == {dead: 0, cancelled: 0, done: 0, first: 1, second: 2}
     stage.queue.requeue(dead)
     assert [each.id for each in operations.full(stage.queue, second).blocked_by] == [cancelled]
+
+
+@pytest.mark.rule("SK-23")
+def test_a_limited_task_says_what_holds_it_back(stage: Stage) -> None:
+    made = ("enqueue", "work", "send", "--max-running-per-key", "1", "--key", "customer 7")
+    task = stage.cli(*made).out.strip()
+    listed = stage.cli("list", "work").out
+    assert listed == f"{task} send: waiting, held back while 1 of its name with key customer 7 run\n"
+    shown = stage.cli("show", "work", task).out
+    assert "limit: at most 1 of its name with key customer 7 run at once\n" in shown
+    (told,) = stage.cli("list", "work", "--json").documents
+    assert (told["limit_key"], told["max_running"]) == ("customer 7", 1)
+    assert stage.queue.get(task).partition == place_of(stage.queue.get(task).head, 4)
+    assert faults(stage) == {}
+    stage.claim(task)
+    assert "held back" not in stage.cli("list", "work").out
+    few = stage.cli("enqueue", "work", "send", "--max-running", "2").out.strip()
+    assert "held back while 2 of its name run\n" in stage.cli("list", "work").out
+    assert "limit: at most 2 of its name run at once\n" in stage.cli("show", "work", few).out
+    refused(stage.cli(*made, "--max-running", "2"), 3, "not both")
+    refused(stage.cli("enqueue", "work", "send", "--max-running", "0"), 3, "max_running")
 
 
 @pytest.mark.rule("SK-23")

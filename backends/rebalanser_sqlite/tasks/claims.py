@@ -12,7 +12,7 @@ from rebalanser.errors import InternalError
 from rebalanser.tasks import rules
 from rebalanser.tasks.model import State, Status, Stored
 from rebalanser_sqlite.tasks.rows import COLUMNS, READY, RUNNING, Row, code_of, state_row, stored_of
-from rebalanser_sqlite.tasks.schema import CLAIMED, FAIL
+from rebalanser_sqlite.tasks.schema import CLAIMED, FAIL, HELD
 from rebalanser_sqlite.tasks.writing import MOVE, Writing
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ ASIDE_S: Final = 60.0
 """Seconds before a task is offered again that could not be claimed."""
 _MAKE_DUE = (
     "UPDATE skuld_tasks SET timer = NULL, "  # noqa: S608
-    f"ready = CASE WHEN blocked = 0 OR claim IS NOT NULL OR after_failure = {FAIL} THEN 1 END "
+    f"ready = CASE WHEN blocked = 0 OR claim IS NOT NULL OR after_failure = {FAIL} "
+    f"THEN CASE WHEN limit_key IS NULL OR status = {CLAIMED} THEN 1 ELSE {HELD} END END "
     "WHERE number IN (SELECT number FROM skuld_tasks INDEXED BY skuld_tasks_timed "
-    f"WHERE queue = ? AND timer IS NOT NULL AND timer <= ? ORDER BY timer LIMIT {MADE_READY})"
+    f"WHERE queue = ? AND timer IS NOT NULL AND timer <= ? ORDER BY timer LIMIT {MADE_READY}) "
+    "RETURNING name, limit_key"
 )
 _MAKE_OVER = (
     "UPDATE skuld_tasks SET ready = 1 WHERE number IN (SELECT number FROM skuld_tasks "  # noqa: S608
@@ -46,6 +48,7 @@ _CLAIM = (
 """Of those that wait, all at once: between two statements another thread may keep the interpreter."""
 _WAITS = "UPDATE skuld_tasks SET ready = NULL WHERE number = ?"
 _SET_ASIDE = "UPDATE skuld_tasks SET ready = 0, timer = ? WHERE number = ?"
+_LIMIT_OF = "SELECT name, limit_key FROM skuld_tasks WHERE number = ?"
 _NEXT_NAME = f"SELECT name FROM skuld_tasks {READY} AND name > ? ORDER BY name LIMIT 1"  # noqa: S608
 _BEST = (
     f"SELECT priority, number, payload, blocked, {COLUMNS} FROM skuld_tasks {READY} "  # noqa: S608
@@ -73,7 +76,7 @@ class Claims:
         if writing.is_paused(queue):
             return []
         cursor = writing.cursor
-        cursor.execute(_MAKE_DUE, (queue, request.wall))
+        writing.admit(queue, cursor.execute(_MAKE_DUE, (queue, request.wall)).fetchall())
         if request.term.clock:
             cursor.execute(_MAKE_OVER, (queue, request.term.clock, self._now - request.buffer_s))
         if self._over:
@@ -111,6 +114,8 @@ class Claims:
         claimed: list[tuple[Stored, bytes | None]] = []
         moves: list[Row] = []
         dead: list[Stored] = []
+        left: list[int] = []
+        """Those that are not ready any more, nor claimed."""
         waited: list[tuple[int, int, str, int]] = []
         for _, number, payload, blocked, *row in best:
             try:
@@ -120,6 +125,7 @@ class Claims:
                     failed = writing.failed_dependency(queue, stored.head)
                     if failed is None:
                         writing.cursor.execute(_WAITS, (number,))
+                        left.append(number)
                         continue
                 state = self._decided(stored, holders[len(claimed)], failed)
             except Exception:  # a bug, which must not keep all other tasks from being claimed
@@ -127,6 +133,7 @@ class Claims:
                     "a task can't be claimed and is left aside", extra={"action": "task_set_aside"}
                 )
                 writing.cursor.execute(_SET_ASIDE, (request.wall + ASIDE_S, number))
+                left.append(number)
                 continue
             before = code_of(stored.state.status)
             revision = writing.changes(queue, number, before, code_of(state.status))
@@ -138,14 +145,17 @@ class Claims:
                 claimed.append((Stored(stored.head, state, revision, stored.partition), payload))
             else:
                 dead.append(stored)
-        if moves:
-            writing.cursor.executemany(MOVE, moves)
+                left.append(number)
+        writing.cursor.executemany(MOVE, moves)
         if waited:
             term = request.term
             given = (request.worker, term.ttl_s, term.clock, term.ends_at_s, json.dumps(waited))
             writing.cursor.execute(_CLAIM, given)
         for each in dead:
             writing.changed_to(queue, each.head.id, each.state.status, Status.DEAD)
+        # Only now: what is being claimed must not be held back for another one.
+        for number in left:
+            writing.admit(queue, writing.cursor.execute(_LIMIT_OF, (number,)).fetchall())
         return claimed
 
     def _decided(self, stored: Stored, holder: str, failed: rules.FailedDependency | None) -> State:

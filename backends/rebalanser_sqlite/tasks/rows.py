@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rebalanser.tasks.engine import Change
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, TaskId, Term
-from rebalanser_sqlite.tasks.schema import CHOICES, CLAIMED, STATUSES, WAITING
+from rebalanser_sqlite.tasks.schema import CHOICES, CLAIMED, HELD, STATUSES, WAITING
 
 if TYPE_CHECKING:
     import sqlite3
@@ -15,17 +16,18 @@ if TYPE_CHECKING:
 Row: TypeAlias = tuple[Any, ...]
 
 COLUMNS: Final = (
-    "id, partition, name, priority, retries, timeout_s, after_failure, unique_key, unique_for_s, "
+    "id, partition, name, priority, retries, timeout_s, after_failure, "
     "CASE dependencies WHEN 0 THEN x'' ELSE "
     "(SELECT after FROM skuld_contents WHERE task = skuld_tasks.number) END, "
-    "revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, result"
+    "revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, "
+    "result, coalesce(unique_key, limit_key) IS NOT NULL, unique_key, unique_for_s, limit_key, max_running"
 )
 """What :func:`stored_of` makes a task of; the first one is its id."""
 
 READY: Final = "INDEXED BY skuld_tasks_ready WHERE ready = 1 AND queue = ?"
 RUNNING: Final = f"INDEXED BY skuld_tasks_running WHERE status = {CLAIMED} AND ready IS NULL AND queue = ?"
-_REVISION: Final = 10
-_STATUS: Final = 11
+_REVISION: Final = 8
+_STATUS: Final = 9
 _NO_CLAIM: Final = (None,) * 7
 _CODES: Final = {status: code for code, status in enumerate(STATUSES)}
 _LATEST = (
@@ -82,6 +84,12 @@ def place(status: int, due: float, *, blocked: bool) -> tuple[int | None, float 
     return (None, due) if due > 0 else (None if blocked else 1, None)
 
 
+def held_back(where: tuple[int | None, float | None]) -> tuple[int | None, float | None]:
+    """The same columns of a limited task, which is ready once its limit admits it."""
+    ready, timer = where
+    return (HELD if ready == 1 else ready), timer
+
+
 def state_row(state: State) -> Row:
     """The columns from ``status`` to ``result``."""
     claim = state.claim
@@ -115,13 +123,20 @@ def change_of(row: Row) -> Change:
 
 def stored_of(queue: str, row: Row) -> Stored:
     """The task of a row of ``COLUMNS``."""
-    task, partition, name, priority, retries, timeout_s, choice, key, for_s, after, revision, *state = row
-    status, number, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, result = state
+    task, partition, name, priority, retries, timeout_s, choice, after, revision, *state = row
+    status, number, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, *more = state
+    result, is_limited, *limits = more
     claim = None
     if number is not None:
         claim = ClaimState(number, holder, worker, Term(ttl_s, clock, ends_at_s), updates)
-    head = Head(
-        *(task.hex(), queue, name, priority, ids_of(after), retries, timeout_s, CHOICES[choice]),
-        *(() if key is None else (key, for_s)),
-    )
+    head = Head(task.hex(), queue, name, priority, ids_of(after), retries, timeout_s, CHOICES[choice])
+    if is_limited:
+        unique_key, unique_for_s, limit_key, max_running = limits
+        head = replace(
+            head,
+            unique_key=unique_key or "",
+            unique_for_s=unique_for_s or 0.0,
+            limit_key=limit_key or "",
+            max_running=max_running or 0,
+        )
     return Stored(head, State(STATUSES[status], claim, due, failures, error, result), revision, partition)

@@ -14,8 +14,13 @@ ready       ``ready`` is 1                waiting and due, or claimed and over: 
 timed       ``timer`` is no NULL          waiting until the wall clock shows this time
 blocked     ``blocked`` is more than 0    waiting for as many tasks that are not settled
 running     ``status`` 1, no ready      claimed; by clock and end
+held        ``ready`` is 2              limited, waiting and due: in the order of SK-5, by limit
 aside       ``ready`` is 0                timed as well: a claim of it has failed
 ==========  ============================  ==================================================================
+
+**Limits.** Of the tasks of one limit, those that are claimed or ready are *admitted*; the others that could
+be ready are held. Whatever changes one of them admits the best held ones for which there is room, and lets a
+better one take the place of one that is ready. So a claim looks at no held task, and exceeds no limit.
 
 A ready task that was never claimed may be ``blocked`` too: one that fails with a dependency, or of which a
 dependency was requeued. The claim looks at what it depends on, and the task becomes dead, or waits again.
@@ -46,6 +51,10 @@ COMPLETED: Final = STATUSES.index(Status.COMPLETED)
 CHOICES: Final = (AfterFailure.WAIT, AfterFailure.RUN, AfterFailure.FAIL)
 """A choice is stored as its position here."""
 FAIL: Final = CHOICES.index(AfterFailure.FAIL)
+HELD: Final = 2
+"""In the column ``ready``: held back by the task's limit."""
+ADMITTED: Final = f"limit_key IS NOT NULL AND (ready = 1 OR status = {CLAIMED})"
+"""The limited tasks that are claimed, or may be: of a limit never more than it says."""
 FEW: Final = frozenset({Status.DEAD, Status.CANCELLED})
 """Statuses with an index by id: the others are those of most tasks."""
 SCHEMA: Final = """
@@ -95,7 +104,9 @@ CREATE TABLE skuld_tasks (
     timer REAL,
     after_failure INTEGER NOT NULL DEFAULT 0,
     unique_key TEXT,
-    unique_for_s REAL
+    unique_for_s REAL,
+    limit_key TEXT,
+    max_running INTEGER
 );
 CREATE TABLE skuld_contents (
     task INTEGER PRIMARY KEY,
@@ -170,6 +181,8 @@ CREATE INDEX skuld_tasks_timed ON skuld_tasks (queue, timer) WHERE timer IS NOT 
 CREATE INDEX skuld_tasks_running ON skuld_tasks (queue, clock, ends_at_s) WHERE status = {CLAIMED} AND ready IS NULL;
 CREATE INDEX skuld_tasks_by_status ON skuld_tasks (queue, status, id) WHERE status IN (3, 4);
 CREATE INDEX skuld_tasks_unique ON skuld_tasks (queue, name, unique_key) WHERE unique_key IS NOT NULL;
+CREATE INDEX skuld_tasks_held ON skuld_tasks (queue, name, limit_key, priority DESC, id) WHERE ready = {HELD};
+CREATE INDEX skuld_tasks_admitted ON skuld_tasks (queue, name, limit_key, status, priority, id DESC) WHERE {ADMITTED};
 """  # noqa: E501 - one statement a line
 _FIRST_TABLES: Final = ("meta", "tasks", "contents", "dependents", "updates", "counts", "queues", "owners")
 _STATUS_OF_TEXT: Final = "CASE status {} END".format(
@@ -188,7 +201,7 @@ INSERT INTO skuld_outboxes SELECT queue, outbox, number, skipped FROM first_outb
 INSERT INTO skuld_tasks SELECT number, queue, id, partition, name, priority, dependencies, retries, timeout_s,
     (SELECT payload FROM first_contents WHERE task = number AND length(payload) <= {INLINE_BYTES}),
     revision, {_STATUS_OF_TEXT}, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures,
-    error, result, 0, NULL, NULL, 0, NULL, NULL FROM first_tasks ORDER BY number;
+    error, result, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL FROM first_tasks ORDER BY number;
 """  # noqa: S608 - of constants
 _INCOMPLETE: Final = f"""
 UPDATE skuld_tasks SET blocked = (
@@ -205,7 +218,7 @@ UPDATE skuld_tasks SET timer = CASE WHEN due > 0 THEN due END,
 
 _CACHE = "PRAGMA cache_size = -16384"
 """16 MiB: the upper pages of the indexes of millions of tasks."""
-_UNIQUE_INDEX: Final = next(each for each in INDEXES.split(";\n") if "skuld_tasks_unique" in each)
+_LIMITING_INDEXES: Final = INDEXES[INDEXES.index("CREATE INDEX skuld_tasks_unique") :].strip().rstrip(";")
 _IS_THERE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_meta'"
 _HAS_OUTBOXES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'skuld_outboxes'"
 _OUTBOXES = SCHEMA[SCHEMA.index("CREATE TABLE skuld_outboxes") :].strip().rstrip(";")
@@ -222,7 +235,9 @@ Else it would run tasks that must fail, and let others wait for ever.
 _FROM_THIRD = f"""
 ALTER TABLE skuld_tasks ADD COLUMN unique_key TEXT;
 ALTER TABLE skuld_tasks ADD COLUMN unique_for_s REAL;
-{_UNIQUE_INDEX};
+ALTER TABLE skuld_tasks ADD COLUMN limit_key TEXT;
+ALTER TABLE skuld_tasks ADD COLUMN max_running INTEGER;
+{_LIMITING_INDEXES};
 UPDATE skuld_meta SET version = {VERSION};
 """  # noqa: S608 - of constants
 """A process of version 3 that still runs goes on: it ignores pauses, and its tasks are not unique."""

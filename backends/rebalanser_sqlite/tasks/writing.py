@@ -32,6 +32,7 @@ from rebalanser.tasks.rules import FailedDependency, fails, is_duplicate, settle
 from rebalanser_sqlite.tasks.rows import (
     COLUMNS,
     counts_since,
+    held_back,
     id_bytes,
     ids_bytes,
     ids_of,
@@ -40,7 +41,7 @@ from rebalanser_sqlite.tasks.rows import (
     state_row,
     stored_of,
 )
-from rebalanser_sqlite.tasks.schema import CHOICES, FAIL, INLINE_BYTES, STATUSES, WAITING
+from rebalanser_sqlite.tasks.schema import ADMITTED, CHOICES, FAIL, HELD, INLINE_BYTES, STATUSES, WAITING
 
 if TYPE_CHECKING:
     import sqlite3
@@ -76,14 +77,15 @@ _PAYLOAD = (
 _ADD = (
     "INSERT INTO skuld_tasks (number, queue, id, partition, name, priority, dependencies, retries, "
     "timeout_s, payload, revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, "
-    "failures, error, result, blocked, ready, timer, after_failure, unique_key, unique_for_s) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "failures, error, result, blocked, ready, timer, after_failure, unique_key, unique_for_s, "
+    "limit_key, max_running) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (queue, id) DO NOTHING"
 )
 _ADD_CONTENT = "INSERT INTO skuld_contents (task, after, payload) VALUES (?, ?, ?)"
 _ADD_DEPENDENT = "INSERT OR IGNORE INTO skuld_dependents (queue, id, task) VALUES (?, ?, ?)"
 _FIND = (
-    "SELECT number, status, blocked, after_failure FROM skuld_tasks "
+    "SELECT number, status, blocked, after_failure, name, limit_key FROM skuld_tasks "
     "WHERE queue = ? AND id = ? AND partition = ? AND revision = ?"
 )
 MOVE = (
@@ -105,13 +107,29 @@ _OF_DEPENDENTS = (
 )
 _FREE = (
     "UPDATE skuld_tasks SET blocked = blocked - 1, "  # noqa: S608
-    f"ready = CASE WHEN blocked = 1 AND status = {WAITING} AND timer IS NULL THEN 1 ELSE ready END "
-    f"WHERE blocked > 0 AND {_OF_DEPENDENTS}"
+    f"ready = CASE WHEN blocked = 1 AND status = {WAITING} AND timer IS NULL AND ready IS NOT 1 "
+    f"THEN CASE WHEN limit_key IS NULL THEN 1 ELSE {HELD} END ELSE ready END "
+    f"WHERE blocked > 0 AND {_OF_DEPENDENTS} RETURNING name, limit_key"
 )
-_BLOCK = f"UPDATE skuld_tasks SET blocked = blocked + 1 WHERE {_OF_DEPENDENTS}"  # noqa: S608
+_BLOCK = (
+    f"UPDATE skuld_tasks SET blocked = blocked + 1 WHERE {_OF_DEPENDENTS} "  # noqa: S608
+    "RETURNING name, limit_key"
+)
+_OF_LIMIT = f"WHERE {ADMITTED} AND queue = ? AND name = ? AND limit_key = ?"
+_HELD_BEST = (
+    "SELECT number, max_running, priority, id FROM skuld_tasks INDEXED BY skuld_tasks_held "  # noqa: S608
+    f"WHERE ready = {HELD} AND queue = ? AND name = ? AND limit_key = ? ORDER BY priority DESC, id LIMIT 1"
+)
+_ADMITTED = f"SELECT count(*) FROM skuld_tasks INDEXED BY skuld_tasks_admitted {_OF_LIMIT}"  # noqa: S608
+_ADMITTED_WORST = (
+    "SELECT number, priority, id FROM skuld_tasks INDEXED BY skuld_tasks_admitted "  # noqa: S608
+    f"{_OF_LIMIT} AND status = {WAITING} ORDER BY priority, id DESC LIMIT 1"
+)
+_SET_READY = "UPDATE skuld_tasks SET ready = ? WHERE number = ?"
 _OFFER = (
-    f"UPDATE skuld_tasks SET ready = 1 WHERE status = {WAITING} AND timer IS NULL "  # noqa: S608
-    f"AND claim IS NULL AND {_OF_DEPENDENTS}"
+    f"UPDATE skuld_tasks SET ready = CASE WHEN limit_key IS NULL OR ready = 1 THEN 1 ELSE {HELD} END "  # noqa: S608
+    f"WHERE status = {WAITING} AND timer IS NULL AND claim IS NULL AND {_OF_DEPENDENTS} "
+    "RETURNING name, limit_key"
 )
 _OWNER = "SELECT token FROM skuld_owners WHERE queue = ? AND partition = ?"
 _OWN = (
@@ -314,10 +332,9 @@ class Writing:
 
     def _add(self, queue: int, write: Enqueue) -> Answer:
         head, state, payload = write.task.head, write.state, write.task.payload
-        if head.unique_key and self._status(queue, head.id) is None:
-            duplicate = self._duplicate(queue, head)
-            if duplicate is not None:
-                return duplicate
+        duplicate = self._duplicate(queue, head) if head.unique_key else None
+        if duplicate is not None:
+            return duplicate
         found = [(task, self._status(queue, task)) for task in dict.fromkeys(head.after)]
         if head.after and not write.waits_for_unknown:
             if self._status(queue, head.id) is not None:
@@ -330,13 +347,16 @@ class Writing:
         blocked = sum(not settles(status, choice) for _, status in found)
         waits = blocked > 0 and state.claim is None and not any(fails(status, choice) for _, status in found)
         row = state_row(state)
+        where = place(row[0], state.due, blocked=waits)
+        where = held_back(where) if head.max_running else where
         self.cursor.execute(
             _ADD,
             (
                 *(number, queue, id_bytes(head.id), write.partition, head.name, head.priority),
                 *(len(head.after), head.retries, head.timeout_s, None if is_large else payload, number),
-                *(*row, blocked, *place(row[0], state.due, blocked=waits), CHOICES.index(choice)),
+                *(*row, blocked, *where, CHOICES.index(choice)),
                 *((head.unique_key, head.unique_for_s) if head.unique_key else (None, None)),
+                *((head.limit_key, head.max_running) if head.max_running else (None, None)),
             ),
         )
         if not self.cursor.rowcount:
@@ -350,10 +370,14 @@ class Writing:
             self.cursor.executemany(_ADD_DEPENDENT, dependents)
         if state.status not in OPEN:
             self.changed_to(queue, head.id, None, state.status)
+        if head.max_running:
+            self.admit(queue, [(head.name, head.limit_key)])
         return Applied(number)
 
     def _duplicate(self, queue: int, head: Head) -> Duplicate | None:
         """What a new task is answered that another one with its unique key keeps out."""
+        if self._status(queue, head.id) is not None:
+            return None
         row = self.cursor.execute(_LAST_OF_KEY, (queue, head.name, head.unique_key)).fetchone()
         if row is None or not is_duplicate(head.id, row[0].hex(), row[1], STATUSES[row[2]]):
             return None
@@ -383,7 +407,36 @@ class Writing:
         if has_dependents:
             for statement, choices in ((_FREE, freed), (_BLOCK, blocked), (_OFFER, offered)):
                 if choices:
-                    self.cursor.execute(statement, (queue, id_bytes(task), choices))
+                    self.admit(
+                        queue, self.cursor.execute(statement, (queue, id_bytes(task), choices)).fetchall()
+                    )
+
+    def admit(self, queue: int, limits: Iterable[tuple[str, str | None]]) -> None:
+        """Make ready what is held of limits that something has changed of, as far as they have room (SK-23).
+
+        Each limit is the name of a function and a key; the limit of what has none is None.
+        """
+        for name, limit_key in set(limits):
+            while limit_key is not None and self._admits(queue, name, limit_key):
+                pass
+
+    def _admits(self, queue: int, name: str, limit_key: str) -> bool:
+        """Admit the best held task of a limit; True if there may be another one to admit."""
+        key = (queue, name, limit_key)
+        best = self.cursor.execute(_HELD_BEST, key).fetchone()
+        if best is None:
+            return False
+        number, max_running, priority, task = best
+        (admitted,) = self.cursor.execute(_ADMITTED, key).fetchone()
+        if admitted >= max_running:
+            worst = self.cursor.execute(_ADMITTED_WORST, key).fetchone()
+            if worst is None or (-worst[1], worst[2]) < (-priority, task):
+                return False
+            self.cursor.execute(_SET_READY, (HELD, worst[0]))
+            if admitted > max_running:
+                return True
+        self.cursor.execute(_SET_READY, (1, number))
+        return True
 
     def _exists(self, queue: int, write: Enqueue) -> Exists:
         head = write.task.head
@@ -403,10 +456,11 @@ class Writing:
         found = self.cursor.execute(_FIND, key).fetchone()
         if found is None:
             return Conflict()
-        number, before, blocked, choice = found
+        number, before, blocked, choice, name, limit_key = found
         row = state_row(write.state)
         waits = blocked > 0 and write.state.claim is None and choice != FAIL
         where = place(row[0], write.state.due, blocked=waits)
+        where = where if limit_key is None else held_back(where)
         revision = self.changes(queue, number, before, row[0])
         self.cursor.execute(MOVE, (*row, *where, revision, number))
         if write.update is not None:
@@ -414,6 +468,8 @@ class Writing:
             self.cursor.execute(_ADD_UPDATE, (number, update.claim, update.sequence, update.content))
         if row[0] != before:
             self.changed_to(queue, write.id, STATUSES[before], write.state.status)
+        if limit_key is not None:
+            self.admit(queue, [(name, limit_key)])
         return Applied(revision)
 
     def _token(self, queue: int, partition: int) -> int | None:

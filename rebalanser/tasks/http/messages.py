@@ -18,7 +18,16 @@ from pydantic import (
 from pydantic_core import from_json
 
 from rebalanser.tasks.documents import Content
-from rebalanser.tasks.functions import MAX_AFTER, Id, Ids, PositiveSeconds, Priority, Seconds, UniqueKey
+from rebalanser.tasks.functions import (
+    MAX_AFTER,
+    Id,
+    Ids,
+    Key,
+    MaxRunning,
+    PositiveSeconds,
+    Priority,
+    Seconds,
+)
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
 from rebalanser.tasks.pauses import Pause, PauseText
 
@@ -140,7 +149,7 @@ class NewTask(Asked):
     timeout_s: PositiveSeconds | None = Field(
         default=None, description="How many seconds one try may take; its worker has to see to it."
     )
-    unique_key: UniqueKey | None = Field(
+    unique_key: Key | None = Field(
         default=None,
         description="While a task of this name with this key is waiting or claimed, enqueueing makes no "
         "other one and answers that one's id (SK-23).",
@@ -148,6 +157,13 @@ class NewTask(Asked):
     unique_for_s: Seconds | None = Field(
         default=None,
         description="And for this many seconds from when it was enqueued; without a key, the payload is it.",
+    )
+    key: Key | None = Field(default=None, description="By what `max_running_per_key` counts.")
+    max_running: MaxRunning | None = Field(
+        default=None, description="How many tasks of this name with such a limit are claimed at once (SK-23)."
+    )
+    max_running_per_key: MaxRunning | None = Field(
+        default=None, description="How many of those with its `key` are; not together with `max_running`."
     )
 
 

@@ -42,9 +42,17 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
         waits_for_unknown=task.waits_for_unknown,
         unique_key=task.unique_key,
         unique_for_s=task.unique_for_s,
+        key=task.key,
     )
-    payload = with_sources(task.payload.content(), task.results)
-    return queue.made_raw(task.name, payload, options, retries=task.retries, timeout_s=task.timeout_s)
+    return queue.made_raw(
+        task.name,
+        with_sources(task.payload.content(), task.results),
+        options,
+        retries=task.retries,
+        timeout_s=task.timeout_s,
+        max_running=task.max_running,
+        max_running_per_key=task.max_running_per_key,
+    )
 
 
 def full(queue: Queue, task: TaskId, at_least: int = 0) -> FullTaskDocument:

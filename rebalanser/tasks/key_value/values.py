@@ -111,10 +111,10 @@ def load_last(entry: KeyValue) -> Last:
 
 def dump_head(head: Head) -> str:
     """A head, as a part of the value of its task; the id and the queue stand in the key."""
-    if head.after or head.unique_key or head.after_failure is not AfterFailure.WAIT:
+    if head.after or head.unique_key or head.max_running or head.after_failure is not AfterFailure.WAIT:
         return _dump_head(
             *(head.name, head.priority, head.after, head.retries, head.timeout_s, head.after_failure),
-            *(head.unique_key, head.unique_for_s),
+            *(head.unique_key, head.unique_for_s, head.limit_key, head.max_running),
         )
     return _dump_lone_head(head.name, head.priority, head.retries, head.timeout_s)
 
@@ -128,6 +128,8 @@ def _dump_head(
     after_failure: AfterFailure = AfterFailure.WAIT,
     unique_key: str = "",
     unique_for_s: float = 0.0,
+    limit_key: str = "",
+    max_running: int = 0,
 ) -> str:
     value: dict[str, Any] = {"name": name}
     if priority:
@@ -142,6 +144,8 @@ def _dump_head(
         value["after_failure"] = after_failure.value
     if unique_key:
         value["unique"] = [unique_key, unique_for_s]
+    if max_running:
+        value["limit"] = [limit_key, max_running]
     return _dump(value)
 
 
@@ -232,7 +236,8 @@ def _head(queue: str, task: TaskId, value: Mapping[str, Any]) -> Head:
         get("retries", 0),
         get("timeout_s"),
         AfterFailure(value["after_failure"]) if "after_failure" in value else AfterFailure.WAIT,
-        *get("unique", ()),
+        *get("unique", ("", 0.0)),
+        *get("limit", ()),
     )
 
 

@@ -52,7 +52,7 @@ from rebalanser.folders import make_folder
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.engine import Answer, Applied, Conflict, Duplicate, Enqueue, Skip, Taken, enqueued
-from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.ids import place_of
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.model import EnqueueAnswer, Head, TaskId
 from rebalanser.tasks.opening import Opened, Opening
@@ -113,7 +113,7 @@ class Forwarding:
 
     def _send(self, entries: Sequence[Entry]) -> None:
         identity = self._spool.identity()
-        writes = [placed(each, partition_of(each.head.id, self._partitions), identity) for each in entries]
+        writes = [placed(each, place_of(each.head, self._partitions), identity) for each in entries]
         try:
             answers = self._context.engine.apply(writes, self._context.timeout_s)
         except RequestTooLarge as error:

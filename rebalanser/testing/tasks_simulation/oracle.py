@@ -50,6 +50,8 @@ class Oracle:
     """Tasks that wait for ever: what they depend on was collected before they were enqueued."""
     _closed_at: dict[TaskId, float] = field(default_factory=dict)
     """True time at which a task was closed that is."""
+    _running: dict[tuple[str, str], set[TaskId]] = field(default_factory=dict)
+    """The claimed tasks of each limit."""
     _gone: set[TaskId] = field(default_factory=set)
     """The tasks that were deleted."""
     _last_of_key: dict[tuple[str, str], Head] = field(default_factory=dict)
@@ -113,6 +115,20 @@ class Oracle:
         self._contents[task.head.id] = task
         self._judge_unique(task.head)
 
+    def _count_running(self, after: Stored) -> None:
+        """Count the claimed tasks of a limit, of which there may not be more than it says (SK-23)."""
+        head = after.head
+        if not head.max_running:
+            return
+        running = self._running.setdefault((head.name, head.limit_key), set())
+        if after.state.status is not Status.CLAIMED:
+            running.discard(head.id)
+            return
+        running.add(head.id)
+        self.counts["claims of limited tasks"] += 1
+        if len(running) > head.max_running:
+            raise Violation("SK-23", f"{_told(after)} is claimed as number {len(running)} of its limit")
+
     def _judge_unique(self, head: Head) -> None:
         """Judge that no open task keeps a new one out by its unique key, nor one within its time (SK-23)."""
         if not head.unique_key:
@@ -170,6 +186,7 @@ class Oracle:
             self._closed_at.pop(after.head.id, None)
         if before.state.status is Status.COMPLETED:
             raise Violation("SK-10", f"{_told(after)} after it was complete")
+        self._count_running(after)
         if _claim_number(after) != _claim_number(before):
             self._claims(before, after, write)
         elif after.state.claim != before.state.claim:

@@ -286,7 +286,9 @@ class OwnerProcess(Process):
             better = [
                 stored
                 for stored in known
-                if _rank(stored) < _rank(ask.seen) and position_of.get(stored.head.id, position) >= position
+                if _rank(stored) < _rank(ask.seen)
+                and position_of.get(stored.head.id, position) >= position
+                and _limit_lets(stored, ask.seen)
             ]
             self.world.oracle.chose(ask.seen, min(better, key=_rank, default=None))
 
@@ -320,3 +322,10 @@ class OwnerProcess(Process):
 
 def _rank(stored: Stored) -> tuple[int, TaskId]:
     return -stored.head.priority, stored.head.id
+
+
+def _limit_lets(better: Stored, chosen: Stored) -> bool:
+    """False if a task may be held back by its limit: of one limit the best comes first, if none is over."""
+    head, other = better.head, chosen.head
+    is_same = (head.name, head.limit_key) == (other.name, other.limit_key)
+    return not head.max_running or (is_same and chosen.state.status is Status.WAITING)

@@ -24,7 +24,7 @@ from rebalanser.tasks.engine import (
     Tally,
     Unknown,
 )
-from rebalanser.tasks.ids import Generator, partition_of
+from rebalanser.tasks.ids import Generator, partition_of, place_of
 from rebalanser.tasks.model import AfterFailure, Head, State, Task, TaskId
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import Unanswered
@@ -111,6 +111,8 @@ class Producer(Process):
             if random.random() < 0.7:
                 later = [self._enqueue(unknown, ())]
         enqueue = replace(self._enqueue(self._next_id(), after), waits_for_unknown=waits_for_unknown)
+        if random.random() < 0.4:
+            enqueue = self._limited(enqueue)
         self.world.ids.append(enqueue.task.head.id)
         if random.random() < 0.2:
             later.append(enqueue)
@@ -119,6 +121,13 @@ class Producer(Process):
         if random.random() < 0.3:
             later.append(self._unique())
         return [enqueue, *later]
+
+    def _limited(self, enqueue: Enqueue) -> Enqueue:
+        """The same task, as one of which few are claimed at once."""
+        key = self.world.random.choice("ab")
+        head = replace(enqueue.task.head, limit_key=key, max_running=1 if key == "a" else 2)
+        partition = place_of(head, self.world.scenario.partitions)
+        return replace(enqueue, task=replace(enqueue.task, head=head), partition=partition)
 
     def _unique(self) -> Enqueue:
         """A task with a unique key, on which no other depends: it may be a duplicate and not be made."""

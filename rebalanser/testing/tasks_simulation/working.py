@@ -255,7 +255,8 @@ class Working:
             return
         if not self._has_ended:
             self._take(asks[1])
-            if self._has_ended:
+            # It may be collected between the two, while this worker can't reach the engine.
+            if self._has_ended and asks[1].future.result() != Refused(Reason.GONE):
                 raise Violation("SK-10", f"{self.worker.name} can't complete twice what is complete")
 
     def _fail(self, *, is_final: bool = False) -> Script:
