@@ -1,9 +1,9 @@
-"""Batches of writes: which asks are written together, and how each is settled. Pure.
+"""Batches of writes: selects the asks to write together, and settles each of them. Pure.
 
-Nothing that is wrong with one ask concerns another: a batch that the engine refuses is written in halves,
-down to the ask that it can't take, which alone fails. A write whose answer was lost is read back, then
-written again if it is not there. While the engine is away, or takes nothing, an ask fails after ``timeout_s``
-unless it is lasting, such as the end of a claim: that keeps its place until it can be written.
+An ask that the engine can't take fails alone: a refused batch is split in halves until that ask is found. A
+write whose answer was lost is read back, then repeated if it is not in the store. While the engine is away,
+or takes nothing, an ask fails after ``timeout_s``. A *lasting* ask, such as the end of a claim, keeps its
+place instead until it can be written.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Answer, Write
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import Stored, TaskId
-from rebalanser.tasks.script import Apply, Pause, ReadTasks, Request, Script
+from rebalanser.tasks.script import Apply, ReadTasks, Request, Script, Sleep
 
 MAX_BATCH: Final = 512
 MAX_ROUNDS: Final = 50
-"""Maximum number of times that a batch is read back and written again before its asks fail."""
+"""Maximum rounds of writing a batch and reading it back before its asks fail."""
 QUICK_LOSSES: Final = 3
-"""Number of lost answers before the time counts: a connection that broke is there again at once."""
+"""Maximum lost answers that are retried whatever the time: a broken connection is replaced at once."""
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.5
 
@@ -36,12 +36,12 @@ ResultT = TypeVar("ResultT")
 class Batches:
     """The asks of a process that wait or are being written. Not thread-safe.
 
-    At most ``max_in_flight`` batches are written at the same time; never two that are about one task.
+    At most ``max_in_flight`` batches are written at the same time, and never two with one task.
     """
 
     def __init__(self, max_in_flight: int = 1) -> None:
         self.flushes = 0
-        """Number of callers that wait until all is settled: while there are any, nothing is kept."""
+        """Number of callers that wait until all is settled. Nothing is kept while there are any."""
         self.is_closing = False
         self._max_in_flight = max_in_flight
         self._waiting: deque[Ask[object]] = deque()
@@ -60,18 +60,18 @@ class Batches:
         return bool(self._in_flight)
 
     def unsettled(self) -> Iterator[Ask[object]]:
-        """All that wait or are being written."""
+        """Iterate over the asks that wait or are being written."""
         return chain(*self._in_flight, self._waiting)
 
     def add(self, asks: Sequence[Ask[ResultT]]) -> None:
         """Append asks to those that wait."""
-        self._waiting.extend(asks)  # type: ignore[arg-type] # the result is the asker's business
+        self._waiting.extend(asks)  # type: ignore[arg-type] # results are not looked at here
 
     def take(self, batch: list[Ask[object]]) -> bool:
         """Fill the next batch, if one may be written now; False if there is nothing for it.
 
-        A batch has at most one ask for each task, and none about a task that is in flight or that comes after
-        such a one. The others keep their places.
+        A batch has at most one ask of each task. It has none of a task that is in flight, or that comes after
+        one in flight. The other asks keep their places.
         """
         if not self._waiting or len(self._in_flight) >= self._max_in_flight:
             return False
@@ -94,7 +94,7 @@ class Batches:
         return bool(batch)
 
     def land(self, batch: list[Ask[object]]) -> None:
-        """Let others write about the tasks of a batch; does nothing if it is in flight no more."""
+        """Allow further writes of the tasks of a batch; no-op if it is not in flight."""
         self._in_flight = [each for each in self._in_flight if each is not batch]
         self._busy.difference_update(ask.task for ask in batch)
 
@@ -123,11 +123,11 @@ class Settlement:
         self._now = now
 
     def script(self) -> Script[None]:
-        """Write, and read back what is not settled by that, until all is.
+        """Write all asks, and read back the unsettled ones, until all are settled.
 
         Raises:
-            OutcomeUnknown: an answer was lost, and so were those of the next writes until the time was up.
-            RegistryUnavailable: the engine stayed away, or others were quicker each time; no effect.
+            OutcomeUnknown: answers were lost until the time was up.
+            RegistryUnavailable: the engine stayed away, or others changed the task each time; no effect.
         """
         asks = self._asks
         gives_up_at = self._now() + self._timeout_s
@@ -151,13 +151,13 @@ class Settlement:
                 losses += 1
                 if losses > QUICK_LOSSES and self._now() >= gives_up_at:
                     break
-                yield Pause(delay.after(0.0))
+                yield Sleep(delay.after(0.0))
         if asks:
-            # What may have happened, now or later, must not be told as what did not.
+            # A write that may take effect must not be reported as one without effect.
             raise lost or RegistryUnavailable("others changed the task again and again; try again")
 
     def _write(self, writes: Sequence[tuple[Ask[object], Write]]) -> Script[OutcomeUnknown | None]:
-        """Write once; the error if nobody knows what became of it."""
+        """Write once; the error if the outcome is unknown."""
         try:
             answers: Sequence[Answer] = yield from self._patiently(Apply([write for _, write in writes]))
         except OutcomeUnknown as error:
@@ -173,7 +173,7 @@ class Settlement:
     def _write_apart(
         self, writes: Sequence[tuple[Ask[object], Write]], error: Exception
     ) -> Script[OutcomeUnknown | None]:
-        """Write in halves what the engine refused as a whole, as one of them it can't take."""
+        """Write a refused batch in halves, to find the ask that the engine can't take."""
         if len(writes) == 1:
             fail_all([ask for ask, _ in writes], error)
             return None
@@ -194,7 +194,7 @@ class Settlement:
             _of_one(ask, partial(ask.found, found.get(ask.task)))
 
     def _patiently(self, request: Request) -> Script[Any]:
-        """Make a request, again and again while the engine is away."""
+        """Make a request; retry it while the engine is away."""
         gives_up_at = self._now() + self._timeout_s
         delay = GrowingDelay(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
@@ -203,11 +203,11 @@ class Settlement:
             except RegistryUnavailable:
                 if self._now() >= gives_up_at:
                     raise
-            yield Pause(delay.after(0.0))
+            yield Sleep(delay.after(0.0))
 
 
 def fail_all(asks: Iterable[Ask[object]], error: BaseException) -> None:
-    """Raise an error from the futures of those that are not settled."""
+    """Set an error on the futures of all unsettled asks."""
     for ask in asks:
         ask.fail(error)
 
@@ -224,13 +224,13 @@ def _writes_of(asks: Iterable[Ask[object]], lost: OutcomeUnknown | None) -> list
 def _of_one(
     ask: Ask[object], part: Callable[[], ResultT], lost: OutcomeUnknown | None = None
 ) -> ResultT | None:
-    """Do an ask's own part; whatever that raises is its own failure, and no other's.
+    """Run one ask's own code; what it raises fails that ask only.
 
-    An ask whose rule could not read the store is still one whose earlier write may have been ``lost``.
+    If the error is an outage, the ask fails with ``lost``, as its earlier write may take effect.
     """
     try:
         return part()
     except Exception as error:
-        told = lost if kind_of(error) is ErrorKind.OUTAGE else None
-        ask.fail(told or error)
+        unknown = lost if kind_of(error) is ErrorKind.OUTAGE else None
+        ask.fail(unknown or error)
         return None

@@ -1,12 +1,12 @@
-"""Writes what many threads ask for, in few transactions, and sees each of it through to a known outcome.
+"""Writes the asks of many threads in few transactions, and retries each until its outcome is known.
 
-One thread takes all that waits, lets the engine apply it in one call, and reads back what was lost or did not
-hold. While it does so the next batch gathers, so that batches grow with the load by themselves. That thread
-is the ledger's own, or a caller that waits for the outcome and finds nothing else to be written. An engine
-for which requests travel takes several batches at the same time.
+One thread takes all asks that wait, lets the engine apply them in one call, and reads back those whose answer
+was lost or whose condition failed. Meanwhile the next batch gathers, so batches grow with the load. That
+thread is the ledger's own, or a caller that waits for the outcome while nothing else is to be written. A
+remote engine takes several batches at the same time.
 
-What is written together, and how it is settled, is decided by :mod:`~rebalanser.tasks.batches`. While the
-engine is away, or takes nothing, callers hear of it within ``timeout_s``; what is lasting is kept.
+:mod:`~rebalanser.tasks.batches` selects the asks of a batch and settles them. While the engine is away, or
+takes nothing, callers get an error within ``timeout_s``; lasting asks are kept.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.batches import Batches, Settlement, fail_all
 from rebalanser.tasks.engine import Engine
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
-from rebalanser.tasks.script import Apply, Pause, ReadTasks, Request, run_script
+from rebalanser.tasks.script import Apply, ReadTasks, Request, Sleep, run_script
 
 NAME: Final = "ledger"
-"""Name of all its loops: what one of them could not write may be written by another."""
+"""Name of all its loops: one loop may write what another could not."""
 
 ResultT = TypeVar("ResultT")
 
 
 class Ledger:
-    """The one writer of a process to an engine's queue. May be called from any thread.
+    """The only writer of a process to an engine's queue. May be called from any thread.
 
-    ``timeout_s`` is how long one request to the engine may take, and how long it is tried again while the
-    engine is away. What is lasting is tried again for any time, as ``errors`` say. At most ``max_in_flight``
-    batches are written at the same time; never two that are about one task.
+    ``timeout_s`` limits one request to the engine, and its retries while the engine is away. Lasting asks are
+    retried without limit, as ``errors`` say. At most ``max_in_flight`` batches are written at the same time,
+    and never two with one task.
     """
 
     def __init__(
@@ -54,26 +54,26 @@ class Ledger:
             loop.start()
 
     def submit(self, ask: Ask[ResultT]) -> Future[ResultT]:
-        """Have it written; asks about one task are written in the order in which they came.
+        """Submit an ask; those of one task are written in the order of their submission.
 
-        The future raises :class:`~rebalanser.errors.OutcomeUnknown` or
+        Its future raises :class:`~rebalanser.errors.OutcomeUnknown` or
         :class:`~rebalanser.errors.RegistryUnavailable` if the engine stayed away for too long.
 
         Raises:
             InvalidState: the ledger is closed.
-            Forked: it is the parent's, whose thread writes.
+            Forked: the ledger belongs to the parent process.
         """
         self.submit_all([ask])
         return ask.future
 
     def submit_all(self, asks: Sequence[Ask[ResultT]]) -> None:
-        """Have all of these written, if it can be in one batch; raises what :meth:`submit` does."""
+        """Submit asks, to be written in one batch if possible; raises what :meth:`submit` does."""
         with self._more:
             self._add(asks)
             self._more.notify()
 
     def write_all(self, asks: Sequence[Ask[ResultT]]) -> None:
-        """Do what :meth:`submit_all` does, for a caller that waits for the outcomes.
+        """Submit asks for a caller that waits for their outcomes; raises what :meth:`submit` does.
 
         If nothing else waits, the first batch is written by the calling thread: handing it over to another
         thread takes longer than SQLite takes to commit it.
@@ -89,14 +89,14 @@ class Ledger:
                     self._more.notify()
             if batch:
                 self._write_here(batch)
-        finally:  # also where the caller was interrupted: what is in flight for ever stops all others
+        finally:  # also if the caller was interrupted: a batch in flight for ever blocks all others
             self._land(batch)
 
     def flush(self) -> None:
-        """Wait until all that was submitted so far is settled, or the engine stays away.
+        """Wait until all asks that were submitted so far are settled, or the engine stays away.
 
-        What its futures call has returned then, and what these have submitted is settled too. Nothing is kept
-        meanwhile: what is lasting fails, as all else does.
+        The callbacks of their futures have returned then, and the asks that these submitted are settled too.
+        Nothing is kept meanwhile: lasting asks fail as others do.
         """
         with self._more:
             self._batches.flushes += 1
@@ -104,20 +104,20 @@ class Ledger:
                 for _ in range(2):  # the second time for what follows from the first
                     asked = set(self._batches.unsettled())
                     self._more.wait_for(partial(self._is_settled, asked))
-            finally:  # also where the caller was interrupted: else nothing lasting would be kept any more
+            finally:  # also if the caller was interrupted: else no lasting ask would be kept any more
                 self._batches.flushes -= 1
 
     def _is_settled(self, asked: set[Ask[object]]) -> bool:
         return asked.isdisjoint(self._batches.unsettled())
 
     def forked(self) -> None:
-        """Refuse all writes, in a forked child: no thread is here to write them."""
+        """Refuse all writes, in a forked child, which has no thread for them."""
         self._more = threading.Condition()
         self._batches.forget_flights()
         self._is_inherited = True
 
     def close(self) -> None:
-        """See through what was submitted, then end. Closing twice does nothing."""
+        """Settle all submitted asks, then end. Closing twice does nothing."""
         with self._more:
             self._batches.is_closing = True
             self._more.notify_all()
@@ -129,7 +129,7 @@ class Ledger:
             self._more.wait_for(lambda: not self._batches.are_in_flight)
 
     def _add(self, asks: Sequence[Ask[ResultT]]) -> None:
-        """Append asks to those that wait. The lock is held."""
+        """Append asks to those that wait. The caller holds the lock."""
         if self._batches.is_closing:
             raise InvalidState(f"the queue {self._queue!r} is closed")
         if self._is_inherited:
@@ -137,7 +137,7 @@ class Ledger:
         self._batches.add(asks)
 
     def _write_here(self, batch: list[Ask[object]]) -> None:
-        """Write a batch in the calling thread; what goes wrong counts as an error of the loop."""
+        """Write a batch in the calling thread; its errors count as those of the loop."""
         try:
             self._carry_out(batch)
         except Exception as error:
@@ -161,7 +161,7 @@ class Ledger:
     def _carry_out(self, batch: Sequence[Ask[object]]) -> None:
         try:
             run_script(Settlement(batch, self._timeout_s, time.monotonic).script(), self._perform)
-        except BaseException as error:  # whoever waits must be told, whatever it is
+        except BaseException as error:  # callers wait for these futures, whatever the error is
             with self._more:
                 kept = self._batches.keep(batch, error)
             fail_all((ask for ask in batch if ask not in kept), error)
@@ -169,14 +169,14 @@ class Ledger:
                 raise
 
     def _take(self, batch: list[Ask[object]]) -> bool:
-        """Fill the next batch; False if there is nothing for it. The lock is held."""
+        """Fill the next batch; False if there is nothing for it. The caller holds the lock."""
         has_taken = self._batches.take(batch)
         if has_taken and self._batches.has_waiting:
             self._more.notify()
         return has_taken
 
     def _land(self, batch: list[Ask[object]]) -> None:
-        """Let others write about the tasks of a batch; does nothing if it is in flight no more."""
+        """Allow further writes of the tasks of a batch; no-op if it is not in flight."""
         with self._more:
             self._batches.land(batch)
             if self._batches.is_closing or self._batches.flushes:
@@ -191,7 +191,7 @@ class Ledger:
                 return self._engine.apply(writes, self._timeout_s)
             case ReadTasks(ids=ids):
                 return self._engine.read(self._queue, ids, self._timeout_s)
-            case Pause(seconds=seconds):
+            case Sleep(seconds=seconds):
                 self._loops[0].pause(seconds)
                 return None
             case _:

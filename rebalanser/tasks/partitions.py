@@ -1,4 +1,4 @@
-"""The partitions that this process owns: what it reads of them, follows, and claims from them (SK-13)."""
+"""The partitions that this process owns: reads and follows them, and claims from them (SK-13)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, Watch
 from rebalanser.tasks.model import OPEN, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE
-from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadTasks, Request, Script, Submit
+from rebalanser.tasks.script import (
+    Await,
+    ReadPage,
+    ReadPayloads,
+    ReadTasks,
+    Request,
+    Script,
+    Submit,
+    run_script,
+)
 from rebalanser.tasks.slot_offers import SlotOffers
 
 TAKE_OVER: Final = "take-over"
@@ -66,10 +75,10 @@ class Partitions(ClaimSource):
     def take(self, owned: Sequence[Owned]) -> None:
         """Take over partitions: from now on no earlier owner can claim in them.
 
-        A failure is a trouble until the node, which leaves the group and joins it again, owns its share.
+        A failure is a trouble until the node, which leaves the group and rejoins it, owns its share.
 
         Raises:
-            RetryLater: the engine was away, or somebody newer owns a partition already.
+            RetryLater: the engine was away, or a partition has a newer owner already.
         """
         try:
             self._take_all(owned)
@@ -78,7 +87,7 @@ class Partitions(ClaimSource):
             raise
 
     def heard(self, fact: Fact) -> None:
-        """End the trouble once this process owns all of its share, of whatever size."""
+        """End the trouble once this process owns its whole share, also an empty one."""
         if fact.kind is FactKind.ACKNOWLEDGED:
             self._context.errors.worked(TAKE_OVER)
 
@@ -92,10 +101,10 @@ class Partitions(ClaimSource):
     def take_all(self) -> None:
         """Take over all partitions without a group, in a store that only this process uses.
 
-        A revision is greater than each token before it, so that an owner before this one can't claim.
+        The revision is greater than all earlier tokens, so no earlier owner can claim.
 
         Raises:
-            RetryLater: somebody newer owns a partition already.
+            RetryLater: a partition has a newer owner already.
         """
         token = self._context.engine.page(self._context.queue, self._context.timeout_s, limit=1).revision
         for partition in range(self._count):
@@ -116,7 +125,7 @@ class Partitions(ClaimSource):
         self._wake()  # a worker that owned all partitions may have room for others now
 
     def owns(self, partition: int) -> bool:
-        """Whether this process owns a partition, as far as it knows."""
+        """True if this process owns a partition, as far as it knows."""
         with self._lock:
             return partition in self._index
 
@@ -126,10 +135,10 @@ class Partitions(ClaimSource):
             return self._index.ready_since(wall)
 
     def offer(self, idle: int, room: int, names: Collection[str]) -> None:
-        """This process has ``idle`` threads that find nothing of these functions in its own partitions.
+        """Offer ``idle`` threads that find no task of these functions in the own partitions.
 
-        ``room`` says how many tasks it takes, which is more where it claims ahead. What other owners claim
-        for it is answered by :meth:`claim`.
+        ``room`` is the number of tasks to take, which is more if the worker claims ahead. :meth:`claim`
+        returns the claims that other owners make for it.
         """
         if self._slots is None:
             return
@@ -142,7 +151,7 @@ class Partitions(ClaimSource):
         self._slots.offer(0 if owns_all else idle, 0 if owns_all else room, names)
 
     def retire(self) -> None:
-        """Offer no more room, and give back what was claimed for this process and not answered."""
+        """Offer no more room, and give back the claims for this process that :meth:`claim` did not return."""
         if self._slots is not None:
             try:
                 self._slots.retire()
@@ -150,7 +159,7 @@ class Partitions(ClaimSource):
                 self._context.errors.ignored("free slots", error)
 
     def close(self) -> None:
-        """Follow no changes any more."""
+        """Stop following changes."""
         self._context.errors.ended(TAKE_OVER)
         if self._slots is not None:
             self._slots.close()
@@ -162,19 +171,19 @@ class Partitions(ClaimSource):
     def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
         """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
 
-        Of any function where ``names`` is None; the others stay for who asks for them. ``worker`` is the
-        label of who claims, where it is not this process. What others have claimed for the room that was
-        offered comes first, and by itself. What is ready beyond ``limit`` is claimed for other processes.
+        Of any function if ``names`` is None. ``worker`` is the label of the claimant if it is not this
+        process. Claims that others have made for the offered room come first, and alone. Ready tasks beyond
+        ``limit`` are claimed for other processes.
 
-        A claim that can't be written keeps no other from being made, nor its task from being offered later.
+        A claim that can't be written does not prevent others, and its task is offered again later.
 
         Raises:
-            RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed; what
-                was is over in time.
+            RebalanserError: the engine was away or takes nothing, and no claim is known. Unknown claims end
+                with their time.
         """
         self._look_at_pause()
         if self.pause is not None:
-            self._arrived(0)  # gives them back
+            self._arrived(0)  # gives the arrived claims back
             return []
         if arrived := self._arrived(limit):
             return arrived
@@ -183,12 +192,12 @@ class Partitions(ClaimSource):
         return [] if has_nobody else self._run(self._index.claim(limit, names, worker))
 
     def _arrived(self, limit: int) -> list[Claimed]:
-        """The claims that other owners have made for this process, at most ``limit``."""
+        """Take the claims that other owners have made for this process, at most ``limit``."""
         arrived = [] if self._slots is None else self._slots.arrived(limit)
         return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
 
     def lend(self) -> None:
-        """Claim what is ready for other processes that have room; raises what :meth:`claim` does."""
+        """Claim ready tasks for other processes that have room; raises what :meth:`claim` does."""
         self.claim(0, ())
 
     def report_strange(self, names: Collection[str]) -> None:
@@ -207,7 +216,7 @@ class Partitions(ClaimSource):
             return self._index.next_wakeup(names)
 
     def _look_at_pause(self) -> None:
-        """Read whether the queue is paused, if that may have changed since it was read."""
+        """Read the queue's pause again if it may have changed."""
         context = self._context
         if self._pauses_watch is None:
             revision = context.engine.page(context.queue, context.timeout_s, limit=1).revision
@@ -255,35 +264,22 @@ class Partitions(ClaimSource):
             self._missed(error)
 
     def _missed(self, error: Exception) -> None:
-        """A change was told and not learnt: all is read again. To a watch nothing may be raised."""
+        """Schedule a full read after an error: a watch takes no exception."""
         self._context.errors.ignored("a watch", error)
         with self._lock:
             self._index.missed()
         self._report()
 
     def _run(self, script: Script[ResultT]) -> ResultT:
-        """Run a script of the index: the lock is held except while a request is made."""
+        """Run a script of the index, and report its news before each request and at the end."""
         try:
-            with self._lock:
-                request = next(script)
-            while True:
-                self._report()
-                try:
-                    answer = self._perform(request)
-                except BaseException as error:
-                    with self._lock:
-                        request = script.throw(error)
-                else:
-                    with self._lock:
-                        request = script.send(answer)
-        except StopIteration as ended:
-            result: ResultT = ended.value
-            return result
+            return run_script(script, self._perform, self._lock)
         finally:
             self._report()
 
     def _perform(self, request: Request) -> object:
         """Make one request of a script."""
+        self._report()
         context = self._context
         match request:
             case ReadTasks(ids=ids):
@@ -308,9 +304,9 @@ class Partitions(ClaimSource):
                 raise InternalError(f"an index makes no request {request!r}")
 
     def _payloads(self, tasks: Sequence[TaskId]) -> Mapping[TaskId, bytes]:
-        """The payloads of tasks whose claims are being written; none where they can't be read.
+        """Read the payloads of tasks whose claims are being written; empty if they can't be read.
 
-        The claims must be settled whatever happens here: what is wrong is told when they are read again.
+        The claims must be settled whatever happens here. The next read of the payloads reports the error.
         """
         try:
             return self._context.engine.payloads(self._context.queue, tasks, self._context.timeout_s)
@@ -318,7 +314,7 @@ class Partitions(ClaimSource):
             return {}
 
     def _report(self) -> None:
-        """Wake, and log, as the index says."""
+        """Wake and log as the index's news say."""
         if not self._index.has_news:
             return
         with self._lock:

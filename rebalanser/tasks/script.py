@@ -1,15 +1,15 @@
-"""Scripts: what the writer and the owner of partitions do with the store, without the store.
+"""Scripts: the store accesses of the ledger and of partition owners, as generators without I/O.
 
-A script is a generator: it yields a request, is sent the answer or thrown the error of the store, and returns
-its result. It does no I/O and takes no lock, so that threads and the simulator run the same code.
-:func:`run_script` is the driver of a thread.
+A script yields a request, receives the store's answer or its error, and returns a result. It does no I/O and
+takes no lock, so that threads and the simulator run the same code. Threads run it by :func:`run_script`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Write
@@ -20,7 +20,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Carry out writes; the answer is one for each, as of :meth:`~rebalanser.tasks.engine.Engine.apply`."""
+    """Carry out writes; the answer has one for each, as of :meth:`~rebalanser.tasks.engine.Engine.apply`."""
 
     writes: Sequence[Write]
 
@@ -50,43 +50,51 @@ class ReadPayloads:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Have these written; answered at once."""
+    """Submit asks to the ledger; answered at once."""
 
     asks: Sequence[Ask[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until all of these are settled, in whatever way."""
+    """Wait until all asks are settled, also those that fail."""
 
     asks: Sequence[Ask[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Sleep:
     """Wait before the next request."""
 
     seconds: float
 
 
-Request: TypeAlias = Apply | ReadTasks | ReadPage | ReadPayloads | Submit | Await | Pause
+Request: TypeAlias = Apply | ReadTasks | ReadPage | ReadPayloads | Submit | Await | Sleep
 Script: TypeAlias = Generator[Request, Any, ResultT]
+_NO_LOCK: Final = nullcontext()
 
 
-def run_script(script: Script[ResultT], perform: Callable[[Request], Any]) -> ResultT:
-    """Perform the requests of a script; its result.
+def run_script(
+    script: Script[ResultT],
+    perform: Callable[[Request], Any],
+    lock: AbstractContextManager[object] = _NO_LOCK,
+) -> ResultT:
+    """Run a script, and return its result; errors of requests are thrown into it.
 
-    An error of a request is the script's to handle; what is no ``Exception`` ends it.
+    ``lock`` is held while the script runs, and released during requests.
     """
     try:
-        request = next(script)
+        with lock:
+            request = next(script)
         while True:
             try:
                 answer = perform(request)
-            except Exception as error:
-                request = script.throw(error)
+            except BaseException as error:
+                with lock:
+                    request = script.throw(error)
             else:
-                request = script.send(answer)
+                with lock:
+                    request = script.send(answer)
     except StopIteration as ended:
         result: ResultT = ended.value
         return result

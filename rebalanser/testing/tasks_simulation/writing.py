@@ -14,7 +14,7 @@ from rebalanser.tasks.engine import Enqueue, Move, TakeOver, Write
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.script import Apply, Pause, ReadTasks, Request
+from rebalanser.tasks.script import Apply, ReadTasks, Request, Sleep
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import TIMEOUT_S, Unanswered
 from rebalanser.testing.tasks_simulation.process import Process, Resume, Script, Wish
@@ -151,7 +151,7 @@ class Writer:
                 answer = yield network.read(self._process, list(ids))
                 if isinstance(answer, Unanswered):
                     raise RegistryUnavailable(answer.name)
-            case Pause(seconds=seconds):
+            case Sleep(seconds=seconds):
                 answer = yield self._process.sleep(seconds)
             case _:
                 raise TypeError(f"a batch makes no request {request!r}")
