@@ -1,4 +1,4 @@
-"""What tasks wait for: whether a new one would wait for itself, and which wait for what is dead or cancelled.
+"""Ancestors of tasks: finds cycles, and dead or cancelled tasks that others wait for.
 
 Only tasks that wait for unknown ones make a cycle possible.
 """
@@ -15,25 +15,25 @@ from rebalanser.tasks.model import CLOSED_UNDONE, Head, Status, Stored, TaskId
 from rebalanser.tasks.rules import settles
 
 MAX_ANCESTORS: Final = 10_000
-"""How many tasks are looked at to see that a new one does not wait for itself."""
+"""Maximum number of ancestors that are searched for a cycle."""
 MAX_READS: Final = 100
-"""Maximum number of reads of the store for one new task: each of them goes one step further back."""
+"""Maximum number of reads of the store for one new task; each goes one step further back."""
 MAX_REMEMBERED: Final = 100_000
-"""Maximum number of tasks of which it is remembered what they wait for, or that all of that exists."""
+"""Maximum number of tasks whose dependencies are cached."""
 
 MAX_BLOCKERS: Final = 10
-"""Maximum number of dead or cancelled tasks that are named for one that waits for them."""
+"""Maximum number of dead or cancelled tasks that are reported for one that waits for them."""
 _PAGE: Final = 500
 
 Read: TypeAlias = Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]
-"""Reads those of some tasks that exist."""
+"""Reads tasks; the answer has those that exist."""
 
 
 class Ancestry:
-    """Looks at what new tasks wait for. May be used from any thread.
+    """Checks the ancestors of new tasks. May be used from any thread.
 
-    A task never changes what it waits for, so it is read once. Where all that it waits for exists, and all
-    that that waits for, no task to come can ever be among it: that need not be looked at again.
+    The dependencies of a task never change, so they are read once. If all ancestors of a task exist, no new
+    task can be among them, so it is not searched again.
     """
 
     def __init__(self, read: Read) -> None:
@@ -43,13 +43,13 @@ class Ancestry:
         self._known: dict[TaskId, tuple[TaskId, ...]] = {}
 
     def refuse_cycle(self, head: Head, coming: Mapping[TaskId, Head] | None = None) -> None:
-        """See that none of the tasks that a new one waits for waits for it.
+        """Refuse a new task that waits for itself.
 
-        ``coming`` are tasks that are enqueued together with it, before it. What is further back than
-        :data:`MAX_READS` reads is not looked at; the next task that waits for the same goes on from there.
+        ``coming`` are tasks that are enqueued together with it, before it. The search ends after
+        :data:`MAX_READS` reads; the next task with the same dependencies continues there.
 
         Raises:
-            DependencyCycle: one of them does.
+            DependencyCycle: a dependency waits for the new task.
         """
         coming = coming or {}
         seen: set[TaskId] = set()
@@ -97,10 +97,10 @@ class Ancestry:
 
 
 def with_blockers(tasks: Iterable[Stored], read: Read) -> Iterator[tuple[Stored, tuple[Stored, ...]]]:
-    """Tasks, each with the dead and cancelled ones that it waits for, also by way of others.
+    """Iterate over tasks, each with the dead and cancelled tasks that it waits for, directly or not.
 
-    They are read in pages of 500 tasks, at most :data:`MAX_ANCESTORS` for a page, and at most
-    :data:`MAX_BLOCKERS` are given for each task.
+    Tasks are read in pages of 500, with at most :data:`MAX_ANCESTORS` ancestors for a page. Each task comes
+    with at most :data:`MAX_BLOCKERS`.
     """
     left = iter(tasks)
     while page := list(islice(left, _PAGE)):
@@ -110,7 +110,7 @@ def with_blockers(tasks: Iterable[Stored], read: Read) -> Iterator[tuple[Stored,
 
 
 def _ancestors(tasks: Sequence[Stored], read: Read) -> dict[TaskId, Stored]:
-    """What tasks wait for, and what that waits for."""
+    """Read the ancestors of tasks."""
     known: dict[TaskId, Stored] = {}
     asked: set[TaskId] = set()
     ahead = {needed for each in tasks for needed in _awaited(each)}
@@ -141,6 +141,6 @@ def _blockers(task: Stored, known: Mapping[TaskId, Stored]) -> tuple[Stored, ...
 
 
 def _awaited(task: Stored) -> tuple[TaskId, ...]:
-    """What keeps a task from being claimed, unless it is settled; of one that was claimed all is."""
+    """Return the dependencies that a task may still wait for; none once it was claimed."""
     waits = task.state.status is Status.WAITING and task.state.claim is None
     return task.head.after if waits else ()

@@ -1,7 +1,6 @@
 """Claims in the partitions that a process owns: the best tasks first, and the store decides (SK-5, SK-6).
 
-Pure: :class:`OwnedIndex` decides, its scripts are run by :mod:`~rebalanser.tasks.partitions`, and by the
-simulator.
+Pure: :class:`OwnedIndex` decides. :mod:`~rebalanser.tasks.partitions` and the simulator run its scripts.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ MAX_CLAIMS: Final = 256
 PAGE: Final = 1000
 """Maximum number of tasks, or of dependencies, that are read at once."""
 ASIDE_S: Final = 60.0
-"""Seconds before a task is offered again whose claim alone can't be written."""
+"""Seconds before a task whose claim can't be written is offered again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A task that this process has just claimed: its number and holder, and when the claim was asked for.
+    """A task that this process has just claimed, with the claim's number and holder.
 
-    ``sent_at`` is in seconds of the clock that leases are counted on (SK-8). ``payload`` is None where it
-    was not read while the claim was written.
+    ``sent_at`` is when the claim was requested, in seconds of the clock that leases are counted on (SK-8).
+    ``payload`` is None if it was not read while the claim was written.
     """
 
     stored: Stored
@@ -46,7 +45,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Claimant:
     """The claimant of one claim; no other claim has its ``holder``."""
 
     holder: str
@@ -55,18 +54,17 @@ class Asker:
 
 
 class ClaimAsk(MoveAsk):
-    """The claim of a task as it was offered: it takes no other state of it, unless that is this very claim.
+    """The claim of a task at the revision at which it was offered.
 
-    What the owner knows, that the task is due, what it depends on complete and an earlier claim over, it
-    knows of the revision that it offered. So where the store has another one, the claim is refused, not made
-    anew. With a ``slot`` it is made for that, by its holder (SK-20). With a ``failed`` dependency it makes
-    the task dead.
+    The owner knows of that revision that the task is due, its dependencies are complete and an earlier claim
+    is over. At any other revision the claim is refused, unless that revision is this very claim. With a
+    ``slot`` the claim is for that slot and its holder (SK-20). A ``failed`` dependency makes the task dead.
     """
 
     def __init__(
         self,
         offered: Stored,
-        asker: Asker,
+        claimant: Claimant,
         epoch: Epoch,
         *,
         over: bool,
@@ -74,15 +72,15 @@ class ClaimAsk(MoveAsk):
         failed: FailedDependency | None = None,
     ) -> None:
         super().__init__(offered, self._claimed, epoch=epoch, slot=slot)
-        self.asker = asker
+        self.claimant = claimant
         self.slot = slot
         self._offered = offered
         self._over = over
         self._failed = failed
 
     def is_mine(self, stored: Stored) -> bool:
-        """Whether the task's last claim is this one, whatever became of it."""
-        return stored.state.claim is not None and stored.state.claim.holder == self.asker.holder
+        """True if the task's last claim is this one, current or ended."""
+        return stored.state.claim is not None and stored.state.claim.holder == self.claimant.holder
 
     @property
     def seen(self) -> Stored:
@@ -91,12 +89,12 @@ class ClaimAsk(MoveAsk):
 
     @property
     def fails(self) -> bool:
-        """Whether it makes no claim, as a dependency failed."""
+        """True if it makes the task dead because a dependency failed."""
         return self._failed is not None
 
     @property
     def is_paused(self) -> bool:
-        """True if it is settled, and was refused as the queue is paused (SK-23)."""
+        """True if it is settled and was refused because the queue is paused (SK-23)."""
         if self.future.exception() is not None:
             return False
         outcome = self.future.result()
@@ -104,39 +102,41 @@ class ClaimAsk(MoveAsk):
 
     @property
     def buries(self) -> bool:
-        """Whether it makes no claim but the task dead: its last try was cut off, or a dependency failed."""
+        """True if it makes the task dead: its last try was cut off, or a dependency failed."""
         decision = self._claimed(self._offered)
         return not isinstance(decision, Refused) and decision.status is Status.DEAD
 
     def _claimed(self, stored: Stored) -> Decision:
         if stored.revision != self._offered.revision and not self.is_mine(stored):
             return Refused(Reason.HELD)
-        asker = self.asker
+        claimant = self.claimant
         return rules.claim(
             stored.head,
             stored.state,
-            asker.holder,
-            asker.worker,
-            asker.term,
+            claimant.holder,
+            claimant.worker,
+            claimant.term,
             over=self._over,
             failed=self._failed,
         )
 
 
-def ask_of(owner: Owner, task: TaskId, asker: Asker, slot: FreeSlot | None = None) -> ClaimAsk:
-    """The claim of a task that an owner offers; it is not offered again until the claim is settled."""
+def ask_of(owner: Owner, task: TaskId, claimant: Claimant, slot: FreeSlot | None = None) -> ClaimAsk:
+    """Return the claim of an offered task, which is not offered again until the claim is settled."""
     failed = owner.failed_dependency(task)
     stored, over = owner.taken(task)
-    return ClaimAsk(stored, asker, Epoch(owner.partition, owner.token), over=over, slot=slot, failed=failed)
+    return ClaimAsk(
+        stored, claimant, Epoch(owner.partition, owner.token), over=over, slot=slot, failed=failed
+    )
 
 
-def claim_for(slot: FreeSlot, clock_name: str, now: float) -> Asker:
-    """The asker of a slot, for a claim that is written from ``now`` on, in seconds of ``clock_name``'s."""
-    return Asker(slot.holder, slot.worker, Term(slot.ttl_s, clock_name, now + slot.ttl_s))
+def claim_for(slot: FreeSlot, clock_name: str, now: float) -> Claimant:
+    """Return the claimant of a slot. The claim's time counts from ``now``, in seconds of ``clock_name``."""
+    return Claimant(slot.holder, slot.worker, Term(slot.ttl_s, clock_name, now + slot.ttl_s))
 
 
 def keeps_slot(ask: ClaimAsk) -> bool:
-    """True if it is certain that the slot of a settled ask is free still."""
+    """True if the slot of a settled ask is certainly still free."""
     if ask.future.exception() is not None:
         return False
     outcome = ask.future.result()
@@ -146,19 +146,18 @@ def keeps_slot(ask: ClaimAsk) -> bool:
 
 
 class Claiming:
-    """One partition and what becomes of the claims in it. Pure, as the owner is; times are those of it."""
+    """Takes the outcomes of claims in one partition. Pure; times are those of its owner."""
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.deposed = False
-        """True if the store has refused a claim as a later owner's epoch is stored there (SK-13)."""
+        """True if the store has refused a claim because a later owner has taken the partition (SK-13)."""
 
     def settled(self, ask: ClaimAsk, now: float) -> Stored | None:
-        """Take the outcome of an ask whose future was done not later than ``now``; the claim, if it is one.
+        """Take the outcome of an ask that was settled by ``now``; the claimed task, or None.
 
         Raises:
-            RebalanserError: what the future raised, as the engine stayed away. Nothing is known of the task
-                then: it is not offered again before it has been read.
+            RebalanserError: the engine stayed away. The task is not offered again before it has been read.
         """
         try:
             outcome = ask.future.result(timeout=0)
@@ -183,36 +182,36 @@ class Claiming:
 
 
 class Slots(Protocol):
-    """The free slots of other processes, for which claims are made."""
+    """The free slots of other processes, to claim tasks for."""
 
     def groups(self) -> list[frozenset[str]]:
-        """The sets of functions for which there are slots."""
+        """Return the sets of functions that have slots."""
 
     def take(self, names: frozenset[str]) -> FreeSlot | None:
-        """Take a slot of these functions; None where there is none."""
+        """Take a slot of these functions; None if there is none."""
 
     def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
-        """The claim for a slot is settled: the slot is free still, used, or its use is not known."""
+        """Settle the claim for a slot: the slot is still free, is used, or its use is unknown."""
 
 
 @dataclass(slots=True)
 class IndexNews:
-    """What an index has to report: to whom it may offer, whose clock is off, what it can't claim."""
+    """News of an index: tasks to claim, clocks that are off, and tasks that can't be claimed."""
 
     wakes: bool = False
     """True if there may be something to claim."""
     far_clocks: list[FarClock] = field(default_factory=list)
     set_aside: list[tuple[TaskId, BaseException]] = field(default_factory=list)
     is_paused: bool = False
-    """True if a claim was refused as the queue is paused (SK-23)."""
+    """True if a claim was refused because the queue is paused (SK-23)."""
 
 
 class OwnedIndex:
-    """The partitions that a process owns, and how claims in them are made (SK-5, SK-13). Pure.
+    """Selects and makes the claims in the partitions that a process owns (SK-5, SK-13). Pure.
 
-    ``worker`` is a label for people, ``clock_name`` names the clock's run, ``ttl_s`` is a claim's time,
-    ``buffer_s`` is waited beyond it (SK-8), ``new_holder`` makes a name that no claim has yet. Its scripts
-    may be run while changes are told, one script at a time for each method.
+    ``worker`` is a label for people, ``clock_name`` names the clock's run. ``ttl_s`` is the seconds that a
+    claim lasts, ``buffer_s`` is waited beyond them (SK-8). ``new_holder`` returns a unique name for a claim.
+    Its scripts may run while changes arrive, one script of each method at a time.
     """
 
     def __init__(
@@ -236,7 +235,7 @@ class OwnedIndex:
         self._owners: dict[int, Claiming] = {}
         self._far_clocks = FarClocks()
         self._aside: dict[TaskId, float] = {}
-        """When each of these tasks, whose claims can't be written, is offered again."""
+        """Tasks whose claims can't be written, with the time at which each is offered again."""
         self._lost = False
 
     def __len__(self) -> int:
@@ -248,42 +247,42 @@ class OwnedIndex:
 
     @property
     def owners(self) -> list[Owner]:
-        """What is known of each partition."""
+        """The owners of all partitions."""
         return [each.owner for each in self._owners.values()]
 
     @property
     def has_news(self) -> bool:
-        """True if there is anything to report. For any thread."""
+        """True if there is news. May be called from any thread."""
         news = self.news
         return news.wakes or bool(news.far_clocks or news.set_aside) or news.is_paused
 
     def take_news(self) -> IndexNews:
-        """What there is to report since the last call."""
+        """Return the news since the last call."""
         news, self.news = self.news, IndexNews()
         return news
 
     def add(self, partition: int, token: int) -> None:
-        """This process owns a partition: the store has its epoch. :meth:`read` it once changes are told."""
+        """Add a partition whose epoch is stored. :meth:`read` it once the watch has begun."""
         owner = Owner(partition, token, buffer_s=self._buffer_s, clock=self._clock_name)
         self._owners[partition] = Claiming(owner)
 
     def remove(self, partition: int) -> None:
-        """Claim no more in a partition; claims that were made last on."""
+        """Claim no more in a partition; existing claims last on."""
         self._owners.pop(partition, None)
 
     def ready_since(self, wall: float) -> float | None:
-        """Since when the oldest ready task waits, in seconds since 1970; None where there is none."""
+        """Return since when the oldest ready task waits, in seconds since 1970; None if none is ready."""
         found = [owner.ready_since(wall) for owner in self.owners]
         return min((since for since in found if since is not None), default=None)
 
     def ready_names(self) -> set[str]:
-        """The functions of which there are tasks that may be claimed."""
+        """Return the functions that have tasks to claim."""
         return {name for owner in self.owners for name in owner.names()}
 
     def next_wakeup(self, names: Collection[str] | None) -> float | None:
-        """When there may be something of these functions to claim, None being all, in seconds of the clock.
+        """Return when tasks of these functions may be ready, in seconds of the clock; None for all functions.
 
-        Or something to claim for other processes that have room. None if only news can bring it.
+        Tasks for other processes that have room count too. The result is None if only news can bring a task.
         """
         now, wall = self._clock.now(), self._clock.wall()
         wanted: list[Collection[str] | None] = [*self.groups()]
@@ -300,20 +299,19 @@ class OwnedIndex:
         return min((at for at in wakeups if at is not None), default=None)
 
     def groups(self) -> list[frozenset[str]]:
-        """The sets of functions for which other processes have room, if there is something to claim."""
+        """Return the sets of functions for which other processes have room; empty without partitions."""
         return [] if self._slots is None or not self._owners else self._slots.groups()
 
     def missed(self) -> None:
-        """Changes may not have been told: all is read again."""
+        """Schedule a full read, as changes may have been missed."""
         self._lost = True
         self.news.wakes = True
 
     def wants(self, change: Change) -> bool:
-        """True if the task of a change must be read: not if nothing more is to be learnt from it.
+        """True if the task of a change must be read.
 
-        That a task is complete is all that matters of it, here or in other partitions; one that is dead or
-        cancelled is read if something here waits for it and must not. And a claim that is being written here
-        is told of by its outcome.
+        A completed task is not read: its status is all that matters. A claim that is being written here is
+        not read either: its outcome says all. Other tasks of the owned partitions are read.
         """
         if change.status is Status.COMPLETED:
             for each in self._owners.values():
@@ -327,7 +325,7 @@ class OwnedIndex:
         )
 
     def learn(self, told: Sequence[Stored]) -> None:
-        """Take what a watch has told."""
+        """Learn the tasks that a watch has reported."""
         now = self._clock.now()
         for stored in told:
             self._learn(stored, now)
@@ -335,10 +333,10 @@ class OwnedIndex:
         self.news.wakes = True
 
     def read(self, partition: int) -> Script[None]:
-        """Read the open tasks of a partition, page by page; what changes meanwhile is told by the watch.
+        """Read the open tasks of a partition page by page, while the watch reports changes.
 
-        What is read can be claimed at once, while the rest of a deep queue is read; only tasks with a limit
-        wait until all is read (SK-23).
+        Tasks can be claimed while the rest of a deep queue is read. Only tasks with a limit wait until all is
+        read (SK-23).
         """
         claiming = self._owners.get(partition)
         after: TaskId | None = None
@@ -357,7 +355,7 @@ class OwnedIndex:
             self.news.wakes = True
 
     def catch_up(self) -> Script[None]:
-        """Read what must be read before anything can be said of it."""
+        """Read all again after a loss, then doubtful tasks and unknown dependencies."""
         lost, self._lost = self._lost, False
         if lost:
             for owner in self.owners:
@@ -391,12 +389,12 @@ class OwnedIndex:
     def claim(self, limit: int, names: Collection[str] | None, worker: str | None) -> Script[list[Claimed]]:
         """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
 
-        Of any function where ``names`` is None. ``worker`` is the label of the claimant where it is not this
-        process. What is ready beyond ``limit`` is claimed for other processes. A claim that can't be written
-        keeps no other from being made, nor its task from being offered later.
+        Of any function if ``names`` is None. ``worker`` is the label of the claimant if it is not this
+        process. Ready tasks beyond ``limit`` are claimed for other processes. A claim that can't be written
+        does not prevent others, and its task is offered again later.
 
         Raises:
-            RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed.
+            RebalanserError: the engine was away or takes nothing, and no claim is known.
         """
         yield from self.catch_up()
         sent_at = self._clock.now()
@@ -412,7 +410,7 @@ class OwnedIndex:
         yield Await([ask for _, ask in asks])
         claimed: list[Claimed] = []
         failed: list[Exception] = []
-        # All are settled, whatever became of one: a task whose claim is not would never be offered again.
+        # Settle all asks even if some have failed: an unsettled task would never be offered again.
         for claiming, ask in asks:
             try:
                 made = self._settled(claiming, ask, sent_at, payloads)
@@ -428,14 +426,14 @@ class OwnedIndex:
         return claimed
 
     def _learn(self, stored: Stored, now: float) -> None:
-        """Tell the owner of its partition; that a task is complete may matter to every owner."""
+        """Inform the owner of its partition; a completed task may matter to every owner."""
         claiming = self._owners.get(stored.partition)
         is_complete = stored.state.status is Status.COMPLETED
         for each in self._owners.values() if is_complete else () if claiming is None else (claiming,):
             each.owner.learn(stored, now)
 
     def _look_at_clocks(self, tasks: Sequence[Stored], *, are_new: bool) -> None:
-        """Note the hosts to warn of, by the ids of tasks in partitions of this process."""
+        """Note hosts whose clocks are off, by the ids of tasks in the owned partitions."""
         now, wall = self._clock.now(), self._clock.wall()
         for each in tasks:
             if each.partition in self._owners:
@@ -445,11 +443,11 @@ class OwnedIndex:
     def _asks(
         self, limit: int, names: Collection[str] | None, worker: str
     ) -> list[tuple[Claiming, ClaimAsk]]:
-        """Claims of the best candidates of all partitions; what becomes dead on the way takes no room."""
+        """Return claims of the best tasks of all partitions. Tasks that become dead take no room."""
         asks: list[tuple[Claiming, ClaimAsk]] = []
         for claiming, task in self._best_first(names) if limit > 0 else ():
             term = Term(self._ttl_s, self._clock_name, self._clock.now() + self._ttl_s)
-            ask = ask_of(claiming.owner, task, Asker(self._new_holder(), worker, term))
+            ask = ask_of(claiming.owner, task, Claimant(self._new_holder(), worker, term))
             asks.append((claiming, ask))
             limit -= not ask.fails
             if limit == 0 or len(asks) == MAX_CLAIMS:
@@ -457,7 +455,7 @@ class OwnedIndex:
         return asks
 
     def _asks_for_others(self, limit: int) -> list[tuple[Claiming, ClaimAsk]]:
-        """Claims of what is ready still, for the free slots of other processes."""
+        """Return claims of the remaining ready tasks, for the free slots of other processes."""
         asks: list[tuple[Claiming, ClaimAsk]] = []
         if self._slots is None:
             return asks
@@ -466,14 +464,14 @@ class OwnedIndex:
                 slot = self._slots.take(names)
                 if slot is None:
                     break
-                asker = claim_for(slot, self._clock_name, self._clock.now())
-                asks.append((claiming, ask_of(claiming.owner, task, asker, slot)))
+                claimant = claim_for(slot, self._clock_name, self._clock.now())
+                asks.append((claiming, ask_of(claiming.owner, task, claimant, slot)))
                 if len(asks) == limit:
                     break
         return asks
 
     def _best_first(self, names: Collection[str] | None) -> Iterator[tuple[Claiming, TaskId]]:
-        """The best candidates of all partitions; each must be taken before the next one is asked for."""
+        """Iterate over the best tasks of all partitions; each must be taken before the next step."""
         now, wall = self._clock.now(), self._clock.wall()
         offers = [
             (best, number, claiming)
@@ -492,7 +490,7 @@ class OwnedIndex:
     def _settled(
         self, claiming: Claiming, ask: ClaimAsk, sent_at: float, payloads: Mapping[TaskId, bytes]
     ) -> Claimed | None:
-        """What became of a claim; the owner is told."""
+        """Pass the outcome of a claim to its owner; return the claim, if it was made for this process."""
         error = ask.future.exception()
         now = self._clock.now()
         if error is not None and kind_of(error) is not ErrorKind.OUTAGE:
@@ -507,11 +505,11 @@ class OwnedIndex:
                 del self._owners[partition]
         if stored is None or stored.state.claim is None or ask.slot is not None:
             return None
-        held = Held(stored.state.claim.number, ask.asker.holder)
+        held = Held(stored.state.claim.number, ask.claimant.holder)
         return Claimed(stored, held, sent_at, payloads.get(ask.task))
 
 
 def _is_new(stored: Stored) -> bool:
-    """True if nothing has become of a task yet."""
+    """True if a task has never been claimed and has not failed."""
     state = stored.state
     return state.status is Status.WAITING and state.claim is None and not state.failures

@@ -15,10 +15,10 @@ _MIN_GARBAGE: Final = 64
 
 
 class Timers:
-    """The task whose time comes first, in logarithmic time. A time may be put off without a cost.
+    """Finds the task whose time comes first, in logarithmic time. Postponing a time is free.
 
-    The heap holds entries that no longer count, never more than the tasks and a few: an entry that comes too
-    early goes back with the time that holds now, one whose task is gone is dropped.
+    The heap may hold outdated entries, at most about as many as there are tasks. An entry that comes too
+    early goes back with its new time; one whose task is gone is dropped.
     """
 
     __slots__ = ("_heap", "_times")
@@ -37,7 +37,7 @@ class Timers:
         return self._times[task]
 
     def set(self, task: TaskId, at: float) -> None:
-        """Look at a task at this time, in place of an earlier or later one."""
+        """Set the time of a task, in place of an earlier one."""
         before = self._times.get(task)
         self._times[task] = at
         if before is None or at < before:
@@ -45,7 +45,7 @@ class Timers:
             self._clean()
 
     def drop(self, task: TaskId) -> None:
-        """A task needs no look any more; it may have none."""
+        """Remove a task, if it is there."""
         if self._times.pop(task, None) is not None:
             self._clean()
 
@@ -59,7 +59,7 @@ class Timers:
         return due
 
     def next(self) -> float | None:
-        """The first time, None where there is none."""
+        """Return the first time; None if there is none."""
         heap, times = self._heap, self._times
         while heap:
             at, task = heap[0]
@@ -79,15 +79,15 @@ class Timers:
 
 
 PAUSE_S: Final = 0.001
-"""Seconds between two reads for each claim that is read."""
+"""Seconds between two reads, for each claim that is read."""
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 def over_at(claim: ClaimState, now: float, clock: str, buffer_s: float) -> float:
-    """When a claim is over whose term is learnt ``now``, in seconds of the clock of this name.
+    """Return when a claim whose term is learnt ``now`` is over, in seconds of the clock of this name.
 
-    Its end counts where it was counted on that clock. Any other is not compared, and neither is one without a
-    name: ``ttl_s`` is counted from now on, which is later than when its holder began to count.
+    Its end counts only if it is of that clock, which has a name. Otherwise ``ttl_s`` counts from now, which
+    is later than when its holder began to count.
     """
     latest = now + claim.term.ttl_s
     if clock and claim.term.clock == clock:
@@ -96,7 +96,7 @@ def over_at(claim: ClaimState, now: float, clock: str, buffer_s: float) -> float
 
 
 def is_same_term(claim: ClaimState, other: ClaimState | None) -> bool:
-    """True if a claim was not renewed: each renewal ends at another time, an update leaves the term."""
+    """True if a claim was not renewed. Each renewal changes the term; an update does not."""
     return other is not None and (claim.number, claim.holder, claim.term) == (
         other.number,
         other.holder,
@@ -105,9 +105,9 @@ def is_same_term(claim: ClaimState, other: ClaimState | None) -> bool:
 
 
 class ForeignTerms(Generic[KeyT]):
-    """The claims of a queue that are counted on other clocks, and since when their terms are known here.
+    """Claims of a queue that count on other clocks, with the time at which their terms were learnt.
 
-    For one thread at a time. Reading all of them takes about 1 % of the time, however many they are.
+    For one thread at a time. Reads take about 1 % of the time, whatever the number of claims.
     """
 
     def __init__(self) -> None:
@@ -116,12 +116,12 @@ class ForeignTerms(Generic[KeyT]):
         self._skipped = False
 
     def skips(self, now: float) -> bool:
-        """True if they need not be read now, as they were a moment ago; :meth:`next_over` says when."""
+        """True if they were read a moment ago; :meth:`next_over` gives the time of the next read."""
         self._skipped = now < self._look_at
         return self._skipped
 
     def learn(self, claims: Mapping[KeyT, ClaimState], now: float, buffer_s: float) -> list[KeyT]:
-        """Take the claims that there are, as they were read before ``now``; those that are over."""
+        """Learn the claims, as read before ``now``; return those that are over."""
         before, self._known = self._known, {}
         for key, claim in claims.items():
             known = before.get(key)
@@ -133,19 +133,19 @@ class ForeignTerms(Generic[KeyT]):
         return [key for key, (_, at) in self._known.items() if at <= now]
 
     def next_over(self) -> float | None:
-        """When one may be over, or they are to be read; None where there is none."""
+        """Return when a claim may be over, or the next read is due; None without claims."""
         times = [at for _, at in self._known.values()] + ([self._look_at] if self._skipped else [])
         return min(times, default=None)
 
 
 LIMIT_S: Final = 30.0
-"""How far two clocks may be apart."""
+"""Maximum seconds between two clocks, without a warning."""
 SPREAD_S: Final = 5.0
 SPAN_S: Final = 30.0
 SILENCE_S: Final = 600.0
-"""How long a host that was told of is not told of again."""
+"""Minimum seconds between two warnings of one host."""
 MAX_HOSTS: Final = 1024
-"""Of how many processes, and hosts, something is kept in mind: the latest."""
+"""Maximum number of processes, and of hosts, that are remembered: the latest."""
 _HOST_AT: Final = 24
 _PROCESS_AT: Final = 36
 
@@ -156,8 +156,8 @@ ValueT = TypeVar("ValueT")
 class FarClock:
     """A host whose clock is ``ahead_s`` seconds ahead of this one's, or behind where that is negative.
 
-    ``host`` are the 12 digits that stand for it in the ids that it makes, such as ``task``, and ``process``
-    the 4 of the process. A tick of a periodic task has others there, those of the queue and the function.
+    ``host`` is its 12 digits in the ids that it makes, such as ``task``, and ``process`` the 4 digits of the
+    process. Ids of ticks have digits of the queue and the function there instead.
     """
 
     task: TaskId
@@ -168,7 +168,7 @@ class FarClock:
 
 @dataclass(slots=True)
 class _Late:
-    """The ids of one process that came late by the same time, since the first of them."""
+    """Ids of one process that came equally late, since the first of them."""
 
     born_first: float
     least_s: float
@@ -177,7 +177,7 @@ class _Late:
 
 @dataclass(slots=True)
 class FarClocks:
-    """What the ids of the tasks that one process is told of say about other hosts' clocks.
+    """Finds hosts whose clocks are off, by the ids of the tasks that this process sees.
 
     For one thread at a time. ``now`` is seconds of a monotonic clock, ``wall`` seconds since 1970.
     """
@@ -186,9 +186,9 @@ class FarClocks:
     _told_at: OrderedDict[str, float] = field(default_factory=OrderedDict)
 
     def saw(self, task: TaskId, now: float, wall: float, *, is_new: bool) -> FarClock | None:
-        """A task was read or, where it ``is_new``, told of just now; the host to warn of, if any.
+        """Look at the id of a task that was read or, if ``is_new``, reported by a watch just now.
 
-        None where it was told of lately, too.
+        Returns the host to warn of; None if there is none, or it was returned lately.
         """
         if not is_flake(task):
             return None
@@ -203,7 +203,7 @@ class FarClocks:
         return FarClock(task, host, process, -late_s)
 
     def _behind_s(self, maker: str, born: float, late_s: float) -> float:
-        """How far the clock that made an id is known to be behind, in seconds."""
+        """Return the seconds that the clock of an id is known to be behind."""
         if late_s <= LIMIT_S:
             self._late.pop(maker, None)
             return 0.0
@@ -218,7 +218,7 @@ class FarClocks:
 
 
 def _keep(kept: OrderedDict[str, ValueT], key: str, value: ValueT) -> None:
-    """Note it as the latest, and forget the oldest where there are too many."""
+    """Add an entry as the latest, and drop the oldest if there are too many."""
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > MAX_HOSTS:

@@ -1,10 +1,10 @@
-"""Files of a state folder: no id is made twice, whatever crashes (SK-1).
+"""Files of a state folder: ids stay unique across crashes (SK-1).
 
 A *state folder*, on a local disk, holds:
 
 - ``salt``: 32 random hexadecimal digits, made once;
 - ``slot-N``: one file for each process that makes ids at the same time. The process holds a lock (``flock``)
-  on it as long as it lives; N is the 16-bit number in its ids. The file contains a *mark*: every id of this
+  on it as long as it lives. N is the 16-bit number in its ids. The file contains a *mark*: every id of this
   slot has fewer milliseconds. The mark is written and fsynced before the first id that needs it, so after
   ``kill -9`` the next process of the slot begins above all ids of the one before.
 
@@ -35,7 +35,7 @@ from rebalanser.tasks.ids import MAX_PROCESS, Generator
 from rebalanser.tasks.model import TaskId
 
 RESERVE_MS: Final = 2_000
-"""How far ahead a mark is written: at most one fsync in this time, and the most that a crash skips."""
+"""Milliseconds that a mark is ahead: at most one fsync in this time. A crash skips at most as much."""
 _MACHINE_IDS: Final = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _CELLS: Final = (0, 4096)
 _CELL_BYTES: Final = 20
@@ -47,9 +47,9 @@ def wall_ms() -> int:
 
 
 class Flakes:
-    """The ids of this process (SK-1). May be called from any thread, and after a fork.
+    """Makes the ids of this process (SK-1). May be called from any thread, and after a fork.
 
-    The slot is taken when the first id is made; a forked child takes one of its own.
+    The first id takes a slot; a forked child takes its own.
 
     Raises:
         UnusableFolder: the folder can't be written, holds something else, or all its slots are taken.
@@ -64,7 +64,7 @@ class Flakes:
         forks.in_child(self.forked)
 
     def next(self) -> TaskId:
-        """An id greater than all that this process, and those of its slot before it, have made."""
+        """Return an id greater than all that this process and its slot's earlier processes have made."""
         with self._lock:
             generator = self._generator
             if generator is None:
@@ -72,7 +72,7 @@ class Flakes:
             return generator.next()
 
     def close(self) -> None:
-        """Give the slot back. Closing twice does nothing; the next id takes a slot again."""
+        """Release the slot. Closing twice does nothing; the next id takes a slot again."""
         with self._lock:
             if self._slot is not None and self._generator is not None:
                 self._slot.close(self._generator.floor)
@@ -85,7 +85,7 @@ class Flakes:
         self.close()
 
     def forked(self) -> None:
-        """Forget, in a forked child, what is the parent's."""
+        """Forget the parent's slot, in a forked child."""
         self._lock = threading.Lock()
         if self._slot is not None:
             self._slot.forget()
@@ -104,7 +104,7 @@ class Flakes:
 
 
 class Slot:
-    """A slot's file, locked by this process."""
+    """File of a slot, locked by this process."""
 
     def __init__(self, number: int, descriptor: int) -> None:
         self.number = number
@@ -113,12 +113,12 @@ class Slot:
         self.mark = self._read()
 
     def reserve(self, ms: int) -> int:
-        """Write a mark above ``ms``, durably, and answer it."""
+        """Write a mark above ``ms`` durably, and return it."""
         self._write(ms + RESERVE_MS)
         return self.mark
 
     def close(self, mark: int) -> None:
-        """Give the slot back; its next user may begin with ``mark``, as what was reserved is not needed."""
+        """Release the slot; its next process may begin at ``mark``, below the reserved one."""
         try:
             if mark < self.mark:
                 self._write(mark)
@@ -126,11 +126,11 @@ class Slot:
             self.forget()
 
     def forget(self) -> None:
-        """Let go of the file without a word."""
+        """Close the file without writing a mark."""
         os.close(self._descriptor)
 
     def _read(self) -> int:
-        """The newer mark of two cells: a write that a power cut tore was not answered yet."""
+        """Return the newer mark of the two cells; a write torn by a power cut was never returned."""
         cells = [os.pread(self._descriptor, _CELL_BYTES, offset) for offset in _CELLS]
         marks = [mark for cell in cells if (mark := _mark_of(cell))]
         if not marks and all(cell.strip(b"\0") for cell in cells):
@@ -147,7 +147,7 @@ class Slot:
 
 
 def _mark_of(cell: bytes) -> tuple[int, int] | None:
-    """How many marks were written up to the one in a cell, and that one; None where there is none."""
+    """Return the sequence number and the mark of a cell; None if it has no valid mark."""
     body, check = cell[:16], cell[16:]
     if len(cell) < _CELL_BYTES or zlib.crc32(body).to_bytes(4) != check:
         return None
@@ -155,7 +155,7 @@ def _mark_of(cell: bytes) -> tuple[int, int] | None:
 
 
 def take_slot(folder: Path) -> Slot:
-    """Lock the first slot that no living process has."""
+    """Lock the first slot that no living process holds."""
     for number in range(MAX_PROCESS + 1):
         path = folder / f"slot-{number:05}"
         is_new = not path.exists()
@@ -174,7 +174,7 @@ def take_slot(folder: Path) -> Slot:
 
 
 def host_bits(folder: Path) -> int:
-    """The 48 bits that stand for this host and folder in ids."""
+    """Return the 48 bits that identify this host and folder in ids."""
     return int.from_bytes(hashlib.blake2b(_machine_id() + _salt(folder), digest_size=6).digest())
 
 
@@ -187,7 +187,7 @@ def _machine_id() -> bytes:
 
 
 def _salt(folder: Path) -> bytes:
-    """What makes this folder another than all others; written whole under another name, then linked."""
+    """Return the folder's unique salt. It is written whole under another name, then linked."""
     path = folder / "salt"
     if not path.exists():
         fresh = folder / f"salt-{secrets.token_hex(8)}"

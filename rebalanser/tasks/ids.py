@@ -30,11 +30,11 @@ _FLAKE: Final = re.compile(f"[0-9a-f]{{{ID_DIGITS}}}")
 
 
 class Generator:
-    """Makes ids that strictly grow, also when ``wall_ms`` steps back. For one thread at a time.
+    """Makes strictly increasing ids, also when ``wall_ms`` steps back. For one thread at a time.
 
-    ``wall_ms`` gives milliseconds since 1970. No id has fewer than ``floor`` milliseconds. Before an id has
-    ``ceiling`` milliseconds or more, ``reserve`` is told how many it is to have, and answers the next
-    ceiling, which is greater: what it raises leaves the generator as it was.
+    ``wall_ms`` returns milliseconds since 1970. No id has fewer than ``floor`` milliseconds. Before an id
+    reaches ``ceiling`` milliseconds, ``reserve`` is called with the id's milliseconds and returns a higher
+    ceiling. If it raises, the generator is unchanged.
     """
 
     __slots__ = ("_ceiling", "_counter", "_ms", "_reserve", "_suffix", "_wall_ms")
@@ -59,7 +59,7 @@ class Generator:
         self._reserve = reserve
 
     def next(self) -> TaskId:
-        """An id greater than all that were made before."""
+        """Return an id greater than all earlier ones."""
         ms = self._wall_ms()
         counter = 0
         if ms <= self._ms:
@@ -73,38 +73,38 @@ class Generator:
 
     @property
     def floor(self) -> int:
-        """The fewest milliseconds that a generator that goes on after this one may begin with."""
+        """Minimum milliseconds of the ids of a generator that follows this one."""
         return self._ms + 1
 
 
 def is_flake(text: str) -> bool:
-    """Whether this is an id as they are written."""
+    """True if the text has the format of an id."""
     return _FLAKE.fullmatch(text) is not None
 
 
 def born_at(task: TaskId) -> float:
-    """When an id was made, in seconds since 1970, by the clock of the host that made it."""
+    """Return when an id was made, in seconds since 1970, by the clock of its host."""
     return int(task[:_MS_DIGITS], 16) / 1000
 
 
 def ready_since(task: TaskId, due: float, wall: float) -> float:
-    """Since when a ready task waits: since its id was made, or since it was due. In seconds since 1970.
+    """Return since when a ready task waits, in seconds since 1970: since its id was made or it was due.
 
-    Not later than ``wall``. An id whose time can't be true says nothing.
+    Never later than ``wall``. Ids with an impossible time are ignored.
     """
     born = born_at(task)
     return min(wall, max(born if born >= _FIRST_S else wall, due))
 
 
 def first_of(wall: float) -> TaskId:
-    """The lowest id that can be made at a time, in seconds since 1970."""
+    """Return the lowest id of a time, in seconds since 1970."""
     return f"{max(0, int(wall * 1000)):0{_MS_DIGITS}x}".ljust(ID_DIGITS, "0")
 
 
 def place_of(head: Head, partitions: int) -> int:
-    """Where a task lies (SK-2): by its id; one of a limited number by what it is counted by.
+    """Return the partition of a task (SK-2): by its id, or by its limit if it has one.
 
-    So all tasks of one limit have one owner, who knows each that is claimed (SK-23).
+    So all tasks of one limit have one owner, which knows those that are claimed (SK-23).
     """
     if head.max_running:
         return zlib.crc32(f"{head.name}\0{head.limit_key}".encode()) % partitions
@@ -112,9 +112,8 @@ def place_of(head: Head, partitions: int) -> int:
 
 
 def partition_of(task: TaskId, partitions: int) -> int:
-    """Where a task lies, of ``partitions`` partitions counted from 0 (SK-2): the same for ever.
+    """Return the partition of an id, counted from 0 (SK-2). It never changes.
 
-    The CRC-32 of the id's 20 bytes, the one of zlib, gzip and PNG, modulo the number of partitions: any
-    language has it.
+    It is the CRC-32 (of zlib, gzip and PNG) of the id's 20 bytes, modulo the number of partitions.
     """
     return zlib.crc32(bytes.fromhex(task)) % partitions

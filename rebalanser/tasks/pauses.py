@@ -1,11 +1,11 @@
 """Pauses of a queue and of its schedules, kept in the store (SK-23).
 
-A paused queue hands out no claims: the store refuses every claim that is written after the pause was
-answered. Everything else goes on: bodies run, renew and complete, tasks are enqueued and cancelled. A claim
-that was made before and has not begun is given back, its try not counted.
+A paused queue hands out no claims: once the pause is stored, the store refuses every claim. Everything else
+goes on: bodies run, renew and complete, tasks are enqueued and cancelled. An earlier claim whose body has not
+begun is given back, and its try is not counted.
 
-A paused schedule has no ticks. Its pause is kept once it has ended, with both times: a tick that lies within
-them is missed, whichever worker looks at it, and whenever.
+A paused schedule has no ticks. An ended pause is kept with both times: a tick between them is missed, on
+every worker and however late it looks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from rebalanser.tasks.context import Context
 from rebalanser.tasks.functions import problems_of
 
 MAX_CHARACTERS: Final = 1000
-"""Maximum length of a reason, and of a name of who pauses."""
+"""Maximum length of a reason, and of the name of the user who pauses."""
 QUEUE: Final = ""
-"""The name of a queue's own pause, beside those of its schedules."""
+"""Name of the queue's own pause, among those of its schedules."""
 
 PauseText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 
 class Pause(BaseModel):
-    """When a queue or a schedule was paused, by whom, and why."""
+    """A pause of a queue or a schedule: since when, by whom, and why."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,7 +40,7 @@ class Pause(BaseModel):
 
     @classmethod
     def of(cls, content: bytes) -> Pause:
-        """The pause that was put; one that this version can't read is in force all the same."""
+        """Return the stored pause; one that this version can't read is in force too."""
         try:
             return cls.model_validate_json(content)
         except ValidationError:
@@ -57,7 +57,7 @@ class Pause(BaseModel):
 
 
 class Pauses(BaseModel):
-    """What of a queue is paused now."""
+    """The pauses of a queue and its schedules that are in force."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -68,22 +68,22 @@ class Pauses(BaseModel):
 
     @classmethod
     def of(cls, found: Mapping[str, Pause]) -> Pauses:
-        """Those that have not ended."""
+        """Select the pauses that have not ended."""
         present = {name: each for name, each in found.items() if each.ended is None}
         return cls(queue=present.pop(QUEUE, None), schedules=present)
 
 
 def read_pauses(context: Context) -> Mapping[str, Pause]:
-    """The pauses of a queue and of its schedules, also those of schedules that have ended."""
+    """Read the pauses of a queue and its schedules, with the ended ones of schedules."""
     found = context.engine.pauses(context.queue, context.timeout_s)
     return {name: Pause.of(content) for name, content in found.items()}
 
 
 def pause(context: Context, schedule: str | None, by: str, reason: str) -> Pause:
-    """Pause a schedule, or the queue where it is None; one that is paused stays as it is.
+    """Pause a schedule, or the queue if it is None; an existing pause stays as it is.
 
     Raises:
-        InvalidArgument: the name of who pauses, or the reason, is too long or no text.
+        InvalidArgument: the user's name or the reason is too long or not a text.
         InvalidName: the schedule's name can't be stored.
     """
     name = _name_of(schedule)
@@ -99,7 +99,7 @@ def pause(context: Context, schedule: str | None, by: str, reason: str) -> Pause
 
 
 def resume(context: Context, schedule: str | None) -> Pause | None:
-    """End the pause of a schedule, or of the queue where it is None; the pause, or None if there was none."""
+    """End the pause of a schedule, or of the queue if it is None; return it, or None if there is none."""
     name = _name_of(schedule)
     present = read_pauses(context).get(name)
     if present is None or present.ended is not None:

@@ -1,4 +1,4 @@
-"""The tasks of a partition that may be claimed now: the best first, by function (SK-5)."""
+"""Index of the ready tasks of a partition, by function, the best first (SK-5)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MIN_GARBAGE: Final = 64
 
 
 class Ready:
-    """Highest priority first, then the oldest, which is the smallest id; each step in logarithmic time.
+    """Ready tasks of one function: highest priority first, then oldest, that is smallest id.
 
-    There is a heap of ids for each priority in use. A task that is taken out stays in its heap until it comes
-    to the top, or until more than half of all entries are such.
+    Each priority in use has a heap of ids, so a step takes logarithmic time. A dropped task stays in its heap
+    until it comes to the top, or until most entries are dropped tasks.
     """
 
     __slots__ = ("_entries", "_heaps", "_priorities", "_tasks")
@@ -30,7 +30,7 @@ class Ready:
         return len(self._tasks)
 
     def add(self, task: TaskId, priority: int) -> None:
-        """A task is ready; adding it again does nothing."""
+        """Add a ready task; adding it again does nothing."""
         if task in self._tasks:
             return
         self._tasks[task] = priority
@@ -38,12 +38,12 @@ class Ready:
         self._clean()
 
     def drop(self, task: TaskId) -> None:
-        """A task is not ready any more; it may not have been."""
+        """Remove a task, if it is there."""
         if self._tasks.pop(task, None) is not None:
             self._clean()
 
     def best(self) -> tuple[TaskId, int] | None:
-        """The best task and its priority; None where there is none."""
+        """Return the best task and its priority; None if there is none."""
         while self._priorities:
             priority = -self._priorities[0]
             heap = self._heaps[priority]
@@ -57,7 +57,7 @@ class Ready:
         return None
 
     def oldest(self) -> TaskId | None:
-        """The smallest id of any priority; None where there is none. Takes time with their number only."""
+        """Return the smallest id; None if there is none. Time grows with the number of priorities only."""
         oldest: TaskId | None = None
         for heap in self._heaps.values():
             while heap and heap[0] not in self._tasks:
@@ -86,63 +86,63 @@ class Ready:
 
 
 Rank: TypeAlias = tuple[int, TaskId]
-"""What orders tasks, the smallest first: the priority with its sign changed, and the id."""
+"""Sort key of tasks, the best first: the negated priority, and the id."""
 
 
-class Shelves:
-    """A :class:`~rebalanser.tasks.ready_index.Ready` for each name: what nobody asks for is in nobody's way.
+class ReadyByName:
+    """Ready tasks by function, so that tasks that no worker here knows delay no others.
 
-    The best task of several names is taken in time that grows with their number.
+    The time to find the best task of several functions grows with their number.
     """
 
-    __slots__ = ("_shelves",)
+    __slots__ = ("_by_name",)
 
     def __init__(self) -> None:
-        self._shelves: dict[str, Ready] = {}
+        self._by_name: dict[str, Ready] = {}
 
     def names(self) -> list[str]:
-        """The names of which there are tasks."""
-        return list(self._shelves)
+        """Return the functions that have ready tasks."""
+        return list(self._by_name)
 
     def has(self, names: Collection[str] | None) -> bool:
-        """Whether there is a task of one of these names, None being all."""
-        return bool(self._shelves) if names is None else any(name in self._shelves for name in names)
+        """True if a task of these functions is ready; None for all functions."""
+        return bool(self._by_name) if names is None else any(name in self._by_name for name in names)
 
     def add(self, head: Head) -> None:
-        """A task is ready; adding it again does nothing."""
-        shelf = self._shelves.get(head.name)
-        if shelf is None:
-            shelf = self._shelves[head.name] = Ready()
-        shelf.add(head.id, head.priority)
+        """Add a ready task; adding it again does nothing."""
+        ready = self._by_name.get(head.name)
+        if ready is None:
+            ready = self._by_name[head.name] = Ready()
+        ready.add(head.id, head.priority)
 
     def drop(self, head: Head) -> None:
-        """A task is not ready any more; it may not have been."""
-        shelf = self._shelves.get(head.name)
-        if shelf is not None:
-            shelf.drop(head.id)
-            if not shelf:
-                del self._shelves[head.name]
+        """Remove a task, if it is there."""
+        ready = self._by_name.get(head.name)
+        if ready is not None:
+            ready.drop(head.id)
+            if not ready:
+                del self._by_name[head.name]
 
     def oldest(self) -> TaskId | None:
-        """The task with the smallest id; None where there is none."""
-        found = (shelf.oldest() for shelf in self._shelves.values())
+        """Return the task with the smallest id; None if there is none."""
+        found = (ready.oldest() for ready in self._by_name.values())
         return min((task for task in found if task is not None), default=None)
 
     def best(self, names: Collection[str] | None = None) -> Rank | None:
-        """The best task of these names, None being all; None where there is none."""
+        """Return the best task of these functions, None for all; None if there is none."""
         best: Rank | None = None
-        for name in self._shelves if names is None else names:
-            shelf = self._shelves.get(name)
-            found = None if shelf is None else shelf.best()
+        for name in self._by_name if names is None else names:
+            ready = self._by_name.get(name)
+            found = None if ready is None else ready.best()
             if found is not None and (best is None or (-found[1], found[0]) < best):
                 best = (-found[1], found[0])
         return best
 
 
 class Limit:
-    """The tasks of one limit: those that count as claimed, and those that wait and are ready (SK-23).
+    """Tasks of one limit: those that count as claimed, and those that are ready (SK-23).
 
-    Of the latter only the best one is offered, and only while there is room.
+    Only the best ready task is offered, and only while the limit has room.
     """
 
     __slots__ = ("counted", "heads", "offered", "ready")
@@ -154,8 +154,8 @@ class Limit:
         self.offered: Head | None = None
 
 
-class Offers(Shelves):
-    """The tasks that may be claimed, without those that a limit holds back: these are in nobody's way."""
+class Offers(ReadyByName):
+    """Tasks that may be claimed, without those that a limit holds back."""
 
     __slots__ = ("_is_open", "_limits")
 
@@ -165,24 +165,24 @@ class Offers(Shelves):
         self._is_open = False
 
     def open(self) -> None:
-        """Offer limited tasks from now on: all that are claimed are counted."""
+        """Offer limited tasks from now on, as all claimed ones are counted."""
         self._is_open = True
         for limit in self._limits.values():
             self._offer(limit)
 
     def counted(self) -> list[TaskId]:
-        """The limited tasks that count as claimed."""
+        """Return the limited tasks that count as claimed."""
         return [task for limit in self._limits.values() for task in limit.counted]
 
     def count(self, head: Head) -> None:
-        """Count a task as claimed, or as one that may be; counting it again does nothing."""
+        """Count a task as claimed or possibly claimed; counting it again does nothing."""
         if head.max_running:
             limit = self._limit_of(head)
             limit.counted.add(head.id)
             self._offer(limit)
 
     def uncount(self, head: Head) -> bool:
-        """Count a task no more; True if another one of its limit is offered then."""
+        """Stop counting a task; True if another one of its limit is then offered."""
         limit = self._limits.get((head.name, head.limit_key)) if head.max_running else None
         if limit is None:
             return False
@@ -192,7 +192,7 @@ class Offers(Shelves):
         return limit.offered is not None
 
     def add(self, head: Head) -> None:
-        """A task waits and is ready; adding it again does nothing."""
+        """Add a ready task that waits; adding it again does nothing."""
         if not head.max_running:
             super().add(head)
             return
@@ -202,11 +202,11 @@ class Offers(Shelves):
         self._offer(limit)
 
     def add_claimed(self, head: Head) -> None:
-        """A task is claimed, and its claim is over: it is counted, and may be claimed anew."""
+        """Add a task whose claim is over: it still counts as claimed, and may be claimed again."""
         super().add(head)
 
     def drop(self, head: Head) -> None:
-        """A task is not ready any more; it may not have been."""
+        """Remove a task, if it is there."""
         super().drop(head)
         limit = self._limits.get((head.name, head.limit_key)) if head.max_running else None
         if limit is None:
@@ -222,7 +222,7 @@ class Offers(Shelves):
         return self._limits.setdefault((head.name, head.limit_key), Limit())
 
     def _offer(self, limit: Limit) -> None:
-        """Offer the best task of a limit that has room, and no other one."""
+        """Offer only the best task of a limit that has room."""
         best = limit.ready.best()
         head = None if best is None else limit.heads[best[0]]
         if head is not None and (not self._is_open or len(limit.counted) >= head.max_running):

@@ -1,12 +1,12 @@
 """Results of tasks as arguments of others: in a call, in a payload, and as a worker reads them.
 
-An argument of a call may be the result of another one, or a list of results. The payload then names the
-tasks, under a key that no parameter of a function can have::
+An argument of a call may be the result of another call, or a list of results. The payload then names the
+tasks, under a key that no parameter can have::
 
     {"$results": {"total": "ID", "parts": ["ID", "ID"]}, "unit": "kg"}
 
-The task depends on all of them (SK-5), and a task on which others depend is not collected (SK-14). So each
-result is stored once, with the task that returned it, and a worker reads it when the body begins.
+The task depends on all of them (SK-5), and a task on which others depend is not collected (SK-14). So
+each result is stored once, with the task that returned it, and a worker reads it when the body begins.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from rebalanser.tasks.functions import EnqueueOptions, TaskBody
 
 KEY: Final = "$results"
-"""Of a payload's object: the parameters that get results, each with a task or several."""
+"""Key in a payload of the parameters that get results, each with a task or several."""
 MAX_RESULTS_BYTES: Final = 16 << 20
-"""Maximum bytes of all the results that one task gets."""
+"""Maximum bytes of all results that one task gets."""
 MAX_TOGETHER: Final = 100
-"""Maximum number of tasks that are enqueued together, all or none."""
+"""Maximum number of tasks in one all-or-none enqueue."""
 _READ_AT_ONCE: Final = 50
 _MARK: Final = to_json(KEY)
 _DEEPEST: Final = 20
 
 Source: TypeAlias = TaskId | tuple[TaskId, ...]
-"""The task whose result an argument is, or the tasks of a list of results."""
+"""Task whose result is an argument, or the tasks of a list of results."""
 R_co = TypeVar("R_co", covariant=True)
 _Id: TypeAlias = Annotated[TaskId, Field(pattern=f"^[0-9a-f]{{{ID_DIGITS}}}$")]
 _SOURCES: Final = TypeAdapter(dict[str, _Id | tuple[_Id, ...]])
@@ -45,9 +45,9 @@ _assigning = threading.Lock()
 
 
 class PlannedCall(Generic[R_co]):
-    """A call of a function that becomes one task when it is enqueued, also if it is enqueued again.
+    """A call of a function that becomes one task, also if it is enqueued again.
 
-    ``queue`` is that of the function, ``R_co`` is what the function returns.
+    ``queue`` is that of the function, ``R_co`` is its return type.
     """
 
     def __init__(
@@ -63,31 +63,31 @@ class PlannedCall(Generic[R_co]):
         self.arguments = arguments
         self.named = named
         self.enqueued: Enqueued[Any] | None = None
-        """What enqueueing it has answered; None before that."""
+        """Answer to its enqueue; None before that."""
         self._options = options
 
     @property
     def id(self) -> TaskId | None:
-        """The task's id; None before it is enqueued, unless it was given as an option."""
+        """Id of the task; None before the call is enqueued, unless given as an option."""
         return self._options.task_id
 
     @property
     def result(self) -> R_co:
-        """What the function will have returned, as an argument of another call, or in a list of such ones.
+        """Placeholder of the function's result, as an argument of another call, alone or in a list.
 
-        Type checkers take it for that value. A call that gets it waits for this one.
+        Type checkers see the result's type. A call that gets it waits for this one.
         """
         return cast("R_co", Result(self))
 
     def options(self, new_id: Callable[[], TaskId]) -> EnqueueOptions:
-        """The options to enqueue it with; its id is made at the first call and kept."""
+        """Return the options to enqueue it with. The id is made at the first call and kept."""
         with _assigning:
             if self._options.task_id is None:
                 self._options = self._options.model_copy(update={"task_id": new_id()})
             return self._options
 
     def needs(self) -> Iterator[PlannedCall[Any]]:
-        """The calls whose results it gets."""
+        """Iterate over the calls whose results it gets."""
         for value in chain(self.arguments, self.named.values()):
             for each in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(each, Result) and isinstance(each.of, PlannedCall):
@@ -98,7 +98,7 @@ class PlannedCall(Generic[R_co]):
 
 
 def in_order(calls: Iterable[PlannedCall[Any]], queue: object) -> list[PlannedCall[Any]]:
-    """Calls and those whose results they get, each after these; those that are enqueued aside.
+    """Sort calls, and the calls that they need, by dependency; skip those that are enqueued.
 
     Raises:
         InvalidTask: there are more than :data:`MAX_TOGETHER`, or some are of another queue.
@@ -110,7 +110,7 @@ def in_order(calls: Iterable[PlannedCall[Any]], queue: object) -> list[PlannedCa
         if call.enqueued is not None or call in seen:
             return
         if call.queue is not queue:
-            raise InvalidTask(f"{call!r} is of {call.queue!r}, and not of {queue!r}")
+            raise InvalidTask(f"{call!r} is of {call.queue!r}, not of {queue!r}")
         seen.add(call)
         refuse_too_many(len(seen))
         for needed in call.needs():
@@ -123,7 +123,7 @@ def in_order(calls: Iterable[PlannedCall[Any]], queue: object) -> list[PlannedCa
 
 
 def refuse_too_many(tasks: int) -> None:
-    """See that not too many tasks are enqueued together.
+    """Refuse an enqueue of too many tasks together.
 
     Raises:
         InvalidTask: there are more than :data:`MAX_TOGETHER`.
@@ -131,22 +131,22 @@ def refuse_too_many(tasks: int) -> None:
     if tasks > MAX_TOGETHER:
         raise InvalidTask(
             f"more than {MAX_TOGETHER} tasks can't be enqueued together; enqueue some of them before, and "
-            "give the `.result` of what that has answered to the others"
+            "pass the `.result` of each returned id to the others"
         )
 
 
 def source_of(value: object) -> Source | None:
-    """The task or tasks whose results an argument is; None if it is a value.
+    """Return the task or tasks whose results an argument is; None if it is a plain value.
 
     Raises:
-        InvalidTask: it is of a call that is not enqueued, or a list that has values too.
+        InvalidTask: the call is not enqueued, or a list mixes results and values.
     """
     if isinstance(value, Result):
         return _task_of(value)
     if not isinstance(value, list | tuple) or not value or not isinstance(value[0], Result):
         return None
     if not all(isinstance(each, Result) for each in value):
-        raise InvalidTask("a list that has a result has nothing but results")
+        raise InvalidTask("a list with results can't have other values")
     return tuple(map(_task_of, value))
 
 
@@ -162,7 +162,7 @@ def _task_of(result: Result) -> TaskId:
 
 
 def has_result(value: object, depth: int = 0) -> bool:
-    """True if there is a result somewhere within a value."""
+    """True if a value contains a result at any depth."""
     if isinstance(value, Result):
         return True
     if depth > _DEEPEST:
@@ -173,10 +173,10 @@ def has_result(value: object, depth: int = 0) -> bool:
 
 
 def with_sources(payload: bytes, sources: Mapping[str, Source]) -> bytes:
-    """A payload whose arguments of these names are results.
+    """Add to a payload the arguments that are results.
 
     Raises:
-        InvalidTask: the payload is no JSON object, or has one of the names already.
+        InvalidTask: the payload is not a JSON object, or has one of the names already.
     """
     if not sources:
         return payload
@@ -188,15 +188,15 @@ def with_sources(payload: bytes, sources: Mapping[str, Source]) -> bytes:
         raise InvalidTask("a payload that gets results must be a JSON object")
     twice = sorted({KEY, *sources} & content.keys())
     if twice:
-        raise InvalidTask(f"the payload has a field that is to get a result: {', '.join(twice)}")
+        raise InvalidTask(f"the payload already has a field that is to get a result: {', '.join(twice)}")
     return _object({KEY: to_json(sources)}, payload)
 
 
 def sources_in(payload: bytes) -> dict[str, Source]:
-    """The arguments of a payload that are results; empty if none is.
+    """Return the arguments of a payload that are results; empty if there are none.
 
     Raises:
-        InvalidTask: it names them in another way than is known.
+        InvalidTask: their format is unknown.
     """
     content = _content(payload)
     if KEY not in content:
@@ -209,7 +209,7 @@ def sources_in(payload: bytes) -> dict[str, Source]:
 
 
 def without_sources(payload: bytes) -> bytes:
-    """A payload without the names of the tasks whose results it gets."""
+    """Remove from a payload the tasks whose results it gets."""
     content = _content(payload)
     if KEY not in content:
         return payload
@@ -217,7 +217,7 @@ def without_sources(payload: bytes) -> bytes:
 
 
 def tasks_of(sources: Mapping[str, Source]) -> tuple[TaskId, ...]:
-    """The tasks of sources, each once."""
+    """Return the tasks of sources, each once."""
     lists = ((each,) if isinstance(each, str) else each for each in sources.values())
     return tuple(dict.fromkeys(chain.from_iterable(lists)))
 
@@ -229,36 +229,36 @@ class Filled:
     payload: bytes
     sources: Mapping[str, Source]
     without_result: Mapping[TaskId, str]
-    """Tasks that have none, with what they are."""
+    """Tasks that have no result, with their status."""
 
     def hint(self, parameter: str) -> str:
-        """Whose result a parameter got, for people."""
+        """Describe, for people, whose results a parameter got."""
         source = self.sources[parameter]
         if isinstance(source, str):
-            told = f"{parameter} is the result of task {source}"
+            hint = f"{parameter} is the result of task {source}"
         else:
-            told = f"{parameter} has the results of {len(source)} tasks"
+            hint = f"{parameter} has the results of {len(source)} tasks"
         undone = [task for task in tasks_of({parameter: source}) if task in self.without_result]
-        return ", ".join([told, *(f"and task {task} is {self.without_result[task]}" for task in undone[:3])])
+        return ", ".join([hint, *(f"and task {task} is {self.without_result[task]}" for task in undone[:3])])
 
 
 def filled(head: Head, payload: bytes, read: Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]) -> Filled:
-    """A payload with the results that it gets, which are read now.
+    """Read the results that a payload gets, and fill them in.
 
-    A dead or cancelled task that is not waited for any more (``after_failure="run"``) has the result null.
+    With ``after_failure="run"`` the result of a dead or cancelled task is null.
 
     Raises:
-        InvalidTask: a result is missing or no JSON, or they are more than :data:`MAX_RESULTS_BYTES`; trying
-            again would be of no use.
+        InvalidTask: a result is missing or not JSON, or they exceed :data:`MAX_RESULTS_BYTES`; a retry would
+            not help.
         RetryLater: the engine is away.
     """
     sources = sources_in(payload)
     if not sources:
         return Filled(payload, {}, {})
     tasks = tasks_of(sources)
-    strange = [task for task in tasks if task not in head.after]
-    if strange:
-        raise InvalidTask(f"it gets the result of task {strange[0]}, for which it does not wait (`after`)")
+    unawaited = [task for task in tasks if task not in head.after]
+    if unawaited:
+        raise InvalidTask(f"it gets the result of task {unawaited[0]}, but does not wait for it (`after`)")
     results: dict[TaskId, bytes] = {}
     without: dict[TaskId, str] = {}
     size = 0
@@ -271,7 +271,7 @@ def filled(head: Head, payload: bytes, read: Callable[[Sequence[TaskId]], Mappin
         if size > MAX_RESULTS_BYTES:
             raise InvalidTask(
                 f"the results of {len(tasks)} tasks that it gets have more than {MAX_RESULTS_BYTES} bytes: "
-                "store large results elsewhere, and return where"
+                "store large results elsewhere, and return their location"
             )
     got = {
         name: results[source] if isinstance(source, str) else _list(results[task] for task in source)
@@ -300,7 +300,7 @@ def _result(
 
 
 def _content(payload: bytes) -> dict[str, Any]:
-    """The object that a payload is, if it may have results; else an empty one."""
+    """Parse a payload if it may have results; an empty dict otherwise."""
     if _MARK not in payload:
         return {}
     try:
@@ -311,7 +311,7 @@ def _content(payload: bytes) -> dict[str, Any]:
 
 
 def _object(fields: Mapping[str, bytes], rest: bytes) -> bytes:
-    """A JSON object that has these fields, and those of another one."""
+    """Return a JSON object with these fields and those of another object."""
     first = b",".join(b"%b:%b" % (to_json(name), value) for name, value in fields.items())
     other = rest.strip()[1:-1].strip()
     return b"{%b}" % (b",".join(part for part in (first, other) if part))

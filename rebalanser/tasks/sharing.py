@@ -1,9 +1,9 @@
 """Concurrency that the workers of several queues in one process share, the earlier queues first.
 
-A worker takes places before it claims and holds one for each claim until its body has ended. While a worker
-*looks* for tasks, those of later queues get no place. It looks from when it asks for places until it has
-claimed fewer tasks than it got places for. One that got none because all are taken goes on looking: it is
-the first to ask once a place is free. One that can take no task though a place is free does not look.
+A worker takes places before it claims, and holds one for each claim until its body has ended. While a worker
+*looks* for tasks, workers of later queues get no place. It looks from its request for places until it has
+claimed fewer tasks than it got places for. If all places are taken it goes on looking, and gets the next free
+one. A worker that can take no task although a place is free does not look.
 
 So a task of a later queue begins only while no earlier queue has a ready one, and a queue that always has
 ready tasks starves those after it. A body that runs is never ended for a task of an earlier queue.
@@ -18,19 +18,19 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _Sharer:
-    """A worker, by what it holds and how it is woken, in the order of its queue."""
+    """A worker, in the order of its queue."""
 
     held: Callable[[], int]
     wake: Callable[[], None]
     taken: int = 0
-    """Places for claims that are under way."""
+    """Number of places for claims that are being made."""
     looks: bool = False
 
 
 class SharedConcurrency:
     """``concurrency`` places for bodies. May be used from any thread.
 
-    ``stopped`` is set once somebody asks any of the queues to stop.
+    ``stopped`` is set once any of the queues is asked to stop.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -40,9 +40,9 @@ class SharedConcurrency:
         self._sharers: list[_Sharer] = []
 
     def join(self, held: Callable[[], int], wake: Callable[[], None]) -> int:
-        """Add a worker, after those before it; its number.
+        """Add a worker behind the others, and return its number.
 
-        ``held()`` says how many claims it holds, ``wake`` has it ask for places again.
+        ``held()`` returns the number of its claims; ``wake`` makes it request places again.
         """
         with self._lock:
             self._sharers.append(_Sharer(held, wake))
@@ -59,29 +59,29 @@ class SharedConcurrency:
             return sharer.taken
 
     def looked(self, number: int, claimed: int) -> None:
-        """A worker has made its claims, and holds them now; where it may find more it goes on looking."""
+        """Return the places of a worker that now holds its claims; it looks on if it may find more."""
         with self._lock:
             sharer = self._sharers[number]
             sharer.looks = sharer.looks and sharer.taken <= claimed
             changes = sharer.taken > 0 or not sharer.looks
             sharer.taken = 0
-        if changes:  # those that looked meanwhile counted what was taken and what was held already
+        if changes:  # other workers counted these places as taken meanwhile
             self.freed()
 
     def freed(self) -> None:
-        """A place is free, or a worker looks no more: wake the workers that look."""
+        """Wake the workers that look: a place is free, or a worker has stopped looking."""
         with self._lock:
             looking = [each.wake for each in self._sharers if each.looks]
         for wake in looking:
             wake()
 
     def idle(self) -> int:
-        """Number of places that are free now."""
+        """Return the number of free places."""
         with self._lock:
             return self._free()
 
     def leave(self, number: int) -> None:
-        """A worker looks no more, ever; what it holds still counts."""
+        """Stop looking for a worker; its claims still count."""
         with self._lock:
             self._sharers[number].looks = False
         self.freed()

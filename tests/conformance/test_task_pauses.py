@@ -405,9 +405,9 @@ def test_a_server_hands_out_nothing(shop: Shop) -> None:
         knows(queue, True)
         (task,) = enqueue(operator, "quick")
         assert dispenser.ask("client", 1, 0.0).future.result(PATIENCE_S) == []
-        asker = dispenser.ask("client", 1, PATIENCE_S)
+        client = dispenser.ask("client", 1, PATIENCE_S)
         operator.resume()
-        (lent,) = asker.future.result(PATIENCE_S)
+        (lent,) = client.future.result(PATIENCE_S)
         assert lent.claimed.stored.head.id == task
         knows(queue, False)
     finally:

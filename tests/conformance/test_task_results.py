@@ -286,7 +286,7 @@ def test_a_payload_that_names_a_task_waits_for_it(stage: Stage) -> None:
     (alone,) = stage.queue.commit([hidden])
     stage.queue.start()
     assert stage.queue.wait(last, PATIENCE_S) == 6
-    with pytest.raises(TaskFailed, match=f"gets the result of task {first}, for which it does not wait"):
+    with pytest.raises(TaskFailed, match=f"gets the result of task {first}, but does not wait for it"):
         stage.queue.wait(alone, PATIENCE_S)
 
 

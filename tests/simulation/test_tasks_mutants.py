@@ -127,8 +127,8 @@ def _counted_from_arrival(_: Any) -> Any:
 
 
 def _without_epoch(original: Callable[..., Any]) -> Any:
-    def ask_of(owner: Owner, task: Any, asker: Any, slot: Any = None) -> ClaimAsk:
-        ask = original(owner, task, asker, slot)
+    def ask_of(owner: Owner, task: Any, claimant: Any, slot: Any = None) -> ClaimAsk:
+        ask = original(owner, task, claimant, slot)
         ask._epoch = None
         return ask  # type: ignore[no-any-return] # the original's
 

@@ -12,7 +12,7 @@ import pytest
 from rebalanser.tasks import dependencies, rules
 from rebalanser.tasks import owner as owner_module
 from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claiming import Asker, ClaimAsk, Claiming, ask_of
+from rebalanser.tasks.claiming import Claimant, ClaimAsk, Claiming, ask_of
 from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.collection import Components
 from rebalanser.tasks.dependencies import Dependencies
@@ -156,7 +156,7 @@ def test_an_offered_task_that_fails_says_why_until_more_is_known_of_it() -> None
     owner = make(stored(1, after=(7,), after_failure=FAIL))
     ask(owner, Status.DEAD)
     assert owner.failed_dependency(task(1)) == FailedDependency(task(7), Status.DEAD)
-    made = ask_of(owner, task(1), Asker("h", "w", Term(TTL_S, HERE, TTL_S)))
+    made = ask_of(owner, task(1), Claimant("h", "w", Term(TTL_S, HERE, TTL_S)))
     assert (made.fails, made.buries) == (True, True)
     write = made.write()
     assert write is not None
@@ -586,12 +586,12 @@ def test_whatever_happens_the_same_is_offered_as_by_a_list_that_is_searched(seed
         model.the_same_is_offered()
 
 
-def asks_of(owner: Owner, askers: Sequence[Asker], now: float = 0.0) -> list[ClaimAsk]:
+def asks_of(owner: Owner, claimants: Sequence[Claimant], now: float = 0.0) -> list[ClaimAsk]:
     """The claim of the best task for each, as long as there are tasks."""
     made = []
-    for asker in askers:
+    for claimant in claimants:
         best = owner.best(now, 0.0)
-        made += [] if best is None else [ask_of(owner, best[1], asker)]
+        made += [] if best is None else [ask_of(owner, best[1], claimant)]
     return made
 
 
@@ -679,24 +679,24 @@ def test_what_a_limit_holds_back_costs_a_claim_nothing() -> None:
     assert owner.next_wakeup(0.0, 0.0) == TTL_S + BUFFER_S
 
 
-ASKERS = [Asker(f"holder-{number}", "w", Term(TTL_S, ELSEWHERE, float(number))) for number in range(3)]
+CLAIMANTS = [Claimant(f"holder-{number}", "w", Term(TTL_S, ELSEWHERE, float(number))) for number in range(3)]
 
 
 @pytest.mark.rule("SK-6", "SK-13")
 def test_who_asks_is_given_the_best_task_in_the_name_of_the_epoch() -> None:
     owner = make(stored(1), stored(2, priority=1))
     claiming = Claiming(owner)
-    asks = asks_of(owner, ASKERS)
+    asks = asks_of(owner, CLAIMANTS)
     writes = [ask.write() for ask in asks]
     assert [(each.id, each.epoch, each.revision) for each in writes if each] == [
         (task(2), Epoch(0, 5), 1),
         (task(1), Epoch(0, 5), 1),
     ]
-    assert asks_of(owner, ASKERS) == []
+    assert asks_of(owner, CLAIMANTS) == []
     asks[0].answered(Applied(9))
     claimed = claiming.settled(asks[0], 3.0)
     assert claimed is not None
-    assert (claimed.revision, claimed.state.claim) == (9, ClaimState(0, "holder-0", "w", ASKERS[0].term))
+    assert (claimed.revision, claimed.state.claim) == (9, ClaimState(0, "holder-0", "w", CLAIMANTS[0].term))
     assert owner.next_wakeup(3.0, 0.0) == 3.0 + TTL_S + BUFFER_S
 
 
@@ -704,7 +704,7 @@ def test_who_asks_is_given_the_best_task_in_the_name_of_the_epoch() -> None:
 def test_a_task_whose_last_try_was_cut_off_is_buried() -> None:
     owner = make(stored(1, Status.CLAIMED, claim=held(), retries=0), stored(2))
     claiming = Claiming(owner)
-    asks = asks_of(owner, ASKERS[:2], TTL_S + BUFFER_S)
+    asks = asks_of(owner, CLAIMANTS[:2], TTL_S + BUFFER_S)
     assert [(ask.task, ask.buries) for ask in asks] == [(task(1), True), (task(2), False)]
     for ask in asks:
         ask.write()
@@ -716,7 +716,7 @@ def test_a_task_whose_last_try_was_cut_off_is_buried() -> None:
 def _refused(found: Stored | None) -> tuple[Owner, Claiming, Stored | None]:
     owner = make(stored(1))
     claiming = Claiming(owner)
-    (ask,) = asks_of(owner, ASKERS[:1])
+    (ask,) = asks_of(owner, CLAIMANTS[:1])
     while not ask.settled and ask.write() is not None:
         ask.answered(Conflict())
         ask.found(found)
@@ -757,7 +757,7 @@ def test_who_is_deposed_knows_it_and_what_is_gone_is_forgotten() -> None:
 def test_what_became_of_nobody_knows_is_read_before_it_is_offered_again() -> None:
     owner = make(stored(1))
     claiming = Claiming(owner)
-    (ask,) = asks_of(owner, ASKERS[:1])
+    (ask,) = asks_of(owner, CLAIMANTS[:1])
     ask.future.set_exception(TimeoutError("the engine is away"))
     with pytest.raises(TimeoutError):
         claiming.settled(ask, 5.0)

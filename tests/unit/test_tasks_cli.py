@@ -538,7 +538,7 @@ def test_a_task_says_whose_results_it_gets(stage: Stage) -> None:
     refused(stage.cli("enqueue", "work", "send", "--result", "to"), 3, "--result 'to' is no FIELD=ID")
     refused(stage.cli("enqueue", "work", "send", "[]", *given), 3, "must be a JSON object")
     twice = stage.cli("enqueue", "work", "send", '{"to": "a"}', *given)
-    refused(twice, 3, "has a field that is to get a result: to")
+    refused(twice, 3, "already has a field that is to get a result: to")
     odd = Task(Head(stage.queue.new_id(), "work", "send"), b'{"$results": 7}')
     (task,) = stage.queue.commit([Enqueue(odd, 0)])
     assert 'payload: {"$results": 7}' in stage.cli("show", "work", task).out

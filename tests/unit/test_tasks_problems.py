@@ -101,10 +101,10 @@ def test_who_does_not_wait_gets_nothing_at_once(dispenser: Dispenser) -> None:
 @pytest.mark.rule("SK-16")
 def test_who_waits_when_the_server_stops_gets_nothing(dispenser: Dispenser) -> None:
     dispenser.start(Partitions())  # type: ignore[arg-type]
-    asker = dispenser.ask("a", 1, 1000.0)
+    client = dispenser.ask("a", 1, 1000.0)
     dispenser.stop()
     dispenser.stop()
-    assert asker.future.result(timeout=0) == []
+    assert client.future.result(timeout=0) == []
     with pytest.raises(errors.RetryLater, match="stops"):
         dispenser.ask("b", 1, 0.0)
 
@@ -113,7 +113,7 @@ def test_who_waits_when_the_server_stops_gets_nothing(dispenser: Dispenser) -> N
 def test_not_all_connections_are_of_those_who_wait(dispenser: Dispenser) -> None:
     dispenser = Dispenser(dispenser._context, max_waiting=2)
     waiting = [dispenser.ask("a", 1, 1000.0) for _ in range(2)]
-    with pytest.raises(Refusal, match="2 wait for a task already") as refused:
+    with pytest.raises(Refusal, match="2 clients wait for a task already") as refused:
         dispenser.ask("b", 1, 0.1)
     dispenser.ask("b", 1, 0.0)
     dispenser.forget(waiting[0])

@@ -1,4 +1,4 @@
-"""Hands out the claims that a server's source gives, to whoever asks, in the order of asking."""
+"""Hands out the claims of a server's source to waiting clients, in FIFO order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A claim for somebody who asked, ``waited_s`` seconds before the claim was asked for."""
+    """A claim for a client that had waited ``waited_s`` seconds when the claim was requested."""
 
     claimed: Claimed
     payload: bytes
@@ -38,10 +38,10 @@ class Lent:
 
 
 @dataclass(slots=True, eq=False)
-class Asker:
-    """Somebody who asks for claims and waits until ``deadline``, seconds of the context's clock.
+class WaitingClient:
+    """A client that waits for claims until ``deadline``, in seconds of the context's clock.
 
-    ``names`` are the functions that he knows, None for any.
+    ``names`` are the functions that it knows, None for any.
     """
 
     worker: str
@@ -55,7 +55,7 @@ class Asker:
 class Dispenser:
     """The one thread of a server that claims. All methods may be called from any thread.
 
-    At most ``max_waiting`` clients wait for a task, so that there are connections for the others.
+    At most ``max_waiting`` clients wait for a task, so that connections are left for other requests.
     """
 
     def __init__(self, context: Context, max_waiting: float = math.inf) -> None:
@@ -63,15 +63,15 @@ class Dispenser:
         self._max_waiting = max_waiting
         self._woken = threading.Event()
         self.telling = Telling(context, self._woken.set)
-        """What writes the history of the claims handed out."""
+        """Writes the history of the claims that were handed out."""
         self._source: ClaimSource | None = None
         self._lock = threading.Lock()
-        self._askers: list[Asker] = []
+        self._clients: list[WaitingClient] = []
         self._stopping = False
         self._pause: float | None = 0.0
-        """Seconds until a client can be served or a claim ends, unless something wakes; None for ever."""
+        """Seconds until a client can be served or a claim ends, unless woken before; None for ever."""
         self._claims_fail_for_s: float | None = None
-        """Seconds to pause before claiming is tried again, as it has failed; None where it works."""
+        """Seconds before claiming is retried; None unless it has failed."""
         self._loop = Loop("dispenser", self._step, context.errors)
 
     def start(self, source: ClaimSource) -> None:
@@ -85,16 +85,16 @@ class Dispenser:
         self._loop.start()
 
     def wake(self) -> None:
-        """There may be something to claim."""
+        """Look for tasks to claim."""
         self._woken.set()
 
     def owned(self, partitions: int) -> int:
-        """How many of the queue's ``partitions`` partitions claims are handed out of now."""
+        """Return how many of the queue's ``partitions`` partitions this server claims from."""
         held = self._source
         return 0 if held is None else sum(held.owns(number) for number in range(partitions))
 
     def stop(self) -> None:
-        """Hand out no more: who waits is answered with nothing. Stopping twice does nothing."""
+        """Hand out no more claims; waiting clients get none. Stopping twice does nothing."""
         with self._lock:
             self._stopping = True
         self._woken.set()
@@ -103,38 +103,40 @@ class Dispenser:
         self._context.errors.ended("claims")
         self.telling.close()
         with self._lock:
-            askers, self._askers = self._askers, []
-        for each in askers:
+            clients, self._clients = self._clients, []
+        for each in clients:
             self._hand_out(each, [])
 
-    def ask(self, worker: str, limit: int, wait_s: float, names: Collection[str] | None = None) -> Asker:
-        """Ask for at most ``limit`` claims of these functions, waiting for at most ``wait_s`` seconds.
+    def ask(
+        self, worker: str, limit: int, wait_s: float, names: Collection[str] | None = None
+    ) -> WaitingClient:
+        """Request at most ``limit`` claims of these functions, and wait at most ``wait_s`` seconds.
 
-        The asker's future gets them, or the error of an engine that is away.
+        The client's future gets the claims, or the error of an engine that is away.
 
         Raises:
             RetryLater: the server stops.
-            Refusal: too many wait already.
+            Refusal: too many clients wait already.
         """
         now = self._context.clock.now()
-        asker = Asker(worker, limit, now, now + wait_s, names)
+        client = WaitingClient(worker, limit, now, now + wait_s, names)
         with self._lock:
             if self._stopping:
                 raise RetryLater("the server stops; ask another")
-            if wait_s > 0 and len(self._askers) >= self._max_waiting:
-                raise Refusal(TOO_MANY, f"{self._max_waiting} wait for a task already")
-            self._askers.append(asker)
+            if wait_s > 0 and len(self._clients) >= self._max_waiting:
+                raise Refusal(TOO_MANY, f"{self._max_waiting} clients wait for a task already")
+            self._clients.append(client)
         self._woken.set()
-        return asker
+        return client
 
-    def forget(self, asker: Asker) -> None:
+    def forget(self, client: WaitingClient) -> None:
         """Give back what was claimed for a client that has hung up."""
         with self._lock:
-            is_waiting = asker in self._askers
+            is_waiting = client in self._clients
             if is_waiting:
-                self._askers.remove(asker)
+                self._clients.remove(client)
         if not is_waiting:
-            asker.future.add_done_callback(self._give_back_all)
+            client.future.add_done_callback(self._give_back_all)
 
     def _step(self) -> bool:
         self._woken.wait(self._pause)
@@ -147,7 +149,7 @@ class Dispenser:
         if self._claims_fail_for_s is not None:
             self._try_claiming()
         if self._source is not None and self._claims_fail_for_s is None:
-            self._source.lend()  # what nobody here asks for
+            self._source.lend()  # tasks that no client here can take
         pauses = (self._pause_s(self.telling.end_over()), self._claims_fail_for_s)
         self._pause = min((each for each in pauses if each is not None), default=None)
         return True
@@ -169,54 +171,54 @@ class Dispenser:
 
     def _serve_all(self) -> None:
         """Hand out claims to waiting clients in FIFO order, as long as there is something to claim."""
-        unserved: list[Asker] = []
+        unserved: list[WaitingClient] = []
         try:
-            while (asker := self._first()) is not None:
-                if not self._serve(asker):
-                    unserved.append(asker)
-                    if asker.names is None:
+            while (client := self._first()) is not None:
+                if not self._serve(client):
+                    unserved.append(client)
+                    if client.names is None:
                         break
         finally:
             with self._lock:
-                self._askers[:0] = unserved
+                self._clients[:0] = unserved
 
-    def _serve(self, asker: Asker) -> bool:
+    def _serve(self, client: WaitingClient) -> bool:
         """Answer a client with claims or an error; False if there is nothing for it to claim."""
         try:
-            lent = self._claim(asker)
-        except Exception as error:  # whoever waits must be told, whatever it is
+            lent = self._claim(client)
+        except Exception as error:  # the client waits for an answer, whatever the error is
             self._claims_fail_for_s = self._context.errors.failed("claims", error)
-            _refuse(asker, error)
+            _refuse(client, error)
             return True
         self._claims_work()
         if lent:
-            self._hand_out(asker, lent)
+            self._hand_out(client, lent)
         return bool(lent)
 
-    def _first(self) -> Asker | None:
+    def _first(self) -> WaitingClient | None:
         """Take the first waiting client out of the line, so that it can't be forgotten while it is served."""
         with self._lock:
-            return self._askers.pop(0) if self._askers and not self._stopping else None
+            return self._clients.pop(0) if self._clients and not self._stopping else None
 
     def _answer_late(self) -> None:
         """Answer timed-out long polls with no claim."""
         now = self._context.clock.now()
         with self._lock:
-            late = [each for each in self._askers if each.deadline <= now]
-            self._askers = [each for each in self._askers if each.deadline > now]
+            late = [each for each in self._clients if each.deadline <= now]
+            self._clients = [each for each in self._clients if each.deadline > now]
         for each in late:
             self._hand_out(each, [])
 
-    def _claim(self, asker: Asker) -> list[Lent]:
+    def _claim(self, client: WaitingClient) -> list[Lent]:
         if self._source is None:
             return []
-        claimed = self._source.claim(asker.limit, asker.names, asker.worker)
+        claimed = self._source.claim(client.limit, client.names, client.worker)
         if not claimed:
             return []
         try:
             for each in claimed:
                 self.telling.claimed(each)
-            lent, unlent = self._with_payloads(asker, claimed)
+            lent, unlent = self._with_payloads(client, claimed)
         except BaseException:
             for each in claimed:
                 self._give_back(each)
@@ -229,9 +231,9 @@ class Dispenser:
         return lent
 
     def _with_payloads(
-        self, asker: Asker, claimed: Sequence[Claimed]
+        self, client: WaitingClient, claimed: Sequence[Claimed]
     ) -> tuple[list[Lent], list[tuple[Claimed, RebalanserError | None]]]:
-        """Claims with their payloads; and those not handed out, for an error or as all is too much."""
+        """Return claims with their payloads, and those not handed out: with an error, or over the limit."""
         assert self._source is not None
         lent: list[Lent] = []
         unlent: list[tuple[Claimed, RebalanserError | None]] = []
@@ -240,13 +242,13 @@ class Dispenser:
             payload = self._filled(each, payloads) if room > 0 else None
             if isinstance(payload, bytes):
                 room -= len(payload) - len(payloads[each.stored.head.id])
-                lent.append(Lent(each, payload, max(0.0, each.sent_at - asker.asked_at)))
+                lent.append(Lent(each, payload, max(0.0, each.sent_at - client.asked_at)))
             else:
                 unlent.append((each, payload))
         return lent, unlent
 
     def _filled(self, claimed: Claimed, payloads: Mapping[TaskId, bytes]) -> bytes | RebalanserError:
-        """A claimed task's payload with the results that it gets; why there is none.
+        """Return a claimed task's payload with the results that it gets, or why there is none.
 
         Raises:
             RetryLater: the engine is away.
@@ -259,10 +261,10 @@ class Dispenser:
         except InvalidTask as error:
             return error
 
-    def _hand_out(self, asker: Asker, lent: list[Lent]) -> None:
+    def _hand_out(self, client: WaitingClient, lent: list[Lent]) -> None:
         try:
-            asker.future.set_result(lent)
-        except InvalidStateError:  # who asked has hung up meanwhile
+            client.future.set_result(lent)
+        except InvalidStateError:  # the client has hung up meanwhile
             for each in lent:
                 self._give_back(each.claimed)
         else:
@@ -270,10 +272,10 @@ class Dispenser:
                 self._context.metrics.started(each.claimed.stored.head.name)
 
     def _pause_s(self, end_at: float | None) -> float | None:
-        """How long nobody can be served and no claim ends, if nobody wakes; None for ever."""
+        """Return the seconds until a client can be served or a claim ends, unless woken; None for ever."""
         with self._lock:
-            deadlines = [each.deadline for each in self._askers]
-            asked = [each.names for each in self._askers]
+            deadlines = [each.deadline for each in self._clients]
+            asked = [each.names for each in self._clients]
         times = [*deadlines, *([] if end_at is None else [end_at])]
         if self._source is not None:
             wakeup = self._source.next_wakeup(_all_of(asked) if asked else ())
@@ -287,7 +289,7 @@ class Dispenser:
             self._give_back(each.claimed)
 
     def _give_back(self, claimed: Claimed) -> None:
-        """Release a claim that nobody has: its try is not counted."""
+        """Release a claim that no client has; its try is not counted."""
         task: TaskId = claimed.stored.head.id
         self.telling.ended(task, claimed.held)
         ask = MoveAsk(claimed.stored, lambda stored: rules.release(stored.state, claimed.held), lasting=True)
@@ -295,7 +297,7 @@ class Dispenser:
         self._context.submit(ask)
 
     def _fail(self, claimed: Claimed, error: RebalanserError) -> None:
-        """End the try of a task that no worker can do anything with, for good if it is the task's fault."""
+        """Fail the try of a task that no worker can run; the task is dead if the fault is its own."""
         due = None if isinstance(error, InvalidTask) else self._context.clock.wall() + self._context.ttl_s
         self._context.errors.ignored("a payload", error)
         self.telling.ended(claimed.stored.head.id, claimed.held)
@@ -308,12 +310,12 @@ class Dispenser:
         )
 
 
-def _refuse(asker: Asker, error: BaseException) -> None:
-    with suppress(InvalidStateError):  # who asked has hung up meanwhile
-        asker.future.set_exception(error)
+def _refuse(client: WaitingClient, error: BaseException) -> None:
+    with suppress(InvalidStateError):  # the client has hung up meanwhile
+        client.future.set_exception(error)
 
 
 def _all_of(asked: Sequence[Collection[str] | None]) -> set[str] | None:
-    """The functions that somebody asks for; None where somebody takes any."""
+    """Return the functions that clients can take; None if a client takes any."""
     named = [names for names in asked if names is not None]
     return None if len(named) < len(asked) else {name for names in named for name in names}

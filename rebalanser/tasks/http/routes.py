@@ -20,7 +20,7 @@ from rebalanser.tasks.functions import Id, Seconds
 from rebalanser.tasks.http import messages, operations, problems
 from rebalanser.tasks.http.claim_history import named
 from rebalanser.tasks.http.claim_routes import Holding
-from rebalanser.tasks.http.dispenser import Asker, Dispenser, Lent
+from rebalanser.tasks.http.dispenser import Dispenser, Lent, WaitingClient
 from rebalanser.tasks.http.messages import (
     MAX_BATCH,
     Changed,
@@ -62,7 +62,7 @@ AtLeast = Annotated[
 
 
 class Server:
-    """What the paths work on: one queue and the dispenser of its claims."""
+    """Handlers of all paths, on one queue and the dispenser of its claims."""
 
     def __init__(self, queue: Queue, dispenser: Dispenser) -> None:
         self.queue = queue
@@ -70,7 +70,7 @@ class Server:
         self.routers = (self._tasks(), self._selections(), self._pauses(), self._claims())
 
     async def named(self, queue: str) -> None:
-        """See that a request means this queue. Needs no thread: others may all wait for the store."""
+        """Refuse a request for another queue. Takes no thread: all threads may wait for the store."""
         if queue != self.queue.name:
             raise UnknownQueue(f"this server serves the queue {self.queue.name!r}, not {queue!r}")
 
@@ -112,11 +112,13 @@ class Server:
         def list_tasks(
             status: Annotated[list[Status] | None, Query(description="Those in one of these only.")] = None,
             after: Annotated[Id | None, Query(description="Those with greater ids only.")] = None,
-            limit: Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="At most so many.")] = None,
+            limit: Annotated[
+                int | None, Query(ge=1, le=MAX_PAGE, description="Maximum number of tasks.")
+            ] = None,
             at_least: AtLeast = 0,
             name: Annotated[Label | None, Query(description="Those of this function only.")] = None,
             older_than_s: Annotated[
-                Seconds, Query(description="Those that were enqueued more than so many seconds ago only.")
+                Seconds, Query(description="Only tasks that were enqueued more than this many seconds ago.")
             ] = 0.0,
             newest: Annotated[
                 bool, Query(description="The newest first, at most 1000; goes with no `after` or `at_least`.")
@@ -138,7 +140,7 @@ class Server:
 
         @router.get("/tasks/{task}")
         def get_task(task: TaskPath, at_least: AtLeast = 0) -> FullTaskDocument:
-            """Get a task with its payload, what has become of it, and its result."""
+            """Get a task with its payload, state and result."""
             return operations.full(queue, task, at_least)
 
         @router.get(
@@ -239,9 +241,9 @@ class Server:
 
         @router.post("/claims")
         async def claim(asked: ClaimRequest, request: Request) -> ClaimedTasks:
-            """Claim the best tasks of this server's partitions (SK-5), waiting where there is none."""
-            asker = self.dispenser.ask(asked.worker, asked.limit, asked.wait_s, asked.names)
-            lent = await self._waited(asker, request)
+            """Claim the best tasks of this server's partitions (SK-5), waiting if there is none."""
+            client = self.dispenser.ask(asked.worker, asked.limit, asked.wait_s, asked.names)
+            lent = await self._waited(client, request)
             return ClaimedTasks(claims=tuple(_claimed(each, queue.context.ttl_s) for each in lent))
 
         @router.post(f"{of_claim}/renew", responses=fenced)
@@ -275,9 +277,9 @@ class Server:
 
         return router
 
-    async def _waited(self, asker: Asker, request: Request) -> list[Lent]:
-        """What the asker is given; if he hangs up before, it is given back."""
-        lent = asyncio.wrap_future(asker.future)
+    async def _waited(self, client: WaitingClient, request: Request) -> list[Lent]:
+        """Wait for a client's claims, and give them back if it hangs up before."""
+        lent = asyncio.wrap_future(client.future)
         hung_up = asyncio.ensure_future(_hung_up(request))
         try:
             either: set[asyncio.Future[Any]] = {lent, hung_up}
@@ -287,7 +289,7 @@ class Server:
         finally:
             hung_up.cancel()
             if not lent.done():
-                self.dispenser.forget(asker)
+                self.dispenser.forget(client)
         return []
 
 

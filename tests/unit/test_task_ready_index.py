@@ -8,7 +8,7 @@ import pytest
 
 from rebalanser.tasks.model import Head, State, Stored
 from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.ready_index import Shelves
+from rebalanser.tasks.ready_index import ReadyByName
 
 NAMES = ("a", "b", "c")
 
@@ -21,27 +21,27 @@ def head(number: int, name: str, priority: int = 0) -> Head:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_best_of_some_names_is_that_of_a_list_that_is_searched(seed: int) -> None:
     random = Random(seed)
-    shelves, known = Shelves(), dict[str, Head]()
+    ready, known = ReadyByName(), dict[str, Head]()
     for step in range(500):
         match random.randrange(3):
             case 0:
                 number = random.randrange(50)
                 fresh = head(number, NAMES[step % 3], number % 2)
                 fresh = known.setdefault(fresh.id, fresh)
-                shelves.add(fresh)
+                ready.add(fresh)
             case 1:
                 gone = head(random.randrange(50), "a")
                 gone = known.pop(gone.id, gone)
-                shelves.drop(gone)
+                ready.drop(gone)
             case _:
                 names = random.choice([None, (), ("a",), ("c", "a"), ("d", "b")])
                 fitting = [each for each in known.values() if names is None or each.name in names]
                 best = min(fitting, key=lambda each: (-each.priority, each.id), default=None)
-                assert shelves.has(names) == (best is not None)
-                assert shelves.best(names) == (None if best is None else (-best.priority, best.id))
+                assert ready.has(names) == (best is not None)
+                assert ready.best(names) == (None if best is None else (-best.priority, best.id))
                 if best is not None:
-                    shelves.drop(known.pop(best.id))
-        assert set(shelves.names()) == {each.name for each in known.values()}
+                    ready.drop(known.pop(best.id))
+        assert set(ready.names()) == {each.name for each in known.values()}
 
 
 @pytest.mark.rule("SK-5", "SK-12")
