@@ -25,7 +25,7 @@ from rebalanser.errors import InvalidTask
 from rebalanser.registry.contract import Outcome, Transaction
 from rebalanser.tasks import Queue
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.key_value.steps import Visit
+from rebalanser.tasks.key_value.steps import EngineCall
 from rebalanser.tasks.model import ID_DIGITS, Enqueued
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -101,21 +101,21 @@ class Place:
 
     def watch(self) -> None:
         """Count what this process does from now on."""
-        connect, execute = sqlite3.connect, Visit.execute
+        connect, execute = sqlite3.connect, EngineCall.execute
 
         def traced(*arguments: Any, **named: Any) -> sqlite3.Connection:
             connection: sqlite3.Connection = connect(*arguments, **named)
             connection.set_trace_callback(self.statement)
             return connection
 
-        def between(visit: Visit, transaction: Transaction) -> Outcome:
+        def between(call: EngineCall, transaction: Transaction) -> Outcome:
             self.come_to()
-            outcome = execute(visit, transaction)
+            outcome = execute(call, transaction)
             self.come_to()
             return outcome
 
         sqlite3.connect = traced  # type: ignore[assignment]
-        Visit.execute = between  # type: ignore[method-assign]
+        EngineCall.execute = between  # type: ignore[method-assign]
 
 
 def main(order: dict[str, Any]) -> None:

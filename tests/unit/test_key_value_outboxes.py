@@ -36,7 +36,7 @@ def entries(*tasks: Enqueue) -> list[Enqueue]:
 
 BATCHES = {
     "one": entries(make(1)),
-    "a convoy": entries(*(make(number) for number in range(1, 6))),
+    "a run of entries": entries(*(make(number) for number in range(1, 6))),
     "a chain": entries(make(1), make(2, after=[1]), make(3, after=[2]), make(4)),
     "a large one": entries(make(1, payload=bytes(20_000)), make(2)),
     "after many": entries(make(1), make(2, after=range(PROBES, PROBES + MANY)), make(3)),

@@ -618,7 +618,7 @@ MUTANTS = (
     _mutant(
         "the witness of tasks together",
         "as many of them as depend on many others are added only if none of those was collected meanwhile",
-        _edit(EnqueueAllStep, "_founded", "guards |= dict.fromkeys(foundation.guards)", "pass"),
+        _edit(EnqueueAllStep, "_witness_guards", "guards |= dict.fromkeys(guarded.guards)", "pass"),
         "unit/test_key_value_engine.py"
         "::test_whoever_collects_between_the_steps_of_an_enqueueing[several-40-together]",
         "SK-14",

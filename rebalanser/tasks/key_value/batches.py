@@ -33,11 +33,11 @@ from rebalanser.tasks.engine import Answer, Applied
 from rebalanser.tasks.key_value.collection import settle
 from rebalanser.tasks.key_value.steps import (
     SPARE_BYTES,
+    EngineCall,
     Found,
     Otherwise,
     Read,
     Step,
-    Visit,
     bytes_of,
     parts_of,
 )
@@ -170,8 +170,8 @@ def _keys_of(nested: Transaction) -> tuple[set[str], set[str]]:
 class Batch:
     """Steps that are carried out in their order, each until it has an answer."""
 
-    def __init__(self, visit: Visit, steps: Sequence[Step]) -> None:
-        self._visit = visit
+    def __init__(self, call: EngineCall, steps: Sequence[Step]) -> None:
+        self._call = call
         self._steps = steps
         self._answers: list[Answer | None] = [None] * len(steps)
         self._wrote = False
@@ -205,14 +205,14 @@ class Batch:
         """Carry out every step once that has no answer; whether some have none still."""
         pending = self._unanswered()
         while pending:
-            pending = pending[self._advance(pending[: self._visit.max_operations]) :]
+            pending = pending[self._advance(pending[: self._call.max_operations]) :]
         return bool(self._unanswered())
 
     def _advance(self, window: Sequence[int]) -> int:
         """Carry out the first steps of these in one transaction; how many they were, 0 to read more."""
         wants = [self._steps[index].wanted() for index in window]
         found = self._look(window, wants)
-        together = Together(self._visit.max_operations, self._visit.max_request_bytes - SPARE_BYTES)
+        together = Together(self._call.max_operations, self._call.max_request_bytes - SPARE_BYTES)
         planned = self._plan(window, wants, found, together)
         if planned is None:
             return 0
@@ -227,7 +227,7 @@ class Batch:
         items: dict[str, KeyValue] = {}
         ranges: dict[str, tuple[KeyValue, ...]] = {}
         reads, unread = self._asked(window, wants)
-        for read, result in zip(reads, self._visit.look(reads), strict=True):
+        for read, result in zip(reads, self._call.look(reads), strict=True):
             if isinstance(result, KeyValue):
                 items[result.key] = result
             elif isinstance(read, Range) and isinstance(result, tuple):
@@ -283,12 +283,12 @@ class Batch:
     def _outcomes(self, together: Together) -> Sequence[Outcome]:
         """Of each step's transaction."""
         if (alone := together.alone()) is not None:
-            return [self._visit.execute(alone)]
+            return [self._call.execute(alone)]
         if (flat := together.flat()) is not None:
-            outcome = self._visit.execute(flat)
+            outcome = self._call.execute(flat)
             if outcome.succeeded:
                 return [outcome] * len(together.steps)
-        nested = self._visit.execute(together.transaction()).results[: len(together.steps)]
+        nested = self._call.execute(together.transaction()).results[: len(together.steps)]
         if not all(isinstance(each, Outcome) for each in nested):
             raise InternalError(f"nested transactions were answered {nested!r}")
         return [each for each in nested if isinstance(each, Outcome)]
@@ -298,12 +298,12 @@ class Batch:
         steps = [self._steps[index] for index in window]
         for keys, mark in {(step.keys, step.mark) for step in steps}:
             if mark is not None:
-                settle(self._visit, keys, mark)
+                settle(self._call, keys, mark)
         for step in steps:
             step.mark = None
 
     def _carry_out_alone(self, index: int) -> None:
         step = self._steps[index]
-        answer = self._answers[index] = step.carry_out_alone(self._visit)
+        answer = self._answers[index] = step.carry_out_alone(self._call)
         self._wrote |= isinstance(answer, Applied)
         self._settle([index])

@@ -26,7 +26,16 @@ from rebalanser.registry.contract import (
 )
 from rebalanser.tasks.engine import Answer, Applied, Collect, Conflict
 from rebalanser.tasks.key_value.keys import QueueKeys
-from rebalanser.tasks.key_value.steps import Found, Limits, Otherwise, Planned, Read, Step, Visit, check_bytes
+from rebalanser.tasks.key_value.steps import (
+    EngineCall,
+    Found,
+    Limits,
+    Otherwise,
+    Planned,
+    Read,
+    Step,
+    check_bytes,
+)
 from rebalanser.tasks.key_value.values import (
     Collection,
     Entry,
@@ -51,21 +60,21 @@ Replaced: TypeAlias = tuple[KeyValue, bytes]
 ItemT = TypeVar("ItemT")
 
 
-def collect(visit: Visit, keys: QueueKeys, write: Collect) -> Answer:
+def collect(call: EngineCall, keys: QueueKeys, write: Collect) -> Answer:
     """Collect all of the tasks, or none."""
-    return _Sweeper(visit, keys, uuid.uuid4().hex).collect(write)
+    return _Sweeper(call, keys, uuid.uuid4().hex).collect(write)
 
 
-def settle(visit: Visit, keys: QueueKeys, name: str) -> None:
+def settle(call: EngineCall, keys: QueueKeys, name: str) -> None:
     """Bring a collection to an end: as it decided if it has, else without effect."""
-    _Sweeper(visit, keys, name).settle()
+    _Sweeper(call, keys, name).settle()
 
 
 class _Sweeper:
     """One collection, as its collector or anybody else carries it on."""
 
-    def __init__(self, visit: Visit, keys: QueueKeys, name: str) -> None:
-        self._visit = visit
+    def __init__(self, call: EngineCall, keys: QueueKeys, name: str) -> None:
+        self._call = call
         self._keys = keys
         self._name = name
         self._record = keys.collection(name)
@@ -75,7 +84,7 @@ class _Sweeper:
         marking = Collection(
             Phase.MARKING, [(partition, task) for task, (partition, _) in write.tasks.items()]
         )
-        began = self._visit.execute(
+        began = self._call.execute(
             Transaction((Absent(self._record),), (Put(self._record, dump_collection(marking)),))
         )
         if self._mark(write, began.revision) and not self._others_depend(set(write.tasks)):
@@ -88,11 +97,11 @@ class _Sweeper:
 
     def _finish_others(self) -> None:
         """Finish what was left by collectors that died after they had decided."""
-        (records,) = self._visit.look([Range(self._keys.collections, limit=RECORDS_AT_ONCE)])
+        (records,) = self._call.look([Range(self._keys.collections, limit=RECORDS_AT_ONCE)])
         assert isinstance(records, tuple)
         for record in records:
             if load_collection(record).phase is not Phase.MARKING:
-                _Sweeper(self._visit, self._keys, self._keys.collection_of(record.key)).settle()
+                _Sweeper(self._call, self._keys, self._keys.collection_of(record.key)).settle()
 
     def _finish(self, collection: Collection, decided: int) -> None:
         try:
@@ -103,7 +112,7 @@ class _Sweeper:
             ) from error
 
     def settle(self) -> None:
-        record = self._visit.get([self._record]).get(self._record)
+        record = self._call.get([self._record]).get(self._record)
         if record is None:
             return
         collection = load_collection(record)
@@ -119,14 +128,14 @@ class _Sweeper:
     def _enter(self, phase: Phase, collection: Collection, revision: int) -> int | None:
         """Decide on the next phase; its revision, or None if that was not the record's any more."""
         put = Put(self._record, dump_collection(replace(collection, phase=phase)))
-        outcome = self._visit.execute(Transaction((Unchanged(self._record, revision),), (put,)))
+        outcome = self._call.execute(Transaction((Unchanged(self._record, revision),), (put,)))
         return outcome.revision if outcome.succeeded else None
 
     def _mark(self, write: Collect, marking: int) -> bool:
         """Mark all tasks; False if one is not what it should be, or the record has left the phase."""
         for group in _groups(write.tasks.items(), TASKS_AT_ONCE):
             revisions = {self._keys.state(partition, task): rev for task, (partition, rev) in group}
-            items = self._visit.get(revisions)
+            items = self._call.get(revisions)
             for key, revision in revisions.items():
                 if key not in items or not self._may_mark(items[key], revision):
                     return False
@@ -137,10 +146,10 @@ class _Sweeper:
 
     def _others_depend(self, tasks: AbstractSet[TaskId]) -> bool:
         """Whether a task beside these depends on one of them, once all of them are marked."""
-        self._visit.execute(Transaction(then=(Delete(self._keys.witness),)))
+        self._call.execute(Transaction(then=(Delete(self._keys.witness),)))
         for group in _groups(tasks, TASKS_AT_ONCE):
             ranges = [Range(self._keys.dependents(task), limit=LISTED_AT_ONCE) for task in group]
-            for asked, result in zip(ranges, self._visit.look(ranges), strict=True):
+            for asked, result in zip(ranges, self._call.look(ranges), strict=True):
                 if self._one_exists(asked, result, tasks):
                     return True
         return False
@@ -149,17 +158,17 @@ class _Sweeper:
         """Whether one of the dependents exists, of those listed and the further ones; but for some."""
         while isinstance(listed, tuple) and listed:
             others = {self._keys.task_that_depends(item.key) for item in listed} - but
-            if others and self._visit.get(map(self._keys.payload, others)):
+            if others and self._call.get(map(self._keys.payload, others)):
                 return True
             if len(listed) < asked.limit:
                 return False
-            (listed,) = self._visit.look([replace(asked, after=listed[-1].key)])
+            (listed,) = self._call.look([replace(asked, after=listed[-1].key)])
         return False
 
     def _may_mark(self, item: KeyValue, revision: int) -> bool:
         entry = self._load(item)
         if entry.stored.revision == revision and entry.mark:
-            settle(self._visit, self._keys, entry.mark)
+            settle(self._call, self._keys, entry.mark)
         return item.mod_revision == revision
 
     def _put_mark(self, item: KeyValue) -> Operation:
@@ -176,7 +185,7 @@ class _Sweeper:
         guards = [Unchanged(item.key, item.mod_revision) for item, _ in values]
         operations = [each for item, value in values for each in (Put(item.key, value), beside(item))]
         transaction = Transaction((Unchanged(self._record, phase), *guards), tuple(operations))
-        return self._visit.execute(transaction).succeeded
+        return self._call.execute(transaction).succeeded
 
     def _restore(self, tasks: Sequence[tuple[int, TaskId]], phase: int) -> None:
         for group in _groups(tasks, TASKS_AT_ONCE):
@@ -194,13 +203,13 @@ class _Sweeper:
             )
             for item, value in values
         )
-        self._visit.execute(Transaction(then=tuple(steps)))
+        self._call.execute(Transaction(then=tuple(steps)))
 
     def _sweep(self, tasks: Sequence[tuple[int, TaskId]], phase: int) -> None:
         for group in _groups(tasks, TASKS_AT_ONCE):
             items = self._marked(group)
             ranges = [(item, asked) for item in items for asked in self._listed(item)]
-            results = self._visit.look([asked for _, asked in ranges])
+            results = self._call.look([asked for _, asked in ranges])
             for (item, asked), listed in zip(ranges, results, strict=True):
                 self._delete(item, asked, listed)
             self._forget_keys(items)
@@ -208,7 +217,7 @@ class _Sweeper:
                 Transaction((Unchanged(item.key, item.mod_revision),), self._deletions(item))
                 for item in items
             )
-            self._visit.execute(Transaction(then=tuple(steps)))
+            self._call.execute(Transaction(then=tuple(steps)))
         self._forget(phase)
 
     def _forget_keys(self, items: Sequence[KeyValue]) -> None:
@@ -218,7 +227,7 @@ class _Sweeper:
         if not keys:
             return
         of_tasks = {self._task(item): item for item in items}
-        lasts = [(last, of_tasks.get(load_last(last).task)) for last in self._visit.get(keys).values()]
+        lasts = [(last, of_tasks.get(load_last(last).task)) for last in self._call.get(keys).values()]
         steps = tuple(
             Transaction(
                 (Unchanged(item.key, item.mod_revision), Unchanged(last.key, last.mod_revision)),
@@ -228,7 +237,7 @@ class _Sweeper:
             if item is not None
         )
         if steps:
-            self._visit.execute(Transaction(then=steps))
+            self._call.execute(Transaction(then=steps))
 
     def _listed(self, item: KeyValue) -> tuple[Range, Range]:
         """What may belong to a task in any number."""
@@ -241,9 +250,9 @@ class _Sweeper:
         while isinstance(listed, tuple) and listed:
             deletions = tuple(Delete(each.key) for each in listed)
             guards = (Unchanged(item.key, item.mod_revision),)
-            if not self._visit.execute(Transaction(guards, deletions)).succeeded:
+            if not self._call.execute(Transaction(guards, deletions)).succeeded:
                 return
-            (listed,) = self._visit.look([asked])
+            (listed,) = self._call.look([asked])
 
     def _deletions(self, item: KeyValue) -> tuple[Delete, ...]:
         task, keys = self._task(item), self._keys
@@ -258,11 +267,11 @@ class _Sweeper:
         return self._keys.partition_and_task(item.key)[1]
 
     def _forget(self, phase: int) -> None:
-        self._visit.execute(Transaction((Unchanged(self._record, phase),), (Delete(self._record),)))
+        self._call.execute(Transaction((Unchanged(self._record, phase),), (Delete(self._record),)))
 
     def _marked(self, tasks: Iterable[tuple[int, TaskId]]) -> list[KeyValue]:
         """Those of the tasks that bear this collection's mark."""
-        items = self._visit.get(self._keys.state(partition, task) for partition, task in tasks)
+        items = self._call.get(self._keys.state(partition, task) for partition, task in tasks)
         return [item for item in items.values() if self._load(item).mark == self._name]
 
     def _load(self, item: KeyValue) -> Entry:
@@ -275,7 +284,7 @@ class _Sweeper:
         size = 0
         for item, value in values:
             needed = 2 * len(item.key) + len(value)
-            if part and size + needed > self._visit.max_request_bytes // 2:
+            if part and size + needed > self._call.max_request_bytes // 2:
                 yield part
                 part, size = [], 0
             part.append((item, value))
@@ -339,9 +348,9 @@ class CollectStep(Step):
             return Otherwise.ALONE
         return Transaction(tuple(guards), tuple(deletions))
 
-    def carry_out_alone(self, visit: Visit) -> Answer:
+    def carry_out_alone(self, call: EngineCall) -> Answer:
         """Mark and sweep."""
-        return collect(visit, self.keys, self._write)
+        return collect(call, self.keys, self._write)
 
     def answer(self, outcome: Outcome) -> Answer:
         """Applied, or a conflict."""

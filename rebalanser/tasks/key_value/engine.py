@@ -52,9 +52,9 @@ from rebalanser.tasks.key_value.collection import CollectStep
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep, EnqueueStep, SkipStep
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
 from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
-from rebalanser.tasks.key_value.outbox_batches import convoys
+from rebalanser.tasks.key_value.outbox_batches import outbox_batches
 from rebalanser.tasks.key_value.reading import StatesTold
-from rebalanser.tasks.key_value.steps import Epochs, Step, Visit, limits_of
+from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, limits_of
 from rebalanser.tasks.key_value.values import dump_definition, load_definition
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
 
@@ -114,7 +114,9 @@ class KeyValueEngine(Engine, SharesSlots):
         """
         key = self._keys_of(queue).definition
         put = Put(key, dump_definition(partitions))
-        outcome = Visit(self._registry, timeout_s).execute(Transaction((Absent(key),), (put,), (Get(key),)))
+        outcome = EngineCall(self._registry, timeout_s).execute(
+            Transaction((Absent(key),), (put,), (Get(key),))
+        )
         found = outcome.results[0]
         number = load_definition(found) if isinstance(found, KeyValue) else partitions
         self._partitions[queue] = number
@@ -124,9 +126,9 @@ class KeyValueEngine(Engine, SharesSlots):
         """Carry out writes, each for itself, in few transactions; see the contract."""
         steps = [self._step(write) for write in writes]
         answers: list[Answer] = []
-        for convoy in convoys(Visit(self._registry, timeout_s), steps):
+        for batch in outbox_batches(EngineCall(self._registry, timeout_s), steps):
             try:
-                answers += convoy.answers()
+                answers += batch.answers()
             except OutcomeUnknown:
                 raise
             except RebalanserError as error:
@@ -141,11 +143,11 @@ class KeyValueEngine(Engine, SharesSlots):
         self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
     ) -> Mapping[TaskId, Stored]:
         """Those of the tasks that exist."""
-        return reading.read(Visit(self._registry, timeout_s, at_least), self._keys_of(queue), ids)
+        return reading.read(EngineCall(self._registry, timeout_s, at_least), self._keys_of(queue), ids)
 
     def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
         """The payloads of those of the tasks that exist."""
-        return reading.payloads(Visit(self._registry, timeout_s), self._keys_of(queue), ids)
+        return reading.payloads(EngineCall(self._registry, timeout_s), self._keys_of(queue), ids)
 
     def page(
         self,
@@ -159,43 +161,43 @@ class KeyValueEngine(Engine, SharesSlots):
         at_least: int = 0,
     ) -> Page:
         """Tasks in the order of their ids, those of a partition or of all, at most ``limit`` (SK-12)."""
-        visit = Visit(self._registry, timeout_s, at_least)
-        partitions = range(self._number_of_partitions(queue, visit)) if partition is None else [partition]
-        return reading.page(visit, self._keys_of(queue), partitions, statuses, after, limit)
+        call = EngineCall(self._registry, timeout_s, at_least)
+        partitions = range(self._number_of_partitions(queue, call)) if partition is None else [partition]
+        return reading.page(call, self._keys_of(queue), partitions, statuses, after, limit)
 
     def updates(
         self, queue: str, task: TaskId, timeout_s: float, *, claim: int | None = None, first: int = 0,
         limit: int = 1000,
     ) -> Sequence[Update]:  # fmt: skip
         """A task's log by claim and number, of one claim from number ``first`` on or of all (SK-9)."""
-        visit = Visit(self._registry, timeout_s)
-        return reading.updates(visit, self._keys_of(queue), task, claim, first, limit)
+        call = EngineCall(self._registry, timeout_s)
+        return reading.updates(call, self._keys_of(queue), task, claim, first, limit)
 
     def count(self, queue: str, timeout_s: float) -> Mapping[Status, int]:
         """How many tasks of a queue there are in each status, read in pages (SK-12)."""
-        return reading.count(Visit(self._registry, timeout_s), self._keys_of(queue))
+        return reading.count(EngineCall(self._registry, timeout_s), self._keys_of(queue))
 
     def ready_since(self, queue: str, wall: float, timeout_s: float) -> float | None:
         """Since when the oldest ready task waits; reads tasks in the order of their ids up to that one."""
-        visit = Visit(self._registry, timeout_s)
-        partitions = range(self._number_of_partitions(queue, visit))
-        return reading.ready_since(visit, self._keys_of(queue), partitions, wall)
+        call = EngineCall(self._registry, timeout_s)
+        partitions = range(self._number_of_partitions(queue, call))
+        return reading.ready_since(call, self._keys_of(queue), partitions, wall)
 
     def note_worker(self, queue: str, process: str, note: bytes | None, timeout_s: float) -> None:
         """Keep a process's note of itself; None deletes it."""
         key = self._keys_of(queue).workers + process
         operation = Delete(key) if note is None else Put(key, note)
-        Visit(self._registry, timeout_s).execute(Transaction(then=(operation,)))
+        EngineCall(self._registry, timeout_s).execute(Transaction(then=(operation,)))
 
     def workers(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
         """The notes of a queue's workers, by process."""
         prefix = self._keys_of(queue).workers
-        items = reading.all_values(Visit(self._registry, timeout_s), prefix)
+        items = reading.all_values(EngineCall(self._registry, timeout_s), prefix)
         return {item.key.removeprefix(prefix): item.value for item in items}
 
     def queues(self, timeout_s: float) -> Mapping[str, int]:
         """The queues that there are, with their partitions."""
-        (found,) = Visit(self._registry, timeout_s).look([Range(definitions(self._root))])
+        (found,) = EngineCall(self._registry, timeout_s).look([Range(definitions(self._root))])
         return {
             defined_queue(self._root, item.key): load_definition(item) for item in reading.key_values(found)
         }
@@ -203,7 +205,7 @@ class KeyValueEngine(Engine, SharesSlots):
     def note(self, queue: str, timeout_s: float) -> Note:
         """The note of a queue; its version is the mod revision of its key."""
         key = self._keys_of(queue).note
-        found = Visit(self._registry, timeout_s).get([key]).get(key)
+        found = EngineCall(self._registry, timeout_s).get([key]).get(key)
         return Note() if found is None else Note(found.value, found.mod_revision)
 
     def put_note(self, queue: str, content: bytes, version: int, timeout_s: float) -> bool:
@@ -211,19 +213,19 @@ class KeyValueEngine(Engine, SharesSlots):
         key = self._keys_of(queue).note
         guard = Unchanged(key, version) if version else Absent(key)
         put = Transaction((guard,), (Put(key, content),))
-        return Visit(self._registry, timeout_s).execute(put).succeeded
+        return EngineCall(self._registry, timeout_s).execute(put).succeeded
 
     def pauses(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
         """The pauses of a queue: its own under an empty name, those of its schedules by name."""
         keys = self._keys_of(queue)
-        items = reading.all_values(Visit(self._registry, timeout_s), keys.pause)
+        items = reading.all_values(EngineCall(self._registry, timeout_s), keys.pause)
         return {keys.paused(item.key): item.value for item in items}
 
     def put_pause(self, queue: str, schedule: str, pause: bytes | None, timeout_s: float) -> None:
         """Put a pause; None deletes it. Each transaction that claims has a guard on that of the queue."""
         key = self._keys_of(queue).pause_of(schedule)
         operation = Delete(key) if pause is None else Put(key, pause)
-        Visit(self._registry, timeout_s).execute(Transaction(then=(operation,)))
+        EngineCall(self._registry, timeout_s).execute(Transaction(then=(operation,)))
 
     def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
         """Call ``wake`` after each change of a queue's pauses, or where some may have been missed."""
@@ -256,18 +258,18 @@ class KeyValueEngine(Engine, SharesSlots):
         self, queue: str, slots: Sequence[FreeSlot], used: Sequence[UsedSlot], timeout_s: float
     ) -> None:
         """Publish free slots, and delete used ones, in one transaction."""
-        _slots.publish(Visit(self._registry, timeout_s), self._keys_of(queue), slots, used)
+        _slots.publish(EngineCall(self._registry, timeout_s), self._keys_of(queue), slots, used)
 
     def withdraw_slots(
         self, queue: str, process: str, holders: Collection[str] | None, timeout_s: float
     ) -> Sequence[UsedSlot]:
         """Delete those of a process's slots that are free; answers those that are used."""
-        return _slots.withdraw(Visit(self._registry, timeout_s), self._keys_of(queue), process, holders)
+        return _slots.withdraw(EngineCall(self._registry, timeout_s), self._keys_of(queue), process, holders)
 
     def slots(self, queue: str, timeout_s: float) -> tuple[Sequence[SlotNews], int]:
         """All free and used slots, and the revision as of which they were read."""
-        visit = Visit(self._registry, timeout_s)
-        return _slots.read(visit, self._keys_of(queue)), visit.seen
+        call = EngineCall(self._registry, timeout_s)
+        return _slots.read(call, self._keys_of(queue)), call.seen
 
     def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> Watch:
         """Tell ``sink`` every slot that is published, used or deleted after ``from_revision``."""
@@ -296,11 +298,11 @@ class KeyValueEngine(Engine, SharesSlots):
             keys = self._keys[queue] = QueueKeys(self._root, queue)
         return keys
 
-    def _number_of_partitions(self, queue: str, visit: Visit) -> int:
+    def _number_of_partitions(self, queue: str, call: EngineCall) -> int:
         """How many partitions the queue has; none if it is not defined."""
         if queue not in self._partitions:
             key = self._keys_of(queue).definition
-            definition = visit.get([key]).get(key)
+            definition = call.get([key]).get(key)
             if definition is None:
                 return 0
             self._partitions[queue] = load_definition(definition)

@@ -5,17 +5,17 @@ that the same transaction adds needs no guard: it exists afterwards if the guard
 hold, so the new task is added under these too.
 
 Each dependency gets two keys: one names the new task, so that a collection of the dependency finds it; the
-other is only put, so that a collection that has read already finds a change. None of them may be marked by a
-collection, which could not find the new task any more.
+other is only put, so that a collection that has read already finds a change. No dependency may be marked by a
+collection, which would not find the new task.
 
-Where there are more dependencies than one transaction can guard, a *witness* is put first, a key that every
-collection deletes. Then the dependencies are read and get their keys, in as many transactions as that takes.
-Then the task is added under the guard that the witness still exists: nothing was collected in between, so all
-that existed exists. If the task is never added, its keys stay until the dependency is collected; the
-collection finds no such task and ignores them.
+If there are more dependencies than one transaction can guard, a *witness* is put first: a key that every
+collection deletes. Then the dependencies are read and get their keys, in several transactions. Then the task
+is added under the guard that the witness still exists: nothing was collected in between, so all dependencies
+still exist. If the task is never added, its keys stay until the dependency is collected; the collection finds
+no such task and ignores them.
 
-A task with a unique key is put as the last of that key, under a guard that says that the one before still is
-that, and is closed (:class:`LastOfKey`).
+A task with a unique key is put as the last of that key, under guards that the previous one is still the last
+and is closed (:class:`LastOfKey`).
 
 An entry of an outbox is taken once (SK-4): its outbox's tally is read first, guarded in the transaction that
 adds the task, and counts the entry. Tallies never go back, so a tally that counts the entry is final.
@@ -55,13 +55,13 @@ from rebalanser.tasks.engine import (
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
     SPARE_BYTES,
+    EngineCall,
     Found,
     Limits,
     Otherwise,
     Planned,
     Read,
     Step,
-    Visit,
     bytes_of,
     check_bytes,
     read_item,
@@ -89,85 +89,85 @@ TASKS_AT_ONCE: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Foundation:
-    """The guards to add a task under; or what is missing, or the collection that stands in the way."""
+class DependencyGuards:
+    """Guards under which to add a task; or the missing tasks, or the collection that has marked one."""
 
     guards: tuple[Guard, ...] = ()
     missing: tuple[TaskId, ...] = ()
     mark: str | None = None
 
 
-def lay_foundation(
-    visit: Visit, keys: QueueKeys, task: TaskId, after: Sequence[TaskId], *, existing: bool
-) -> Foundation | None:
-    """Tell the tasks ``after`` that ``task`` is going to depend on them; None if one was marked meanwhile.
+def guard_dependencies(
+    call: EngineCall, keys: QueueKeys, task: TaskId, after: Sequence[TaskId], *, existing: bool
+) -> DependencyGuards | None:
+    """Put keys at the tasks ``after`` for a new dependent ``task``; None if one was marked meanwhile.
 
-    ``existing`` says that all of them must exist.
+    With ``existing`` all of them must exist.
     """
-    witness = _witness(visit, keys)
+    witness = _witness(call, keys)
     missing: list[TaskId] = []
     for start in range(0, len(after), TASKS_AT_ONCE):
         group = after[start : start + TASKS_AT_ONCE]
-        items = visit.get([*map(keys.payload, group), *map(keys.mark, group)])
+        items = call.get([*map(keys.payload, group), *map(keys.mark, group)])
         marks = [items[key] for key in map(keys.mark, group) if key in items]
         if marks:
-            return Foundation(mark=load_mark(marks[0]))
+            return DependencyGuards(mark=load_mark(marks[0]))
         if existing:
             missing += [each for each in group if keys.payload(each) not in items]
-        if not missing and not visit.execute(_telling(keys, task, group)).succeeded:
+        if not missing and not call.execute(_notices(keys, task, group)).succeeded:
             return None
-    return Foundation((Created(keys.witness, witness.create_revision),), tuple(missing))
+    return DependencyGuards((Created(keys.witness, witness.create_revision),), tuple(missing))
 
 
-def _telling(keys: QueueKeys, task: TaskId, group: Sequence[TaskId]) -> Transaction:
+def _notices(keys: QueueKeys, task: TaskId, group: Sequence[TaskId]) -> Transaction:
     dependents = (Put(keys.dependent(each, task), b"") for each in group)
     news = (Put(keys.news(each), b"") for each in group)
     return Transaction(tuple(Absent(keys.mark(each)) for each in group), (*dependents, *news))
 
 
-def _witness(visit: Visit, keys: QueueKeys) -> KeyValue:
-    """The key that the next collection deletes, put now if it is not there."""
+def _witness(call: EngineCall, keys: QueueKeys) -> KeyValue:
+    """Return the key that the next collection deletes; put it if it does not exist."""
     key = keys.witness
-    outcome = visit.execute(Transaction((Absent(key),), (Put(key, b""),), (Get(key),)))
+    outcome = call.execute(Transaction((Absent(key),), (Put(key, b""),), (Get(key),)))
     item = read_item(outcome.results[0])
     return item or KeyValue(key, b"", outcome.revision, outcome.revision)
 
 
 class EntryOfOutbox:
-    """The entry that a step has to count."""
+    """Entry of an outbox that a step counts."""
 
     def __init__(self, entry: Forwarded, keys: QueueKeys) -> None:
         self.key = keys.tally(entry.outbox)
         self._entry = entry
 
     def follows(self, other: EntryOfOutbox) -> bool:
-        """Whether this is the entry after another of the same outbox."""
+        """True if this entry follows another one of the same outbox."""
         return self.key == other.key and self._entry.number == other._entry.number + 1
 
     def tally(self, items: Mapping[str, KeyValue]) -> Tally:
-        """The tally as it was read."""
+        """Return the tally as it was read."""
         return load_tally(items[self.key]) if self.key in items else Tally()
 
     def refusal(self, items: Mapping[str, KeyValue]) -> Taken | Conflict | None:
-        """Why the entry may not be counted, as the tally was read."""
+        """Return why the entry may not be counted, by the tally as read; None if it may."""
         return self.tally(items).refusal(self._entry)
 
     def is_skipped(self, items: Mapping[str, KeyValue]) -> bool:
-        """Whether the tally that was read says that this entry was skipped."""
+        """True if the tally as read says that this entry was skipped."""
         return self.tally(items).has_skipped(self._entry)
 
     def guard(self, items: Mapping[str, KeyValue]) -> Guard:
-        """That the tally is still as it was read."""
+        """Guard that the tally is unchanged since it was read."""
         item = items.get(self.key)
         return Absent(self.key) if item is None else Unchanged(self.key, item.mod_revision)
 
     def count(self, *, skipped: bool = False) -> Put:
-        """Count the entry."""
+        """Return the put that counts the entry."""
         return Put(self.key, dump_tally(Tally(self._entry.number, skipped)))
 
 
 class SkipStep(Step):
-    """An entry that is counted without a task."""
+    """Counts an entry without adding its task."""
 
     def __init__(self, write: Skip, keys: QueueKeys) -> None:
         self.keys = keys
@@ -187,20 +187,20 @@ class SkipStep(Step):
         return Transaction((self._entry.guard(found.items),), (self._entry.count(skipped=True),))
 
     def answer(self, outcome: Outcome) -> Answer | None:
-        """Applied, or to be planned again because the tally has changed."""
+        """Return Applied; None if the tally has changed, to plan it again."""
         return Applied(outcome.revision) if outcome.succeeded else None
 
 
 FEW: Final = 16
-"""So many tasks that one depends on are guarded one by one."""
+"""Maximum dependencies of one task that have a guard each."""
 FEW_OF_ALL: Final = 8
-"""So many tasks that those depend on that are added together are: these have a guard each, too."""
+"""Maximum dependencies of tasks that are added together that have a guard each."""
 
 
 class LastOfKey:
-    """The last task that was enqueued with the unique key of a new one, and what that means for it (SK-23).
+    """Finds out if a new task is a duplicate of the last one with its unique key (SK-23).
 
-    Where the time of the last one is over its state must be read too, which a second look does.
+    Once the last one's time is over its state counts too, which a second look reads.
     """
 
     def __init__(self, head: Head, partition: int, keys: QueueKeys) -> None:
@@ -209,18 +209,18 @@ class LastOfKey:
         self._key = keys.unique(head.name, head.unique_key)
         self._state_key = ""
         self.put = Put(self._key, dump_last(Last(head.id, partition, head.unique_for_s)))
-        """What makes the new task the last one."""
+        """Put that makes the new task the last one."""
         self.duplicate: Duplicate | None = None
-        """The answer, as things were read, if the new task is a duplicate."""
+        """Answer if the new task is a duplicate, by what was read."""
         self.guards: tuple[Guard, ...] = ()
-        """What must still hold when the task is added."""
+        """Guards under which the task may be added."""
 
     def reads(self) -> tuple[Get, ...]:
-        """What to read before :meth:`look`."""
+        """Return the reads that :meth:`look` needs."""
         return (Get(self._key), Get(self._state_key)) if self._state_key else (Get(self._key),)
 
     def look(self, items: Mapping[str, KeyValue]) -> bool:
-        """Learn from what was read; False if more must be read first."""
+        """Decide by what was read; False if more must be read first."""
         self.duplicate = None
         item = items.get(self._key)
         if item is None:
@@ -244,9 +244,9 @@ class LastOfKey:
             self.duplicate = Duplicate(last.task)
         return True
 
-    def look_alone(self, visit: Visit) -> None:
-        """Read, and learn from that."""
-        while not self.look(visit.get(each.key for each in self.reads())):
+    def look_alone(self, call: EngineCall) -> None:
+        """Read and look until it is decided."""
+        while not self.look(call.get(each.key for each in self.reads())):
             pass
 
 
@@ -276,11 +276,11 @@ class EnqueueStep(Step):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the task depends on no other, nor on what was enqueued with its key."""
+        """True if the task has neither dependencies nor a unique key."""
         return not self._after and self._last is None
 
     def lone_addition(self) -> Transaction:
-        """What adds the task, if it is alone; the outbox's tally aside."""
+        """Return the transaction that adds the task if it is alone, without the outbox's tally."""
         return Transaction((Absent(self._payload_key),), self._task_puts)
 
     def _made_puts(self, limits: Limits) -> tuple[Put, ...]:
@@ -302,12 +302,12 @@ class EnqueueStep(Step):
 
     @property
     def write(self) -> Enqueue:
-        """What is written."""
+        """The write of this step."""
         return self._write
 
-    def existing(self, visit: Visit) -> Answer | None:
-        """The answer if the id is taken; None if it is not any more."""
-        outcome = visit.execute(self._refusal())
+    def existing(self, call: EngineCall) -> Answer | None:
+        """Return the answer if the id is taken; None if it no longer is."""
+        outcome = call.execute(self._refusal())
         return None if outcome.succeeded else self.answer(outcome)
 
     def wanted(self) -> Sequence[Read]:
@@ -323,7 +323,7 @@ class EnqueueStep(Step):
         return (*tally, *(Get(self.keys.payload(task)) for task in self._after), *marks)
 
     def plan(self, found: Found) -> Planned:
-        """Put the task where its id is not taken, if all that it depends on is there still."""
+        """Put the task if its id is free and all dependencies still exist."""
         if len(self._after) > FEW:
             return Otherwise.ALONE
         refusal = self._refused_by_tally(found.items)
@@ -337,7 +337,7 @@ class EnqueueStep(Step):
         return self._planned_among(found)
 
     def _planned_among(self, found: Found) -> Planned:
-        """Put the task beside what it depends on."""
+        """Plan the task by its dependencies as read."""
         for task in self._after:
             if (mark := found.items.get(self.keys.mark(task))) is not None:
                 self.mark = load_mark(mark)
@@ -348,37 +348,39 @@ class EnqueueStep(Step):
         self._missing = tuple(missing)
         if missing:
             return self._refusal()
-        foundation = (*self._tally_guards, *self._foundation(found))
-        if self._last is not None:  # whatever depends on it is added later, when it is there or is not
-            return self._addition((*self._last.guards, *foundation))
-        found.added[self._payload_key] = foundation
-        return self._addition(foundation)
+        guarded = (*self._tally_guards, *self._dependency_guards(found))
+        if (
+            self._last is not None
+        ):  # dependents are added in a later transaction, as this one may prove a duplicate
+            return self._addition((*self._last.guards, *guarded))
+        found.added[self._payload_key] = guarded
+        return self._addition(guarded)
 
-    def carry_out_alone(self, visit: Visit) -> Answer | None:
-        """Tell all that it depends on, then add it; see :mod:`~rebalanser.tasks.key_value.enqueues`."""
-        refusal = self._refused_by_tally({} if self.entry is None else visit.get([self.entry.key]))
+    def carry_out_alone(self, call: EngineCall) -> Answer | None:
+        """Put keys at all dependencies, then add the task, as the module says."""
+        refusal = self._refused_by_tally({} if self.entry is None else call.get([self.entry.key]))
         if refusal is not None:
             return refusal
         unique_guards: tuple[Guard, ...] = ()
         if self._last is not None:
-            self._last.look_alone(visit)
+            self._last.look_alone(call)
             if self._last.duplicate is not None:
-                return self.answer(visit.execute(self._refusal()))
+                return self.answer(call.execute(self._refusal()))
             unique_guards = self._last.guards
         existing = not self._write.waits_for_unknown
-        foundation = lay_foundation(visit, self.keys, self._id, self._after, existing=existing)
-        if foundation is None:
+        guarded = guard_dependencies(call, self.keys, self._id, self._after, existing=existing)
+        if guarded is None:
             return None
-        self._missing = foundation.missing
-        self.mark = foundation.mark
+        self._missing = guarded.missing
+        self.mark = guarded.mark
         if self.mark is not None:
             return None
-        guards = (*self._tally_guards, *unique_guards, *foundation.guards)
+        guards = (*self._tally_guards, *unique_guards, *guarded.guards)
         nested = self._refusal() if self._missing else self._addition(guards)
-        return self.answer(visit.execute(nested))
+        return self.answer(call.execute(nested))
 
     def answer(self, outcome: Outcome) -> Answer | None:
-        """Applied, taken, a duplicate, or without what it depends on; None where that has changed since."""
+        """Return the answer by what the transaction has found; None if it must be planned again."""
         if outcome.succeeded:
             if self._last is not None and self._last.duplicate is not None:
                 return self._last.duplicate
@@ -399,11 +401,11 @@ class EnqueueStep(Step):
         entry = load_task(self.keys.queue, partition, task, state.key, state.value, state.mod_revision)
         return Exists(entry.stored, payload)
 
-    def _addition(self, foundation: Sequence[Guard]) -> Transaction:
-        return Transaction((Absent(self._payload_key), *foundation), self._puts, self._reads())
+    def _addition(self, guarded: Sequence[Guard]) -> Transaction:
+        return Transaction((Absent(self._payload_key), *guarded), self._puts, self._reads())
 
     def _refusal(self) -> Transaction:
-        """It is a duplicate, or depends on what is not there; but if its id is taken, that is the answer."""
+        """Return the transaction of a refused task, which reads the task that may have its id."""
         return Transaction((Absent(self._payload_key), *self._tally_guards), (), self._reads())
 
     def _reads(self) -> tuple[Get, ...]:
@@ -412,7 +414,7 @@ class EnqueueStep(Step):
         return (Get(state_key), Get(self._payload_key), Get(self.keys.long_payload(self._id)), *tally)
 
     def _refused_by_tally(self, items: Mapping[str, KeyValue]) -> Taken | Conflict | None:
-        """Why the entry may not be taken as the tally was read; if it may, that is guarded from now on."""
+        """Return why the entry may not be taken, by the tally as read; None if it may, under a guard."""
         if self.entry is None:
             return None
         self._tally_guards = (self.entry.guard(items),)
@@ -422,8 +424,8 @@ class EnqueueStep(Step):
         key = self.keys.payload(task)
         return self._write.waits_for_unknown or key in found.added or key in found.items
 
-    def _foundation(self, found: Found) -> tuple[Guard, ...]:
-        """Guards that hold only if all that it depends on exists unmarked when it is added."""
+    def _dependency_guards(self, found: Found) -> tuple[Guard, ...]:
+        """Return guards that hold if all dependencies exist unmarked when the task is added."""
         guards: dict[Guard, None] = {}
         for task in self._after:
             guards[Absent(self.keys.mark(task))] = None
@@ -436,10 +438,10 @@ class EnqueueStep(Step):
 
 
 class EnqueueAllStep(Step):
-    """New tasks, all or none, in one transaction.
+    """Adds tasks in one transaction, all or none.
 
-    One that depends on another of them needs no guard for that. Each id has a guard, and so has what they
-    depend on beside each other; where that is much, it is one on the witness.
+    Dependencies among them need no guard. Each id has a guard, and so has each other dependency; if these are
+    many, there is one guard on the witness instead.
     """
 
     def __init__(self, enqueues: Sequence[Enqueue], keys: QueueKeys, limits: Limits) -> None:
@@ -449,22 +451,22 @@ class EnqueueAllStep(Step):
         check_bytes(f"{len(enqueues)} tasks that are enqueued together", size, limits.task)
 
     def plan(self, found: Found) -> Planned:  # noqa: ARG002
-        """Its transaction takes no other step."""
+        """Return that its transaction takes no other step."""
         return Otherwise.ALONE
 
     def answer(self, outcome: Outcome) -> Answer | None:
-        """Applied, or to be planned again."""
+        """Return Applied; None to plan it again."""
         return Applied(outcome.revision) if outcome.succeeded else None
 
-    def carry_out_alone(self, visit: Visit) -> Answer | None:
-        """Look at all, then add them under the guard that it is still so."""
+    def carry_out_alone(self, call: EngineCall) -> Answer | None:
+        """Read all tasks concerned, then add the new ones under guards that nothing has changed."""
         outer = self._outer()
         needed = dict.fromkeys(task for tasks in outer.values() for task in tasks)
         own = [self.keys.payload(step.write.task.head.id) for step in self._steps]
-        items = visit.get([*own, *map(self.keys.payload, needed), *map(self.keys.mark, needed)])
+        items = call.get([*own, *map(self.keys.payload, needed), *map(self.keys.mark, needed)])
         for step, key in zip(self._steps, own, strict=True):
             if key in items:
-                return step.existing(visit)
+                return step.existing(call)
             existing = () if step.write.waits_for_unknown else outer[step.write.task.head.id]
             missing = tuple(task for task in existing if self.keys.payload(task) not in items)
             if missing:
@@ -476,14 +478,14 @@ class EnqueueAllStep(Step):
         if len(needed) <= FEW_OF_ALL:
             guards, puts = self._guards(outer, items), [Put(self.keys.news(task), b"") for task in needed]
         else:
-            found = self._founded(visit, outer)
+            found = self._witness_guards(call, outer)
             if found is None:
                 return None
             guards, puts = found, []
-        return self.answer(visit.execute(self._addition(visit, guards, puts)))
+        return self.answer(call.execute(self._addition(call, guards, puts)))
 
     def _outer(self) -> dict[TaskId, tuple[TaskId, ...]]:
-        """What each task depends on that is not added before it."""
+        """Return the dependencies of each task that are not added before it."""
         added: set[TaskId] = set()
         outer: dict[TaskId, tuple[TaskId, ...]] = {}
         for step in self._steps:
@@ -495,7 +497,7 @@ class EnqueueAllStep(Step):
     def _guards(
         self, outer: Mapping[TaskId, Sequence[TaskId]], items: Mapping[str, KeyValue]
     ) -> dict[Guard, None]:
-        """Guards that hold as long as what the tasks depend on exists unmarked."""
+        """Return guards that hold while all dependencies exist unmarked."""
         guards: dict[Guard, None] = {}
         for step in self._steps:
             for task in outer[step.write.task.head.id]:
@@ -505,33 +507,35 @@ class EnqueueAllStep(Step):
                     guards[Created(key, items[key].create_revision)] = None
         return guards
 
-    def _founded(self, visit: Visit, outer: Mapping[TaskId, Sequence[TaskId]]) -> dict[Guard, None] | None:
-        """The guards on the witness, once all that they depend on was told of the tasks; None: look again."""
+    def _witness_guards(
+        self, call: EngineCall, outer: Mapping[TaskId, Sequence[TaskId]]
+    ) -> dict[Guard, None] | None:
+        """Put keys at all dependencies, and return the guards on the witness; None to look again."""
         guards: dict[Guard, None] = {}
         for step in self._steps:
             task = step.write.task.head.id
             if outer[task]:
                 existing = not step.write.waits_for_unknown
-                foundation = lay_foundation(visit, self.keys, task, outer[task], existing=existing)
-                if foundation is None or foundation.missing or foundation.mark is not None:
+                guarded = guard_dependencies(call, self.keys, task, outer[task], existing=existing)
+                if guarded is None or guarded.missing or guarded.mark is not None:
                     return None
-                guards |= dict.fromkeys(foundation.guards)
+                guards |= dict.fromkeys(guarded.guards)
         return guards
 
-    def _addition(self, visit: Visit, guards: dict[Guard, None], puts: Sequence[Put]) -> Transaction:
-        """The transaction that adds all; where one list is too long for what it puts, in nested ones."""
+    def _addition(self, call: EngineCall, guards: dict[Guard, None], puts: Sequence[Put]) -> Transaction:
+        """Return the transaction that adds all; its puts are nested if they don't fit one list."""
         put = {each.key: each for each in puts}
         for step in self._steps:
             addition, task = step.lone_addition(), step.write.task.head
             guards |= dict.fromkeys(addition.guards)
             put |= {each.key: each for each in addition.then if isinstance(each, Put)}
-            told = (Put(self.keys.dependent(needed, task.id), b"") for needed in task.after)
-            put |= {each.key: each for each in told}
-        limit, lists = visit.max_operations, max(len(guards), visit.max_operations // 2)
+            dependents = (Put(self.keys.dependent(needed, task.id), b"") for needed in task.after)
+            put |= {each.key: each for each in dependents}
+        limit, lists = call.max_operations, max(len(guards), call.max_operations // 2)
         operations = tuple(put.values())
         flat = Transaction(tuple(guards), operations)
         what = f"{len(self._steps)} tasks that are enqueued together"
-        check_bytes(what, bytes_of(flat), visit.max_request_bytes - SPARE_BYTES)
+        check_bytes(what, bytes_of(flat), call.max_request_bytes - SPARE_BYTES)
         if flat.length <= limit:
             return flat
         length = max(0, limit - lists)

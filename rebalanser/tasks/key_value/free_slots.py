@@ -22,36 +22,38 @@ from rebalanser.tasks.engine import Lost, SlotSink
 from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.reading import all_values
-from rebalanser.tasks.key_value.steps import Visit
+from rebalanser.tasks.key_value.steps import EngineCall
 from rebalanser.tasks.key_value.values import dump_free_slot, load_slot
 
 
-def publish(visit: Visit, keys: QueueKeys, slots: Sequence[FreeSlot], used: Sequence[UsedSlot]) -> None:
+def publish(call: EngineCall, keys: QueueKeys, slots: Sequence[FreeSlot], used: Sequence[UsedSlot]) -> None:
     """Publish free slots, and delete used ones."""
     operations: list[Operation] = [Delete(keys.slot(each.process, each.holder)) for each in used]
     operations += [
         Put(keys.slot(each.process, each.holder), dump_free_slot(each), each.lease) for each in slots
     ]
-    step = visit.max_operations
+    step = call.max_operations
     for start in range(0, len(operations), step):
-        visit.execute(Transaction(then=tuple(operations[start : start + step])))
+        call.execute(Transaction(then=tuple(operations[start : start + step])))
 
 
-def withdraw(visit: Visit, keys: QueueKeys, process: str, holders: Collection[str] | None) -> list[UsedSlot]:
+def withdraw(
+    call: EngineCall, keys: QueueKeys, process: str, holders: Collection[str] | None
+) -> list[UsedSlot]:
     """Delete those slots of a process that are free; those that are used."""
     used: list[UsedSlot] = []
     free: list[KeyValue] = []
-    for item in all_values(visit, keys.slots_of(process)):
+    for item in all_values(call, keys.slots_of(process)):
         if holders is None or keys.process_and_holder(item.key)[1] in holders:
             slot = _loaded(keys, item)
             if isinstance(slot, UsedSlot):
                 used.append(slot)
             elif slot is not None:
                 free.append(item)
-    step = max(1, visit.max_operations - 1)
+    step = max(1, call.max_operations - 1)
     for start in range(0, len(free), step):
         nested = tuple(map(_deletion, free[start : start + step]))
-        for result in visit.execute(Transaction(then=nested)).results:
+        for result in call.execute(Transaction(then=nested)).results:
             if not isinstance(result, Outcome):
                 raise InternalError(f"a nested transaction was answered {result!r}")
             # A slot that has changed since it was read was used, and nothing else.
@@ -66,9 +68,9 @@ def _deletion(item: KeyValue) -> Transaction:
     return Transaction((Unchanged(item.key, item.mod_revision),), (Delete(item.key),), (Get(item.key),))
 
 
-def read(visit: Visit, keys: QueueKeys) -> list[SlotNews]:
+def read(call: EngineCall, keys: QueueKeys) -> list[SlotNews]:
     """All slots."""
-    loaded = (_loaded(keys, item) for item in all_values(visit, keys.slots))
+    loaded = (_loaded(keys, item) for item in all_values(call, keys.slots))
     return [slot for slot in loaded if slot is not None]
 
 

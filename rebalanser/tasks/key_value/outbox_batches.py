@@ -1,9 +1,9 @@
-"""Convoys: entries of one outbox that follow each other, taken in one transaction, all or none.
+"""Batches of consecutive entries of one outbox, taken in one transaction, all or none.
 
-The steps of a batch stand each in a nested transaction of its own, and no two of them may write one key. As
-all entries of an outbox write its tally, each would be a transaction by itself; so those that depend on
-nothing are put into one transaction together, under one guard on the tally, which then counts the last. Where
-that does not succeed, because an id is taken or an entry was taken before, they are carried out one by one.
+Each step of a batch has a nested transaction of its own, and no two steps may write one key. All entries of
+an outbox write its tally, so each would need a transaction of its own. Entries without dependencies therefore
+share a transaction under one guard on the tally, which then counts the last entry. If that transaction fails,
+because an id or an entry is taken, they are carried out one by one.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from rebalanser.registry.contract import Guard, Put, Transaction
 from rebalanser.tasks.engine import Answer, Applied
 from rebalanser.tasks.key_value.batches import Batch
 from rebalanser.tasks.key_value.enqueues import EnqueueStep, EntryOfOutbox
-from rebalanser.tasks.key_value.steps import SPARE_BYTES, Step, Visit, bytes_of
+from rebalanser.tasks.key_value.steps import SPARE_BYTES, EngineCall, Step, bytes_of
 
 
-class Convoy:
+class OutboxBatch:
     """Steps that are carried out together, or one by one."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, call: EngineCall) -> None:
         self.steps: list[Step] = []
-        self._visit = visit
+        self._call = call
         self._first: EntryOfOutbox | None = None
         self._last: EntryOfOutbox | None = None
         self._guards: list[Guard] = []
         self._puts: dict[str, Put] = {}
-        self._free_bytes = visit.max_request_bytes - SPARE_BYTES
+        self._free_bytes = call.max_request_bytes - SPARE_BYTES
 
     def takes(self, step: Step) -> bool:
-        """Add a step, if it may stand together with those that there are."""
+        """Add a step, if it fits those that are there; True if it was added."""
         if isinstance(step, EnqueueStep) and step.entry is not None and step.is_alone:
             return self._takes_entry(step, step.entry)
         if self._last is not None:
@@ -39,12 +39,12 @@ class Convoy:
         return True
 
     def answers(self) -> list[Answer]:
-        """Carry them out; an answer for each."""
+        """Carry out the steps, and return their answers."""
         if self._first is not None and len(self.steps) > 1:
             revision = self._carry_out(self._first)
             if revision is not None:
                 return [Applied(revision)] * len(self.steps)
-        return Batch(self._visit, self.steps).answers()
+        return Batch(self._call, self.steps).answers()
 
     def _takes_entry(self, step: EnqueueStep, entry: EntryOfOutbox) -> bool:
         if self.steps and (self._last is None or not entry.follows(self._last)):
@@ -54,7 +54,7 @@ class Convoy:
         size = bytes_of(addition)
         longest = max(len(self._guards) + len(addition.guards), len(self._puts) + len(puts))
         if self.steps and (
-            longest >= self._visit.max_operations
+            longest >= self._call.max_operations
             or size > self._free_bytes
             or not self._puts.keys().isdisjoint(puts)
         ):
@@ -67,25 +67,25 @@ class Convoy:
         return True
 
     def _carry_out(self, first: EntryOfOutbox) -> int | None:
-        """The revision at which all were taken, None if they can't be in one transaction as things stand."""
+        """Take all entries in one transaction, and return its revision; None if that was refused."""
         assert self._last is not None
-        tally = self._visit.get([first.key])
+        tally = self._call.get([first.key])
         if first.refusal(tally) is not None:
             return None
         transaction = Transaction(
             (first.guard(tally), *self._guards), (*self._puts.values(), self._last.count())
         )
-        outcome = self._visit.execute(transaction)
+        outcome = self._call.execute(transaction)
         return outcome.revision if outcome.succeeded else None
 
 
-def convoys(visit: Visit, steps: Sequence[Step]) -> Iterator[Convoy]:
-    """The steps in their order: runs of entries that may stand together, and all the others between them."""
-    convoy = Convoy(visit)
+def outbox_batches(call: EngineCall, steps: Sequence[Step]) -> Iterator[OutboxBatch]:
+    """Split steps, in order, into runs of entries that fit together and the steps between them."""
+    batch = OutboxBatch(call)
     for step in steps:
-        if not convoy.takes(step):
-            yield convoy
-            convoy = Convoy(visit)
-            convoy.takes(step)
-    if convoy.steps:
-        yield convoy
+        if not batch.takes(step):
+            yield batch
+            batch = OutboxBatch(call)
+            batch.takes(step)
+    if batch.steps:
+        yield batch

@@ -13,7 +13,7 @@ from rebalanser.registry.contract import Changed, Get, HistoryLost, KeyValue, Ra
 from rebalanser.tasks import ids
 from rebalanser.tasks.engine import Change, Lost, Page, Sink, Wants
 from rebalanser.tasks.key_value.keys import QueueKeys
-from rebalanser.tasks.key_value.steps import Visit
+from rebalanser.tasks.key_value.steps import EngineCall
 from rebalanser.tasks.key_value.values import is_marked, load_place, load_task, status_of
 from rebalanser.tasks.model import Status, Stored, TaskId, Update
 from rebalanser.tasks.rules import settles
@@ -82,11 +82,11 @@ def key_values(result: Result) -> tuple[KeyValue, ...]:
     return result
 
 
-def all_values(visit: Visit, prefix: str) -> list[KeyValue]:
+def all_values(call: EngineCall, prefix: str) -> list[KeyValue]:
     """All items of a prefix of which there are not many, read in pages."""
     found: list[KeyValue] = []
     after = ""
-    while items := key_values(visit.look([Range(prefix, after, STATES_AT_ONCE)])[0]):
+    while items := key_values(call.look([Range(prefix, after, STATES_AT_ONCE)])[0]):
         found += items
         after = items[-1].key
         if len(items) < STATES_AT_ONCE:
@@ -100,20 +100,20 @@ def load_stored(keys: QueueKeys, key: str, value: bytes, revision: int) -> Store
     return load_task(keys.queue, partition, task, key, value, revision).stored
 
 
-def read(visit: Visit, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskId, Stored]:
+def read(call: EngineCall, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskId, Stored]:
     """Those of the tasks that exist: first where they lie, then their states."""
-    places = visit.get(map(keys.payload, ids))
+    places = call.get(map(keys.payload, ids))
     found = {task: places[keys.payload(task)] for task in ids if keys.payload(task) in places}
-    states = visit.get(keys.state(load_place(place).partition, task) for task, place in found.items())
+    states = call.get(keys.state(load_place(place).partition, task) for task, place in found.items())
     tasks = (load_stored(keys, item.key, item.value, item.mod_revision) for item in states.values())
     return {stored.head.id: stored for stored in tasks}
 
 
-def payloads(visit: Visit, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskId, bytes]:
+def payloads(call: EngineCall, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskId, bytes]:
     """The payloads of those of the tasks that exist."""
     found: dict[TaskId, bytes] = {}
     long: list[TaskId] = []
-    places = visit.get(map(keys.payload, ids))
+    places = call.get(map(keys.payload, ids))
     for task in dict.fromkeys(ids):
         place = places.get(keys.payload(task))
         if place is None:
@@ -126,7 +126,7 @@ def payloads(visit: Visit, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskI
     for start in range(0, len(long), LONG_PAYLOADS_AT_ONCE):
         group = long[start : start + LONG_PAYLOADS_AT_ONCE]
         for task, item in zip(
-            group, visit.look([Get(keys.long_payload(task)) for task in group]), strict=True
+            group, call.look([Get(keys.long_payload(task)) for task in group]), strict=True
         ):
             if isinstance(item, KeyValue):
                 found[task] = item.value
@@ -134,7 +134,7 @@ def payloads(visit: Visit, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskI
 
 
 def page(
-    visit: Visit,
+    call: EngineCall,
     keys: QueueKeys,
     partitions: Sequence[int],
     statuses: frozenset[Status] | None,
@@ -144,28 +144,28 @@ def page(
     """Tasks of some partitions in the order of their ids."""
     step = min(STATES_AT_ONCE, 2 * limit // max(1, len(partitions)) + 8)
     ranges = [_after(keys, partition, after, step) for partition in partitions]
-    firsts = [key_values(result) for result in visit.look(ranges)]
+    firsts = [key_values(result) for result in call.look(ranges)]
     if not ranges:
-        visit.look([Range(keys.states, limit=1)])
+        call.look([Range(keys.states, limit=1)])
     streams = (
-        _stream(visit, keys, partition, first, step, statuses)
+        _stream(call, keys, partition, first, step, statuses)
         for partition, first in zip(partitions, firsts, strict=True)
     )
     items = list(islice(heapq.merge(*streams, key=lambda stored: stored.head.id), limit + 1))
     more = len(items) > limit
     del items[limit:]
-    return Page(tuple(items), items[-1].head.id if more and items else None, visit.seen)
+    return Page(tuple(items), items[-1].head.id if more and items else None, call.seen)
 
 
-def ready_since(visit: Visit, keys: QueueKeys, partitions: Sequence[int], wall: float) -> float | None:
+def ready_since(call: EngineCall, keys: QueueKeys, partitions: Sequence[int], wall: float) -> float | None:
     """Since when the oldest ready task waits, as its id tells."""
     after: TaskId | None = None
     since: float | None = None
     while since is None or since == wall:  # the ids of those found so far may tell no time
-        found = page(visit, keys, partitions, frozenset({Status.WAITING}), after, STATES_AT_ONCE)
+        found = page(call, keys, partitions, frozenset({Status.WAITING}), after, STATES_AT_ONCE)
         due = [each for each in found.items if each.state.due <= wall]
         needed = {task for each in due if each.state.claim is None for task in each.head.after}
-        known = read(visit, keys, list(needed)) if needed else {}
+        known = read(call, keys, list(needed)) if needed else {}
         ready = (
             each
             for each in due
@@ -188,7 +188,7 @@ def _after(keys: QueueKeys, partition: int, after: TaskId | None, step: int) -> 
 
 
 def _stream(
-    visit: Visit,
+    call: EngineCall,
     keys: QueueKeys,
     partition: int,
     items: tuple[KeyValue, ...],
@@ -203,12 +203,12 @@ def _stream(
         if len(items) < step:
             return
         step = min(2 * step, STATES_AT_ONCE)
-        (result,) = visit.look([Range(keys.states_of(partition), items[-1].key, step)])
+        (result,) = call.look([Range(keys.states_of(partition), items[-1].key, step)])
         items = key_values(result)
 
 
 def updates(
-    visit: Visit, keys: QueueKeys, task: TaskId, claim: int | None, first: int, limit: int
+    call: EngineCall, keys: QueueKeys, task: TaskId, claim: int | None, first: int, limit: int
 ) -> list[Update]:
     """A task's log, of one claim from number ``first`` on or of all."""
     prefix = keys.log(task) if claim is None else keys.log_of_claim(task, claim)
@@ -216,7 +216,7 @@ def updates(
     found: list[Update] = []
     while len(found) < limit:
         step = min(UPDATES_AT_ONCE, limit - len(found))
-        items = key_values(visit.look([Range(prefix, after, step)])[0])
+        items = key_values(call.look([Range(prefix, after, step)])[0])
         found += [Update(*keys.claim_and_sequence(item.key), item.value) for item in items]
         if len(items) < step:
             break
@@ -224,11 +224,11 @@ def updates(
     return found
 
 
-def count(visit: Visit, keys: QueueKeys) -> Mapping[Status, int]:
+def count(call: EngineCall, keys: QueueKeys) -> Mapping[Status, int]:
     """How many tasks there are in each status."""
     counted: Counter[Status] = Counter()
     after = ""
-    while items := key_values(visit.look([Range(keys.states, after, STATES_AT_ONCE)])[0]):
+    while items := key_values(call.look([Range(keys.states, after, STATES_AT_ONCE)])[0]):
         counted.update(status_of(item.key, item.value) for item in items)
         after = items[-1].key
     return dict(counted)

@@ -70,8 +70,8 @@ READS_AT_ONCE: Final = 128
 """Keys or ranges that one transaction reads at most; fewer where the registry's limit is lower."""
 
 
-class Visit:
-    """One call's transactions with the registry. All of them together take at most ``timeout_s`` seconds."""
+class EngineCall:
+    """Transactions of one call with the registry, which take at most ``timeout_s`` seconds in all."""
 
     def __init__(self, registry: Registry, timeout_s: float, at_least: int = 0) -> None:
         """``at_least`` is a revision that the registry must have seen."""
@@ -81,16 +81,16 @@ class Visit:
         self._at_least = at_least
         self._capabilities = registry.capabilities
         self.seen = 0
-        """The revision of the first answer: all that was read has seen it."""
+        """Revision of the first answer: all reads have seen it."""
 
     @property
     def max_operations(self) -> int:
-        """How long a list of a transaction may be."""
+        """Maximum length of a list of a transaction."""
         return self._capabilities.max_operations
 
     @property
     def max_request_bytes(self) -> int:
-        """How many bytes a transaction may have."""
+        """Maximum bytes of a transaction."""
         return self._capabilities.max_request_bytes
 
     def execute(self, transaction: Transaction) -> Outcome:
@@ -115,7 +115,7 @@ class Visit:
         return outcome
 
     def look(self, operations: Sequence[Operation]) -> list[Result]:
-        """The results of reading operations, however many, in few transactions."""
+        """Return the results of reading operations, in few transactions."""
         results: list[Result] = []
         step = min(READS_AT_ONCE, self.max_operations)
         for start in range(0, len(operations), step):
@@ -130,16 +130,16 @@ class Visit:
 
 Read: TypeAlias = Get | Range
 SPARE_BYTES: Final = 4096
-"""For the keys that a transaction has beside its steps."""
+"""Bytes for the keys that a transaction has beside its steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was read before a transaction was planned, and what the same transaction adds so far.
+    """Items read before a transaction is planned, and the tasks that it adds so far.
 
-    ``unread`` are keys that were not looked at, because an earlier step of the batch may put them. ``added``
-    has the keys of payloads of new tasks, and the guards under which these are added: after the transaction
-    such a task exists if its guards hold, because it was added or because it was there.
+    ``unread`` are keys that were not read, because an earlier step of the batch may put them. ``added`` has
+    the payload keys of new tasks, with the guards under which these are added: if the guards hold, such a
+    task exists after the transaction, new or old.
     """
 
     items: Mapping[str, KeyValue]
@@ -149,16 +149,16 @@ class Found:
 
 
 class Otherwise(Enum):
-    """Why a step has no transaction to stand in with others."""
+    """Reasons why a step can't share a transaction with others now."""
 
     ALONE = auto()
-    """It takes more than one transaction: it is carried out by itself."""
+    """The step takes more than one transaction: it is carried out alone."""
     LATER = auto()
-    """What it depends on is decided by the transaction that is being planned: it stands in the next one."""
+    """It depends on the transaction that is being planned: it goes into the next one."""
     READ = auto()
-    """It must read more before it can be planned, which it now :meth:`~Step.wanted`."""
+    """More must be read before it can be planned, as :meth:`~Step.wanted` now says."""
     AGAIN = auto()
-    """A collection stands in its way, which must be settled first."""
+    """A collection has marked its task, and must be settled first."""
 
 
 Planned: TypeAlias = Transaction | Answer | Otherwise
@@ -169,54 +169,53 @@ class Step(ABC):
 
     keys: QueueKeys
     mark: str | None = None
-    """The collection that has marked a task of this step, once one was met."""
+    """Collection that was found to have marked a task of this step."""
     adds: str | None = None
     """The key that exists afterwards, whether the step put it or found it, if its guards hold."""
     collects: bool = False
-    """Whether the witness must be deleted along with it."""
+    """True if the witness must be deleted along with it."""
     moves: bool = False
-    """Whether it only puts, and is nearly never refused."""
+    """True if it only puts, and is nearly never refused."""
     news: tuple[str, ...] = ()
     """Keys that are put along with it, whether it succeeds or not."""
 
     def wanted(self) -> Sequence[Read]:
-        """What must be read before it can be planned."""
+        """Return the reads that :meth:`plan` needs."""
         return ()
 
     @abstractmethod
     def plan(self, found: Found) -> Planned:
-        """Its transaction, or what it is answered as things stand."""
+        """Return its transaction, or its answer, or why it has neither yet."""
 
-    def carry_out_alone(self, visit: Visit) -> Answer | None:
-        """Carry it out in several transactions; None: plan it again."""
-        raise InternalError(f"{self!r} does not fit into a transaction ({visit.max_operations} operations)")
+    def carry_out_alone(self, call: EngineCall) -> Answer | None:
+        """Carry it out in several transactions; None to plan it again."""
+        raise InternalError(f"{self!r} does not fit into a transaction ({call.max_operations} operations)")
 
     @abstractmethod
     def answer(self, outcome: Outcome) -> Answer | None:
-        """What the outcome of its transaction means; None: plan it again."""
+        """Return the answer by the outcome of its transaction; None to plan it again."""
 
 
 class Epochs:
-    """The revisions at which epochs were written, as far as they are known here. For any threads.
+    """Caches the revisions at which epochs were written. May be used from any thread.
 
-    Only a greater token is written over an epoch, so a token has one revision, and what is known of it stays
-    true for as long as a guard on it holds.
+    Only a greater token overwrites an epoch, so each token has one revision.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, int]] = {}
 
     def revision(self, key: str, epoch: Epoch) -> int | None:
-        """At which revision the epoch was written, if that is known."""
+        """Return the revision at which an epoch was written, if known."""
         token, revision = self._known.get(key, (None, 0))
         return revision if token == epoch.token else None
 
     def learn(self, key: str, token: int, revision: int) -> None:
-        """The epoch of this key has the token since the revision."""
+        """Store the token of a key's epoch, and the revision of its write."""
         self._known[key] = (token, revision)
 
     def forget(self, key: str) -> None:
-        """The epoch may have been taken over."""
+        """Drop an epoch that may have been replaced."""
         self._known.pop(key, None)
 
 
