@@ -1,4 +1,4 @@
-"""What is asked of the store on behalf of somebody who waits: one write, made again until it is settled."""
+"""Asks: pending writes on behalf of waiting callers, each retried until it is settled."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ ResultT = TypeVar("ResultT")
 
 
 class Ask(ABC, Generic[ResultT]):
-    """One write about one task. ``future`` gets its result.
+    """One write of one task. ``future`` gets its result.
 
-    Written with :meth:`write`, then told the answer by :meth:`answered`; or, where that was lost or the
-    condition did not hold, told what is there now by :meth:`found`, and written again. One that is
-    ``lasting`` is kept for as long as the engine is away: nobody could ask again.
+    :meth:`write` returns the write, and :meth:`answered` takes the answer. If that was lost or the condition
+    failed, :meth:`found` takes the stored task before the next write. A ``lasting`` ask is kept while the
+    engine is away, as no caller could repeat it.
     """
 
     after: Sequence[TaskId] = ()
-    """Tasks about which all earlier asks must be settled before this one is written."""
+    """Tasks whose earlier asks must be settled before this one is written."""
 
     def __init__(self, task: TaskId, *, lasting: bool = False) -> None:
         self.task = task
@@ -52,18 +52,18 @@ class Ask(ABC, Generic[ResultT]):
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing more to do."""
+        """True if it has a result or an error."""
         return self.future.done()
 
     def fail(self, error: BaseException) -> None:
-        """Raise this from the future, unless it is settled."""
+        """Set an error on the future, unless it is settled."""
         if not self.settled:
-            with suppress(InvalidStateError):  # whoever waited has cancelled it meanwhile
+            with suppress(InvalidStateError):  # the caller has cancelled it meanwhile
                 self.future.set_exception(error)
 
     @abstractmethod
     def write(self) -> Write | None:
-        """What to write now; None if that has settled it."""
+        """Return the next write; None if the ask is settled instead."""
 
     @abstractmethod
     def answered(self, answer: Answer) -> None:
@@ -71,14 +71,14 @@ class Ask(ABC, Generic[ResultT]):
 
     @abstractmethod
     def found(self, stored: Stored | None) -> None:
-        """Take what is there now."""
+        """Take the task as it is stored now, None if it does not exist."""
 
 
 class MoveAsk(Ask["Stored | Refused"]):
-    """The next state of a task, by a rule: the result is the task with it, or why it is refused.
+    """Moves a task to its next state by a rule. The result is the moved task, or why it is refused.
 
-    With an ``epoch`` only while that is the partition's and the queue is not paused, ``update`` being written
-    with it. With a ``slot`` a claim is made for it or not at all: it is refused once the slot is gone.
+    ``update`` is written with the move. With an ``epoch`` the move needs that epoch to be the partition's and
+    the queue not to be paused. With a ``slot`` a claim is refused once the slot is gone.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class MoveAsk(Ask["Stored | Refused"]):
         self._update = update
         self._slot = slot
         self._prevented: Reason | None = None
-        """Why it was refused at the revision that it was written for, beside that revision."""
+        """Reason of a refusal other than the task's revision."""
         self._next: State | None = None
         self._refused: list[int] = []
-        """The revisions at which the condition did not hold."""
+        """Revisions at which the condition failed."""
 
     def write(self) -> Move | None:
-        """The move to the state that the rule gives."""
+        """Return the move to the state that the rule gives."""
         stored = self._stored
         decision = self._decide(stored)
         if isinstance(decision, Refused) or decision == stored.state:
@@ -124,7 +124,7 @@ class MoveAsk(Ask["Stored | Refused"]):
         )
 
     def answered(self, answer: Answer) -> None:
-        """Settled if it was applied."""
+        """Settle the ask if the move was applied."""
         if isinstance(answer, Applied):
             assert self._next is not None
             before = self._stored
@@ -139,9 +139,9 @@ class MoveAsk(Ask["Stored | Refused"]):
             raise InternalError(f"a move was answered {answer!r}")
 
     def found(self, stored: Stored | None) -> None:
-        """Go on from there; what was refused twice at one revision was refused for its epoch.
+        """Continue from the stored task; two refusals at one revision mean that the epoch is over.
 
-        Once is not enough: an engine may refuse a write for a collection that was cut off, and undo that.
+        One is not enough: an engine may refuse a write because of an interrupted collection, which it undoes.
         """
         if stored is None:
             self.future.set_result(Refused(Reason.GONE))
@@ -154,7 +154,7 @@ class MoveAsk(Ask["Stored | Refused"]):
 
 
 class EnqueueAsk(Ask[Answer]):
-    """A new task, or several: the result is the answer; one that was lost is asked for once more (SK-3)."""
+    """Enqueues one task or several. The result is the answer; after a lost one it is repeated (SK-3)."""
 
     def __init__(self, enqueue: Enqueue | EnqueueAll) -> None:
         enqueues = enqueue.enqueues if isinstance(enqueue, EnqueueAll) else (enqueue,)
@@ -163,33 +163,33 @@ class EnqueueAsk(Ask[Answer]):
         self._enqueue = enqueue
 
     def write(self) -> Enqueue | EnqueueAll:
-        """The same each time."""
+        """Return the same write each time."""
         return self._enqueue
 
     def answered(self, answer: Answer) -> None:
-        """Settled by any answer; a task that is there with this content was enqueued by an earlier try."""
+        """Settle the ask. An existing task with this content was enqueued by an earlier try."""
         if isinstance(answer, Conflict):
             raise InternalError(f"an enqueue was answered {answer!r}")
         assert isinstance(answer, Applied | Exists | Duplicate | Unknown)
         self.future.set_result(answer)
 
     def found(self, stored: Stored | None) -> None:
-        """Nothing to learn from: enqueueing again tells."""
+        """Do nothing: the repeated enqueue has the answer."""
 
 
 class TakeOverAsk(Ask[None]):
-    """A partition's new epoch (SK-13); the future raises if a newer one stands there."""
+    """Stores a partition's new epoch (SK-13); the future raises if a newer one is stored."""
 
     def __init__(self, take_over: TakeOver) -> None:
         super().__init__(f"{take_over.queue} {take_over.epoch.partition}")
         self._take_over = take_over
 
     def write(self) -> TakeOver:
-        """The same each time."""
+        """Return the same write each time."""
         return self._take_over
 
     def answered(self, answer: Answer) -> None:
-        """Settled by any answer."""
+        """Settle the ask."""
         if isinstance(answer, Applied):
             self.future.set_result(None)
         else:
@@ -201,4 +201,4 @@ class TakeOverAsk(Ask[None]):
             )
 
     def found(self, stored: Stored | None) -> None:
-        """Nothing to learn from: taking over again tells."""
+        """Do nothing: the repeated write has the answer."""

@@ -1,4 +1,4 @@
-"""Runs the bodies of tasks, each under its claim, and ends the claim as the body ended (SK-15)."""
+"""Runs the bodies of tasks under their claims, and ends each claim by how its body ended (SK-15)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from rebalanser.tasks.worker_claim import WorkerClaim
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One try: the function to call, under its claim, with arguments that were found to fit."""
+    """One try: a function, its claim, and its checked arguments."""
 
     body: TaskBody
     claim: WorkerClaim
@@ -50,80 +50,80 @@ class Job:
 
 
 class Caller(Protocol):
-    """Calls bodies. May be used from any thread, of which as many call at a time as bodies may run."""
+    """Calls bodies. May be used from any thread; as many threads call at a time as bodies may run."""
 
     def open(self) -> None:
-        """Get ready; called once, before all else."""
+        """Prepare for calls; called once, before all else."""
 
     def call(self, job: Job) -> Outcome:
-        """Call a body and wait for how it ends. Raises nothing."""
+        """Call a body, and return how it ended. Raises nothing."""
 
     def begin(self, _job: Job, /) -> Future[Outcome] | None:
-        """Begin a body that takes no thread, and give how it will end; None where it is to be called."""
+        """Begin a body that takes no thread, and return its future; None if it must be called."""
 
     def takes_thread(self, _body: TaskBody, /) -> bool:
-        """True if this body has to be called, so that a thread is taken until it ends."""
+        """True if this body must be called, and takes a thread until it ends."""
 
     def can_end(self, _body: TaskBody, /) -> bool:
-        """Whether :meth:`call` itself ends this body at its ``timeout_s`` and once its claim is lost."""
+        """True if :meth:`call` ends this body at its ``timeout_s`` and once its claim is lost."""
 
     def cut_off(self) -> None:
         """End all bodies that can be ended, now and from now on; returns at once."""
 
     def close(self) -> None:
-        """Let go of everything; no body is called any more."""
+        """Release all resources; no body is called any more."""
 
 
 class ThreadCaller:
-    """Calls each body in the thread that asks, which nothing can end but the body."""
+    """Calls each body in the calling thread. Only the body itself can end."""
 
     def open(self) -> None:
-        """Nothing to do."""
+        """No-op."""
 
     def call(self, job: Job) -> Outcome:
-        """Call a body; one that wants to exit has failed, as the process is not its own."""
+        """Call a body. A body that tries to exit the process has failed."""
         try:
             return returned(job.body.call(job.claim, job.arguments))
-        except BaseException as error:  # what ended this thread would leave the claim renewed for ever
+        except BaseException as error:  # if this thread ended, the claim would be renewed for ever
             return raised(error)
 
     def begin(self, _job: Job) -> None:
-        """All are to be called."""
+        """Return None: all bodies must be called."""
 
     def takes_thread(self, _body: TaskBody) -> bool:
-        """All do."""
+        """Return True: all bodies take a thread."""
         return True
 
     def can_end(self, _body: TaskBody) -> bool:
-        """It can end none."""
+        """Return False: no body can be ended."""
         return False
 
     def cut_off(self) -> None:
-        """Nothing can be done."""
+        """No-op: no body can be ended."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """No-op."""
 
 
 def cut_of(job: Job, ends_at: float | None, now: float) -> Cut | None:
-    """Why a body must be ended now; None if it may go on. Out of time is one that runs at ``ends_at``."""
+    """Return why a body must be ended now; None if it may go on. It times out at ``ends_at``."""
     if job.claim.stop_requested.is_set() or job.claim.deadline <= now:
         return Cut.LOST
     return Cut.TIMED_OUT if ends_at is not None and ends_at <= now else None
 
 
 @dataclass(slots=True)
-class Watch:
-    """Waits for bodies that can be ended until they have, or one of the reasons to end them is there."""
+class BodyWaits:
+    """Waits for bodies until they end or must be ended."""
 
     _waiting: set[threading.Event] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopped: bool = False
 
     def until(self, job: Job, ended: Future[Any], limit_s: float | None = None) -> Cut | None:
-        """Wait until ``ended`` is done, which gives None, or the body must be ended, and why.
+        """Wait until ``ended`` is done, and return None, or until the body must be ended, and return why.
 
-        Out of time is what has not ended within ``limit_s`` seconds from now.
+        It times out ``limit_s`` seconds from now.
         """
         woken = threading.Event()
         job.claim.stop_requested.listen(woken.set)
@@ -154,7 +154,7 @@ class Watch:
             woken.wait((deadline if ends_at is None else min(deadline, ends_at)) - now)
 
     def stop(self) -> None:
-        """Whoever waits is told to end what he waits for, now and from now on."""
+        """Have all bodies ended, now and from now on."""
         self._stopped = True
         with self._lock:
             for each in self._waiting:
@@ -166,9 +166,9 @@ _log = get_logger()
 
 
 class Bodies:
-    """The functions of a queue, and how each try of one ends. May be used from any thread.
+    """Runs tries of a queue's functions, and ends their claims. May be used from any thread.
 
-    ``clock`` tells when a failed task is due again, ``caller`` calls the functions.
+    ``clock`` says when a failed task is due again, ``caller`` calls the functions.
     """
 
     def __init__(
@@ -190,19 +190,19 @@ class Bodies:
         self._metrics = task_metrics
 
     def names(self) -> Sequence[str]:
-        """The functions that there are."""
+        """Return the names of the functions."""
         return tuple(self._functions)
 
     def can_end(self, name: str) -> bool:
-        """Whether :meth:`work` ends the bodies of a function when their time is up or their claim is lost."""
+        """True if :meth:`work` ends the bodies of a function at their time limit or once a claim is lost."""
         return self._caller.can_end(self._functions[name])
 
     def close(self) -> None:
-        """Report the failures that wait to be; once all tries have ended."""
+        """Report all pending failures; called once all tries have ended."""
         self._reports.close()
 
     def cut_off(self) -> None:
-        """End all bodies that can be ended; what they worked on goes back. Returns at once."""
+        """End all bodies that can be ended, and give their tasks back. Returns at once."""
         self._caller.cut_off()
 
     def takes_thread(self, name: str) -> bool:
@@ -210,9 +210,9 @@ class Bodies:
         return self._caller.takes_thread(self._functions[name])
 
     def work(self, claim: WorkerClaim, head: Head, payload: bytes) -> Future[None] | None:
-        """One try, from its arguments to the end of its claim; raises nothing of a body or a hook.
+        """Run one try, from its arguments to the end of its claim. Raises nothing of a body or a hook.
 
-        None if it has ended; else a future that is done once it has, in another thread.
+        Returns None if it has ended; else a future that is done once it ends in another thread.
         """
         body = self._functions[claim.name]
         try:
@@ -228,11 +228,11 @@ class Bodies:
         except RetryLater as error:
             self._give_back_without_results(claim, error)
             return None
-        except BaseException as error:  # whatever a validator does
+        except BaseException as error:  # a validator may raise anything
             self.fail(claim, head, error)
             return None
         for each in self._middleware:
-            self._told(each.before, claim)
+            self._call_hook(each.before, claim)
         job = Job(body, claim, head, payload, arguments)
         self._metrics.started(claim.name)
         began_at = self._clock.now()
@@ -248,7 +248,7 @@ class Bodies:
             self._metrics.ran(claim.name, self._clock.now() - began_at)
             try:
                 self._called(claim, head, outcome.result())
-            except BaseException as error:  # whoever waits must be told, whatever it is
+            except BaseException as error:  # the worker waits for this future
                 ended.set_exception(error)
             else:
                 ended.set_result(None)
@@ -264,26 +264,26 @@ class Bodies:
             case Raised():
                 self._raised(claim, head, outcome)
             case Cut.TIMED_OUT:
-                self._told_of_end(claim, _out_of_time(head))
+                self._call_after_hooks(claim, _out_of_time(head))
                 self.time_out(claim, head)
             case Cut.LOST | Cut.STOPPED:
-                self._told_of_end(claim, None)
+                self._call_after_hooks(claim, None)
                 self.give_back(claim)
 
     def time_out(self, claim: WorkerClaim, head: Head) -> None:
-        """The try has taken too long: its claim fails now, whatever the body still does."""
+        """Fail the claim of a try that has taken too long; its body may still run."""
         self._fail(claim, head, raised(_out_of_time(head)), self._backed_off(claim))
 
     def fail(self, claim: WorkerClaim, head: Head, error: BaseException) -> None:
-        """The try has failed by an error that its body did not raise."""
+        """Fail a try by an error that its body did not raise."""
         self._fail(claim, head, raised(error), self._backed_off(claim))
 
     def give_back(self, claim: WorkerClaim) -> None:
-        """The worker stops: the task goes back as if it had not been tried."""
+        """Give a task back, as the worker stops; the try is not counted."""
         self._end(claim, lambda stored: rules.release(stored.state, claim.held))
 
     def _give_back_unread(self, claim: WorkerClaim, error: OtherArguments) -> None:
-        """Let a task wait for a worker that can read it, ever longer: no failure is counted (SK-21)."""
+        """Give back a task that this worker can't read, with a growing delay and no failure (SK-21)."""
         self._errors.unreadable(claim.name, error)
         before = unread_before(claim.error_before)
         times = "once" if not before else f"{before + 1} times"
@@ -293,9 +293,9 @@ class Bodies:
         self._end(claim, lambda stored: rules.release(stored.state, claim.held, due, reason))
 
     def _give_back_without_results(self, claim: WorkerClaim, error: RetryLater) -> None:
-        """Let a task wait whose results can't be read, as the engine is away: no failure is counted.
+        """Give back a task whose results can't be read while the engine is away; no failure is counted.
 
-        The pause is the longest of the loops: that of the function is for failures of its own.
+        It waits as long as a loop does at most: the function's backoff is for its own failures.
         """
         self._errors.ignored(f"reading the results for {claim.name}", error)
         due = self._clock.wall() + LONGEST_PAUSE_S
@@ -308,13 +308,13 @@ class Bodies:
             except RequestTooLarge as error:
                 self._raised(claim, head, raised(GiveUp(str(error))))
                 return
-        self._told_of_end(claim, None)
+        self._call_after_hooks(claim, None)
         self._end(claim, lambda stored: rules.complete(stored.state, claim.held, result), head)
 
     def _raised(self, claim: WorkerClaim, head: Head, outcome: Raised) -> None:
         match outcome.error:
             case Fenced() if claim.is_over:
-                self._told_of_end(claim, None)
+                self._call_after_hooks(claim, None)
                 return
             case Retry(delay_s=delay_s):
                 due: float | None = self._clock.wall() + delay_s
@@ -324,15 +324,15 @@ class Bodies:
                 due = None
             case _:
                 due = self._backed_off(claim)
-        self._told_of_end(claim, outcome.error)
+        self._call_after_hooks(claim, outcome.error)
         self._fail(claim, head, outcome, due)
 
     def _backed_off(self, claim: WorkerClaim, failures: int | None = None) -> float:
-        """When a task is due again after so many failures before this one, of its tries where None."""
+        """Return when a task is due again after ``failures`` earlier failures, those of its tries if None."""
         options = self._functions[claim.name].options
         try:
             wait_s = backoff_s(options, claim.failures if failures is None else failures)
-        except BaseException as error:  # whatever the function does that says how long
+        except BaseException as error:  # the user's function may raise anything
             self._errors.ignored(f"backoff_s of {claim.name}", error)
             wait_s = options.max_backoff_s
         return self._clock.wall() + wait_s * (1 + random.uniform(0, options.jitter))  # noqa: S311 - no secret
@@ -384,7 +384,7 @@ class Bodies:
         if error is not None:
             self._metrics.ended(claim.name, metrics.Outcome.UNKNOWN)
             _log.error(
-                "nobody knows how the claim ended; if it did not, the task is tried again after its time",
+                "it is unknown if the claim has ended; if not, the task is retried after its time",
                 action="task_unsettled",
                 queue=claim.queue,
                 task=claim.task_id,
@@ -408,28 +408,28 @@ class Bodies:
             )
 
     def _fail_uncompleted(self, claim: WorkerClaim, head: Head, error: BaseException) -> None:
-        """The engine can't take the completion: were that left alone, the body would run again, to no end."""
+        """Fail a task whose completion the engine refuses: else the body would run again and again."""
         outcome = raised(error)
         due = None if kind_of(error) is ErrorKind.POISON else self._backed_off(claim)
         failed = claim.settle(lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due))
         failed.add_done_callback(partial(self._ended, claim, None, outcome.error))
 
-    def _told_of_end(self, claim: WorkerClaim, error: BaseException | None) -> None:
+    def _call_after_hooks(self, claim: WorkerClaim, error: BaseException | None) -> None:
         for each in reversed(self._middleware):
-            self._told(each.after, claim, error)
+            self._call_hook(each.after, claim, error)
 
-    def _told(self, hook: Callable[..., None], *arguments: Any) -> None:
+    def _call_hook(self, hook: Callable[..., None], *arguments: Any) -> None:
         try:
             hook(*arguments)
-        except BaseException as error:  # whatever a hook does, the task goes on
+        except BaseException as error:  # a hook never stops the task
             self._errors.ignored(f"middleware {hook.__qualname__}", error)
 
 
 def backoff_s(options: TaskOptions, failures: int) -> float:
-    """Seconds that the next try waits at least after so many failures before this one.
+    """Return the minimum seconds before the next try, after ``failures`` earlier failures.
 
     Raises:
-        InvalidArgument: the function that says it gives no number of seconds from 0.
+        InvalidArgument: the function ``backoff_s`` returns no number, or a negative one.
     """
     if not callable(options.backoff_s):
         return min(options.backoff_s * 2.0 ** min(failures, 60), options.max_backoff_s)
@@ -440,7 +440,7 @@ def backoff_s(options: TaskOptions, failures: int) -> float:
 
 
 def unread_before(error: str) -> int:
-    """How often in a row a task could not be read, as its last error says."""
+    """Return how many times in a row a task could not be read, by its last error."""
     found = _UNREAD.search(error)
     if found is None:
         return 0

@@ -98,7 +98,7 @@ class Claim(ABC):
 
     @abstractmethod
     def still_mine(self) -> bool:
-        """Whether the claim lasts, as far as this process knows.
+        """True if the claim lasts, as far as this process knows.
 
         There is always a moment between this answer and what is done with it; only a receiver that checks the
         token closes that gap.

@@ -1,4 +1,4 @@
-"""What all claims of one process share: the store, the ledger, the clock and the time that a claim lasts."""
+"""Context of a queue in one process: its engine, ledger, clock, history and metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class TaskHistory:
-    """Writes down what becomes of the claims of one process; never blocks it and never fails it."""
+    """Writes the history of one process's claims; never blocks it and never fails it."""
 
     def __init__(
         self, queue: str, label: str, sink: HistorySink | None, clock: Clock, *, fenced: bool = False
@@ -51,10 +51,10 @@ class TaskHistory:
 
     @classmethod
     def opened(cls, queue: str, label: str, settings: Settings, clock: Clock) -> Self:
-        """The history where the settings say: ``history_dir``, ``history_topic``, or nowhere.
+        """Open the history at the settings' ``history_dir`` or ``history_topic``; without both, write none.
 
         Raises:
-            InvalidUrl: the topic is no URL.
+            InvalidUrl: the topic is not a URL.
             MissingExtra: the package that the topic needs is not installed.
         """
         if settings.history_dir is None and settings.history_topic is None:
@@ -71,7 +71,7 @@ class TaskHistory:
 
     @property
     def is_written(self) -> bool:
-        """Whether there is a place for it."""
+        """True if history is written."""
         return self._journal is not None
 
     def write(
@@ -83,7 +83,7 @@ class TaskHistory:
         revision: int | None = None,
         value: int | None = None,
     ) -> None:
-        """Something became of the claim of a task that has this token."""
+        """Write an event of the claim of a task with this token."""
         if self._journal is None:
             return
         self._journal.write(
@@ -99,7 +99,7 @@ class TaskHistory:
         )
 
     def close(self) -> None:
-        """Bring everything to where it belongs, in two seconds at most."""
+        """Write out all events, in two seconds at most."""
         if self._journal is not None:
             self._journal.close(CLOSE_TIMEOUT_S)
 
@@ -108,11 +108,11 @@ ResultT = TypeVar("ResultT")
 
 
 class Context:
-    """One queue as one process uses it. May be used from any thread, and in a forked child by nobody.
+    """One queue in one process. May be used from any thread, but not in a forked child.
 
-    ``clock_name`` names the run of the clock, empty where there is no telling. ``ttl_s`` is how long a
-    claim lasts without being renewed, ``timeout_s`` how long one request to the engine may take, ``errors``
-    what follows from those of its loops, ``metrics`` counts its tasks.
+    ``clock_name`` names the run of the clock; empty if unknown. ``ttl_s`` is the seconds that a claim lasts
+    without a renewal, ``timeout_s`` the maximum seconds of one request to the engine. ``errors`` handles the
+    errors of its loops, ``metrics`` counts its tasks.
     """
 
     def __init__(
@@ -139,16 +139,16 @@ class Context:
         self.metrics = metrics
         self.ledger = Ledger(engine, queue, timeout_s, errors, engine.capabilities.max_in_flight)
         self.max_bytes = engine.capabilities.max_update_bytes
-        """The engine's limit of an update, and of a result."""
+        """Maximum bytes of an update or a result, by the engine."""
         self.is_inherited = False
-        """True in a forked child: the claims that hold it are the parent's."""
+        """True in a forked child, whose claims are the parent's."""
         forks.in_child(self._forked)
 
     def refuse_fork(self) -> None:
-        """See that this process is the one that it was opened in.
+        """Refuse use in a forked child.
 
         Raises:
-            Forked: this is a child of that one.
+            Forked: the context was opened by the parent of this process.
         """
         if self.is_inherited:
             raise Forked(
@@ -161,35 +161,35 @@ class Context:
         self.ledger.forked()
 
     def term(self) -> Term:
-        """The time of a claim that is made or renewed by a request sent from now on."""
+        """Return the term of a claim that a request from now on makes or renews."""
         return Term(self.ttl_s, self.clock_name, self.clock.now() + self.ttl_s)
 
     def submit(self, ask: Ask[ResultT]) -> Future[ResultT]:
-        """Have something written; see :meth:`~rebalanser.tasks.ledger.Ledger.submit`."""
+        """Submit an ask; see :meth:`~rebalanser.tasks.ledger.Ledger.submit`."""
         return self.ledger.submit(ask)
 
     def write(self, ask: Ask[ResultT]) -> ResultT:
-        """Have something written, and wait for the outcome; raises what the ask's future does."""
+        """Write an ask, and return its result; raises what its future does."""
         self.ledger.write_all([ask])
         return ask.future.result()
 
     def check(self, what: str, content: object) -> bytes:
-        """The content of an update or a result; see :func:`~rebalanser.tasks.claim.check_content`."""
+        """Check the content of an update or a result; see :func:`~rebalanser.tasks.claim.check_content`."""
         return check_content(what, content, self.max_bytes)
 
     def read(self, ids: Sequence[TaskId]) -> Mapping[TaskId, Stored]:
-        """Those of the tasks that exist, as they are now."""
+        """Read tasks; the result has those that exist."""
         self.refuse_fork()
         return self.engine.read(self.queue, ids, self.timeout_s)
 
     def log(self, task: TaskId, claims: int) -> Iterator[Update]:
-        """All updates of the first ``claims`` claims of a task, read page by page (SK-9)."""
+        """Read all updates of a task's first ``claims`` claims, page by page (SK-9)."""
         return read_log(partial(self.updates, task), claims)
 
     def updates(
         self, task: TaskId, claim: int | None = None, first: int = 0, limit: int = LOG_PAGE
     ) -> Sequence[Update]:
-        """A part of a task's log (SK-9)."""
+        """Read a part of a task's log (SK-9)."""
         self.refuse_fork()
         return self.engine.updates(self.queue, task, self.timeout_s, claim=claim, first=first, limit=limit)
 
@@ -217,15 +217,15 @@ class Context:
             move = Move(head.id, head.queue, stored.partition, stored.revision, decision, head=head)
             if not isinstance(engine.move_in(connection, move), Conflict):
                 return decision
-            # A renewal or an update of this very claim, whose answer is on its way, is no other claim. From
-            # here on the transaction holds the write lock: what is read next stays so.
+            # The revision may be a renewal or an update of this very claim, not yet answered. From here on
+            # the transaction holds the write lock, so the next read stays valid.
             found = self.read([head.id]).get(head.id)
             if found is None or found.revision == stored.revision:
                 return Refused(Reason.GONE if found is None else Reason.SUPERSEDED)
             stored = found
 
     def close(self) -> None:
-        """Write what waits, then let go of the store."""
+        """Settle all asks, then close the history and the engine."""
         if self.is_inherited:
             return
         self.ledger.close()
@@ -233,7 +233,7 @@ class Context:
         self.engine.close()
 
     def updated_as(self, task: TaskId, held: Held, sequence: int) -> bytes | None:
-        """What stands in the log of a claim at a number; None for nothing."""
+        """Read one update of a claim's log; None if there is none of this number."""
         found = self.updates(task, held.number, sequence, 1)
         if not found:
             return None

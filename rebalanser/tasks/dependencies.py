@@ -142,7 +142,7 @@ class Dependencies:
         return False
 
     def is_awaited(self, needed: TaskId) -> bool:
-        """Whether a task waits for this one."""
+        """True if a task waits for this one."""
         return needed in self._waiting
 
     def unknown(self, limit: int | None = None) -> list[TaskId]:

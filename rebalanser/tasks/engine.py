@@ -277,7 +277,7 @@ class Tally:
         return Conflict() if entry.number > self.number + 1 else None
 
     def has_skipped(self, entry: Forwarded) -> bool:
-        """Whether this very entry was skipped."""
+        """True if this very entry was skipped."""
         return self.skipped and entry.number == self.number
 
 
@@ -368,7 +368,7 @@ class Engine(ABC):
     def read(
         self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
     ) -> Mapping[TaskId, Stored]:
-        """Those of the tasks that exist."""
+        """Read tasks; the result has those that exist."""
 
     @abstractmethod
     def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
@@ -408,7 +408,7 @@ class Engine(ABC):
 
     @abstractmethod
     def ready_since(self, queue: str, wall: float, timeout_s: float) -> float | None:
-        """Since when the oldest ready task of a queue waits, in seconds since 1970; None where there is none.
+        """Since when the oldest ready task of a queue waits, in seconds since 1970; None if there is none.
 
         Ready at ``wall``: waiting, due, and for nothing but a worker. That is told by its id
         (:func:`~rebalanser.tasks.ids.ready_since`), and so too late where a task with a smaller id was

@@ -126,7 +126,7 @@ class FreeSlots:
         return [names for names in list(self._heaps) if self._first(names) is not None]
 
     def take(self, names: frozenset[str]) -> FreeSlot | None:
-        """Take a slot of exactly these functions, for a claim; None where there is none.
+        """Take a slot of exactly these functions, for a claim; None if there is none.
 
         :meth:`learn` of its use ends it; without a use :meth:`put_back` it or :meth:`drop` it.
         """

@@ -162,7 +162,7 @@ class EnqueueOptions(BaseModel):
     task_id: Id | None = None
     """An id from ``new_id``, for enqueueing it again to be harmless (SK-3); a new one where it is None."""
     waits_for_unknown: bool = False
-    """Whether ``after`` may name tasks that don't exist yet."""
+    """True if ``after`` may name tasks that don't exist yet."""
     unique_key: Key | None = None
     """While a task of the same function with this key is open, enqueueing gives that one's id (SK-23)."""
     unique_for_s: Seconds | None = None
@@ -439,7 +439,7 @@ class TaskBody:
 
 
 def is_coroutine_function(function: object) -> bool:
-    """Whether calling it gives a coroutine; an object may be called like a coroutine function."""
+    """True if calling it gives a coroutine; an object may be called like a coroutine function."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - whose own method it is that matters
     )

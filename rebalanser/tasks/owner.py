@@ -112,7 +112,7 @@ class Owner:
         return self._free(task)
 
     def is_taken(self, task: TaskId) -> bool:
-        """Whether a claim of the task is being written, whose outcome tells what has become of it."""
+        """True if a claim of the task is being written, whose outcome tells what has become of it."""
         return task in self._taken
 
     def heard(self, task: TaskId, status: Status) -> bool:
@@ -148,7 +148,7 @@ class Owner:
         return self._failed.get(task)
 
     def awaits(self, task: TaskId) -> bool:
-        """Whether a task here waits for this one to be complete."""
+        """True if a task here waits for this one to be complete."""
         return self._blocked.is_awaited(task)
 
     def doubt_dependencies(self) -> None:
@@ -167,7 +167,7 @@ class Owner:
         self._ready.open()
 
     def best(self, now: float, wall: float, names: Collection[str] | None = None) -> Rank | None:
-        """The task to claim next (SK-5, SK-8), of these functions, None being all; None where there is none.
+        """The task to claim next (SK-5, SK-8), of these functions, None being all; None if there is none.
 
         The same until it is :meth:`taken` or more is known. The cost grows with the number of names, and with
         the logarithm of the number of tasks.
@@ -180,7 +180,7 @@ class Owner:
         return set(self._ready.names())
 
     def ready_since(self, wall: float) -> float | None:
-        """Since when the oldest ready task waits, in seconds since 1970; None where there is none."""
+        """Since when the oldest ready task waits, in seconds since 1970; None if there is none."""
         oldest, due = self._ready.oldest(), self._scheduled.next()
         times = [] if due is None or due > wall else [due]
         if oldest is not None:
@@ -311,7 +311,7 @@ class Owner:
             self.heard(task, status)
 
     def _free(self, completed: TaskId) -> bool:
-        """Whether something waited for nothing else."""
+        """True if something waited for nothing else."""
         freed = self._blocked.completed(completed)
         for each in freed:
             self._ready.add(self._open[each].head)

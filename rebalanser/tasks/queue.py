@@ -913,7 +913,7 @@ class Queue:
         return with_blockers(tasks, self._context.read)
 
     def count(self) -> Mapping[Status, int]:
-        """How many tasks there are in each status (SK-12)."""
+        """Count the tasks in each status (SK-12)."""
         return self._context.engine.count(self.name, self._timeout_s)
 
     def status(self) -> QueueStatus:

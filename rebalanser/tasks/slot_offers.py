@@ -96,7 +96,7 @@ class SlotOffers:
             return self._others.groups()
 
     def take(self, names: frozenset[str]) -> FreeSlot | None:
-        """Take another process's slot of these functions to claim for; None where there is none."""
+        """Take another process's slot of these functions to claim for; None if there is none."""
         with self._lock:
             return self._others.take(names)
 

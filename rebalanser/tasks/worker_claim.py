@@ -42,7 +42,7 @@ class _Life:
     deadline: float
     ended: Reason | None = None
     is_completed: bool = False
-    """Whether it is known, and written down, that the claim has completed the task."""
+    """True if it is known, and written down, that the claim has completed the task."""
 
 
 class StopRequest(threading.Event):
@@ -255,7 +255,7 @@ class WorkerClaim(Claim):
 
     @property
     def is_over(self) -> bool:
-        """Whether the claim has ended, as far as this process knows."""
+        """True if the claim has ended, as far as this process knows."""
         return self._life.ended is not None
 
     @property

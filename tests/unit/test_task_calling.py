@@ -19,7 +19,7 @@ from rebalanser.errors import Fenced, InvalidArgument, InvalidHandlers, InvalidS
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry
 from rebalanser.tasks.aio.loop_caller import Supervisor
-from rebalanser.tasks.bodies import Job, ThreadCaller, Watch
+from rebalanser.tasks.bodies import BodyWaits, Job, ThreadCaller
 from rebalanser.tasks.claim import Facts, read_log
 from rebalanser.tasks.functions import TaskBody, TaskOptions, body_at, reference_of
 from rebalanser.tasks.loops import ErrorPolicy
@@ -279,7 +279,7 @@ def test_a_wish_to_be_tried_again_can_be_sent() -> None:
 @pytest.mark.rule("SK-8", "SK-15")
 def test_a_body_is_ended_for_the_first_reason_that_is_there() -> None:
     ended: Future[None] = Future()
-    watch = Watch()
+    watch = BodyWaits()
     assert watch.until(job_of(), ended, 0.0) is Cut.TIMED_OUT
     assert watch.until(job_of(claim=FakeClaim(lasts_s=-1.0)), ended, 0.0) is Cut.LOST
     lost = FakeClaim()
@@ -295,7 +295,7 @@ def test_a_body_is_ended_for_the_first_reason_that_is_there() -> None:
 @pytest.mark.parametrize("reason", [None, Cut.LOST, Cut.STOPPED])
 def test_who_waits_for_a_body_is_woken(reason: Cut | None) -> None:
     ended: Future[None] = Future()
-    claim, watch = FakeClaim(), Watch()
+    claim, watch = FakeClaim(), BodyWaits()
     told: Future[Cut | None] = Future()
     waiting = threading.Thread(
         target=lambda: told.set_result(watch.until(job_of(claim=claim), ended, FOREVER_S))
@@ -386,7 +386,7 @@ def test_all_of_a_log_is_read_in_pages(size: int) -> None:
 def test_who_has_waited_for_a_body_listens_no_more() -> None:
     ended: Future[None] = Future()
     ended.set_result(None)
-    claim, watch = FakeClaim(), Watch()
+    claim, watch = FakeClaim(), BodyWaits()
     for _ in range(3):
         assert watch.until(job_of(claim=claim), ended) is None
     assert claim.stop_requested._listeners == []

@@ -1,4 +1,4 @@
-"""Claims straight from the index of ready tasks, each a write of its own in one transaction (SK-5, SK-6)."""
+"""Claims from the index of ready tasks, in one transaction (SK-5, SK-6)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rebalanser_sqlite.tasks.reading import Running
 
 MADE_READY: Final = 500
-"""Maximum number of tasks that one transaction makes ready because a time has come."""
+"""Maximum number of tasks whose time has come that one transaction makes ready."""
 ASIDE_S: Final = 60.0
-"""Seconds before a task is offered again that could not be claimed."""
+"""Seconds before a task that could not be claimed is offered again."""
 _MAKE_DUE = (
     "UPDATE skuld_tasks SET timer = NULL, "  # noqa: S608
     f"ready = CASE WHEN blocked = 0 OR claim IS NOT NULL OR after_failure = {FAIL} "
@@ -45,7 +45,7 @@ _CLAIM = (
     "json_extract(value, '$[2]') AS holder, json_extract(value, '$[3]') AS revision "
     "FROM json_each(?)) AS new WHERE skuld_tasks.number = new.number"
 )
-"""Of those that wait, all at once: between two statements another thread may keep the interpreter."""
+"""Claims all waiting tasks in one statement: between two, another thread may hold the interpreter."""
 _WAITS = "UPDATE skuld_tasks SET ready = NULL WHERE number = ?"
 _SET_ASIDE = "UPDATE skuld_tasks SET ready = 0, timer = ? WHERE number = ?"
 _LIMIT_OF = "SELECT name, limit_key FROM skuld_tasks WHERE number = ?"
@@ -59,10 +59,9 @@ _log = logging.getLogger("rebalanser.sqlite")
 
 
 class Claims:
-    """What becomes of one request, inside a transaction that holds the write lock.
+    """Carries out one claim request, in a transaction that holds the write lock.
 
-    ``now`` is a time of the request's clock; ``over`` are claims that are counted on other clocks and over,
-    as they were read.
+    ``now`` is a time of the request's clock. ``over`` are claims that count on other clocks and are over.
     """
 
     def __init__(self, request: ClaimRequest, now: float, over: Sequence[Running]) -> None:
@@ -71,7 +70,7 @@ class Claims:
         self._over = over
 
     def carry_out(self, writing: Writing) -> Sequence[tuple[Stored, bytes | None]]:
-        """Make ready what a time has come for, then claim the best tasks; nothing while it is paused."""
+        """Make tasks ready whose time has come, then claim the best; nothing while the queue is paused."""
         request, queue = self._request, writing.queue(self._request.queue)
         if writing.is_paused(queue):
             return []
@@ -109,13 +108,13 @@ class Claims:
     def _claim(
         self, writing: Writing, queue: int, best: Sequence[Row], holders: Sequence[str]
     ) -> list[tuple[Stored, bytes | None]]:
-        """Claim these tasks; those that are dead now serve no holder, nor those that wait again."""
+        """Claim these tasks; those that become dead, or wait again, use no holder."""
         request = self._request
         claimed: list[tuple[Stored, bytes | None]] = []
         moves: list[Row] = []
         dead: list[Stored] = []
         left: list[int] = []
-        """Those that are not ready any more, nor claimed."""
+        """Numbers of tasks that are neither ready any more nor claimed."""
         waited: list[tuple[int, int, str, int]] = []
         for _, number, payload, blocked, *row in best:
             try:
@@ -153,7 +152,7 @@ class Claims:
             writing.cursor.execute(_CLAIM, given)
         for each in dead:
             writing.changed_to(queue, each.head.id, each.state.status, Status.DEAD)
-        # Only now: what is being claimed must not be held back for another one.
+        # Only now: a task that is being claimed must not be held back in favour of another.
         for number in left:
             writing.admit(queue, writing.cursor.execute(_LIMIT_OF, (number,)).fetchall())
         return claimed

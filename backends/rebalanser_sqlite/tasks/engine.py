@@ -178,7 +178,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
     def read(
         self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
     ) -> Mapping[TaskId, Stored]:
-        """Those of the tasks that exist."""
+        """Read tasks; the result has those that exist."""
         with self._reader.snapshot(Deadline.after(timeout_s), at_least) as snapshot:
             return snapshot.tasks(queue, ids)
 

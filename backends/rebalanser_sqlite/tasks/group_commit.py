@@ -1,8 +1,8 @@
-"""Group commit: writes that several threads submit at once are one transaction and one fsync.
+"""Group commit: concurrent writes of several threads share one transaction and one fsync.
 
-The first thread leads: it waits for the write lock, takes everything that waits by then, commits it, and
-hands the lead to the first of those that came meanwhile. So a single thread waits for no other, and a
-hundred need few commits. A thread whose time is up before its writes are taken withdraws them.
+The first thread leads: it waits for the write lock, takes all actions that wait by then, commits them, and
+hands the lead to the first thread that came meanwhile. So a single thread waits for no other, and a hundred
+threads need few commits. A thread whose time is up before its action is taken withdraws it.
 """
 
 from __future__ import annotations
@@ -23,31 +23,28 @@ from rebalanser_sqlite.tasks.writing import Writing
 if TYPE_CHECKING:
     from typing import Any
 
-    from rebalanser_sqlite.tasks.writing import Writing
-
 CHUNK_WEIGHT = 500
 CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Writes that are carried out together. ``weight`` is about how many rows they change, ``size`` their
-    bytes."""
+    """Writes that are carried out together: about ``weight`` rows of ``size`` bytes in all."""
 
     writes: Sequence[Write]
     weight: int
     size: int
 
     def carry_out(self, writing: Writing) -> list[Answer]:
-        """Do them all, in order."""
+        """Carry out all writes, in order."""
         return [writing.carry_out(write) for write in self.writes]
 
 
 def chunks(writes: Sequence[Write], capabilities: EngineCapabilities) -> list[Chunk]:
-    """The writes, in order, in portions; a write that is larger than a portion is one by itself.
+    """Split writes, in order, into chunks; a write larger than a chunk has its own.
 
     Raises:
-        RequestTooLarge: a payload, or those that are enqueued together, an update or a result is over its
+        RequestTooLarge: a payload, the payloads of one all-or-none enqueue, an update or a result is over its
             limit.
     """
     return list(_chunks(writes, [_size(write, capabilities) for write in writes]))
@@ -106,7 +103,7 @@ def _check(what: str, size: int, limit: int) -> None:
 
 
 GROUP_WEIGHT = 1000
-"""So many writes are taken for one transaction; it keeps others from writing for about 30 ms."""
+"""Maximum weight of one transaction, which blocks other writers for about 30 ms."""
 GROUP_BYTES = 8 << 20
 
 T = TypeVar("T")
@@ -114,8 +111,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Action(Generic[T]):
-    """What one caller wants written: about ``weight`` rows of ``size`` bytes. It may be done again if the
-    transaction that it was done in had no effect."""
+    """Writes of one caller, about ``weight`` rows of ``size`` bytes; repeated if the transaction failed."""
 
     do: Callable[[Writing], T]
     weight: int = 1
@@ -140,7 +136,7 @@ class _Job(Generic[T]):
         self.outcomes = [self.action.do(writing)]
 
     def lead(self) -> None:
-        """Wake its thread, which is to lead now."""
+        """Wake its thread, which leads now."""
         self.leads = True
         self._wake.release()
 
@@ -157,18 +153,18 @@ class _Job(Generic[T]):
         return self._ended
 
     def woken(self, timeout_s: float) -> bool:
-        """Wait until it leads or has ended; for ever where the time is negative."""
+        """Wait until it leads or has ended; for ever if the time is negative."""
         return self._wake.acquire(timeout=timeout_s)
 
     def result(self) -> T:
-        """The outcome, or what went wrong."""
+        """Return the outcome, or raise the error."""
         if self.error is not None:
             raise self.error
         return self.outcomes[0]
 
 
 class Committer:
-    """Carries out actions on a connection of its own, which it closes in the end."""
+    """Commits actions on its own connection, which it closes at the end."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -178,7 +174,7 @@ class Committer:
         self._closed = False
 
     def submit(self, action: Action[T], deadline: Deadline) -> T:
-        """Do an action in one transaction, perhaps with those of other threads; its outcome.
+        """Carry out an action in one transaction, perhaps with other threads' actions; return its outcome.
 
         Raises:
             OutcomeUnknown: the disk failed during the commit.
@@ -197,13 +193,13 @@ class Committer:
                 self._withdraw(job)
             if job.leads:
                 self._carry_out(group, deadline)
-        finally:  # also where the thread was interrupted: nobody else hands the lead on
+        finally:  # also if the thread was interrupted: no other thread hands on the lead
             if job.leads or not job.has_ended:
                 self._leave(job, group)
         return job.result()
 
     def close(self) -> None:
-        """Refuse what waits, let what is being committed end, and close the connection."""
+        """Refuse waiting actions, wait for the current commit, and close the connection."""
         with self._changed:
             was_closed, self._closed = self._closed, True
             for job in [job for job in self._waiting if not job.leads]:
@@ -214,7 +210,7 @@ class Committer:
             self._store.close()
 
     def _withdraw(self, job: _Job[Any]) -> None:
-        """Take a job back whose time is up. One that was taken ends soon; one that leads gives up itself."""
+        """Withdraw a job whose time is up, unless it is being committed or leads."""
         with self._changed:
             if job.leads:
                 return
@@ -226,7 +222,7 @@ class Committer:
         job.woken(-1)
 
     def _leave(self, own: _Job[Any], group: list[_Job[Any]]) -> None:
-        """Take a job back that waits still, end those that it was to commit, and hand the lead on."""
+        """Withdraw a job that still waits, end the jobs of its group, and hand on the lead."""
         for job in group:
             job.end(OutcomeUnknown("the thread that committed was interrupted; read back"))
         with self._changed:
@@ -241,7 +237,7 @@ class Committer:
                 self._changed.notify_all()
 
     def _carry_out(self, group: list[_Job[Any]], deadline: Deadline) -> None:
-        """Commit what waits once the write lock is had; ``group`` is then what was taken."""
+        """Commit the waiting jobs once the write lock is held; fills ``group`` with them."""
         try:
             changed = history.with_room(self._store, lambda: self._commit(group, deadline), deadline)
         except OutcomeUnknown as error:
@@ -259,7 +255,7 @@ class Committer:
             self._after_commit(changed)
 
     def _commit(self, group: list[_Job[Any]], deadline: Deadline) -> bool:
-        """Whether anything was changed."""
+        """Commit a group; True if anything was changed."""
         with self._store.writing(deadline), closing(self._store.connection.cursor()) as cursor:
             if not group:
                 self._take(group)
@@ -282,7 +278,7 @@ class Committer:
                 group.append(self._waiting.popleft())
 
     def _commit_one_by_one(self, group: list[_Job[Any]]) -> None:
-        """Together they failed and had no effect: let none fail for another's fault or lateness."""
+        """Commit the jobs of a failed group alone, so that none fails for another's fault or lateness."""
         for job in group:
             try:
                 changed = self._commit([job], job.deadline)

@@ -159,11 +159,11 @@ class Snapshot:
         return self._connection.execute(_QUEUE, (name,)).fetchone() or (0, 0)
 
     def queues(self) -> Mapping[str, int]:
-        """All queues and their partitions."""
+        """Read all queues and their numbers of partitions."""
         return dict(self._connection.execute(_QUEUES))
 
     def tasks(self, queue: str, ids: Iterable[TaskId]) -> Mapping[TaskId, Stored]:
-        """Those of the tasks that exist."""
+        """Read tasks; the result has those that exist."""
         number, _ = self._queue(queue)
         rows = ((task, self._connection.execute(_TASK, (number, id_bytes(task))).fetchone()) for task in ids)
         return {task: stored_of(queue, row) for task, row in rows if row is not None}
@@ -222,7 +222,7 @@ class Snapshot:
         return [Update(*row) for row in rows]
 
     def counts(self, queue: str) -> Mapping[Status, int]:
-        """How many tasks are in each status."""
+        """Count the tasks in each status."""
         number, _ = self._queue(queue)
         counts = Counter(dict(self._connection.execute(_COUNTS, (number,))))
         for (of_queue, status), more in counts_since(self._connection, self._counted).items():
@@ -237,7 +237,7 @@ class Snapshot:
         return Note() if row is None else Note(*row)
 
     def pauses(self, queue: str) -> dict[str, bytes]:
-        """What is paused in a queue: itself under an empty name, its schedules by name."""
+        """Read the pauses of a queue: its own under an empty name, its schedules' by name."""
         return dict(self._connection.execute(_PAUSES, (self._queue(queue)[0],)))
 
     def pause(self, queue: str) -> bytes | None:

@@ -85,7 +85,7 @@ def place(status: int, due: float, *, blocked: bool) -> tuple[int | None, float 
 
 
 def held_back(where: tuple[int | None, float | None]) -> tuple[int | None, float | None]:
-    """The same columns of a limited task, which is ready once its limit admits it."""
+    """Return the same columns for a limited task, which is ready once its limit admits it."""
     ready, timer = where
     return (HELD if ready == 1 else ready), timer
 

@@ -52,9 +52,9 @@ CHOICES: Final = (AfterFailure.WAIT, AfterFailure.RUN, AfterFailure.FAIL)
 """A choice is stored as its position here."""
 FAIL: Final = CHOICES.index(AfterFailure.FAIL)
 HELD: Final = 2
-"""In the column ``ready``: held back by the task's limit."""
+"""Value of the column ``ready``: held back by the task's limit."""
 ADMITTED: Final = f"limit_key IS NOT NULL AND (ready = 1 OR status = {CLAIMED})"
-"""The limited tasks that are claimed, or may be: of a limit never more than it says."""
+"""Condition of limited tasks that are or may be claimed: never more than their limit allows."""
 FEW: Final = frozenset({Status.DEAD, Status.CANCELLED})
 """Statuses with an index by id: the others are those of most tasks."""
 SCHEMA: Final = """
@@ -242,7 +242,7 @@ UPDATE skuld_meta SET version = {VERSION};
 """  # noqa: S608 - of constants
 """A process of version 3 that still runs goes on: it ignores pauses, and its tasks are not unique."""
 _INTO_PRESENT: Final = {2: _NOTES + _FROM_SECOND + _FROM_THIRD, 3: _NOTES + _FROM_THIRD}
-"""What turns the tables of a version into these."""
+"""Statements that turn the tables of a version into the current ones."""
 
 
 def prepare(store: Store, deadline: Deadline) -> None:

@@ -1,6 +1,6 @@
-"""Writes of the contract as SQL, inside a transaction that somebody else has begun and ends.
+"""Writes of the contract as SQL, inside a transaction of the caller.
 
-Every statement is a constant, so that SQLite's prepared form is used again.
+Every statement is a constant, so that SQLite reuses its prepared form.
 """
 
 from __future__ import annotations
@@ -168,17 +168,17 @@ def _masks(before: Status | None, status: Status) -> tuple[int, int, int]:
 
 _MASKS = {(before, status): _masks(before, status) for before in (None, *STATUSES) for status in STATUSES}
 COUNT_EVERY = 128
-"""Maximum number of changes that are counted anew for each who asks for the counts."""
+"""Maximum number of changes that each read of the counts adds up."""
 KEPT_CHANGES = 20_000
-"""A watch that is farther behind than so many changes is told of a loss."""
+"""Number of changes that are kept; a watch that is farther behind gets a loss."""
 FORGET_STEP = 1_000
-"""Number of changes that are deleted at once, so that most transactions need not delete any."""
+"""Number of changes that are deleted at once, so that most transactions delete none."""
 
 
 class Writing:
-    """What one transaction writes: each write in turn, then :meth:`finish`.
+    """The writes of one transaction: each in turn, then :meth:`finish`.
 
-    ``cursor`` is of a connection that holds the write lock.
+    The connection of ``cursor`` holds the write lock.
     """
 
     def __init__(self, cursor: sqlite3.Cursor) -> None:
@@ -196,7 +196,7 @@ class Writing:
         return self._revision > self._before
 
     def define(self, queue: str, partitions: int) -> int:
-        """How many partitions the queue has, which these are if it is new."""
+        """Define a queue if it is new, and return its number of partitions."""
         self.cursor.execute(_DEFINE, (queue, partitions))
         (defined,) = self.cursor.execute(_PARTITIONS, (queue,)).fetchone()
         return int(defined)
@@ -213,7 +213,7 @@ class Writing:
             self.cursor.execute(_NOTE, (self.queue(queue), process, note))
 
     def carry_out(self, write: Write) -> Answer:
-        """Do one write, if its condition holds.
+        """Carry out one write, if its condition holds.
 
         Raises:
             InvalidState: its queue was never defined.
@@ -300,7 +300,7 @@ class Writing:
         return answer
 
     def _enqueue_all(self, enqueues: Sequence[Enqueue]) -> Answer:
-        """Look at all before the first is added: a refusal must leave nothing behind."""
+        """Check all tasks before adding the first: a refusal must have no effect."""
         queue = self.queue(enqueues[0].task.head.queue)
         added: set[TaskId] = set()
         for each in enqueues:
@@ -375,7 +375,7 @@ class Writing:
         return Applied(number)
 
     def _duplicate(self, queue: int, head: Head) -> Duplicate | None:
-        """What a new task is answered that another one with its unique key keeps out."""
+        """Return the answer for a new task that is a duplicate; None if it is not."""
         if self._status(queue, head.id) is not None:
             return None
         row = self.cursor.execute(_LAST_OF_KEY, (queue, head.name, head.unique_key)).fetchone()
@@ -388,7 +388,7 @@ class Writing:
         return None if row is None else STATUSES[row[0]]
 
     def failed_dependency(self, queue: int, head: Head) -> FailedDependency | None:
-        """The first task with which this one fails."""
+        """Return the first failed dependency that makes this task fail; None if there is none."""
         for task in head.after:
             status = self._status(queue, task)
             if status is not None and fails(status, head.after_failure):
@@ -396,7 +396,7 @@ class Writing:
         return None
 
     def changed_to(self, queue: int, task: TaskId, before: Status | None, status: Status) -> None:
-        """Tell those that depend on a task what it is now, and was before; None if it is new."""
+        """Update the dependents of a task whose status has changed; ``before`` is None if it is new."""
         freed, blocked, offered = _MASKS[before, status]
         if not freed | blocked | offered:
             return
@@ -412,9 +412,9 @@ class Writing:
                     )
 
     def admit(self, queue: int, limits: Iterable[tuple[str, str | None]]) -> None:
-        """Make ready what is held of limits that something has changed of, as far as they have room (SK-23).
+        """Make held tasks of changed limits ready, as far as the limits have room (SK-23).
 
-        Each limit is the name of a function and a key; the limit of what has none is None.
+        Each limit is the name of a function and a key; a key of None stands for no limit.
         """
         for name, limit_key in set(limits):
             while limit_key is not None and self._admits(queue, name, limit_key):

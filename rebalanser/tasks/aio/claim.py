@@ -87,7 +87,7 @@ class AsyncClaim:
         return self._claim.deadline
 
     def still_mine(self) -> bool:
-        """Whether the claim lasts, as far as this process knows; see :meth:`Claim.still_mine`."""
+        """True if the claim lasts, as far as this process knows; see :meth:`Claim.still_mine`."""
         return self._claim.still_mine()
 
     async def until_stop_requested(self) -> None:

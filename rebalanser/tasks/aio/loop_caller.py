@@ -74,7 +74,7 @@ class LoopCaller:
         self._supervisor.close()
 
     def includes(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether a task of the loop is a body."""
+        """True if a task of the loop is a body."""
         return task in self._tasks
 
     def _soon(self, callback: Any) -> bool:

@@ -409,7 +409,7 @@ class AsyncQueue:
         return await self._threads.run(lambda: list(queue.with_blockers(tasks)))
 
     async def count(self) -> Mapping[Status, int]:
-        """How many tasks there are in each status (SK-12)."""
+        """Count the tasks in each status (SK-12)."""
         queue = await self._opened()
         return await self._threads.run(queue.count)
 

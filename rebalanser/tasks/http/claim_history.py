@@ -168,7 +168,7 @@ class Telling:
         return 0.0 if is_known else self._context.clock.wall() + TELLING_S
 
     def end_over(self) -> float | None:
-        """Write the end of claims that are over; when the next one's time is, None where there is none."""
+        """Write the end of claims that are over; when the next one's time is, None if there is none."""
         self._read_again()
         now = self._context.clock.now()
         with self._lock:

@@ -316,7 +316,7 @@ class Changed(BaseModel):
 
 
 class Counts(BaseModel):
-    """How many tasks there are in each status (SK-12)."""
+    """Count the tasks in each status (SK-12)."""
 
     queue: str
     counts: dict[Status, int]

@@ -81,7 +81,7 @@ class Together:
         """As long as all steps are moves."""
 
     def changes(self, reads: Sequence[Read], added: Container[str]) -> bool:
-        """Whether one of the steps may write what was read for another, other than by adding a task."""
+        """True if one of the steps may write what was read for another, other than by adding a task."""
         return any(
             isinstance(read, Get)
             and (read.key in self._news or (read.key in self._written and read.key not in added))

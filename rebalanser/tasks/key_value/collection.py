@@ -145,7 +145,7 @@ class _Sweeper:
         return True
 
     def _others_depend(self, tasks: AbstractSet[TaskId]) -> bool:
-        """Whether a task beside these depends on one of them, once all of them are marked."""
+        """True if a task beside these depends on one of them, once all of them are marked."""
         self._call.execute(Transaction(then=(Delete(self._keys.witness),)))
         for group in _groups(tasks, TASKS_AT_ONCE):
             ranges = [Range(self._keys.dependents(task), limit=LISTED_AT_ONCE) for task in group]
@@ -155,7 +155,7 @@ class _Sweeper:
         return False
 
     def _one_exists(self, asked: Range, listed: Result, but: AbstractSet[TaskId]) -> bool:
-        """Whether one of the dependents exists, of those listed and the further ones; but for some."""
+        """True if one of the dependents exists, of those listed and the further ones; but for some."""
         while isinstance(listed, tuple) and listed:
             others = {self._keys.task_that_depends(item.key) for item in listed} - but
             if others and self._call.get(map(self._keys.payload, others)):
@@ -398,7 +398,7 @@ class CollectStep(Step):
         return item if item is not None and load_last(item).task == task else None
 
     def _stands(self, task: TaskId, found: Found) -> bool:
-        """Whether the task's state is that of its revision and bears no mark; notes a mark and its key."""
+        """True if the task's state is that of its revision and bears no mark; notes a mark and its key."""
         partition, revision = self._write.tasks[task]
         item = found.items.get(self.keys.state(partition, task))
         if item is None:

@@ -142,7 +142,7 @@ class KeyValueEngine(Engine, SharesSlots):
     def read(
         self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
     ) -> Mapping[TaskId, Stored]:
-        """Those of the tasks that exist."""
+        """Read tasks; the result has those that exist."""
         return reading.read(EngineCall(self._registry, timeout_s, at_least), self._keys_of(queue), ids)
 
     def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:

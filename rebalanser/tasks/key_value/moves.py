@@ -123,7 +123,7 @@ class MoveStep(Step):
         return item.mod_revision if epoch is not None and token == epoch.token else None
 
     def _meets_other(self, value: bytes, revision: int) -> bool:
-        """Whether the task stands at another revision than this move's; notes the mark that it bears."""
+        """True if the task stands at another revision than this move's; notes the mark that it bears."""
         if revision == self._write.revision:
             return False
         write = self._write

@@ -267,7 +267,7 @@ def head_text(key: str, value: bytes) -> str:
 
 
 def is_marked(value: bytes) -> bool:
-    """Whether a collection has marked the task of this value. In a text of it the quotes would be escaped."""
+    """True if a collection has marked the task of this value. In a text of it the quotes would be escaped."""
     return _MARK in value
 
 
@@ -327,7 +327,7 @@ def load_slot(process: str, holder: str, key: str, value: bytes, revision: int) 
 
 
 def is_short(payload: bytes) -> bool:
-    """Whether a payload lies with its task's place."""
+    """True if a payload lies with its task's place."""
     return len(payload) <= SHORT_PAYLOAD_BYTES
 
 

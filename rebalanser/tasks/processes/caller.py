@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from rebalanser.errors import InternalError, InvalidHandlers, RebalanserError
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.bodies import Job, Watch
+from rebalanser.tasks.bodies import BodyWaits, Job
 from rebalanser.tasks.functions import TaskBody, reference_of
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.outcomes import BodyLost, Cut, Outcome, Raised, raised, summary_of
@@ -89,7 +89,7 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be given work, as far as is known."""
+        """True if it can be given work, as far as is known."""
         return not self._gone.is_set()
 
     def call(self, claim: WorkerClaim, payload: bytes) -> Future[Outcome]:
@@ -262,7 +262,7 @@ class ProcessCaller:
         self._functions = functions
         self._errors = errors
         self._references: dict[str, str] = {}
-        self._watch = Watch()
+        self._watch = BodyWaits()
         self._idle: list[ChildProcess] = []
         self._lock = threading.Lock()
         # The kernel kills a process when the thread has ended that started it: this one lasts until the end.

@@ -86,7 +86,7 @@ class SimulatedEngine:
                 return self._collect(write)
 
     def read(self, ids: Iterable[TaskId]) -> Mapping[TaskId, Stored]:
-        """Those of the tasks that exist."""
+        """Read tasks; the result has those that exist."""
         return {task: self.tasks[task] for task in ids if task in self.tasks}
 
     def page(self, partition: int | None, after: TaskId, limit: int, *, is_open: bool) -> Sequence[Stored]:

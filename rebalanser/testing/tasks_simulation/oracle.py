@@ -144,7 +144,7 @@ class Oracle:
             raise Violation("SK-23", f"{_short(head.id)} comes too soon after {_short(last.id)}")
 
     def exists(self, task: TaskId) -> bool:
-        """Whether a task was ever enqueued."""
+        """True if a task was ever enqueued."""
         return task in self._contents
 
     def tasks(self) -> Iterable[TaskId]:
@@ -156,7 +156,7 @@ class Oracle:
         return self._contents[task]
 
     def is_same(self, task: Task) -> bool:
-        """Whether this is what was enqueued by this id."""
+        """True if this is what was enqueued by this id."""
         return self._contents.get(task.head.id) == task
 
     def spooled(self, task: TaskId) -> None:
@@ -314,7 +314,7 @@ class Oracle:
             raise Violation("SK-5", f"{_told(after)} is dead, and nothing that it depends on has failed")
 
     def _has_failed(self, needed: TaskId, dependent: Stored) -> bool:
-        """Whether a task was dead or cancelled at any time since its dependent waits as it does."""
+        """True if a task was dead or cancelled at any time since its dependent waits as it does."""
         return self._failed_until.get(needed, -1.0) > dependent.revision
 
     def _is_of_author(self, before: Stored, author: Held | None, rule: str) -> None:

@@ -54,7 +54,7 @@ class _Slots:
         return self.known.groups()
 
     def take(self, names: frozenset[str]) -> FreeSlot | None:
-        """Take a slot of these functions; None where there is none."""
+        """Take a slot of these functions; None if there is none."""
         return self.known.take(names)
 
     def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
@@ -272,7 +272,7 @@ class OwnerProcess(Process):
             self._wake()
 
     def _judge(self, asks: Sequence[ClaimAsk]) -> None:
-        """Whether each is the best that is known here (SK-5)."""
+        """True if each is the best that is known here (SK-5)."""
         position_of = {ask.task: position for position, ask in enumerate(asks)}
         known = [
             stored

@@ -72,7 +72,7 @@ class Process:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it can't reach the engine."""
+        """True if it can't reach the engine."""
         return self.world.now < self.cut_until
 
     def kill(self) -> None:

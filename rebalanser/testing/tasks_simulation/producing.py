@@ -72,7 +72,7 @@ class Outbox:
         self.spooled.append(Entry(replace(enqueue, forwarded=place)))
 
     def is_coming(self, task: TaskId, counted: Mapping[str, Tally]) -> bool:
-        """Whether a task is to be enqueued by an entry that the engine has not counted yet."""
+        """True if a task is to be enqueued by an entry that the engine has not counted yet."""
         last = counted.get(self.name, Tally()).number
         return any(
             entry.write.task.head.id == task and entry.forwarded.number > last for entry in self.spooled

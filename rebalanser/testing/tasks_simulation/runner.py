@@ -83,7 +83,7 @@ def _unsettled(world: World) -> str | None:
 
 
 def _is_dead_for_ever(world: World, task: TaskId) -> bool:
-    """Whether a task is dead or cancelled that no operator requeues."""
+    """True if a task is dead or cancelled that no operator requeues."""
     stored = world.engine.tasks.get(task)
     return stored is not None and stored.head.name != PLAIN and stored.state.status in CLOSED_UNDONE
 

@@ -201,7 +201,7 @@ class Working:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether the claim lasts by the worker's clock."""
+        """True if the claim lasts by the worker's clock."""
         return self.worker.now < self.deadline
 
     def run(self) -> Script:

@@ -79,7 +79,7 @@ class World:
         return self.scenario.latency_s * self.random.uniform(0.5, 1.5)
 
     def tells_late(self) -> bool:
-        """Whether a watch tells a change a second time, later."""
+        """True if a watch tells a change a second time, later."""
         if self._late_news and self.random.random() < 0.3:
             self._late_news -= 1
             return True
@@ -93,7 +93,7 @@ class World:
         return content
 
     def is_coming(self, task: TaskId) -> bool:
-        """Whether a producer is to enqueue a task still, perhaps once more; to send it again is not that."""
+        """True if a producer is to enqueue a task still, perhaps once more; to send it again is not that."""
         return any(outbox.is_coming(task, self.engine.tallies) for outbox in self.outboxes)
 
     def assign(self, partition: int, *, is_told: bool) -> None:
