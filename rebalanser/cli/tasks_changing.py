@@ -249,7 +249,7 @@ def resume(
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Let workers claim tasks of a paused queue again, or the tasks of a schedule come."""
+    """Resume a paused queue or schedule."""
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
         ended = tasks.resume(schedule=schedule)
@@ -272,7 +272,7 @@ def _person() -> str:
 
 
 def _warn_of_schedule(queue: Queue, name: str) -> None:
-    """Warn of a schedule of which there is no task among the first ones: it may be misspelt."""
+    """Warn of a schedule without a task among the first ones: its name may be misspelt."""
     if not any(each.head.name == name for each in islice(queue.tasks(), READ_AT_ONCE)):
         get_logger().warning(
             "no task of this function is among those of the queue; is it misspelt?",

@@ -97,7 +97,7 @@ def worker(
     verbose: VerboseOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Run the tasks of queues until Ctrl-C or SIGTERM; running ones then have 30 seconds to end.
+    """Run the tasks of queues until Ctrl-C or SIGTERM; running tasks then have 30 seconds to end.
 
     Several queues share --concurrency: a task of a later one begins only while no earlier one has a task that
     is ready. The queues name their registry, so there is no --registry.
@@ -112,7 +112,7 @@ def worker(
     if coroutines and processes:
         raise typer.BadParameter(f"{' '.join(places)} has an AsyncQueue, whose bodies run in its event loop")
     if coroutines and plain:
-        raise typer.BadParameter("queues of one worker are all a Queue, or all an AsyncQueue")
+        raise typer.BadParameter("the queues of one worker must be all a Queue, or all an AsyncQueue")
     if coroutines:
         asyncio.run(_run(coroutines, concurrency, metrics_host, metrics_port))
         return
@@ -196,7 +196,7 @@ def schedules(place: PlaceArgument, json: JsonOption = False) -> None:
 
 
 def _pauses(queue: Queue | AsyncQueue) -> Pauses:
-    """Read what is paused, and close the queue."""
+    """Read the pauses, and close the queue."""
     if isinstance(queue, AsyncQueue):
         return asyncio.run(_read_pauses(queue))
     with queue:

@@ -1,4 +1,4 @@
-"""What is asked and answered over HTTP. Times are in seconds."""
+"""Requests and answers over HTTP. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class GivenContent(Asked):
 
 
 def _few_results(given: Any) -> Any:
-    """See that there are not more ids than a task waits for, before each of them is looked at."""
+    """Refuse more ids than a task may wait for, before each of them is checked."""
     if isinstance(given, dict):
         ids = sum(len(each) if isinstance(each, list) else 1 for each in given.values())
         if ids > MAX_AFTER:
@@ -168,7 +168,7 @@ class NewTask(Asked):
 
 
 class NewTasks(Asked):
-    """Tasks to enqueue in few transactions: each for itself, or all or none."""
+    """Tasks to enqueue in few transactions: each alone, or all or none."""
 
     tasks: Annotated[tuple[NewTask, ...], Field(min_length=1, max_length=MAX_BATCH)]
     together: bool = Field(
@@ -246,7 +246,7 @@ class ClaimedTasks(BaseModel):
 
 
 class HolderNamed(Asked):
-    """Which claim it is, along with the task and the number in the path."""
+    """Holder of the claim that the task and the number in the path name."""
 
     holder: Label = Field(description="The claim's, as it was answered.")
 
@@ -275,7 +275,7 @@ class Failure(HolderNamed):
 
 
 class Settled(BaseModel):
-    """What the task is after what was asked."""
+    """Status of the task after the request."""
 
     task: Id
     status: Status
@@ -289,7 +289,7 @@ class Renewed(Settled):
 
 
 class Selected(Asked):
-    """Which tasks to change: those that match all that is given, which is one of three at least."""
+    """Selection of tasks to change: those that match all given fields, at least one of three."""
 
     status: Annotated[tuple[Status, ...], Field(min_length=1, max_length=len(Status))] | None = Field(
         default=None, description="Those in one of these only; if null, those that it can be done to."
@@ -303,12 +303,12 @@ class Selected(Asked):
     @model_validator(mode="after")
     def _is_some(self) -> Self:
         if not self.model_fields_set & {"status", "name", "older_than_s"}:
-            raise ValueError("give a status, a name or older_than_s; older_than_s of 0 stands for all")
+            raise ValueError("give a status, a name or older_than_s; an older_than_s of 0 selects all")
         return self
 
 
 class Changed(BaseModel):
-    """How many tasks matched, and how many of them were changed: the others are as they were."""
+    """Numbers of tasks that matched, and of those that were changed; the others are unchanged."""
 
     queue: str
     matched: int
@@ -338,7 +338,7 @@ class Health(BaseModel):
 
 
 class NewPause(BaseModel):
-    """Pause a queue or a schedule (SK-23). What is paused already stays as it is."""
+    """Request to pause a queue or a schedule (SK-23). An existing pause stays as it is."""
 
     model_config = ConfigDict(extra="forbid")
 

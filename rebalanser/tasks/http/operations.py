@@ -1,4 +1,4 @@
-"""What producers and operators ask over HTTP."""
+"""Requests of producers and operators over HTTP."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def delete(queue: Queue, selected: Selected) -> Changed:
         Refusal: an open status is given.
     """
     if selected.status and not OPEN.isdisjoint(selected.status):
-        raise Refusal(INVALID, "open tasks are not deleted: cancel them first")
+        raise Refusal(INVALID, "open tasks can't be deleted: cancel them first")
     closed = frozenset(Status) - OPEN
 
     def collect(tasks: Iterable[Stored]) -> int:
@@ -140,7 +140,7 @@ def _change(
     statuses: frozenset[Status],
     change: Callable[[Iterable[Stored]], int],
 ) -> Changed:
-    """Change what is selected, page by page; or count it only."""
+    """Change the selected tasks, page by page; or only count them."""
     matched = 0
 
     def each() -> Iterator[Stored]:
@@ -159,7 +159,7 @@ def _change(
 
 
 def logged(queue: Queue, task: TaskId) -> Iterator[UpdateDocument]:
-    """What the claims of a task wrote, read page by page."""
+    """Read the updates of a task's claims, page by page."""
     return (UpdateDocument.of(each) for each in queue.log(task))
 
 

@@ -103,7 +103,7 @@ class Server:
             "/batches", status_code=HTTPStatus.CREATED, responses=exists | _spooled(messages.EnqueuedMany)
         )
         def enqueue_batch(batch: NewTasks, response: Response) -> messages.EnqueuedMany:
-            """Enqueue many tasks in few transactions: each for itself, or all or none (`together`)."""
+            """Enqueue many tasks in few transactions: each alone, or all or none (`together`)."""
             enqueued = operations.enqueue(queue, batch.tasks, together=batch.together)
             _say_spooled(response, enqueued)
             return messages.EnqueuedMany(ids=tuple(enqueued), answers=tuple(each.answer for each in enqueued))
@@ -207,12 +207,12 @@ class Server:
 
         @router.get("/pauses")
         def pauses() -> Pauses:
-            """Get what is paused now: the queue itself, and its schedules by function (SK-23)."""
+            """Get the pauses in force: of the queue, and of its schedules by function (SK-23)."""
             return queue.pauses()
 
         @router.post("/pause")
         def pause(asked: NewPause) -> Pause:
-            """Claim no more tasks, in any process, until it is resumed. What runs goes on (SK-23)."""
+            """Claim no more tasks, in any process, until resumed. Running bodies go on (SK-23)."""
             return queue.pause(asked.reason, by=asked.by)
 
         @router.post("/resume")
@@ -222,7 +222,7 @@ class Server:
 
         @router.post("/schedules/{name}/pause")
         def pause_schedule(name: SchedulePath, asked: NewPause) -> Pause:
-            """Let no more ticks of a periodic function come: those meanwhile are missed (SK-23)."""
+            """Pause the schedule of a periodic function: ticks meanwhile are missed (SK-23)."""
             return queue.pause(asked.reason, schedule=name, by=asked.by)
 
         @router.post("/schedules/{name}/resume")
