@@ -189,10 +189,10 @@ def _change(
 
 
 def _ask(face: Face, yes: bool, verb: str, given: int) -> None:
-    """Have the user confirm.
+    """Ask the user for confirmation.
 
     Raises:
-        typer.BadParameter: nobody can be asked.
+        typer.BadParameter: there is no terminal to ask at.
         typer.Abort: the user refuses.
     """
     if yes or not given:
@@ -231,8 +231,8 @@ def pause(
 ) -> None:
     """Let workers claim no more tasks of a queue until it is resumed, also after restarts.
 
-    What runs goes on, and tasks can be enqueued. With --schedule only the tasks of a periodic function stop
-    to come; those that would come meanwhile are missed.
+    Running tasks go on, and tasks can be enqueued. With --schedule only a periodic function is paused, and
+    its ticks meanwhile are missed.
     """
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:

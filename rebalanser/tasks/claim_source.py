@@ -1,4 +1,4 @@
-"""Where a process gets its claims from: from an index in the engine, or from the partitions that it owns.
+"""Sources of a process's claims: an index in the engine, or the partitions that it owns.
 
 =====================  ======================================================  ==============================
 source                 who hands out claims                                    engines
@@ -51,7 +51,7 @@ class ClaimSource(ABC):
 
     @abstractmethod
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
-        """When there may be something of these functions to claim, None being all, in seconds of the clock.
+        """Return when tasks of these functions may be ready, in seconds of the clock; None for all functions.
 
         None if only news can bring it.
         """
@@ -62,7 +62,7 @@ class ClaimSource(ABC):
 
     @abstractmethod
     def ready_since(self, wall: float) -> float | None:
-        """Since when the oldest ready task waits, of those whose claims are handed out here; None for none.
+        """Return since when the oldest ready task waits, of those claimed here; None if none is ready.
 
         See :meth:`~rebalanser.tasks.engine.Engine.ready_since`. For any thread.
         """

@@ -1,4 +1,4 @@
-"""Task functions: their names, options and arguments as JSON, and how another process finds them."""
+"""Task functions: their names, options and references, and their arguments as JSON."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY,
 from rebalanser.tasks.results import Filled, has_result, source_of, sources_in, tasks_of, with_sources
 
 MAX_SECONDS: Final = 315_576_000.0
-"""Maximum of a delay, a pause and a time limit: ten years. No thread can wait for much longer."""
+"""Maximum of a delay, a pause and a time limit: ten years. Threads can't wait much longer."""
 MAX_AFTER: Final = 1000
 """Maximum number of tasks that one task waits for. For more, let tasks between collect them."""
 FAR_FUTURE_S: Final = 31_557_600.0
-"""Seconds that the time in a given id may be ahead of the clock: a year.
+"""Maximum seconds that the time in a given id may be ahead of the clock: a year.
 
-A task with such an id would never be old enough to be collected, and would wait behind all others.
+A task with a later id would never be old enough to be collected, and would wait behind all others.
 """
 MAX_KEY: Final = 512
 """Maximum length of a key."""
 MAX_RUNNING: Final = 1000
-"""Maximum of a limit: a store may look at as many claims to see whether there is room for another one."""
+"""Maximum of a limit: a store may read as many claims to find out if there is room."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -56,12 +56,12 @@ def _check_id(text: str) -> str:
 
 
 def _listed(given: Any) -> Any:
-    """A single one is a list of one."""
+    """Wrap a single item in a tuple."""
     return (given,) if isinstance(given, str | type) else given
 
 
 def problems_of(error: ValidationError) -> str:
-    """What pydantic refuses, in one line: each problem with its place."""
+    """Format pydantic's problems in one line, each with its place."""
     return "; ".join(
         f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)
     )
@@ -78,33 +78,33 @@ Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeV
 
 
 class TaskOptions(BaseModel):
-    """How the tasks of one function are tried (SK-15)."""
+    """Options of a function: how its tasks are tried (SK-15)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     priority: Priority = 0
     """Higher first (SK-2)."""
     retries: Annotated[int, Field(ge=0, le=1_000_000)] = 3
-    """How often a task is tried again after a try that failed, or whose worker died."""
+    """Maximum number of retries, after tries that failed or whose worker died."""
     timeout_s: PositiveSeconds | None = None
-    """How long one try may take; None for any time."""
+    """Maximum seconds of one try; None for no limit."""
     retry_on: Errors | None = None
-    """The exceptions after which a task is tried again: after any other it is dead at once. None for all."""
+    """Exceptions after which a task is retried; after any other it is dead at once. None for all."""
     backoff_s: PositiveSeconds | Callable[[int], float] = 1.0
-    """Seconds before the first retry, doubled each time; or a function that gives them for N failures."""
+    """Seconds before the first retry, doubled each time; or a function of the number of failures."""
     max_backoff_s: PositiveSeconds = 600.0
     """Maximum seconds before a retry, before :attr:`jitter` is added."""
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """The part of the wait up to which more is added at random, so that retries don't come together."""
+    """Maximum fraction of the wait that is added at random, so that retries don't come together."""
     unique_for_s: Seconds | None = None
-    """Seconds from when a task is enqueued for which no other one with its unique key is, nor while it is
-    open (SK-23); 0 for only while it is open. Its key is :attr:`EnqueueOptions.unique_key`, or its arguments.
-    None: only tasks with a ``unique_key`` are unique."""
+    """Seconds after a task is enqueued in which it keeps out others with its unique key, as it does while it
+    is open (SK-23); 0 for only while it is open. The key is :attr:`EnqueueOptions.unique_key`, or the
+    arguments. None: only tasks with a ``unique_key`` are unique."""
 
     max_running: MaxRunning | None = None
-    """How many tasks of the function are claimed at once, over all workers; None for any number (SK-23)."""
+    """Maximum number of the function's tasks that are claimed at once, over all workers (SK-23)."""
     max_running_per_key: MaxRunning | None = None
-    """How many of those with the same :attr:`EnqueueOptions.key` are; not together with ``max_running``."""
+    """The same for tasks with equal :attr:`EnqueueOptions.key`; not together with ``max_running``."""
 
     @model_validator(mode="after")
     def _has_one_limit(self) -> Self:
@@ -113,7 +113,7 @@ class TaskOptions(BaseModel):
         return self
 
     def limit(self, key: str | None) -> tuple[str, int]:
-        """By what a task with this key is counted, and how many of these are claimed at once; 0 for any."""
+        """Return the limit key of a task with this key, and its limit; 0 for none."""
         if self.max_running_per_key is not None:
             return (key, self.max_running_per_key) if key else ("", 0)
         return "", self.max_running or 0
@@ -135,7 +135,7 @@ class GivenTaskOptions(TypedDict, total=False):
 
 
 def task_options(given: GivenTaskOptions) -> TaskOptions:
-    """The options of a function.
+    """Validate the options of a function.
 
     Raises:
         InvalidTask: an option is unknown or out of range.
@@ -147,31 +147,31 @@ def task_options(given: GivenTaskOptions) -> TaskOptions:
 
 
 class EnqueueOptions(BaseModel):
-    """What one task differs in from others of its function."""
+    """Options of one task, beside those of its function."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     delay_s: Seconds = 0.0
-    """How many seconds from now it waits at least, up to :data:`MAX_SECONDS`."""
+    """Minimum seconds from now before it is claimed, up to :data:`MAX_SECONDS`."""
     after: Ids = ()
-    """Tasks of the same queue that must be complete first, at most :data:`MAX_AFTER`, or the only one."""
+    """Task or tasks of the same queue that must be complete first, at most :data:`MAX_AFTER`."""
     after_failure: AfterFailure = AfterFailure.WAIT
-    """What the task does once one of ``after`` is dead or cancelled: ``wait``, ``run`` or ``fail``."""
+    """Reaction once a task of ``after`` is dead or cancelled: ``wait``, ``run`` or ``fail``."""
     priority: Priority | None = None
-    """Instead of the function's."""
+    """Priority instead of the function's."""
     task_id: Id | None = None
-    """An id from ``new_id``, for enqueueing it again to be harmless (SK-3); a new one where it is None."""
+    """Id from ``new_id``, which makes a repeated enqueue harmless (SK-3); None for a new id."""
     waits_for_unknown: bool = False
     """True if ``after`` may name tasks that don't exist yet."""
     unique_key: Key | None = None
-    """While a task of the same function with this key is open, enqueueing gives that one's id (SK-23)."""
+    """Key that a task of the function keeps to itself while open: enqueueing returns its id (SK-23)."""
     unique_for_s: Seconds | None = None
-    """And for this many seconds from when it was enqueued; instead of the function's."""
+    """Seconds after it is enqueued in which it keeps its key too; instead of the function's."""
     key: Key | None = None
-    """By what :attr:`TaskOptions.max_running_per_key` counts, such as ``customer-7``; None for no limit."""
+    """Key that :attr:`TaskOptions.max_running_per_key` counts by, e.g. ``customer-7``; None for no limit."""
 
     def unique(self, unique_for_s: float | None, payload: bytes) -> tuple[str, float]:
-        """The unique key of a task with this payload, and how long it keeps others out; "" for no key.
+        """Return a task's unique key, and the seconds in which it keeps others out; "" for no key.
 
         ``unique_for_s`` is the function's.
         """
@@ -196,7 +196,7 @@ class GivenOptions(TypedDict, total=False):
 
 
 def chosen_options(name: str, given: Mapping[str, Any]) -> EnqueueOptions:
-    """The options of a task of the function ``name``.
+    """Validate the options of a task of the function ``name``.
 
     Raises:
         InvalidTask: an option is unknown or out of range.
@@ -211,7 +211,7 @@ NO_OPTIONS: Final = EnqueueOptions()
 
 
 def dependencies(after: Sequence[TaskId], payload: bytes) -> tuple[TaskId, ...]:
-    """What a task depends on: what it comes after, and the tasks whose results its payload gets.
+    """Return the dependencies of a task: ``after``, and the tasks whose results its payload gets.
 
     Raises:
         InvalidTask: these are more than :data:`MAX_AFTER`.
@@ -228,11 +228,11 @@ def dependencies(after: Sequence[TaskId], payload: bytes) -> tuple[TaskId, ...]:
 
 
 def reference_of(body: TaskBody) -> str:
-    """Where the function of a body is.
+    """Return the reference by which another process imports the function of a body.
 
     Raises:
-        InvalidHandlers: it is not what its module has under its name: only what stands at the top of a
-            module, or in a class there, can be imported elsewhere.
+        InvalidHandlers: its module does not have it under its name. Only functions at the top of a module, or
+            in a class there, can be imported.
     """
     function = body.function
     module = getattr(function, "__module__", None)
@@ -243,12 +243,12 @@ def reference_of(body: TaskBody) -> str:
             return f"{module}:{path}"
     raise InvalidHandlers(
         f"task {body.name!r}: no other process can import {name_of(function)}; "
-        "a function whose bodies run in processes stands at the top of a module"
+        "a function whose bodies run in processes must be at the top of a module"
     )
 
 
 def body_at(reference: str, name: str) -> TaskBody:
-    """The function at a place, to be called as the task ``name``.
+    """Import the function of a reference, for the task ``name``.
 
     Raises:
         InvalidHandlers: there is no such function.
@@ -271,26 +271,26 @@ def _found(module: object, path: str) -> object:
 
 
 _FIELD: Final = "argument_{}"
-"""Field of a parameter, by its position: pydantic takes no field of the name ``_x``, or ``json``."""
+"""Field of a parameter, by its position: pydantic takes no field named ``_x`` or ``json``."""
 _OF_OTHER_VERSIONS: Final = frozenset({"missing", "extra_forbidden"})
-"""Kinds of errors of an argument that another version of its function has, or has not."""
+"""Types of errors of arguments that another version of the function may accept."""
 _MAX_MODELS: Final = 16
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class OtherArguments(InvalidTask):
-    """A task has arguments that this version of its function does not take; another one may (SK-21)."""
+    """A task has arguments that this version of its function does not take; another version may (SK-21)."""
 
 
 class TaskBody:
-    """A function registered under a name, and how its arguments become a payload and back.
+    """A function registered under a name, with the conversion of its arguments to a payload and back.
 
-    Its first parameter is the claim, a :class:`~rebalanser.tasks.claim.Claim` unless ``claim`` says another
-    type; the others, which need type hints that pydantic knows, are the task's arguments. Their types are
-    strict: ``"5"`` is no int, but what JSON has no type for, such as a time, is read from text.
+    Its first parameter is the claim, of the type ``claim``. The others are the task's arguments, and need
+    type hints that pydantic knows. Types are strict: ``"5"`` is not an int. Types that JSON lacks, such as a
+    time, are parsed from text.
 
     Raises:
-        InvalidHandlers: the function can't be called so.
+        InvalidHandlers: the function has unsuitable parameters.
         InvalidName: its name can't be stored.
     """
 
@@ -309,12 +309,12 @@ class TaskBody:
         self._fields = {_FIELD.format(number): each for number, each in enumerate(self._signature.parameters)}
         self._arguments = _model_of(function, self._signature, self.name, claim)
         self._with_results: dict[frozenset[str], type[BaseModel]] = {}
-        """The same, with any value for some of them."""
+        """Models that take any value for some of the arguments."""
 
     def payload(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
-        """The arguments of a call as JSON (UTF-8), without those that are left to their defaults (SK-21).
+        """Return the given arguments of a call as JSON (UTF-8), without defaults (SK-21).
 
-        Those that are results are named by their tasks (:mod:`~rebalanser.tasks.results`).
+        Results are stored as the ids of their tasks (:mod:`~rebalanser.tasks.results`).
 
         Raises:
             InvalidTask: they don't fit the function; the message has every error with its place.
@@ -348,7 +348,7 @@ class TaskBody:
         return problems_of(error) if isinstance(error, ValidationError) else str(error)
 
     def _model_with(self, results: frozenset[str]) -> type[BaseModel]:
-        """The model of the arguments where those of these names may be anything: their values come later."""
+        """Return the model of the arguments that takes any value for these, which are results."""
         model = self._with_results.get(results)
         if model is None:
             fields: dict[str, Any] = {
@@ -373,21 +373,20 @@ class TaskBody:
         fields = {field for field, name in self._fields.items() if name in given}
         payload = values.model_dump_json(include=fields, by_alias=True).encode()
         if payload != written:
-            # What can't be read again would be found out by the worker only.
+            # Else only the worker would find out that the payload can't be read.
             model.model_validate_json(payload)
         return payload
 
     def call(self, claim: Claim, arguments: Mapping[str, Any]) -> Any:
-        """Call the function and wait for what it returns; a coroutine runs in a loop of this thread's own."""
+        """Call the function, and return its result; a coroutine runs in a new loop of this thread."""
         if self.is_coroutine:
             return asyncio.run(self.function(claim, **arguments))
         return self.function(claim, **arguments)
 
     def value(self, result: bytes | None) -> Any:
-        """The value that a body returned, from its result as it is stored, by the function's return type.
+        """Parse a stored result by the function's return type.
 
-        Without one, or of a type that pydantic does not know, it is what JSON gives; so is what a function
-        that returns None has given to ``complete_in``.
+        Without a return type, or with None or one that pydantic does not know, it is parsed as plain JSON.
 
         Raises:
             InvalidTask: the result does not fit the type.
@@ -412,11 +411,11 @@ class TaskBody:
             return None
 
     def arguments(self, payload: bytes, got: Filled | None = None) -> dict[str, Any]:
-        """The arguments that a payload holds, by name; ``got`` says which of them are results.
+        """Parse the arguments of a payload, by name; ``got`` says which of them are results.
 
         Raises:
-            OtherArguments: it holds none that fit the function.
-            InvalidTask: it is no JSON object, which no function can read; or a result does not fit.
+            OtherArguments: the arguments don't fit this version of the function.
+            InvalidTask: the payload is not a JSON object, or a result does not fit.
         """
         try:
             values = self._arguments.model_validate_json(payload)
@@ -431,25 +430,25 @@ class TaskBody:
                 and each["type"] not in _OF_OTHER_VERSIONS
             }
             if got is not None and unfit:
-                told = "; ".join([problems_of(error), *map(got.hint, unfit)])
-                raise InvalidTask(f"{self.name}: {told}") from None
+                problem = "; ".join([problems_of(error), *map(got.hint, unfit)])
+                raise InvalidTask(f"{self.name}: {problem}") from None
             kind = OtherArguments if all(each["loc"] for each in problems) else InvalidTask
             raise kind(f"{self.name}: {problems_of(error)}") from error
         return {name: getattr(values, field) for field, name in self._fields.items()}
 
 
 def is_coroutine_function(function: object) -> bool:
-    """True if calling it gives a coroutine; an object may be called like a coroutine function."""
+    """True if calling the function, or the callable object, returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - whose own method it is that matters
+        getattr(function, "__call__", None)  # noqa: B004 - its own method matters
     )
 
 
 def refuse_required(function: Callable[..., Any], name: str) -> None:
-    """See that a function of a schedule, which gives it no arguments, needs none.
+    """Refuse a periodic function that needs arguments, as a schedule passes none.
 
     Raises:
-        InvalidHandlers: one has no default.
+        InvalidHandlers: a parameter has no default.
     """
     parameters = _without_claim(function, name).parameters.values()
     missing = [each.name for each in parameters if each.default is each.empty]
@@ -460,7 +459,7 @@ def refuse_required(function: Callable[..., Any], name: str) -> None:
 
 
 def _without_claim(function: Callable[..., Any], name: str) -> inspect.Signature:
-    """The signature of the arguments alone."""
+    """Return the signature of the arguments, without the claim."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in _NAMED[:1]:
         raise InvalidHandlers(f"task {name!r}: the first parameter must be the claim")

@@ -42,9 +42,9 @@ AHEAD_S: Final = 0.05
 BEGINS_S: Final = 0.075
 """Maximum seconds that a claim ahead waits for a thread."""
 RENEWALS: Final = 3
-"""A claim is renewed so often in its time."""
+"""Renewals per claim TTL."""
 CUT_OFF_S: Final = 10.0
-"""How long bodies that can be ended may take to end, after the grace."""
+"""Maximum seconds in which bodies that can be ended must end, after the grace."""
 PAUSE_S: Final = 0.5
 """Seconds between a renewal that failed and the next one."""
 THREAD_PAUSE_S: Final = 1.0
@@ -56,7 +56,7 @@ FEW: Final = 4
 TOGETHER: Final = 0.05
 """Part of a claim's time by which it is renewed early, together with others that are due."""
 RECENT_CHANGES: Final = 1024
-"""How many changes are remembered that may end a claim which is being handed out."""
+"""Maximum number of changes that are kept, as they may end a claim that is being handed out."""
 _SMOOTHING: Final = 0.05
 
 
@@ -70,7 +70,7 @@ class _Try:
     """In seconds of ``time.monotonic()``, as all times here; infinity while a renewal is under way."""
     handed_out_at: float = 0.0
     began_at: float | None = None
-    """When its body began."""
+    """Time at which its body began."""
     ends_at: float | None = None
     """When the claim fails.
 
@@ -109,7 +109,7 @@ class Worker:
         self._watch: Watch | None = None
         self._waiting = WaitingBodies(context.queue, concurrency, context.clock)
         self._ahead: dict[str, _Try] = {}
-        """Those of the tries that no thread has begun, the one that waits longest first."""
+        """Tries that no thread has begun, the oldest first."""
         self._lock = threading.Lock()
         self._woken = woken
         self._shared = shared
@@ -122,7 +122,7 @@ class Worker:
         self._has_left = False
         """True once bodies that have not ended were left to themselves: nobody waits for their threads."""
         self._idle_s: float | None = 0.0
-        """How long there is nothing to claim, if nobody wakes; None for ever."""
+        """Seconds until there may be a task to claim, unless woken before; None for ever."""
         self._claims = Loop("claims", self._claim, context.errors)
         self._loops = [self._claims, Loop("renews", self._renew, context.errors)]
         self._runs = [self._another() for _ in range(min(concurrency, FEW))]
@@ -132,7 +132,7 @@ class Worker:
         self._taken = 0
         """Threads that are taken by a body each."""
         self._thread_due: float | None = None
-        """When to try again to start a thread that the host has refused; None if it has refused none."""
+        """Time of the next try to start a thread that the host has refused; None if it refused none."""
 
     def start(self) -> None:
         """Begin to claim and run.
@@ -182,7 +182,7 @@ class Worker:
                 self._start_thread()
 
     def _capacity(self) -> int:
-        """How many bodies can run at once: no more than threads where the host gives no further ones."""
+        """Return how many bodies can run at once; the host may refuse further threads."""
         return self._concurrency if self._thread_due is None else len(self._runs)
 
     def stop_claiming(self, grace_s: float) -> None:
@@ -271,12 +271,12 @@ class Worker:
         return True
 
     def _taken_room(self) -> int:
-        """How many tasks to claim, taken from the places that are shared, where they are."""
+        """Return how many tasks to claim; takes as many shared places, if queues share them."""
         room = self._room()
         return room if self._shared is None else self._shared.take(self._number, room)
 
     def _room(self) -> int:
-        """How many tasks to claim: for the threads that are free, and some ahead where bodies are quick."""
+        """Return how many tasks to claim: for free threads, and some ahead if bodies are quick."""
         if self._shared is not None:
             return min(self._idle_threads(), MAX_CLAIMS)
         slow_since = time.monotonic() - AHEAD_S
@@ -294,7 +294,7 @@ class Worker:
         return idle if self._shared is None else min(idle, self._shared.idle())
 
     def _pause_s(self, room: int) -> float | None:
-        """How long there is nothing to claim or give back, if nobody wakes; None for ever."""
+        """Return the seconds until there may be a task to claim or give back, unless woken; None for ever."""
         times = []
         with self._lock:
             waits_longest = next(iter(self._ahead.values()), None)
@@ -545,7 +545,7 @@ class Worker:
             self._look_at(now)
 
     def _look_at(self, at: float) -> None:
-        """Have the thread that renews look no later than this."""
+        """Have the renewing thread look at this time at the latest."""
         if at < self._next_look:
             self._sooner.notify()
 
@@ -564,7 +564,7 @@ class Worker:
 
 
 def _due_at(each: _Try) -> float | None:
-    """When a try needs a look, None once its claim is over."""
+    """Return when a try needs a look; None once its claim is over."""
     if each.claim.is_over:
         return None
     at = each.renew_at if each.ends_at is None else min(each.renew_at, each.ends_at)

@@ -1,8 +1,8 @@
-"""Writes what becomes of claims that are held over HTTP into the server's history (AU-4).
+"""Writes the events of claims that are held over HTTP to the server's history (AU-4).
 
-Whoever holds such a claim writes no history, so the server does it in his place. He may ask any server of
-the queue; what each accepts it writes with the claim's token, which he is given as a part of the claim's
-holder and gives back with all that he asks. The server that made the claim also writes its end, as an access
+Clients that hold such claims write no history, so the server does. A client may send its requests to any
+server of the queue. Each server writes what it accepts with the claim's token, which is part of the holder
+that the client sends with each request. The server that made the claim also writes its end, as an access
 begins and ends in one history: when the claim was settled there; when the engine tells that it was settled
 elsewhere; or when its time is over, as the holder has to stop by then. An operator who cancels a task does
 not end what its holder does.
@@ -47,7 +47,7 @@ class _Lent:
     term: Term | None
     """The last that was seen of it."""
     updates: int | None = 0
-    """How many updates it has, None where another server may have accepted some."""
+    """Number of its updates; None if another server may have accepted some."""
     completes_here: bool = False
 
 
@@ -97,7 +97,7 @@ class Telling:
             watch.close()
 
     def claimed(self, claimed: Claimed) -> None:
-        """A claim was made, and somebody is to be told of it."""
+        """Write that a claim was made for a client."""
         if not self._context.history.is_written:
             return
         stored = claimed.stored
@@ -146,13 +146,13 @@ class Telling:
                 self._end(task)
 
     def ended(self, task: TaskId, held: Held) -> None:
-        """It has failed or was given back, or nobody was told of it."""
+        """Write that a claim has failed, was given back, or reached no client."""
         with self._lock:
             if self._lent_to(task, held) is not None:
                 self._end(task)
 
     def fenced(self, task: TaskId, held: Held, token: int | None) -> None:
-        """Something that its holder asked was refused: he has to stop."""
+        """Write that a request of its holder was refused: the holder must stop."""
         with self._lock:
             self._write(SkuldKind.FENCED, task, token)
             if self._lent_to(task, held) is not None:
