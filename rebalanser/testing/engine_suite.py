@@ -1382,6 +1382,16 @@ class EngineSuite:
         assert engine.read(QUEUE, [], TIMEOUT_S) == {}
         assert engine.payloads(QUEUE, [], TIMEOUT_S) == {}
 
+    @pytest.mark.rule("SK-12")
+    @pytest.mark.parametrize("text", ["", "abc", "none", "é/x", task_id(1).upper() + "F", f" {task_id(1)}"])
+    def test_no_task_has_a_text_that_is_no_id(self, engine: Engine, text: str) -> None:
+        """Holds: "Those of the tasks that exist", as a user may ask for any text."""
+        applied(engine, enqueue := make(1))
+        found = engine.read(QUEUE, [text, task_id(1)], TIMEOUT_S)
+        assert list(found) == [enqueue.task.head.id]
+        assert list(engine.payloads(QUEUE, [text, task_id(1)], TIMEOUT_S)) == [task_id(1)]
+        assert list(engine.updates(QUEUE, text, TIMEOUT_S)) == []
+
     @pytest.mark.rule("SK-11")
     def test_a_read_asks_for_a_revision(self, engine: Engine) -> None:
         """Holds: "A read that is given ``at_least`` refuses to answer from a store that has not seen that

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.tasks.engine import Note, Page
-from rebalanser.tasks.ids import ready_since
+from rebalanser.tasks.ids import is_flake, ready_since
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Status, Stored, TaskId, Term, Update
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.rows import (
@@ -165,14 +165,20 @@ class Snapshot:
     def tasks(self, queue: str, ids: Iterable[TaskId]) -> Mapping[TaskId, Stored]:
         """Read tasks; the result has those that exist."""
         number, _ = self._queue(queue)
-        rows = ((task, self._connection.execute(_TASK, (number, id_bytes(task))).fetchone()) for task in ids)
+        rows = (
+            (task, self._connection.execute(_TASK, (number, id_bytes(task))).fetchone())
+            for task in ids
+            if is_flake(task)
+        )
         return {task: stored_of(queue, row) for task, row in rows if row is not None}
 
     def payloads(self, queue: str, ids: Iterable[TaskId]) -> Mapping[TaskId, bytes]:
         """The payloads of those of the tasks that exist."""
         number, _ = self._queue(queue)
         rows = (
-            (task, self._connection.execute(_PAYLOAD, (number, id_bytes(task))).fetchone()) for task in ids
+            (task, self._connection.execute(_PAYLOAD, (number, id_bytes(task))).fetchone())
+            for task in ids
+            if is_flake(task)
         )
         return {task: row[0] for task, row in rows if row is not None and row[0] is not None}
 
@@ -213,6 +219,8 @@ class Snapshot:
         self, queue: str, task: TaskId, claim: int | None, first: int, limit: int
     ) -> Sequence[Update]:
         """A task's log."""
+        if not is_flake(task):
+            return []
         key = (self._queue(queue)[0], id_bytes(task))
         rows = (
             self._connection.execute(_LOG, (*key, limit))

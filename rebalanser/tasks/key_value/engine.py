@@ -46,6 +46,7 @@ from rebalanser.tasks.engine import (
     Write,
 )
 from rebalanser.tasks.free_slots import FreeSlot, SlotNews, UsedSlot
+from rebalanser.tasks.ids import is_flake
 from rebalanser.tasks.key_value import free_slots as _slots
 from rebalanser.tasks.key_value import reading
 from rebalanser.tasks.key_value.collection import CollectStep
@@ -143,11 +144,13 @@ class KeyValueEngine(Engine, SharesSlots):
         self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
     ) -> Mapping[TaskId, Stored]:
         """Read tasks; the result has those that exist."""
-        return reading.read(EngineCall(self._registry, timeout_s, at_least), self._keys_of(queue), ids)
+        known = list(filter(is_flake, ids))
+        return reading.read(EngineCall(self._registry, timeout_s, at_least), self._keys_of(queue), known)
 
     def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
         """The payloads of those of the tasks that exist."""
-        return reading.payloads(EngineCall(self._registry, timeout_s), self._keys_of(queue), ids)
+        known = list(filter(is_flake, ids))
+        return reading.payloads(EngineCall(self._registry, timeout_s), self._keys_of(queue), known)
 
     def page(
         self,
@@ -170,6 +173,8 @@ class KeyValueEngine(Engine, SharesSlots):
         limit: int = 1000,
     ) -> Sequence[Update]:  # fmt: skip
         """A task's log by claim and number, of one claim from number ``first`` on or of all (SK-9)."""
+        if not is_flake(task):
+            return []
         call = EngineCall(self._registry, timeout_s)
         return reading.updates(call, self._keys_of(queue), task, claim, first, limit)
 
