@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, Self, TypedDict, get_type_hints
@@ -60,11 +60,21 @@ def _listed(given: Any) -> Any:
     return (given,) if isinstance(given, str | type) else given
 
 
-def problems_of(error: ValidationError) -> str:
-    """Format pydantic's problems in one line, each with its place."""
-    return "; ".join(
-        f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)
-    )
+def problems_of(error: ValidationError, known: Iterable[str] = ()) -> str:
+    """The problems that pydantic found, each with its place, in one line; ``known`` are the valid options."""
+    problems = []
+    for each in error.errors(include_url=False):
+        place = ".".join(map(str, each["loc"]))
+        told = told_of(each["msg"])
+        if known and each["type"] == "extra_forbidden":
+            told = f"there is no such option; there are: {', '.join(known)}"
+        problems.append(f"{place}: {told}" if place else told)
+    return "; ".join(problems)
+
+
+def told_of(message: str) -> str:
+    """A message of pydantic without the words that it puts before those of a validator."""
+    return message.removeprefix("Value error, ")
 
 
 Id = Annotated[TaskId, AfterValidator(_check_id)]
@@ -143,7 +153,7 @@ def task_options(given: GivenTaskOptions) -> TaskOptions:
     try:
         return TaskOptions.model_validate(given)
     except ValidationError as error:
-        raise InvalidTask(problems_of(error)) from error
+        raise InvalidTask(problems_of(error, TaskOptions.model_fields)) from error
 
 
 class EnqueueOptions(BaseModel):
@@ -204,7 +214,7 @@ def chosen_options(name: str, given: Mapping[str, Any]) -> EnqueueOptions:
     try:
         return EnqueueOptions(**given)
     except ValidationError as error:
-        raise InvalidTask(f"{name}: {problems_of(error)}") from error
+        raise InvalidTask(f"{name}: {problems_of(error, EnqueueOptions.model_fields)}") from error
 
 
 NO_OPTIONS: Final = EnqueueOptions()
@@ -442,6 +452,32 @@ def is_coroutine_function(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - its own method matters
     )
+
+
+def task_name(function: Callable[..., Any], name: str | None) -> str:
+    """The name under which a function is to be registered: its own, unless ``name`` is another.
+
+    Raises:
+        InvalidHandlers: it is registered already, or has no name.
+    """
+    body = getattr(function, "body", None)
+    if isinstance(body, TaskBody):
+        raise InvalidHandlers(
+            f"{body.name!r} is a task function already: decorate it once, with task or periodic; "
+            "periodic takes the options of task too"
+        )
+    own = name or getattr(function, "__name__", None)
+    if not isinstance(own, str):
+        raise InvalidHandlers(
+            f"an object of type {type(function).__name__} has no name: register a function made by def"
+        )
+    return own
+
+
+def refuse_no_expression(expression: object) -> None:
+    """Refuse ``periodic`` without a cron expression, as in ``@tasks.periodic`` with no parentheses."""
+    if not isinstance(expression, str):
+        raise InvalidHandlers('periodic needs a cron expression, such as @tasks.periodic("*/15 * * * *")')
 
 
 def refuse_required(function: Callable[..., Any], name: str) -> None:

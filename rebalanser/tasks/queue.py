@@ -81,7 +81,9 @@ from rebalanser.tasks.functions import (
     TaskOptions,
     chosen_options,
     dependencies,
+    refuse_no_expression,
     refuse_required,
+    task_name,
     task_options,
 )
 from rebalanser.tasks.id_files import Flakes
@@ -279,6 +281,7 @@ class Queue:
 
     Raises:
         InvalidName: the queue's name can't be stored.
+        InvalidArgument: a claim is to last for no time, or the buffer is less than none.
         UnknownQueue: there is none of this name, and none is to be made; the message names those there are.
         FixConfiguration: the URL or the engine has to be changed by a person.
         RegistryUnavailable: the engine did not answer within ``timeout_s``, and there is no outbox.
@@ -305,6 +308,7 @@ class Queue:
     ) -> None:
         name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
+        _refuse_times(claim_ttl_s, buffer_s)
         self.retention = retention
         """How long closed tasks are kept; counts for the next start (SK-22)."""
         self._url = url
@@ -506,7 +510,7 @@ class Queue:
         chosen = task_options(options)
 
         def register(function: Callable[..., Any]) -> TaskFunction[..., Any]:
-            body = TaskBody(function, name or function.__name__, chosen)
+            body = TaskBody(function, task_name(function, name), chosen)
             if body.name in self.functions:
                 raise InvalidHandlers(f"task {body.name!r} is registered already")
             self.functions[body.name] = body
@@ -545,10 +549,11 @@ class Queue:
             InvalidTask: the expression or the time zone is none, or an option is out of range.
             InvalidHandlers: as :meth:`task`.
         """
+        refuse_no_expression(expression)
         register = self.task(name, **(options if overlap else {"unique_for_s": 0.0, **options}))
 
         def scheduled(function: Callable[..., Any]) -> TaskFunction[..., Any]:
-            schedule = Schedule(self.name, name or function.__name__, expression, time_zone, jitter_s)
+            schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
             refuse_required(function, schedule.name)
             registered = register(function)
             self._schedules.append(schedule)
@@ -1123,6 +1128,7 @@ class Queue:
 
         Raises:
             InvalidState: it runs already, is closed, or was given a clock.
+            InvalidArgument: ``concurrency`` is less than 1.
             InvalidHandlers: a function can't be imported by a child process; the message names it.
             RegistryUnavailable: the engine did not answer in time.
         """
@@ -1185,6 +1191,10 @@ class Queue:
 
     def start_with(self, caller: Caller, concurrency: int, shared: SharedConcurrency | None = None) -> None:
         """:meth:`start`, with somebody else who calls the bodies, and places that it shares with others."""
+        if concurrency < 1:
+            raise InvalidArgument(
+                f"concurrency is how many tasks run at a time, 1 or more, not {concurrency}"
+            )
         self._refuse_second_start()
         caller.open()
         try:
@@ -1512,6 +1522,15 @@ def _refuse_unknown(name: str, queues: Iterable[str], url: RegistryUrl) -> None:
             f"there is no queue {name!r} in {engine_name(url)}; "
             + (f"there are: {', '.join(known)}" if known else "there is none at all")
         )
+
+
+def _refuse_times(claim_ttl_s: float, buffer_s: float | None) -> None:
+    if not 0 < claim_ttl_s < math.inf:
+        raise InvalidArgument(
+            f"claim_ttl_s is how many seconds a claim lasts, more than 0, not {claim_ttl_s}"
+        )
+    if buffer_s is not None and not 0 <= buffer_s < math.inf:
+        raise InvalidArgument(f"buffer_s is a number of seconds, 0 or more, not {buffer_s}")
 
 
 def _ignore() -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, assert_type
 
@@ -29,7 +30,7 @@ from rebalanser.errors import (
     TaskFailed,
     UnknownTask,
 )
-from rebalanser.tasks import AsyncCall, AsyncClaim, AsyncQueue, Call, Claim, Enqueued, Queue
+from rebalanser.tasks import AsyncCall, AsyncClaim, AsyncQueue, Call, Claim, Enqueued, Queue, Queues
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     MAX_AFTER,
@@ -397,6 +398,61 @@ def test_an_id_of_the_far_future_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("kind", [Queue, AsyncQueue])
+def test_a_function_that_is_decorated_in_a_wrong_way_is_told_how(kind: type[Queue | AsyncQueue]) -> None:
+    queue: Any = kind("mail", "memory://")
+
+    def sweep(claim: Claim) -> None: ...
+
+    with pytest.raises(InvalidHandlers, match=r"needs a cron expression, such as @tasks\.periodic"):
+        queue.periodic(sweep)
+    registered = queue.task(retries=5)(sweep)
+    for decorate in (queue.task, queue.periodic("* * * * *"), queue.periodic("* * * * *", name="other")):
+        with pytest.raises(InvalidHandlers, match="'sweep' is a task function already: decorate it once"):
+            decorate(registered)
+    with pytest.raises(InvalidHandlers, match="type partial has no name: register a function"):
+        queue.task(partial(sweep))
+    assert not queue.schedules
+    assert list(queue.functions) == ["sweep"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"retry": 1}, r"^retry: there is no such option; there are: priority, retries, timeout_s, "),
+        ({"max_running": 1, "max_running_per_key": 1}, r"^give max_running or max_running_per_key, not both"),
+    ],
+)
+def test_an_option_that_is_wrong_is_told_in_our_words(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidTask, match=told):
+        Queue("memory://").task(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"claim_ttl_s": 0}, "claim_ttl_s is how many seconds a claim lasts, more than 0, not 0"),
+        ({"claim_ttl_s": math.nan}, "claim_ttl_s"),
+        ({"claim_ttl_s": math.inf}, "claim_ttl_s"),
+        ({"buffer_s": -1}, "buffer_s is a number of seconds, 0 or more, not -1"),
+        ({"buffer_s": math.nan}, "buffer_s"),
+    ],
+)
+def test_times_of_claims_that_can_not_be_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        Queue("mail", "memory://", **options)
+
+
+def test_a_worker_that_runs_nothing_at_a_time_is_refused() -> None:
+    with Queue("memory://") as queue:
+        for each in (queue, Queues(queue)):
+            with pytest.raises(
+                InvalidArgument, match="concurrency is how many tasks run at a time, 1 or more"
+            ):
+                each.start(0)
+        assert queue.run_until_idle() == 0, "it is not started"
+
+
 def test_a_closed_queue_says_so(tmp_path: Path) -> None:
     queue = Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path)
     queue.task(send)
@@ -468,7 +524,9 @@ def test_an_argument_may_have_the_name_of_an_option(tmp_path: Path) -> None:
         assert queue.payload(task) == b'{"delay_s":5.0,"after":"lunch","options":"none"}'
         assert queue.get(task).state.due > 0
         assert queue.get(remind.enqueue(5.0, after="lunch")).state.due == 0
-        with pytest.raises(InvalidTask, match=r"^remind: colour: Extra inputs"):
+        with pytest.raises(
+            InvalidTask, match=r"^remind: colour: there is no such option; there are: delay_s, a"
+        ):
             remind.options(colour="red")  # type: ignore[call-arg]
 
 
@@ -544,7 +602,7 @@ def test_a_single_task_may_be_waited_for(tmp_path: Path) -> None:
         registered = queue.task(send)
         first = registered.enqueue("a")
         assert queue.get(registered.options(after=first).enqueue("b")).head.after == (first,)
-        with pytest.raises(InvalidTask, match=r"^send: after\.0: Value error, a task id is 40 hexa.* case$"):
+        with pytest.raises(InvalidTask, match=r"^send: after\.0: a task id is 40 hexa.* case$"):
             registered.options(after="first").enqueue("b")
 
 

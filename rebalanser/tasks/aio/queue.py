@@ -43,7 +43,9 @@ from rebalanser.tasks.functions import (
     TaskBody,
     chosen_options,
     is_coroutine_function,
+    refuse_no_expression,
     refuse_required,
+    task_name,
     task_options,
 )
 from rebalanser.tasks.loops import Trouble
@@ -250,7 +252,7 @@ class AsyncQueue:
 
         def register(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             claim = AsyncClaim if is_coroutine_function(function) else Claim
-            body = TaskBody(function, name or function.__name__, chosen, claim)
+            body = TaskBody(function, task_name(function, name), chosen, claim)
             if body.name in self.functions:
                 raise InvalidHandlers(f"task {body.name!r} is registered already")
             self.functions[body.name] = body
@@ -274,10 +276,11 @@ class AsyncQueue:
         **options: Unpack[GivenTaskOptions],
     ) -> AsyncRegisters:
         """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
+        refuse_no_expression(expression)
         register = self.task(name, **(options if overlap else {"unique_for_s": 0.0, **options}))
 
         def scheduled(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
-            schedule = Schedule(self.name, name or function.__name__, expression, time_zone, jitter_s)
+            schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
             refuse_required(function, schedule.name)
             registered = register(function)
             self._schedules.append(schedule)
