@@ -101,6 +101,9 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Queue]:
         yield queue
 
 
+JSON = "application/json"
+
+
 def client_of(queue: Queue, **options: Any) -> Client:
     return Client(built(queue, Dispenser(queue.context), ServingOptions(**options)))
 
@@ -166,6 +169,34 @@ def test_a_request_with_many_faults_is_refused_as_soon_as_one_with_few(
     assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
     assert found == [1]
     assert len(reply.body) < 1000
+
+
+@pytest.mark.rule("SK-16")
+@pytest.mark.parametrize(
+    ("body", "kind", "place", "told"),
+    [
+        ('{"name": "send"}', "text/plain", "body", "with the header Content-Type: application/json"),
+        ("[]", JSON, "body", "send a JSON object"),
+        (
+            '{"name": "send", "payload": {"to": "a"}}',
+            JSON,
+            "body.payload.to",
+            '"payload" is {"value": JSON} or',
+        ),
+        ('{"name": "send", "payload": {}, "nmae": 1}', JSON, "body.nmae", "no such field"),
+        ('{"name": "send", "payload": {}, "id": "x"}', JSON, "body.id", "a task id is 40 hex"),
+    ],
+)
+def test_a_problem_says_what_to_send_instead(
+    queue: Queue, body: str, kind: str, place: str, told: str
+) -> None:
+    reply = client_of(queue).send("POST", TASKS, body, [("content-type", kind)])
+    assert (reply.status, reply.json["title"]) == (422, "The request is invalid.")
+    (error,) = reply.json["errors"]
+    assert error["place"] == place
+    assert told in error["message"]
+    assert "Value error" not in error["message"]
+    assert reply.json["detail"] == f"{place}: {error['message']}"
 
 
 @pytest.mark.rule("SK-16")

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from rebalanser import errors
 from rebalanser.redaction import redact
 from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.functions import told_of
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
@@ -62,7 +63,7 @@ UPDATE_CONFLICT: Final = Kind(
 )
 EXISTS: Final = Kind("exists", HTTPStatus.CONFLICT, "The id is taken by a task with other content.")
 UNKNOWN: Final = Kind("unknown", HTTPStatus.NOT_FOUND, "There is no such task, queue or path.")
-INVALID: Final = Kind("invalid", HTTPStatus.UNPROCESSABLE_ENTITY, "The request can't be meant so.")
+INVALID: Final = Kind("invalid", HTTPStatus.UNPROCESSABLE_ENTITY, "The request is invalid.")
 UNAUTHORIZED: Final = Kind("unauthorized", HTTPStatus.UNAUTHORIZED, "The bearer token is missing or wrong.")
 FOREIGN: Final = Kind(
     "foreign-host", HTTPStatus.FORBIDDEN, "Without a token only requests that name this host are answered."
@@ -149,6 +150,20 @@ async def send_problem(
     await document(kind, detail, headers)(scope, receive, send)
 
 
+def _message_of(error: Mapping[str, Any]) -> str:
+    """Return what is wrong at one place of a request, and what to send instead where that is known."""
+    kind, place = error["type"], tuple(error["loc"])
+    if kind == "model_attributes_type" and place == ("body",):
+        return (
+            "the body is not read as JSON: send a JSON object, with the header Content-Type: application/json"
+        )
+    if place[-2:-1] in {("payload",), ("content",), ("result",)} and kind == "extra_forbidden":
+        return f'wrap it: "{place[-2]}" is {{"value": JSON}} or {{"base64": TEXT}}'
+    if kind == "extra_forbidden":
+        return "there is no such field; /openapi.json has all fields"
+    return told_of(str(error["msg"]))
+
+
 def add_handlers(app: FastAPI) -> None:
     """Have everything that is raised answered by a problem document."""
 
@@ -166,7 +181,7 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         places = [
-            {"place": ".".join(map(str, each["loc"]))[:MAX_PLACE], "message": each["msg"]}
+            {"place": ".".join(map(str, each["loc"]))[:MAX_PLACE], "message": _message_of(each)}
             for each in error.errors()[:MAX_PLACES]
         ]
         told = "; ".join(f"{each['place']}: {each['message']}" for each in places)
