@@ -172,7 +172,7 @@ def _application_for(given: Sequence[str]) -> typer.Typer:
 
 def _with_help(error: typer.TyperException) -> str:
     """Return the usage error, and the command that shows the help."""
-    message = error.format_message().removeprefix("Invalid value: ").rstrip(".")
+    message = error.format_message().removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
     context = getattr(error, "ctx", None)
     if not message or context is None:  # a command group alone has shown its help already
         return message

@@ -267,6 +267,11 @@ class Face:
         except OSError as error:
             raise UnwritableAnswer(f"the answer can't be written: {error.strerror}") from error
 
+    def remark(self, line: str) -> None:
+        """Tell people on standard error that an answer is empty; nothing with ``--json``."""
+        if not self.json:
+            typer.echo(line, err=True)
+
     def draw(self, picture: RenderableType) -> None:
         """Draw a picture on the terminal."""
         from rich.console import Console  # noqa: PLC0415 - slow to import

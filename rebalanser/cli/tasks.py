@@ -207,9 +207,12 @@ def list_tasks(
         _warn_of_pause(tasks)
         page = 1000 if limit is None else min(limit, 1000)
         found = chosen.newest(tasks, limit or NEWEST) if newest else islice(chosen.tasks(tasks, page), limit)
+        document = None
         for stored, blockers in tasks.with_blockers(found):
             document = TaskDocument.of(stored, blockers)
             face.answer(document, task_line(document))
+        if document is None:
+            face.remark("no such tasks" if chosen != Selection.of(None, None, None) else "no tasks")
 
 
 @app.command()
@@ -231,9 +234,12 @@ def log(
     """Show the updates of a task's claims, the earliest first; with --json an object per line."""
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
+        document = None
         for update in tasks.log(task):
             document = UpdateDocument.of(update)
             face.answer(document, update_line(document))
+        if document is None:
+            face.remark("no updates")
 
 
 @app.command()
@@ -300,7 +306,7 @@ def _warn_of_name(queue: Queue, name: str) -> None:
     known = {each.head.name for each in islice(queue.tasks(page=LOOKED_AT), LOOKED_AT)}
     if known and name not in known:
         get_logger().warning(
-            "no other task is of this function, for which it waits until a worker has it; is it misspelt?",
+            "the queue has no other task of this function: it waits until a worker has one; is it misspelt?",
             action="task_name_unknown",
             queue=queue.name,
             name=name,

@@ -104,7 +104,7 @@ def delete(
     if status and not CLOSED.issuperset(status):
         raise typer.BadParameter("open tasks are not deleted: cancel them first")
     face = Face.of(registry, json)
-    chosen = _chosen(None, Selection.of(status, name, older_than), CLOSED)
+    chosen = _chosen(None, Selection.of(status, name, older_than), CLOSED, takes_ids=False)
     with opened(face, queue) as tasks:
         given = sum(1 for _ in chosen.tasks(tasks))
         _ask(face, yes, "delete", given)
@@ -154,11 +154,14 @@ def collect(
     )
 
 
-def _chosen(tasks: list[str] | None, selection: Selection, statuses: frozenset[Status]) -> Selection:
+def _chosen(
+    tasks: list[str] | None, selection: Selection, statuses: frozenset[Status], *, takes_ids: bool = True
+) -> Selection:
     """Refuse a choice of none, or of both ids and others; return what it selects by itself."""
     is_given = selection != Selection.of(None, None, None)
     if bool(tasks) == is_given:
-        raise typer.BadParameter("give ids of tasks, or choose some with --status, --name or --older-than")
+        ids = "give ids of tasks, or " if takes_ids else ""
+        raise typer.BadParameter(f"{ids}choose some with --status, --name or --older-than")
     return Selection(selection.statuses or statuses, selection.name, selection.older_than_s)
 
 

@@ -18,6 +18,7 @@ import typer
 from pydantic import ValidationError
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption, VerboseOption
+from rebalanser.cli.lines import counted
 from rebalanser.cli.tasks_lines import pause_line
 from rebalanser.cli.tasks_options import (
     CreateOption,
@@ -30,12 +31,13 @@ from rebalanser.cli.tasks_options import (
     retained,
 )
 from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidTask, MissingExtra
+from rebalanser.redaction import redact
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.tasks.aio.queue import AsyncQueue, AsyncQueues
 from rebalanser.tasks.functions import NO_OPTIONS
 from rebalanser.tasks.metrics import Measured, QueueCollector
-from rebalanser.tasks.model import Enqueued
+from rebalanser.tasks.model import EnqueueAnswer, Enqueued
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.queue import Queue, Queues
 
@@ -113,6 +115,12 @@ def worker(
         raise typer.BadParameter(f"{' '.join(places)} has an AsyncQueue, whose bodies run in its event loop")
     if coroutines and plain:
         raise typer.BadParameter("the queues of one worker must be all a Queue, or all an AsyncQueue")
+    names, url = [each.name for each in queues], redact(queues[0].url)
+    Face(url, json).answer(
+        {"event": "working", "queues": names, "url": url, "concurrency": concurrency},
+        f"working on {', '.join(names)} at {url}, {counted(concurrency, 'task')} at a time; Ctrl-C stops it",
+    )
+    sys.stdout.flush()
     if coroutines:
         asyncio.run(_run(coroutines, concurrency, metrics_host, metrics_port))
         return
@@ -180,6 +188,8 @@ def schedules(place: PlaceArgument, json: JsonOption = False) -> None:
     """
     face = Face.of(None, json)
     queue, now = _queue_of(place), SystemClock().wall()
+    if not queue.schedules:
+        face.remark(f"{place} has no periodic function")
     paused = _pauses(queue).schedules if queue.schedules else {}
     for each in queue.schedules:
         following = datetime.fromtimestamp(each.next_tick(now), ZoneInfo(each.time_zone)).isoformat(sep=" ")
@@ -217,7 +227,8 @@ def trigger(
 ) -> None:
     """Enqueue a task of a periodic function now, beside those of its schedule.
 
-    The queue names its registry, so there is no --registry.
+    If its tasks are unique and one is open, print that one's id and `duplicate`. The queue names its
+    registry, so there is no --registry.
     """
     face = Face.of(None, json)
     queue = _queue_of(place)
@@ -230,7 +241,8 @@ def trigger(
     else:
         with queue:
             (task,) = queue.commit([queue.made(queue.functions[name], (), {})])
-    face.answer({"queue": queue.name, "id": task, "answer": task.answer}, task)
+    lines = (task, task.answer) if task.answer is EnqueueAnswer.DUPLICATE else (task,)
+    face.answer({"queue": queue.name, "id": task, "answer": task.answer}, *lines)
 
 
 async def _enqueued(queue: AsyncQueue, name: str) -> list[Enqueued[Any]]:

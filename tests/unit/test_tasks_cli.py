@@ -259,6 +259,20 @@ def test_a_queue_is_made_where_that_is_asked_for(stage: Stage) -> None:
     assert set(stage.queue.context.engine.queues(1.0)) == {"more", "work"}
 
 
+def test_an_answer_that_is_empty_says_so_to_people(stage: Stage, tmp_path: Path) -> None:
+    assert stage.cli("list", "work") == Answer(0, "", "no tasks\n")
+    assert stage.cli("list", "work", "--status", "dead") == Answer(0, "", "no such tasks\n")
+    assert stage.cli("list", "work", "--json") == Answer(0, "", "")
+    task = stage.enqueue()
+    assert stage.cli("list", "work").err == ""
+    assert stage.cli("log", "work", task) == Answer(0, "", "no updates\n")
+    assert stage.cli("log", "work", task, "--json") == Answer(0, "", "")
+
+
+def test_a_status_that_is_none_is_told_in_our_words(stage: Stage) -> None:
+    refused(stage.cli("list", "work", "--status", "ded"), 2, "'--status': 'ded' is not one of 'waiting'")
+
+
 def test_a_function_that_no_other_task_has_is_warned_of(stage: Stage) -> None:
     assert stage.cli("enqueue", "work", "send").err == ""
     assert stage.cli("enqueue", "work", "send").err == ""
@@ -667,6 +681,33 @@ def test_a_worker_says_what_is_wrong_with_its_module(
     sys.modules.pop("empty_module", None)
 
 
+@pytest.mark.rule("SK-23")
+def test_a_trigger_that_makes_no_task_says_so(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "overlapping_module.py").write_text(
+        "from rebalanser.tasks import Queue\n"
+        f"tasks = Queue('work', 'sqlite:///{tmp_path / 'overlapping.db'}')\n"
+        f"plain = Queue('plain', 'sqlite:///{tmp_path / 'overlapping.db'}')\n"
+        "@tasks.periodic('30 4 1 1 *', overlap=False)\n"
+        "def sweep(claim): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def answer(*arguments: str) -> Answer:
+        sys.modules.pop("overlapping_module", None)
+        return stage.cli(*arguments)
+
+    task = answer("trigger", "overlapping_module:tasks", "sweep").out
+    assert answer("trigger", "overlapping_module:tasks", "sweep").out == f"{task}duplicate\n"
+    nothing = answer("schedules", "overlapping_module:plain")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert nothing.err == "overlapping_module:plain has no periodic function\n"
+    sys.modules.pop("overlapping_module", None)
+
+
 @pytest.mark.rule("SK-15")
 @pytest.mark.parametrize("kind", ["Queue", "AsyncQueue"])
 def test_schedules_are_listed_and_triggered(
@@ -755,7 +796,9 @@ def test_a_worker_runs_several_queues_in_the_order_that_is_given(
     monkeypatch.setattr(Queues, "run", run)
     monkeypatch.setattr(AsyncQueues, "run", run_async)
     options = ("--concurrency", "4", "--keep-completed", "60s")
-    assert stage.cli("worker", "several_module:high", "several_module:low", *options).code == 0
+    answer = stage.cli("worker", "several_module:high", "several_module:low", *options)
+    assert answer.code == 0
+    assert answer.out == "working on high, low at memory://several, 4 tasks at a time; Ctrl-C stops it\n"
     sys.modules.pop("several_module", None)
     assert ran == [(["high", "low"], 4, {"bodies": "threads"} if kind == "Queue" else {})]
 
@@ -814,8 +857,11 @@ def test_many_tasks_are_cancelled_requeued_and_deleted_once_they_are_counted(sta
     stage.kill(dead)
     stage.complete(done)
     other = stage.cli("enqueue", "work", "else").out.strip()
-    for verb in ("cancel", "requeue", "delete"):
-        refused(stage.cli(verb, "work"), 2, "give ids of tasks, or choose some with --status")
+    ids = "give ids of tasks, or "
+    for verb, choice in (("cancel", ids), ("requeue", ids), ("delete", "")):
+        refused(
+            stage.cli(verb, "work"), 2, f"error: {choice}choose some with --status, --name or --older-than"
+        )
         refused(stage.cli(verb, "work", "--name", "send"), 2, "would be chosen to", "give --yes")
     refused(stage.cli("delete", "work", "--status", "waiting", "--yes"), 2, "cancel them first")
     refused(stage.cli("cancel", "work", waits, "--name", "send"), 2, "give ids of tasks, or choose")
