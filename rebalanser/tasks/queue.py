@@ -136,6 +136,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 _DEFAULT_RETENTION: Final = Retention()
 _log = get_logger()
+NO_WORKER: Final = "; no worker has reported itself: start one, or in a test call run_until_idle()"
 
 
 class TaskFunction(Generic[P, R]):
@@ -1093,16 +1094,17 @@ class Queue:
         return waiting.value_of(stored, self.functions)
 
     def pause_hint(self, stored: Stored, *, logs: bool = False) -> str:
-        """What to say to a caller that waits for a task: that the queue is paused; empty if it is not."""
+        """What keeps an awaited task waiting: a pause, or that no worker is there; else empty."""
         if stored.state.status is not Status.WAITING:
             return ""
         try:
             present = self.pauses().queue
+            has_worker = logs or bool(self._context.engine.workers(self.name, self._timeout_s))
         except RebalanserError as error:  # the caller waits whatever comes of this
             self.errors.ignored("a look at pauses", error)
             return ""
         if present is None:
-            return ""
+            return "" if has_worker else NO_WORKER
         told = f"the queue is {present.told(self._clock.wall())}"
         if logs:
             _log.warning(told, action="task_waits_paused", queue=self.name, task=stored.head.id)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rebalanser.errors import Fenced, InvalidState, InvalidUrl, RequestTooLarge, TaskFailed
+from rebalanser.errors import Fenced, InvalidState, InvalidUrl, NotSettled, RequestTooLarge, TaskFailed
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue, Retry, Status
 from rebalanser.tasks.inline import SHORTEST_STEP_S
 from rebalanser.testing import FakeClaim, FakeClock
@@ -206,6 +206,20 @@ def test_a_clock_of_its_own_is_for_tests_alone(tasks: Queue, tmp_path: Path) -> 
         pytest.raises(InvalidState, match="can be moved"),
     ):
         plain.run_until_idle(advance_s=1.0)
+
+
+def test_a_caller_that_waits_while_there_is_no_worker_is_told(tasks: Queue) -> None:
+    @tasks.task
+    def send(claim: Claim) -> None: ...
+
+    task = send.enqueue()
+    with pytest.raises(
+        NotSettled, match="is waiting after 0 s; no worker has reported itself: start one, or"
+    ):
+        tasks.wait(task, timeout_s=0.0)
+    tasks.context.engine.note_worker(tasks.name, "another", b"a note", 1.0)
+    with pytest.raises(NotSettled, match=r"is waiting after 0 s$"):
+        tasks.wait(task, timeout_s=0.0)
 
 
 def test_a_queue_that_is_started_runs_nothing_in_a_caller(tmp_path: Path) -> None:
