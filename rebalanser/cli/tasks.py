@@ -31,6 +31,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
+from rebalanser.tasks.ids import is_flake
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
 from rebalanser.tasks.queue import MAX_SHOWN, RETRIES, Queue
 from rebalanser.tasks.results import Source, with_sources
@@ -153,6 +154,8 @@ def enqueue(
     With --outbox also print whether it is `committed` to the engine or only `spooled` to the folder. The next
     process that opens the queue with this outbox forwards spooled tasks. A duplicate is said to be one.
     """
+    if key is not None and max_running_per_key is None:
+        raise typer.BadParameter("--key means nothing without --max-running-per-key: give both")
     payload = with_sources(_payload(arguments), dict(map(_result, result or ())))
     try:
         options = EnqueueOptions(
@@ -326,6 +329,10 @@ def _result(text: str) -> tuple[str, Source]:
     field, _, ids = text.partition("=")
     if not field or not ids:
         raise InvalidTask(f"--result {text!r} is no FIELD=ID, nor FIELD=ID,ID")
+    if wrong := [each for each in ids.split(",") if each and not is_flake(each)]:
+        raise InvalidTask(
+            f"--result {text!r}: {wrong[0]!r} is no id of a task, which has 40 hexadecimal digits"
+        )
     return field, tuple(filter(None, ids.split(","))) if "," in ids else ids
 
 

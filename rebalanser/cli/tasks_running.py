@@ -39,7 +39,7 @@ from rebalanser.tasks.functions import NO_OPTIONS
 from rebalanser.tasks.metrics import Measured, QueueCollector
 from rebalanser.tasks.model import EnqueueAnswer, Enqueued
 from rebalanser.tasks.pauses import Pauses
-from rebalanser.tasks.queue import Queue, Queues
+from rebalanser.tasks.queue import BodyPlace, Queue, Queues
 
 SELDOM: Final = 5000
 """Number of new objects that starts Python's garbage collector for young objects; its default is 700."""
@@ -115,21 +115,28 @@ def worker(
         raise typer.BadParameter(f"{' '.join(places)} has an AsyncQueue, whose bodies run in its event loop")
     if coroutines and plain:
         raise typer.BadParameter("the queues of one worker must be all a Queue, or all an AsyncQueue")
+    bodies: BodyPlace = "processes" if processes else "threads"
+    if coroutines:
+        several = AsyncQueues(*coroutines) if len(coroutines) > 1 else coroutines[0]
+        _say_what_is_worked_on(coroutines, concurrency, json)
+        asyncio.run(_run(several, coroutines, concurrency, metrics_host, metrics_port))
+        return
+    together = Queues(*plain) if len(plain) > 1 else plain[0]
+    _say_what_is_worked_on(plain, concurrency, json)
+    with ExitStack() as stack:
+        for queue in plain:
+            stack.enter_context(queue)
+        stack.enter_context(metrics_served(plain, metrics_host, metrics_port))
+        together.run(concurrency, bodies=bodies)
+
+
+def _say_what_is_worked_on(queues: Sequence[Queue | AsyncQueue], concurrency: int, json: bool) -> None:
     names, url = [each.name for each in queues], redact(queues[0].url)
     Face(url, json).answer(
         {"event": "working", "queues": names, "url": url, "concurrency": concurrency},
         f"working on {', '.join(names)} at {url}, {counted(concurrency, 'task')} at a time; Ctrl-C stops it",
     )
     sys.stdout.flush()
-    if coroutines:
-        asyncio.run(_run(coroutines, concurrency, metrics_host, metrics_port))
-        return
-    with ExitStack() as stack:
-        for queue in plain:
-            stack.enter_context(queue)
-        stack.enter_context(metrics_served(plain, metrics_host, metrics_port))
-        together = plain[0] if len(plain) == 1 else Queues(*plain)
-        together.run(concurrency, bodies="processes" if processes else "threads")
 
 
 def collect_seldom() -> None:
@@ -143,13 +150,17 @@ def collect_seldom() -> None:
 
 
 async def _run(
-    queues: Sequence[AsyncQueue], concurrency: int, metrics_host: str, metrics_port: int | None
+    together: AsyncQueue | AsyncQueues,
+    queues: Sequence[AsyncQueue],
+    concurrency: int,
+    metrics_host: str,
+    metrics_port: int | None,
 ) -> None:
     async with AsyncExitStack() as stack:
         for queue in queues:
             await stack.enter_async_context(queue)
         stack.enter_context(metrics_served(queues, metrics_host, metrics_port))
-        await (queues[0] if len(queues) == 1 else AsyncQueues(*queues)).run(concurrency)
+        await together.run(concurrency)
 
 
 @contextmanager

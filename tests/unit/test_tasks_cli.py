@@ -496,6 +496,9 @@ def test_what_waits_for_a_dead_or_cancelled_task_says_so(stage: Stage) -> None:
 
 @pytest.mark.rule("SK-23")
 def test_a_limited_task_says_what_holds_it_back(stage: Stage) -> None:
+    refused(
+        stage.cli("enqueue", "work", "send", "--key", "a"), 2, "--key means nothing without --max-running-per"
+    )
     made = ("enqueue", "work", "send", "--max-running-per-key", "1", "--key", "customer 7")
     task = stage.cli(*made).out.strip()
     listed = stage.cli("list", "work").out
@@ -550,6 +553,8 @@ def test_a_task_says_whose_results_it_gets(stage: Stage) -> None:
     (document,) = stage.cli("show", "work", last, "--json").documents
     assert document["results"] == {"to": first, "copies": [first, second]}
     refused(stage.cli("enqueue", "work", "send", "--result", "to"), 3, "--result 'to' is no FIELD=ID")
+    for ids in ("x", f"{first},x"):
+        refused(stage.cli("enqueue", "work", "send", "--result", f"to={ids}"), 3, "'x' is no id of a task")
     refused(stage.cli("enqueue", "work", "send", "[]", *given), 3, "must be a JSON object")
     twice = stage.cli("enqueue", "work", "send", '{"to": "a"}', *given)
     refused(twice, 3, "already has a field that is to get a result: to")
@@ -799,6 +804,8 @@ def test_a_worker_runs_several_queues_in_the_order_that_is_given(
     answer = stage.cli("worker", "several_module:high", "several_module:low", *options)
     assert answer.code == 0
     assert answer.out == "working on high, low at memory://several, 4 tasks at a time; Ctrl-C stops it\n"
+    twice = stage.cli("worker", "several_module:high", "several_module:high")
+    refused(twice, 3, "a queue comes twice in high, high")
     sys.modules.pop("several_module", None)
     assert ran == [(["high", "low"], 4, {"bodies": "threads"} if kind == "Queue" else {})]
 
