@@ -49,13 +49,15 @@ def wall_ms() -> int:
 class Flakes:
     """Makes the ids of this process (SK-1). May be called from any thread, and after a fork.
 
-    The first id takes a slot; a forked child takes its own.
+    The first id takes a slot; a forked child takes its own. Without a ``folder``, for the clock of a test,
+    nothing is kept: 64 random bits in the place of host and process keep the ids apart from all others, and
+    their times follow that clock alone.
 
     Raises:
         UnusableFolder: the folder can't be written, holds something else, or all its slots are taken.
     """
 
-    def __init__(self, folder: Path, wall_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(self, folder: Path | None, wall_ms: Callable[[], int] = wall_ms) -> None:
         self._folder = folder
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
@@ -92,12 +94,15 @@ class Flakes:
         self._slot = self._generator = None
 
     def _begin(self) -> Generator:
+        folder = self._folder
+        if folder is None:
+            return Generator(self._wall_ms, secrets.randbits(48), secrets.randbits(16))
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            host = host_bits(self._folder)
-            slot = take_slot(self._folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            host = host_bits(folder)
+            slot = take_slot(folder)
         except OSError as error:
-            raise UnusableFolder(f"{self._folder} can't hold the state of task ids: {error}") from error
+            raise UnusableFolder(f"{folder} can't hold the state of task ids: {error}") from error
         self._slot = slot
         mark = slot.mark
         return Generator(self._wall_ms, host, slot.number, mark, ceiling=mark, reserve=slot.reserve)

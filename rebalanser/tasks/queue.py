@@ -368,11 +368,16 @@ class Queue:
         forks.in_child(self._forked)
 
     def _count_on(self, clock: Clock | None) -> None:
-        """Take the time from ``clock``, the host's where None; ids too."""
+        """Take the time from ``clock``, the host's where None; ids too.
+
+        Ids of another clock than the host's keep no marks: these would set the times of the host's ids.
+        """
         self._has_own_clock = clock is not None
         self._clock: Clock = clock or SystemClock()
-        folder = self._flakes_folder
-        self._flakes = Flakes(folder) if clock is None else Flakes(folder, lambda: int(clock.wall() * 1000))
+        if clock is None:
+            self._flakes = Flakes(self._flakes_folder)
+        else:
+            self._flakes = Flakes(None, lambda: int(clock.wall() * 1000))
 
     @contextmanager
     def in_memory(self, clock: Clock | None = None) -> Iterator[Self]:

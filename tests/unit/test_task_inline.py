@@ -12,6 +12,7 @@ import pytest
 
 from rebalanser.errors import Fenced, InvalidState, InvalidUrl, NotSettled, RequestTooLarge, TaskFailed
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue, Retry, Status
+from rebalanser.tasks.ids import born_at
 from rebalanser.tasks.inline import SHORTEST_STEP_S
 from rebalanser.testing import FakeClaim, FakeClock
 from rebalanser.testing.claim import MAX_BYTES
@@ -206,6 +207,32 @@ def test_a_clock_of_its_own_is_for_tests_alone(tasks: Queue, tmp_path: Path) -> 
         pytest.raises(InvalidState, match="can be moved"),
     ):
         plain.run_until_idle(advance_s=1.0)
+
+
+@pytest.mark.rule("SK-1")
+@pytest.mark.rule("SK-23")
+def test_ids_of_a_clock_of_a_test_and_of_the_host_do_not_meet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a host that has made ids gives their times to those of a test, and a test's to the next ones."""
+    with Queue("mail", "memory://", state_folder=tmp_path) as queue:
+        before = queue.new_id()
+    for wall in (1_700_000_000.0, 9_000_000_000.0):
+        with Queue("mail", "memory://", state_folder=tmp_path, clock=FakeClock(wall=wall)) as queue:
+
+            @queue.task(unique_for_s=600)
+            def send(claim: Claim) -> None: ...
+
+            first = send.enqueue()
+            assert abs(born_at(first) - wall) < 1
+            assert queue.run_until_idle() == 1
+            assert send.enqueue() == first
+            queue.run_until_idle(advance_s=601)
+            assert send.enqueue() != first, "its time is over"
+            assert len(list(queue.tasks(older_than_s=600))) == 1
+    with Queue("mail", "memory://", state_folder=tmp_path) as queue:
+        assert born_at(queue.new_id()) - born_at(before) < 1_000_000
+    assert "clock_far_off" not in caplog.text
 
 
 def test_a_caller_that_waits_while_there_is_no_worker_is_told(tasks: Queue) -> None:
