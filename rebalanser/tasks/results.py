@@ -101,12 +101,15 @@ def in_order(calls: Iterable[PlannedCall[Any]], queue: object) -> list[PlannedCa
     """Sort calls, and the calls that they need, by dependency; skip those that are enqueued.
 
     Raises:
-        InvalidTask: there are more than :data:`MAX_TOGETHER`, or some are of another queue.
+        InvalidTask: there are more than :data:`MAX_TOGETHER`, or some are no calls, or of another queue.
     """
     ordered: dict[PlannedCall[Any], None] = {}
     seen: set[PlannedCall[Any]] = set()
 
     def visit(call: PlannedCall[Any]) -> None:
+        given: object = call
+        if not isinstance(given, PlannedCall):
+            raise InvalidTask(f"a call that is not enqueued yet is one such as send.call(…), not {given!r}")
         if call.enqueued is not None or call in seen:
             return
         if call.queue is not queue:

@@ -658,6 +658,15 @@ def test_calls_that_get_results_are_typed() -> None:
             queue.wait(refused)
 
 
+def test_what_is_enqueued_already_is_no_call() -> None:
+    with Queue("memory://") as queue:
+        given: Any = queue.task(count).enqueue("a")
+        with pytest.raises(
+            InvalidTask, match=r"not enqueued yet is one such as send\.call\(…\), not '[0-9a-f]{40}'"
+        ):
+            queue.enqueue_all([given])
+
+
 @pytest.mark.rule("SK-5")
 def test_a_call_waits_for_those_whose_results_it_gets() -> None:
     with Queue("memory://") as queue:
