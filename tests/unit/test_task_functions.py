@@ -400,7 +400,7 @@ def test_an_id_of_the_far_future_is_refused(tmp_path: Path) -> None:
 @pytest.mark.rule("SK-15")
 @pytest.mark.parametrize("kind", [Queue, AsyncQueue])
 def test_a_function_that_is_decorated_in_a_wrong_way_is_told_how(kind: type[Queue | AsyncQueue]) -> None:
-    queue: Any = kind("mail", "memory://")
+    queue: Any = kind("mail", f"memory://decorated-{kind.__name__}")
 
     def sweep(claim: Claim) -> None: ...
 
@@ -414,6 +414,8 @@ def test_a_function_that_is_decorated_in_a_wrong_way_is_told_how(kind: type[Queu
         queue.task(partial(sweep))
     assert not queue.schedules
     assert list(queue.functions) == ["sweep"]
+    if isinstance(queue, Queue):
+        queue.close()
 
 
 @pytest.mark.parametrize(
@@ -424,8 +426,8 @@ def test_a_function_that_is_decorated_in_a_wrong_way_is_told_how(kind: type[Queu
     ],
 )
 def test_an_option_that_is_wrong_is_told_in_our_words(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidTask, match=told):
-        Queue("memory://").task(**options)
+    with Queue("memory://") as queue, pytest.raises(InvalidTask, match=told):
+        queue.task(**options)
 
 
 @pytest.mark.parametrize(
