@@ -5,11 +5,13 @@ goes on: bodies run, renew and complete, tasks are enqueued and cancelled. An ea
 begun is given back, and its try is not counted.
 
 A paused schedule has no ticks. An ended pause is kept with both times: a tick between them is missed, on
-every worker and however late it looks.
+every worker and however late it looks. A new pause keeps the times of earlier ones as long as a tick between
+them could still be enqueued.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Final
 
@@ -19,9 +21,12 @@ from rebalanser.errors import InvalidArgument
 from rebalanser.registry.keys import check_name
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.functions import problems_of
+from rebalanser.tasks.periodic import CATCH_UP_S
 
 MAX_CHARACTERS: Final = 1000
 """Maximum length of a reason, and of the name of the user who pauses."""
+MAX_EARLIER: Final = 100
+"""Maximum number of pauses of a schedule whose times a later one keeps."""
 QUEUE: Final = ""
 """Name of the queue's own pause, among those of its schedules."""
 
@@ -37,6 +42,10 @@ class Pause(BaseModel):
     by: PauseText = Field(description="Who paused it.")
     reason: PauseText = ""
     ended: float | None = Field(default=None, description="When it was resumed; null while it is paused.")
+    earlier: tuple[tuple[float, float], ...] = Field(
+        default=(),
+        description="When those pauses of a schedule began and ended that ended in the minute before it.",
+    )
 
     @classmethod
     def of(cls, content: bytes) -> Pause:
@@ -48,7 +57,12 @@ class Pause(BaseModel):
 
     def covers(self, tick: float) -> bool:
         """True if a tick at this time is missed."""
-        return self.since <= tick and (self.ended is None or tick <= self.ended)
+        return any(since <= tick <= ended for since, ended in self.times)
+
+    @property
+    def times(self) -> tuple[tuple[float, float], ...]:
+        """When those before it and this one began and ended; one that is in force has no end."""
+        return (*self.earlier, (self.since, math.inf if self.ended is None else self.ended))
 
     def told(self, wall: float) -> str:
         """Return who paused, how long ago and why, as a phrase for people."""
@@ -90,8 +104,11 @@ def pause(context: Context, schedule: str | None, by: str, reason: str) -> Pause
     present = read_pauses(context).get(name)
     if present is not None and present.ended is None:
         return present
+    wall = context.clock.wall()
+    before = () if present is None else present.times
+    earlier = tuple((since, ended) for since, ended in before if ended >= wall - CATCH_UP_S)[-MAX_EARLIER:]
     try:
-        made = Pause(since=context.clock.wall(), by=by, reason=reason)
+        made = Pause(since=wall, by=by, reason=reason, earlier=earlier)
     except ValidationError as error:
         raise InvalidArgument(problems_of(error)) from error
     context.engine.put_pause(context.queue, name, made.model_dump_json().encode(), context.timeout_s)

@@ -18,7 +18,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from croniter import CroniterBadCronError, CroniterBadDateError, croniter
@@ -28,7 +28,9 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.tasks.functions import MAX_SECONDS
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.pauses import Pause
+
+if TYPE_CHECKING:
+    from rebalanser.tasks.pauses import Pause
 
 LOOK_S: Final = 1.0
 """The longest time between two looks at the clock, which may jump."""

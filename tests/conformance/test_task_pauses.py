@@ -32,7 +32,7 @@ from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.pauses import MAX_CHARACTERS
-from rebalanser.tasks.periodic import Schedule, Ticker
+from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -284,6 +284,33 @@ def test_a_tick_within_a_pause_is_missed_whoever_looks_at_it_and_whenever() -> N
     assert ticks(Pause(since=noon, by="ann")) == []
     assert ticks(Pause(since=noon - 1.0, by="ann", ended=noon)) == []
     assert ticks(Pause(since=noon - 9.0, by="ann", ended=noon - 1.0)) == [noon]
+
+
+@pytest.mark.rule("SK-15")
+def test_a_tick_within_an_earlier_pause_is_missed_though_a_later_one_follows(tmp_path: Path) -> None:
+    """Resumed and paused again at once, as to change the reason: a worker that looks late finds both."""
+    clock, url = FakeClock(), f"sqlite:///{tmp_path / 'tasks.db'}"
+    clock.advance(60.0 - clock.wall() % 60.0 + 5.0)
+
+    def worker() -> Queue:
+        queue = Queue("mail", url, clock=clock, state_folder=tmp_path)
+        queue.periodic("* * * * * */10", name="often")(lambda claim: None)
+        return queue
+
+    with worker() as first, worker() as second, worker() as third:
+        assert first.run_until_idle(advance_s=10.0) == 1
+        for _ in range(3):
+            first.pause(schedule="often")
+            clock.advance(10.0)
+            first.resume(schedule="often")
+        first.pause(schedule="often")
+        assert len(first.pauses().schedules["often"].earlier) == 3
+        assert second.run_until_idle() == 0
+        clock.advance(1.0)
+        first.resume(schedule="often")
+        assert third.run_until_idle() == 0
+        clock.advance(CATCH_UP_S)
+        assert first.pause(schedule="often").earlier[0][1] == clock.wall() - CATCH_UP_S
 
 
 @pytest.mark.rule("SK-15")
