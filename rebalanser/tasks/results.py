@@ -219,6 +219,20 @@ def without_sources(payload: bytes) -> bytes:
     return to_json({name: value for name, value in content.items() if name != KEY})
 
 
+def with_others(payload: bytes, others: Mapping[TaskId, TaskId]) -> bytes:
+    """A payload that gets the results of these ``others`` instead, each of the task that is its key."""
+    sources = sources_in(payload)
+    if others.keys().isdisjoint(tasks_of(sources)):
+        return payload
+    changed: dict[str, Source] = {
+        name: others.get(source, source)
+        if isinstance(source, str)
+        else tuple(others.get(each, each) for each in source)
+        for name, source in sources.items()
+    }
+    return with_sources(without_sources(payload), changed)
+
+
 def tasks_of(sources: Mapping[str, Source]) -> tuple[TaskId, ...]:
     """Return the tasks of sources, each once."""
     lists = ((each,) if isinstance(each, str) else each for each in sources.values())

@@ -50,6 +50,7 @@ from rebalanser.tasks.model import (
 )
 from rebalanser.tasks.outbox.outbox import Forwarding, Waiting, engine_name
 from rebalanser.tasks.outbox.spool import DUPLICATE, KEPT_DUPLICATES, Refusal, Spool, SpoolName
+from rebalanser.tasks.results import sources_in
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUEUE = "mail"
@@ -465,6 +466,33 @@ def test_a_spooled_duplicate_makes_no_task_and_troubles_nobody(
         stage.drained()
         assert stage.tasks() == [task, spooled[1]]
     assert "was refused" not in caplog.text
+    assert stage.counts() == (0, 0)
+
+
+@pytest.mark.rule("SK-4", "SK-23")
+def test_what_comes_after_a_spooled_duplicate_comes_after_the_task_that_is_there(stage: Stage) -> None:
+    queue, send = stage.open()
+
+    @queue.task(name="join")
+    def join(claim: Claim, first: str, rest: list[str]) -> None:
+        """Never called."""
+
+    with queue:
+        task = send.options(unique_key="k").enqueue("a")
+        stage.network.is_cut = True
+        dropped, other = send.options(unique_key="k").enqueue("b"), send.enqueue("c")
+        after = send.options(after=[dropped, task]).enqueue("after")
+        unknown = send.options(after=[ABSENT, dropped], waits_for_unknown=True).enqueue("unknown")
+        gets = join.enqueue(dropped.result, [other.result, dropped.result])
+        assert gets.answer is EnqueueAnswer.SPOOLED
+        stage.network.loses_answers = 2
+        stage.network.is_cut = False
+        stage.drained()
+        assert stage.tasks() == [task, other, after, unknown, gets]
+        assert queue.get(after).head.after == (task,)
+        assert queue.get(unknown).head.after == (ABSENT, task)
+        assert queue.get(gets).head.after == (task, other)
+        assert sources_in(queue.payload(gets)) == {"first": task, "rest": (other, task)}
     assert stage.counts() == (0, 0)
 
 

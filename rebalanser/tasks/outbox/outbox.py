@@ -21,9 +21,10 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -54,9 +55,10 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.engine import Answer, Applied, Conflict, Duplicate, Enqueue, Skip, Taken, enqueued
 from rebalanser.tasks.ids import place_of
 from rebalanser.tasks.loops import ErrorPolicy, Loop
-from rebalanser.tasks.model import EnqueueAnswer, Head, TaskId
+from rebalanser.tasks.model import EnqueueAnswer, Head, Task, TaskId
 from rebalanser.tasks.opening import Opened, Opening
 from rebalanser.tasks.outbox.spool import DUPLICATE, Entry, Refusal, Spool, SpoolName, forwarded, placed
+from rebalanser.tasks.results import with_others
 
 BATCH: Final = 60
 """Entries that are sent at once."""
@@ -89,12 +91,25 @@ class Forwarding:
         if head.refusal is not None:
             self._skip(head)
             return True
-        ready = self._ready(entries)
+        ready = self._ready(self._after_those_there(entries))
         if ready:
             self._send(ready)
         else:
             self._refuse(head, DependencyCycle(f"task {head.head.id} would wait for itself"))
         return True
+
+    def _after_those_there(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """The entries, each after the task that is there where it came after a duplicate that was dropped.
+
+        Who enqueued it was told that the duplicate was spooled, and would else have got the id of that task.
+        """
+        if not any(entry.head.after for entry in entries):
+            return entries
+        duplicates = self._spool.duplicates()
+        return [
+            entry if duplicates.keys().isdisjoint(entry.head.after) else _redirected(entry, duplicates)
+            for entry in entries
+        ]
 
     def _ready(self, entries: Sequence[Entry]) -> list[Entry]:
         """The first entries, up to one that is refused already or would wait for itself."""
@@ -206,6 +221,13 @@ class Forwarding:
             next=entry.number,
         )
         self._spool.renew(entry.number)
+
+
+def _redirected(entry: Entry, duplicates: Mapping[TaskId, TaskId]) -> Entry:
+    task = entry.enqueue.task
+    after = tuple(dict.fromkeys(duplicates.get(each, each) for each in task.head.after))
+    changed = Task(replace(task.head, after=after), with_others(task.payload, duplicates))
+    return replace(entry, enqueue=replace(entry.enqueue, task=changed))
 
 
 LOOK_S: Final = 5.0

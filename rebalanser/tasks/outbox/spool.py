@@ -30,7 +30,7 @@ from rebalanser.errors import (
 )
 from rebalanser.folders import make_file, sync_folder
 from rebalanser.tasks.engine import Enqueue, Forwarded
-from rebalanser.tasks.model import Head, State, Task
+from rebalanser.tasks.model import Head, State, Task, TaskId
 
 VERSION: Final = 1
 SUFFIX: Final = ".spool"
@@ -65,7 +65,8 @@ CREATE TABLE refused (
 DUPLICATE: Final = "Duplicate"
 """Kind of a refusal whose reason is the id of the task that keeps the entry out (SK-23)."""
 KEPT_DUPLICATES: Final = 1000
-"""A duplicate is kept, for a process that waits to hear of it, until so many entries have come after it."""
+"""A duplicate is kept until so many entries have come after it: for a process that waits to hear of it, and
+for entries that come after its task."""
 _SETTINGS: Final = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 _IS_MADE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'spool'"
 _ADD: Final = "INSERT INTO entries (content, payload) VALUES (?, ?)"
@@ -80,6 +81,10 @@ _REFUSED: Final = (
 _COUNTS: Final = (
     "SELECT (SELECT count(*) FROM entries), "  # noqa: S608 - of a constant
     f"(SELECT count(*) FROM refused WHERE kind <> '{DUPLICATE}')"
+)
+_DUPLICATES: Final = (
+    "SELECT json_extract(CAST(content AS TEXT), '$.head.id'), reason FROM refused "  # noqa: S608 - of a constant
+    f"WHERE kind = '{DUPLICATE}'"
 )
 _FORGET_DUPLICATES: Final = "DELETE FROM refused WHERE kind = ? AND number <= ?"
 _FORWARDED: Final = "DELETE FROM entries WHERE number BETWEEN ? AND ?"
@@ -269,6 +274,11 @@ class Spool:
         with self._reading() as cursor:
             row = cursor.execute("SELECT kind, reason FROM refused WHERE number = ?", (number,)).fetchone()
         return None if row is None else Refusal(*row)
+
+    def duplicates(self) -> dict[TaskId, TaskId]:
+        """The tasks that were dropped of late, as they are duplicates, each with the one that is there."""
+        with self._reading() as cursor:
+            return dict(cursor.execute(_DUPLICATES).fetchall())
 
     def counts(self) -> tuple[int, int]:
         """How many entries wait, and how many were refused; duplicates are not among these."""
