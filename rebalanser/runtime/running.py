@@ -21,6 +21,13 @@ SAME_PRESS_S: Final = 0.3
 """Seconds after the first SIGINT in which further ones count as the same: a terminal and a supervisor may
 both send one."""
 
+LOOK_S: Final = 1.0
+"""Seconds after which the main thread wakes at the latest, to handle a signal that another thread has caught.
+
+Handlers run in the main thread only, which such a signal does not wake. That is so after a pause: who sends
+SIGTERM and SIGCONT to a process that is stopped, as systemd does, may hit any thread.
+"""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -162,13 +169,18 @@ def run_until_stopped(participant: Participant) -> None:
             try:
                 if _SIGNALS.asked:
                     participant.request_stop()
-                _SIGNALS.interruptible(participant.wait_stopped)
+                _SIGNALS.interruptible(partial(_wait_awake, participant))
             except KeyboardInterrupt:
                 raise
             except BaseException:
                 participant.stop()
                 raise
             participant.stop()
+
+
+def _wait_awake(participant: Participant) -> None:
+    while not participant.wait_stopped(LOOK_S):
+        pass
 
 
 async def run_in_loop_until_stopped(
@@ -181,7 +193,10 @@ async def run_in_loop_until_stopped(
         try:
             if _SIGNALS.asked:
                 participant.request_stop()
-            await in_own_thread(wait_stopped)
+            waiting = begin_in_own_thread(wait_stopped)
+            while not (await asyncio.wait([waiting], timeout=LOOK_S))[0]:
+                pass
+            await waiting
         finally:
             await participant.stop()
 

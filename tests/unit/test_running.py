@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +22,7 @@ from rebalanser.runtime.running import (
     run_until_stopped,
 )
 from rebalanser.testing import FakeClock
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +49,7 @@ class Work:
         self.asked.set()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        assert timeout_s is None
+        assert timeout_s in {None, running.LOOK_S}
         self._called("wait")
         return True
 
@@ -67,6 +70,64 @@ def clock(hangup: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
 
 def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
+
+
+class CaughtElsewhere(Work):
+    """Begins with a thread of its own that catches SIGTERM, as any thread may after a pause."""
+
+    def start(self) -> None:
+        main = threading.main_thread()
+
+        def sleeps() -> bool:
+            """True if the main thread waits: a signal does not wake it then."""
+            file = sys._current_frames()[main.ident or 0].f_code.co_filename
+            state = Path(f"/proc/self/task/{main.native_id}/stat").read_text().rpartition(")")[2].split()[0]
+            return state == "S" and file.endswith(("threading.py", "selectors.py"))
+
+        def catch() -> None:
+            wait_until(sleeps)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+        thread = threading.Thread(target=catch)
+        self.doing["wait"] = thread.start
+        self.calls.append("start")
+
+    def wait_stopped(self, timeout_s: float | None = None) -> bool:
+        if "wait" not in self.calls:
+            self._called("wait")
+        patience_s = PATIENCE_S if timeout_s is None else timeout_s
+        heard = self.asked.wait(patience_s)
+        assert heard or patience_s < PATIENCE_S, "nothing wakes the main thread"
+        return heard
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_signal_that_another_thread_has_caught_stops_it_too(
+    monkeypatch: pytest.MonkeyPatch, *, in_loop: bool
+) -> None:
+    monkeypatch.setattr(running, "LOOK_S", 0.01)
+    work = CaughtElsewhere()
+
+    class Participant:
+        async def start(self) -> None:
+            work.start()
+
+        def request_stop(self) -> None:
+            work.request_stop()
+
+        async def stop(self, timeout_s: float | None = None) -> None:
+            work.stop(timeout_s)
+
+    async def run() -> None:
+        await run_in_loop_until_stopped(Participant(), partial(work.wait_stopped, PATIENCE_S))
+
+    if in_loop:
+        asyncio.run(run())
+    else:
+        run_until_stopped(work)
+    assert work.asked.is_set()
+    assert work.calls == ["start", "wait", "stop"]
 
 
 @pytest.mark.usefixtures("clock")
