@@ -193,7 +193,7 @@ async def run_in_loop_until_stopped(
         try:
             if _SIGNALS.asked:
                 participant.request_stop()
-            waiting = begin_in_own_thread(wait_stopped)
+            waiting = asyncio.ensure_future(in_own_thread(wait_stopped))
             while not (await asyncio.wait([waiting], timeout=LOOK_S))[0]:
                 pass
             await waiting

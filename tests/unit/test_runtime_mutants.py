@@ -675,14 +675,14 @@ MUTANTS = (
     _mutant(
         "pause for good",
         "ticks after the end of a pause come",
-        _edit(Pause, "covers", "tick <= self.ended", "True"),
+        _edit(Pause, "covers", "<= tick <= ended", "<= tick"),
         f"{PAUSES}::test_a_tick_within_a_pause_is_missed_whoever_looks_at_it_and_whenever",
         "SK-15",
     ),
     _mutant(
         "ticks made up for",
         "a tick within a pause is missed, also after its end",
-        _edit(Pause, "covers", "self.ended is None or tick <= self.ended", "self.ended is None"),
+        _edit(Pause, "covers", "in self.times", "in self.times if ended == math.inf"),
         f"{PAUSES}::test_a_tick_within_a_pause_is_missed_whoever_looks_at_it_and_whenever",
         "SK-15",
     ),
