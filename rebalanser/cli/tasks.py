@@ -33,7 +33,8 @@ from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDoc
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.ids import is_flake
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
-from rebalanser.tasks.queue import MAX_SHOWN, RETRIES, Queue
+from rebalanser.tasks.producer import MAX_SHOWN, RETRIES
+from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.results import Source, with_sources
 
 NEWEST: Final = 100

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status
     from rebalanser.tasks.outcomes import GiveUp, Retry
     from rebalanser.tasks.pauses import Pause, Pauses
-    from rebalanser.tasks.queue import Call, Queue, Queues, TaskFunction
+    from rebalanser.tasks.producer import Call, TaskFunction
+    from rebalanser.tasks.queue import Queue, Queues
     from rebalanser.tasks.retention import Retention
 
 __all__ = [
@@ -81,7 +82,7 @@ _HOMES: Final = MappingProxyType(
         "AsyncQueue": "aio.queue",
         "AsyncQueues": "aio.queue",
         "AsyncTaskFunction": "aio.queue",
-        "Call": "queue",
+        "Call": "producer",
         "Claim": "claim",
         "EnqueueAnswer": "model",
         "Enqueued": "model",
@@ -94,7 +95,7 @@ _HOMES: Final = MappingProxyType(
         "Retention": "retention",
         "Retry": "outcomes",
         "Status": "model",
-        "TaskFunction": "queue",
+        "TaskFunction": "producer",
     }
 )
 

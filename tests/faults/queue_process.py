@@ -25,8 +25,7 @@ from typing import Any
 from rebalanser import Settings
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
-from rebalanser.tasks import Claim, Queue, Status
-from rebalanser.tasks import queue as queue_module
+from rebalanser.tasks import Claim, Queue, Status, open_queue
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.id_files import Flakes, wall_ms
 
@@ -42,7 +41,7 @@ def shift_clock(shift_s: float) -> None:
     Not all of ``time``: gRPC compares that with the clock of its own.
     """
     SystemClock.wall = lambda _clock: time.time() + shift_s
-    queue_module.Flakes = partial(Flakes, wall_ms=lambda: wall_ms() + int(shift_s * 1000))
+    open_queue.Flakes = partial(Flakes, wall_ms=lambda: wall_ms() + int(shift_s * 1000))
 
 
 class Host:
@@ -123,7 +122,7 @@ def main(order: dict[str, Any]) -> None:
     configure_cli_logging(json=True, verbose=0)
     shift_clock(order.get("shift_s", 0.0))
     if "host" in order:
-        queue_module.boot = lambda: order["host"]
+        open_queue.boot = lambda: order["host"]
     host = Host(order)
     match order["role"]:
         case "work":

@@ -41,8 +41,7 @@ from rebalanser.registry.translation import Translation
 from rebalanser.runtime import running
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import HandlerRunner
-from rebalanser.tasks import queue as queue_module
-from rebalanser.tasks import results
+from rebalanser.tasks import producer, results
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.tasks.key_value.moves import MoveStep
 from rebalanser.tasks.partitions import Partitions
@@ -641,7 +640,7 @@ MUTANTS = (
     _mutant(
         "results that are not waited for",
         "a task waits for all whose results it gets",
-        _edit(queue_module, "dependencies", "(*after, *tasks_of(sources))", "after"),
+        _edit(producer, "dependencies", "(*after, *tasks_of(sources))", "after"),
         "unit/test_task_functions.py::test_a_call_waits_for_those_whose_results_it_gets",
         "SK-5",
     ),

@@ -52,9 +52,10 @@ from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Enqueued, Status, Stored, TaskId, Update
+from rebalanser.tasks.open_queue import IN_MEMORY, PARTITIONS, name_and_url
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.queue import IN_MEMORY, PARTITIONS, Queue, name_and_url, refuse_strange
+from rebalanser.tasks.queue import Queue, refuse_strange
 from rebalanser.tasks.results import PlannedCall, in_order
 from rebalanser.tasks.retention import Record, Retention
 from rebalanser.tasks.sharing import SharedConcurrency

@@ -1,0 +1,277 @@
+"""A queue at its engine, which is opened when it is first needed."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from rebalanser import folders, forks
+from rebalanser.errors import InvalidArgument, RetryLater, UnknownQueue, UnknownTask
+from rebalanser.group import default_label
+from rebalanser.history.journal import boot
+from rebalanser.registry.keys import check_name
+from rebalanser.registry.urls import RegistryUrl, url_or_default
+from rebalanser.runtime.clock import Clock, SystemClock
+from rebalanser.runtime.logs import get_logger
+from rebalanser.settings import Settings
+from rebalanser.tasks import pauses, waiting
+from rebalanser.tasks.ancestry import Ancestry
+from rebalanser.tasks.context import Context, TaskHistory
+from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.id_files import Flakes
+from rebalanser.tasks.loops import ErrorPolicy, Trouble
+from rebalanser.tasks.metrics import TaskMetrics
+from rebalanser.tasks.middleware import Middleware
+from rebalanser.tasks.model import Stored, TaskId
+from rebalanser.tasks.opening import Opened, Opening, load_engine
+from rebalanser.tasks.outbox.outbox import Outbox, engine_name
+from rebalanser.tasks.pauses import Pauses
+from rebalanser.tasks.periodic import Schedule
+from rebalanser.tasks.retention import Retention
+
+IN_MEMORY: Final = "memory://"
+ALONE: Final = "tasks"
+"""Name of a queue that was given a URL only."""
+PARTITIONS: Final = 16
+BUFFER_RATIO: Final = 0.1
+_DEFAULT_RETENTION: Final = Retention()
+_log = get_logger()
+
+
+class OpenQueue(ABC):
+    """A queue's connection to its engine: opened when it is first needed, and again after a fork."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str | None = None,
+        *,
+        claim_ttl_s: float = 30.0,
+        buffer_s: float | None = None,
+        partitions: int = PARTITIONS,
+        settings: Settings | None = None,
+        node: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        timeout_s: float = 10.0,
+        state_folder: Path | None = None,
+        create: bool = True,
+        outbox: Path | None = None,
+        clock: Clock | None = None,
+        retention: Retention | None = _DEFAULT_RETENTION,
+    ) -> None:
+        name, url = name_and_url(name, url)
+        self.name = check_name(name, "queue")
+        _refuse_times(claim_ttl_s, buffer_s)
+        self.retention = retention
+        """How long closed tasks are kept; counts for the next start (SK-22)."""
+        self._url = url
+        self._timeout_s = timeout_s
+        self._buffer_s = claim_ttl_s * BUFFER_RATIO if buffer_s is None else buffer_s
+        self._settings = settings or Settings()
+        self._node = node
+        self._middleware = tuple(middleware)
+        self.functions: dict[str, TaskBody] = {}
+        """The functions that are registered, by name."""
+        self._schedules: list[Schedule] = []
+        self._flakes_folder = (state_folder or folders.state_folder()) / "flakes"
+        self._engine_url, self._opener = load_engine(url)
+        self._outbox_folder = outbox
+        self._count_on(clock)
+        self._warned: set[str] = set()
+        self._is_closed = False
+        self._has_left_worker = False
+        """True in a child whose parent has a worker, until that is logged."""
+
+        def opened() -> Opened:
+            if self._has_left_worker:
+                self._has_left_worker = False
+                _log.warning(
+                    "the worker of this queue runs in the parent of this process, and not here",
+                    action="tasks_worker_not_forked",
+                    queue=name,
+                )
+            engine = self._opener(self._engine_url, timeout_s)
+            try:
+                if not create:
+                    _refuse_unknown(name, engine.queues(timeout_s), self._engine_url)
+                number = engine.define(name, partitions, timeout_s)
+                for reason in engine.capabilities.unsafe_reasons if create else ():
+                    _log.warning(reason, action="unsafe_engine", queue=name)
+                context = Context(
+                    engine,
+                    name,
+                    clock=self._clock,
+                    clock_name="" if self._has_own_clock else boot() or "",
+                    ttl_s=claim_ttl_s,
+                    timeout_s=timeout_s,
+                    history=TaskHistory.opened(name, self._label, self._settings, self._clock),
+                    errors=self.errors,
+                    metrics=self.metrics,
+                )
+            except BaseException:
+                engine.close()
+                raise
+            return Opened(context, number, Ancestry(context.read))
+
+        self._open_engine = opened
+        self._begin()
+        if self._opened_outbox() is None:
+            self._opening.opened()
+        forks.in_child(self._forked)
+
+    def _count_on(self, clock: Clock | None) -> None:
+        """Take the time from ``clock``, the host's where None; ids too.
+
+        Ids of another clock than the host's keep no marks: these would set the times of the host's ids.
+        """
+        self._has_own_clock = clock is not None
+        self._clock: Clock = clock or SystemClock()
+        if clock is None:
+            self._flakes = Flakes(self._flakes_folder)
+        else:
+            self._flakes = Flakes(None, lambda: int(clock.wall() * 1000))
+
+    def _begin(self) -> None:
+        """Begin with nothing that is open, in a process that uses the queue for the first time."""
+        self._label = self._node or default_label()
+        self.errors = ErrorPolicy(self.name, self._clock, self._end_process)
+        """What follows from the errors of this process's loops."""
+        self.metrics = TaskMetrics()
+        """Counts this process's tasks."""
+        self.bell = waiting.Bell(lambda: self._context)
+        """Tells who waits for a task."""
+        self._opening = Opening(self._open_engine)
+        self._outbox: Outbox | None = None
+        self._outbox_opening = threading.Lock()
+
+    def _opened_outbox(self) -> Outbox | None:
+        """The outbox of this process, opened at its first use; None if the queue has none."""
+        if self._outbox_folder is None or self._outbox is not None:
+            return self._outbox
+        with self._outbox_opening:
+            if self._outbox is None:
+                is_away = self._opens_later(may_be_away=True)
+                try:
+                    outbox = Outbox(
+                        self._outbox_folder,
+                        self.name,
+                        self._engine_url,
+                        self._opening,
+                        self._timeout_s,
+                        self.errors,
+                    )
+                except BaseException:
+                    self._opening.close()
+                    raise
+                outbox.start(is_away=is_away)
+                self._outbox = outbox
+            return self._outbox
+
+    def _opens_later(self, *, may_be_away: bool) -> bool:
+        """Open the engine; whether it is away, where it may be."""
+        try:
+            self._opening.opened()
+        except RetryLater:
+            if not may_be_away:
+                raise
+            return True
+        return False
+
+    @property
+    def url(self) -> str:
+        """The URL of its registry."""
+        return self._url
+
+    @property
+    def _context(self) -> Context:
+        return self._opening.opened().context
+
+    @property
+    def _partition_count(self) -> int:
+        return self._opening.opened().partitions
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r}, {self._url!r})"
+
+    @property
+    def context(self) -> Context:
+        """What this process shares with its claims of the queue."""
+        return self._context
+
+    @property
+    def troubles(self) -> tuple[Trouble, ...]:
+        """What of this process fails and is retried now, such as claiming while the engine is away.
+
+        Empty if all is well. What nobody foresaw and goes on for 60 s ends the process, see :meth:`start`.
+        """
+        return self.errors.troubles
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions the queue was made with."""
+        return self._partition_count
+
+    def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
+        """A task as it is now, or at revision ``at_least`` or later (SK-11).
+
+        Raises:
+            UnknownTask: there is none of this id.
+            UnusableStore: the store has not seen that revision.
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        found = self._context.engine.read(self.name, [task], self._timeout_s, at_least=at_least).get(task)
+        if found is None:
+            raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
+        return found
+
+    def pauses(self) -> Pauses:
+        """What is paused now: the queue itself, and its schedules by function (SK-23)."""
+        return Pauses.of(pauses.read_pauses(self._context))
+
+    @abstractmethod
+    def _end_process(self) -> None:
+        """End a process whose loops can't go on."""
+
+    @abstractmethod
+    def _forked(self) -> None:
+        """Forget, in a forked child, what is the parent's."""
+
+
+def _refuse_unknown(name: str, queues: Iterable[str], url: RegistryUrl) -> None:
+    """See that a queue exists, so that a mistyped name makes none."""
+    known = sorted(queues)
+    if name not in known:
+        raise UnknownQueue(
+            f"there is no queue {name!r} in {engine_name(url)}; "
+            + (f"there are: {', '.join(known)}" if known else "there is none at all")
+        )
+
+
+def _refuse_times(claim_ttl_s: float, buffer_s: float | None) -> None:
+    if not 0 < claim_ttl_s < math.inf:
+        raise InvalidArgument(
+            f"claim_ttl_s is how many seconds a claim lasts, more than 0, not {claim_ttl_s}"
+        )
+    if buffer_s is not None and not 0 <= buffer_s < math.inf:
+        raise InvalidArgument(f"buffer_s is a number of seconds, 0 or more, not {buffer_s}")
+
+
+def name_and_url(name: str, url: str | None) -> tuple[str, str]:
+    """The name and the URL of a queue from what it was given, which may be the URL alone.
+
+    Raises:
+        InvalidUrl: there is no URL, nor one in ``REBALANSER_REGISTRY``.
+    """
+    if url is None and "://" in name:
+        name, url = ALONE, name
+    return name, named_in_memory(url_or_default(url))
+
+
+def named_in_memory(url: str) -> str:
+    """The URL, with a name of its own for a store in memory that has none."""
+    return f"{url}~{secrets.token_hex(8)}" if url == IN_MEMORY else url

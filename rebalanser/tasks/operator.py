@@ -1,0 +1,251 @@
+"""The operator of a queue: looks at tasks, cancels, requeues, pauses and deletes."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from rebalanser.errors import InvalidArgument, InvalidTask, UnknownTask
+from rebalanser.tasks import pauses, rules
+from rebalanser.tasks.ancestry import with_blockers
+from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.collection import Archive, Collected, collect
+from rebalanser.tasks.ids import born_at, first_of
+from rebalanser.tasks.model import Status, Stored, TaskId, Update
+from rebalanser.tasks.open_queue import OpenQueue
+from rebalanser.tasks.pauses import Pause
+from rebalanser.tasks.retention import Record
+from rebalanser.tasks.rules import Decision, Refused
+from rebalanser.tasks.status import QueueStatus, workers_of
+
+CHANGED_AT_ONCE: Final = 500
+"""Number of tasks that are cancelled or requeued together."""
+NEWEST_S: Final = 1.0
+"""Seconds back from now within which the newest tasks are looked for first."""
+FARTHER: Final = 8.0
+"""So many times as far back they are looked for next."""
+
+
+class Operator(OpenQueue):
+    """What reads and changes the tasks of a queue."""
+
+    def payload(self, task: TaskId) -> bytes:
+        """A task's payload as it was enqueued.
+
+        Raises:
+            UnknownTask: there is none of this id.
+        """
+        found = self._context.engine.payloads(self.name, [task], self._timeout_s)
+        if task not in found:
+            raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
+        return found[task]
+
+    def log(self, task: TaskId) -> Iterator[Update]:
+        """What the claims of a task wrote, the earliest first, read page by page (SK-9)."""
+        claim = self.get(task).state.claim
+        if claim is not None:
+            yield from self._context.log(task, claim.number + 1)
+
+    def tasks(
+        self,
+        statuses: frozenset[Status] | None = None,
+        *,
+        page: int = 1000,
+        after: TaskId | None = None,
+        at_least: int = 0,
+        name: str | None = None,
+        older_than_s: float = 0.0,
+    ) -> Iterator[Stored]:
+        """All tasks in the order of their ids, those greater than ``after``, read page by page (SK-12).
+
+        Those of one function with a ``name``, and those that were enqueued more than ``older_than_s`` seconds
+        ago, by the clocks of the hosts that made their ids. Each page is as of revision ``at_least`` or later
+        (SK-11).
+
+        Raises:
+            InvalidArgument: ``older_than_s`` is no number of seconds from 0.
+        """
+        before = self._enqueued_before(older_than_s)
+        while True:
+            found = self._context.engine.page(
+                self.name, self._timeout_s, statuses=statuses, after=after, limit=page, at_least=at_least
+            )
+            for each in found.items:
+                if born_at(each.head.id) > before:
+                    return
+                if name is None or each.head.name == name:
+                    yield each
+            after = found.next
+            if after is None:
+                return
+
+    def _enqueued_before(self, older_than_s: float) -> float:
+        """The wall time before which tasks of an age were enqueued; infinity for an age of 0."""
+        if not older_than_s >= 0:  # also NaN, which would choose all tasks
+            raise InvalidArgument(f"older_than_s is {older_than_s}: give seconds from 0")
+        return self._clock.wall() - older_than_s if older_than_s else math.inf
+
+    def newest(
+        self,
+        limit: int,
+        statuses: frozenset[Status] | None = None,
+        *,
+        name: str | None = None,
+        older_than_s: float = 0.0,
+    ) -> list[Stored]:
+        """At most ``limit`` of the tasks that :meth:`tasks` reads: the newest ones, the newest first.
+
+        Reads back from the present, ever farther until there are as many.
+
+        Raises:
+            InvalidArgument: ``limit`` or ``older_than_s`` is below 0.
+        """
+        if limit < 0:
+            raise InvalidArgument(f"limit is {limit}: give a number of tasks from 0")
+        self._enqueued_before(older_than_s)
+        now, back_s = self._clock.wall() - older_than_s, NEWEST_S
+        while True:
+            first = first_of(now - back_s)
+            tasks = self.tasks(statuses, after=first, name=name, older_than_s=older_than_s)
+            found = deque(tasks, maxlen=limit)
+            if len(found) == limit or back_s >= now:
+                return list(reversed(found))
+            back_s *= FARTHER
+
+    def with_blockers(self, tasks: Iterable[Stored]) -> Iterator[tuple[Stored, tuple[Stored, ...]]]:
+        """Tasks, each with dead and cancelled ones that it waits for, also by way of others; at most 10.
+
+        Until those are requeued and complete, or it is cancelled, it waits.
+        """
+        return with_blockers(tasks, self._context.read)
+
+    def count(self) -> Mapping[Status, int]:
+        """Count the tasks in each status (SK-12)."""
+        return self._context.engine.count(self.name, self._timeout_s)
+
+    def status(self) -> QueueStatus:
+        """The tasks by status, the age of the oldest one that waits for a worker, and the workers.
+
+        On etcd it reads all tasks, page by page.
+
+        Raises:
+            RegistryUnavailable: the engine did not answer in time.
+        """
+        engine, wall = self._context.engine, self._clock.wall()
+        since = engine.ready_since(self.name, wall, self._timeout_s)
+        counted = self.count()
+        workers = workers_of(engine.workers(self.name, self._timeout_s))
+        retained = self.retained()
+        return QueueStatus(
+            queue=self.name,
+            counts={status: counted.get(status, 0) for status in Status},
+            oldest_ready_s=None if since is None else wall - since,
+            workers=tuple(sorted(workers, key=lambda each: (each.worker, each.started))),
+            pauses=self.pauses(),
+            deleted=retained.deleted_ever,
+            swept=retained.swept_at or None,
+        )
+
+    def pause(self, reason: str = "", *, schedule: str | None = None, by: str | None = None) -> Pause:
+        """Claim no more tasks of the queue, in any process, until :meth:`resume`, also after restarts.
+
+        From when this returns on nothing is claimed (SK-23). Bodies that run go on; claims that have not
+        begun are given back, their tries not counted. Tasks can be enqueued as ever. With ``schedule``, the
+        name of a periodic function, only its ticks stop: what would come meanwhile is missed, and never made
+        up for.
+
+        ``by`` says who pauses it, this process's label where None. What is paused stays as it is: the pause
+        that is in force is returned.
+
+        Raises:
+            InvalidTask: this process has schedules, and none of that name.
+            InvalidArgument: ``reason`` or ``by`` is over 1,000 characters.
+            RegistryUnavailable: the engine is away; nothing was paused.
+            OutcomeUnknown: nobody knows whether it is paused; pause it again.
+        """
+        self._refuse_unknown_schedule(schedule)
+        return pauses.pause(self._context, schedule, self._label if by is None else by, reason)
+
+    def resume(self, *, schedule: str | None = None) -> Pause | None:
+        """End the pause of the queue, or of a schedule; the pause that ended, None if there was none (SK-23).
+
+        Idle workers begin to claim at once. A schedule goes on with its next tick.
+
+        Raises what :meth:`pause` does.
+        """
+        self._refuse_unknown_schedule(schedule)
+        return pauses.resume(self._context, schedule)
+
+    def _refuse_unknown_schedule(self, name: str | None) -> None:
+        names = [each.name for each in self._schedules]
+        if name is not None and names and name not in names:
+            raise InvalidTask(f"no periodic function {name!r} is registered; there are: {', '.join(names)}")
+
+    def cancel(self, task: TaskId) -> Status:
+        """Want a task no more; what it is then: a completed one stays so."""
+        return self._change(task, lambda stored: rules.cancel(stored.state))
+
+    def requeue(self, task: TaskId) -> Status:
+        """Try a dead or cancelled task again, with all its tries (SK-15); what it is then."""
+        return self._change(task, lambda stored: rules.requeue(stored.state))
+
+    def cancel_all(self, tasks: Iterable[Stored]) -> int:
+        """Cancel tasks as :meth:`cancel` does, many at once; how many are cancelled now."""
+        return self._change_all(tasks, lambda stored: rules.cancel(stored.state))
+
+    def requeue_all(self, tasks: Iterable[Stored]) -> int:
+        """Requeue tasks as :meth:`requeue` does, many at once; how many of them were dead or cancelled."""
+        return self._change_all(tasks, lambda stored: rules.requeue(stored.state))
+
+    def _change(self, task: TaskId, rule: Callable[[Stored], Decision]) -> Status:
+        settled = self._context.write(MoveAsk(self.get(task), rule))
+        return self.get(task).state.status if isinstance(settled, Refused) else settled.state.status
+
+    def _change_all(self, tasks: Iterable[Stored], rule: Callable[[Stored], Decision]) -> int:
+        changed, rest = 0, iter(tasks)
+        while batch := list(islice(rest, CHANGED_AT_ONCE)):
+            asks = [MoveAsk(stored, rule) for stored in batch]
+            self._context.ledger.write_all(asks)
+            changed += sum(not isinstance(ask.future.result(), Refused) for ask in asks)
+        return changed
+
+    def collect(
+        self,
+        older_than_s: float = 86_400.0,
+        archive: Path | None = None,
+        *,
+        statuses: frozenset[Status] = frozenset({Status.COMPLETED}),
+        name: str | None = None,
+    ) -> Collected:
+        """Delete complete tasks that were enqueued longer ago, each with all that it is connected to (SK-14).
+
+        A task goes only together with all those that depend on it and that it depends on, once all of them
+        are complete, or what else ``statuses`` name, and of the function ``name`` if one is given. What is
+        open never goes. With ``archive`` each is first appended to that file, with its payload and its log.
+        Where ``older_than_s`` is 0 also a task goes with an id whose time is yet to come.
+
+        Raises:
+            InvalidArgument: ``older_than_s`` is no number of seconds from 0.
+            RetryLater: the engine was away; collecting again goes on.
+            UnusableFolder: the archive can't be written.
+        """
+        before = self._enqueued_before(older_than_s)
+
+        def may_go(stored: Stored) -> bool:
+            head = stored.head
+            return (
+                stored.state.status in statuses
+                and (name is None or head.name == name)
+                and born_at(head.id) <= before
+            )
+
+        steps = collect(self._context, self.tasks, may_go, None if archive is None else Archive(archive))
+        return sum(steps, Collected())
+
+    def retained(self) -> Record:
+        """When closed tasks were deleted last because their time was over, and how many (SK-22)."""
+        return Record.of(self._context.engine.note(self.name, self._timeout_s))

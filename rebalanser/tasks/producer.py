@@ -1,0 +1,514 @@
+"""The producer of a queue: enqueues calls of task functions and waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+
+from rebalanser.errors import InvalidHandlers, InvalidTask, RebalanserError, RegistryUnavailable
+from rebalanser.registry.keys import check_name
+from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks import waiting
+from rebalanser.tasks.asks import EnqueueAsk
+from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.engine import Duplicate, Enqueue, EnqueueAll, Exists, Unknown, enqueued
+from rebalanser.tasks.functions import (
+    FAR_FUTURE_S,
+    NO_OPTIONS,
+    EnqueueOptions,
+    GivenOptions,
+    GivenTaskOptions,
+    TaskBody,
+    TaskOptions,
+    chosen_options,
+    dependencies,
+    refuse_no_expression,
+    refuse_required,
+    task_name,
+    task_options,
+)
+from rebalanser.tasks.ids import born_at, place_of
+from rebalanser.tasks.middleware import Middleware
+from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status, Stored, Task, TaskId
+from rebalanser.tasks.open_queue import OpenQueue
+from rebalanser.tasks.outbox.spool import UNPLACED
+from rebalanser.tasks.periodic import Schedule
+from rebalanser.tasks.results import PlannedCall, in_order, refuse_too_many
+
+MAX_WARNED: Final = 100
+"""Maximum number of names without a function that are warned about."""
+MAX_SHOWN: Final = 20
+RETRIES: Final = int(TaskOptions().retries)
+"""How often a task whose function is not known here is tried again, unless it is said."""
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+_log = get_logger()
+NO_WORKER: Final = "; no worker has reported itself: start one, or in a test call run_until_idle()"
+
+
+class TaskFunction(Generic[P, R]):
+    """A function whose calls can be enqueued; calling it calls the function itself, with a claim.
+
+    ``P`` are its parameters after the claim, ``R`` is what it returns, or its coroutine.
+    """
+
+    def __init__(self, queue: Producer, body: TaskBody, options: EnqueueOptions = NO_OPTIONS) -> None:
+        self._queue = queue
+        self._options = options
+        self.body = body
+        """The function itself, and how its arguments are stored."""
+        self.name = body.name
+        """The name under which its tasks are stored."""
+
+    def __call__(self, claim: Claim, *arguments: P.args, **named: P.kwargs) -> Any:
+        """Call the function, as in a test; a coroutine function gives a coroutine."""
+        return self.body.function(claim, *arguments, **named)
+
+    def options(self, **options: Unpack[GivenOptions]) -> TaskFunction[P, R]:
+        """The function with options for the tasks that are enqueued by what this returns.
+
+        These are the fields of :class:`~rebalanser.tasks.functions.EnqueueOptions`: ``delay_s``, ``after``,
+        ``after_failure``, ``priority``, ``task_id``, ``waits_for_unknown``, ``unique_key``, ``unique_for_s``,
+        ``key``. They replace those given before.
+
+        Raises:
+            InvalidTask: an option is unknown or out of range.
+        """
+        return TaskFunction(self._queue, self.body, chosen_options(self.name, options))
+
+    def call(self, *arguments: P.args, **named: P.kwargs) -> Call[R]:
+        """A call with these arguments that is not enqueued yet.
+
+        Its ``result`` may be an argument of another call, which then waits for this one; see :class:`Call`.
+        """
+        return Call(self._queue, self.body, self._options, arguments, named)
+
+    def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
+        """Enqueue a call with these arguments; the task's id, once the engine has it for good (SK-3).
+
+        With an outbox it may be on this host's disk only: ``answer`` of what is returned says so (SK-4). It
+        is ``duplicate``, and the id that of an earlier task, if that one keeps this one out: see
+        ``unique_key`` (SK-23).
+        :meth:`options` says when and how, such as ``send.options(delay_s=5).enqueue("a@example.org")``. An
+        argument may be the ``result`` of a task that is enqueued, or a list of results.
+
+        Raises:
+            InvalidTask: the arguments don't fit the function.
+            TaskExists: the id is taken by other content.
+            UnknownTask: it is to come after a task that does not exist.
+            DependencyCycle: it would wait for itself.
+            RequestTooLarge: the arguments are over the engine's limit.
+            RegistryUnavailable: the engine is away; nothing was enqueued.
+            OutcomeUnknown: nobody knows whether it was; enqueue the same ``task_id`` again.
+            UnusableFolder: the outbox can't be written; nothing was enqueued.
+        """
+        return self.enqueue_many([(arguments, named)])[0]
+
+    def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Enqueued[R]]:
+        """Enqueue many calls, each as positional arguments and a mapping of named ones, in few transactions.
+
+        All have the same :meth:`options`.
+
+        Raises what :meth:`enqueue` does, for the first that failed; others may have been enqueued.
+        """
+        made = self._queue.made
+        return self._queue.commit(
+            [made(self.body, tuple(arguments), named, self._options) for arguments, named in calls]
+        )
+
+
+class Call(PlannedCall[R]):
+    """A call of a function that is to be one task, made by :meth:`TaskFunction.call`.
+
+    Give its ``result``, or a list of results, as an argument of another call, or say it by :meth:`then`; and
+    enqueue the last one. All are enqueued together, and each begins once those are complete whose results it
+    gets. The results are read from the store as the body begins.
+    """
+
+    def then(
+        self,
+        function: TaskFunction[Concatenate[R, Q], S],
+        /,
+        *arguments: Q.args,
+        **named: Q.kwargs,
+    ) -> Call[S]:
+        """A call of another function, whose first argument is the result of this one."""
+        return function.call(self.result, *arguments, **named)
+
+    def enqueue(self) -> Enqueued[R]:
+        """Enqueue it and all calls whose results it gets, all or none (SK-3).
+
+        Enqueueing it again makes no further task. With an outbox all are synced to its disk together, and are
+        forwarded one after the other.
+
+        Raises:
+            InvalidTask: arguments don't fit a function, or there are more than
+                :data:`~rebalanser.tasks.results.MAX_TOGETHER` calls.
+            RegistryUnavailable: the engine is away; nothing was enqueued.
+            OutcomeUnknown: nobody knows whether all were or none; enqueue it again.
+
+        What else :meth:`TaskFunction.enqueue` raises is of one of the calls; then none was enqueued.
+        """
+        (enqueued,) = cast("Producer", self.queue).enqueue_all([self])
+        return enqueued
+
+
+class Registers(Protocol):
+    """The decorator that registers a function as a task."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Claim, P], Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Claim, P], R], /) -> TaskFunction[P, R]: ...
+
+
+class Producer(OpenQueue):
+    """What enqueues tasks and waits for them: the functions, and their schedules."""
+
+    @overload
+    def task(
+        self, function: Callable[Concatenate[Claim, P], Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R]: ...
+
+    @overload
+    def task(self, function: Callable[Concatenate[Claim, P], R], /) -> TaskFunction[P, R]: ...
+
+    @overload
+    def task(self, name: str | None = None, **options: Unpack[GivenTaskOptions]) -> Registers: ...
+
+    def task(self, name: str | Callable[..., Any] | None = None, **options: Unpack[GivenTaskOptions]) -> Any:
+        """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
+
+        Without any of these ``@queue.task`` will do.
+
+        Raises:
+            InvalidHandlers: the function can't be called with stored arguments, or the name is taken.
+            InvalidTask: an option is unknown or out of range.
+        """
+        if callable(name):
+            return self.task()(name)
+        chosen = task_options(options)
+
+        def register(function: Callable[..., Any]) -> TaskFunction[..., Any]:
+            body = TaskBody(function, task_name(function, name), chosen)
+            if body.name in self.functions:
+                raise InvalidHandlers(f"task {body.name!r} is registered already")
+            self.functions[body.name] = body
+            return TaskFunction(self, body)
+
+        return register
+
+    @property
+    def schedules(self) -> Sequence[Schedule]:
+        """The schedules of periodic functions that are registered."""
+        return tuple(self._schedules)
+
+    def periodic(
+        self,
+        expression: str,
+        name: str | None = None,
+        *,
+        time_zone: str = "UTC",
+        jitter_s: float = 0.0,
+        overlap: bool = True,
+        **options: Unpack[GivenTaskOptions],
+    ) -> Registers:
+        """Register a function whose tasks come by a cron expression while a worker runs (SK-15).
+
+        The expression is by the clocks of ``time_zone``, such as ``Europe/Rome``. Each task is due up to
+        ``jitter_s`` seconds after its tick, so that the tasks of many schedules do not come together; see
+        :class:`~rebalanser.tasks.periodic.Schedule`. Without ``overlap`` a tick is left out while the task of
+        an earlier one is open, waiting or running; it may still come within a minute once that is closed. It
+        is short for ``unique_for_s=0`` (SK-23).
+
+        It takes no arguments but the claim that have no default. Each tick makes one task, whatever number of
+        workers there are; one that no worker saw within a minute is left out. The first tick of a new
+        schedule is the next one that is due.
+
+        Raises:
+            InvalidTask: the expression or the time zone is none, or an option is out of range.
+            InvalidHandlers: as :meth:`task`.
+        """
+        refuse_no_expression(expression)
+        register = self.task(name, **(options if overlap else {"unique_for_s": 0.0, **options}))
+
+        def scheduled(function: Callable[..., Any]) -> TaskFunction[..., Any]:
+            schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
+            refuse_required(function, schedule.name)
+            registered = register(function)
+            self._schedules.append(schedule)
+            return registered
+
+        return cast("Registers", scheduled)
+
+    def adopt(self, functions: dict[str, TaskBody], schedules: list[Schedule]) -> None:
+        """Work with functions and schedules that are registered elsewhere, also later, instead of its own."""
+        self.functions = functions
+        self._schedules = schedules
+
+    def made(
+        self,
+        body: TaskBody,
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any],
+        options: EnqueueOptions = NO_OPTIONS,
+    ) -> Enqueue:
+        """A task of a function, from a call; raises InvalidTask where it can't be one."""
+        payload = body.payload(arguments, named)
+        unique_key, unique_for_s = options.unique(body.options.unique_for_s, payload)
+        limit_key, max_running = body.options.limit(options.key)
+        task_id = options.task_id or self._flakes.next()
+        head = Head(
+            id=task_id,
+            queue=self.name,
+            name=body.name,
+            priority=body.options.priority if options.priority is None else options.priority,
+            after=dependencies(options.after, payload),
+            after_failure=options.after_failure,
+            retries=body.options.retries,
+            timeout_s=body.options.timeout_s,
+            unique_key=unique_key,
+            unique_for_s=unique_for_s,
+            limit_key=limit_key,
+            max_running=max_running,
+        )
+        return self._placed(head, payload, options)
+
+    def made_raw(
+        self,
+        name: str,
+        payload: bytes,
+        options: EnqueueOptions,
+        *,
+        retries: int = RETRIES,
+        timeout_s: float | None = None,
+        max_running: int | None = None,
+        max_running_per_key: int | None = None,
+    ) -> Enqueue:
+        """A task of a function that is registered elsewhere, with its payload as it is to be stored.
+
+        Raises:
+            InvalidName: the function's name can't be stored.
+            InvalidTask: a limit is out of range, or there are two.
+        """
+        check_name(name, "task")
+        self._warn_of_unknown(name)
+        unique_key, unique_for_s = options.unique(None, payload)
+        limits = task_options({"max_running": max_running, "max_running_per_key": max_running_per_key})
+        limit_key, max_running = limits.limit(options.key)
+        task_id = options.task_id or self._flakes.next()
+        head = Head(
+            id=task_id,
+            queue=self.name,
+            name=name,
+            priority=options.priority or 0,
+            after=dependencies(options.after, payload),
+            after_failure=options.after_failure,
+            retries=retries,
+            timeout_s=timeout_s,
+            unique_key=unique_key,
+            unique_for_s=unique_for_s,
+            limit_key=limit_key,
+            max_running=max_running,
+        )
+        return self._placed(head, payload, options)
+
+    def _warn_of_unknown(self, name: str) -> None:
+        """Warn once of a name that no function has, where there are functions."""
+        if not self.functions or name in self.functions or name in self._warned:
+            return
+        if len(self._warned) < MAX_WARNED:
+            self._warned.add(name)
+            _log.warning(
+                "no function of this name is registered here: its tasks wait for a worker that has one; "
+                "is it misspelt?",
+                action="task_name_unknown",
+                queue=self.name,
+                name=name,
+                known=", ".join(sorted(self.functions)[:MAX_SHOWN]),
+            )
+
+    def _placed(self, head: Head, payload: bytes, options: EnqueueOptions) -> Enqueue:
+        if options.task_id is not None:
+            self._refuse_far_future(options.task_id)
+        due = self._clock.wall() + options.delay_s if options.delay_s else 0.0
+        partition = UNPLACED if self._outbox_folder else place_of(head, self._partition_count)
+        return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
+
+    def _refuse_far_future(self, task: TaskId) -> None:
+        """See that the time in a given id is not far ahead of the clock, and of the ids made here."""
+        ahead_s = born_at(task) - self._clock.wall()
+        if ahead_s > FAR_FUTURE_S and born_at(task) - born_at(self._flakes.next()) > FAR_FUTURE_S:
+            raise InvalidTask(
+                f"the id {task} has a time {ahead_s / FAR_FUTURE_S:.0f} years ahead, so that its task "
+                "would never be collected; ids come from new_id(), not from elsewhere such as a hash"
+            )
+
+    def new_id(self) -> TaskId:
+        """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
+        return self._flakes.next()
+
+    def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
+        """Enqueue calls, with all whose results they get, all or none; the ids of the given ones.
+
+        Raises what :meth:`Call.enqueue` does.
+        """
+        self.enqueue_ordered(in_order(calls, self))
+        return [call.enqueued for call in calls if call.enqueued is not None]
+
+    def enqueue_ordered(self, calls: Sequence[PlannedCall[Any]]) -> None:
+        """Enqueue calls, all or none, each of which comes after those whose results it gets."""
+        made = [
+            self.made(call.body, call.arguments, call.named, call.options(self._flakes.next))
+            for call in calls
+        ]
+        for call, done in zip(calls, self.commit(made, together=len(made) > 1), strict=True):
+            call.enqueued = done
+
+    def commit(self, tasks: Sequence[Enqueue], *, together: bool = False) -> list[Enqueued[Any]]:
+        """Enqueue tasks that were made, ``together`` all or none; their ids.
+
+        The id is that of an earlier task where the task is a duplicate of it (SK-23). One of those that are
+        enqueued together may depend on those before it, and none has a unique key; what is there already
+        stays.
+
+        Raises what :meth:`TaskFunction.enqueue` does.
+        """
+        done: list[Enqueued[Any]] = []
+        for each, answer in zip(tasks, self._answers(tasks, together=together), strict=True):
+            done.append(answer)
+            if answer.answer is EnqueueAnswer.DUPLICATE:
+                continue
+            self.metrics.enqueued(each.task.head.name)
+            for hook in self._middleware:
+                self._told(hook, each.task.head)
+        return done
+
+    def _told(self, hook: Middleware, head: Head) -> None:
+        try:
+            hook.enqueued(head)
+        except Exception as error:  # whatever a hook does, the task is enqueued
+            self.errors.ignored(f"middleware {type(hook).__qualname__}.enqueued", error)
+
+    def _answers(self, tasks: Sequence[Enqueue], *, together: bool) -> Iterator[Enqueued[Any]]:
+        """The id of each task and where it is, once all are enqueued; raises at the first that is not."""
+        if together:
+            refuse_too_many(len(tasks))
+            if any(each.task.head.unique_key for each in tasks):
+                raise InvalidTask("tasks that are enqueued together can't have unique_key or unique_for_s")
+        outbox = self._opened_outbox()
+        if outbox is not None:
+            for each, outcome in zip(tasks, outbox.enqueue(tasks), strict=True):
+                if isinstance(outcome, RebalanserError):
+                    raise outcome
+                if isinstance(outcome, Duplicate):
+                    yield Enqueued(outcome.id, EnqueueAnswer.DUPLICATE)
+                else:
+                    yield Enqueued(each.task.head.id, outcome)
+            return
+        ancestry = self._opening.opened().ancestry
+        coming: dict[TaskId, Head] = {}
+        for each in tasks:
+            ancestry.refuse_cycle(each.task.head, coming)
+            coming[each.task.head.id] = each.task.head
+        if together:
+            self._enqueue_together(tasks)
+            yield from (Enqueued(each.task.head.id) for each in tasks)
+            return
+        asks = [EnqueueAsk(each) for each in tasks]
+        self._context.ledger.write_all(asks)
+        for each, ask in zip(tasks, asks, strict=True):
+            yield enqueued(each, ask.future.result())
+
+    def _enqueue_together(self, tasks: Sequence[Enqueue]) -> None:
+        """Enqueue tasks, all or none of those that are not there; raises what is wrong with one of them."""
+        left = {each.task.head.id: each for each in tasks}
+        if len(left) < len(tasks):
+            raise InvalidTask("two of the tasks that are enqueued together have one id")
+        for _ in range(len(tasks) + 1):
+            if not left:
+                return
+            ask = EnqueueAsk(EnqueueAll(tuple(left.values())))
+            self._context.ledger.write_all([ask])
+            match ask.future.result():
+                case Exists():
+                    present = self._present(left)
+                    left = {task: each for task, each in left.items() if task not in present}
+                case Unknown(ids=ids) as answer:
+                    needed = set(ids)
+                    waits = (each for each in left.values() if not needed.isdisjoint(each.task.head.after))
+                    enqueued(next(waits), answer)
+                case _:
+                    return
+        raise RegistryUnavailable("tasks with these ids came and went again and again; try again")
+
+    def _present(self, tasks: Mapping[TaskId, Enqueue]) -> Collection[TaskId]:
+        """Those of the tasks that are there already; raises TaskExists where one is another."""
+        ids = list(tasks)
+        found = self._context.read(ids)
+        payloads = self._context.engine.payloads(self.name, ids, self._timeout_s)
+        present = found.keys() & payloads.keys()
+        for task in present:
+            enqueued(tasks[task], Exists(found[task], payloads[task]))
+        return present
+
+    @overload
+    def wait(self, task: Enqueued[R], timeout_s: float = 60.0) -> R: ...
+
+    @overload
+    def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any: ...
+
+    def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any:
+        """Wait until a task is complete; what its body has returned, by the function's return type.
+
+        It has been JSON meanwhile. So it is what JSON gives where the function has no return type, or is not
+        known here. ``get(task).state.result`` has the JSON itself.
+
+        A body that waits for a task of its own queue takes part of the worker's concurrency meanwhile. Once
+        all bodies of a worker do that, it logs a warning. So does a call that waits for a paused queue.
+
+        Raises:
+            TaskFailed: it is dead or cancelled; the message says by which error its last try ended.
+            InvalidTask: the result does not fit the function's return type.
+            NotSettled: it is neither within ``timeout_s`` seconds.
+            UnknownTask: there is none of this id.
+        """
+        changed = threading.Event()
+        deadline = self._context.clock.now() + timeout_s
+        self.bell.listen(task, changed.set)
+        try:
+            with waiting.waiting_for(self.name) as hint:
+                stored = self.get(task)
+                self.pause_hint(stored, logs=True)
+                while stored.state.status not in waiting.CLOSED:
+                    told = hint(stored)
+                    if not changed.wait(max(0.0, deadline - self._context.clock.now())):
+                        raise waiting.not_settled(stored, timeout_s, told + self.pause_hint(stored))
+                    changed.clear()
+                    stored = self.get(task)
+        finally:
+            self.bell.leave(task, changed.set)
+        return waiting.value_of(stored, self.functions)
+
+    def pause_hint(self, stored: Stored, *, logs: bool = False) -> str:
+        """What keeps an awaited task waiting: a pause, or that no worker is there; else empty."""
+        if stored.state.status is not Status.WAITING:
+            return ""
+        try:
+            present = self.pauses().queue
+            has_worker = logs or bool(self._context.engine.workers(self.name, self._timeout_s))
+        except RebalanserError as error:  # the caller waits whatever comes of this
+            self.errors.ignored("a look at pauses", error)
+            return ""
+        if present is None:
+            return "" if has_worker else NO_WORKER
+        told = f"the queue is {present.told(self._clock.wall())}"
+        if logs:
+            _log.warning(told, action="task_waits_paused", queue=self.name, task=stored.head.id)
+        return f"; {told}"
