@@ -150,7 +150,8 @@ def log_fact(fact: Fact, group: str) -> None:
 def log_aside(event: str, error: BaseException, **fields: Any) -> None:
     """Log an error in another thread, and wait at most ``LOG_ASIDE_S`` for that.
 
-    For threads that end access: neither a log that blocks nor one that raises stops them.
+    For threads that end access: neither a log that blocks nor one that raises stops them. If no thread can be
+    started, it writes a line to standard error instead, or nothing while the interpreter ends.
     """
 
     def log() -> None:
@@ -158,7 +159,12 @@ def log_aside(event: str, error: BaseException, **fields: Any) -> None:
             get_logger().error(event, exc_info=error, **fields)
 
     thread = threading.Thread(target=log, name="rebalanser-log", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        if threading.main_thread().is_alive():
+            write_default_line(f"ERROR rebalanser: {event}: {redact(repr(error))}")
+        return
     thread.join(LOG_ASIDE_S)
 
 
