@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import uuid
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -224,6 +225,14 @@ def etcd_url(request: pytest.FixtureRequest) -> str:
         return f"etcd://{','.join(endpoints)}"
     own: EtcdCluster = request.getfixturevalue("etcd")
     return own.url()
+
+
+@pytest.fixture(params=["sqlite", "memory", "etcd"])
+def engine_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store of tasks, of each engine."""
+    name = uuid.uuid4().hex
+    urls = {"sqlite": f"sqlite:///{tmp_path}/tasks.db", "memory": f"memory://{name}"}
+    return urls.get(request.param) or f"{request.getfixturevalue('etcd_url')}/tasks/{name}"
 
 
 @pytest.fixture(scope="session")

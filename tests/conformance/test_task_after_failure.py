@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,17 +54,9 @@ class Stage:
         return [f"{each.fault} {each.task}" for each in check.findings()]
 
 
-@pytest.fixture(params=["sqlite", "memory", "etcd"])
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    name = uuid.uuid4().hex
-    match request.param:
-        case "sqlite":
-            url = f"sqlite:///{tmp_path}/tasks.db"
-        case "memory":
-            url = f"memory://{name}"
-        case _:
-            url = f"{request.getfixturevalue('etcd_url')}/after-failure/{name}"
-    stage = Stage(url, tmp_path)
+@pytest.fixture
+def stage(engine_url: str, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(engine_url, tmp_path)
     with stage.queue:
         yield stage
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,17 +89,9 @@ class Stage:
             queue.close()
 
 
-@pytest.fixture(params=["sqlite", "memory", "etcd"])
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    name = uuid.uuid4().hex
-    match request.param:
-        case "sqlite":
-            url = f"sqlite:///{tmp_path}/tasks.db"
-        case "memory":
-            url = f"memory://{name}"
-        case _:
-            url = f"{request.getfixturevalue('etcd_url')}/limits/{name}"
-    stage = Stage(url, tmp_path)
+@pytest.fixture
+def stage(engine_url: str, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(engine_url, tmp_path)
     yield stage
     stage.close()
 

@@ -82,13 +82,10 @@ def statuses(queue: Queue) -> dict[Status, int]:
     return {status: number for status, number in queue.count().items() if number}
 
 
-@pytest.fixture(params=["sqlite", "memory", "etcd"])
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
-    name = uuid.uuid4().hex
-    urls = {"sqlite": f"sqlite:///{tmp_path}/tasks.db", "memory": f"memory://{name}"}
-    url = urls.get(request.param) or f"{request.getfixturevalue('etcd_url')}/pauses/{name}"
+@pytest.fixture
+def shop(engine_url: str, tmp_path: Path) -> Iterator[Shop]:
     with ExitStack() as stack:
-        shop = Shop(url, tmp_path, stack)
+        shop = Shop(engine_url, tmp_path, stack)
         yield shop
         shop.may_end.set()
 

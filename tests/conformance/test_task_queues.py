@@ -75,13 +75,10 @@ class Shop:
         )
 
 
-@pytest.fixture(params=["sqlite", "memory", "etcd"])
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
-    name = uuid.uuid4().hex
-    urls = {"sqlite": f"sqlite:///{tmp_path}/tasks.db", "memory": f"memory://{name}"}
-    url = urls.get(request.param) or f"{request.getfixturevalue('etcd_url')}/queues/{name}"
+@pytest.fixture
+def shop(engine_url: str, tmp_path: Path) -> Iterator[Shop]:
     with ExitStack() as stack:
-        yield Shop(url, tmp_path, stack)
+        yield Shop(engine_url, tmp_path, stack)
 
 
 @pytest.mark.rule("SK-5")

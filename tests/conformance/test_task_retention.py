@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -101,12 +100,9 @@ class Stage:
             sweeper.sweep()
 
 
-@pytest.fixture(params=["sqlite", "memory", "etcd"])
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    name = uuid.uuid4().hex
-    urls = {"sqlite": f"sqlite:///{tmp_path}/tasks.db", "memory": f"memory://{name}"}
-    url = urls.get(request.param) or f"{request.getfixturevalue('etcd_url')}/retention/{name}"
-    stage = Stage(url, tmp_path)
+@pytest.fixture
+def stage(engine_url: str, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(engine_url, tmp_path)
     with stage.queue:
         yield stage
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,17 +22,11 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture(params=["sqlite", "memory", "etcd"])
-def queue(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Queue]:
-    name = uuid.uuid4().hex
-    match request.param:
-        case "sqlite":
-            url = f"sqlite:///{tmp_path}/tasks.db"
-        case "memory":
-            url = f"memory://{name}"
-        case _:
-            url = f"{request.getfixturevalue('etcd_url')}/unique/{name}"
-    with Queue("work", url, partitions=3, state_folder=tmp_path, clock=clock, timeout_s=PATIENCE_S) as queue:
+@pytest.fixture
+def queue(engine_url: str, tmp_path: Path, clock: FakeClock) -> Iterator[Queue]:
+    with Queue(
+        "work", engine_url, partitions=3, state_folder=tmp_path, clock=clock, timeout_s=PATIENCE_S
+    ) as queue:
         yield queue
 
 
