@@ -143,7 +143,7 @@ class OpenQueue(ABC):
         """What follows from the errors of this process's loops."""
         self.metrics = TaskMetrics()
         """Counts this process's tasks."""
-        self.bell = waiting.Bell(lambda: self._context)
+        self.bell = waiting.Bell(lambda: self.context)
         """Tells who waits for a task."""
         self._opening = Opening(self._open_engine)
         self._outbox: Outbox | None = None
@@ -155,7 +155,7 @@ class OpenQueue(ABC):
             return self._outbox
         with self._outbox_opening:
             if self._outbox is None:
-                is_away = self._opens_later(may_be_away=True)
+                is_away = self._is_away()
                 try:
                     outbox = Outbox(
                         self._outbox_folder,
@@ -172,13 +172,11 @@ class OpenQueue(ABC):
                 self._outbox = outbox
             return self._outbox
 
-    def _opens_later(self, *, may_be_away: bool) -> bool:
-        """Open the engine; whether it is away, where it may be."""
+    def _is_away(self) -> bool:
+        """True if the engine can't be opened now."""
         try:
             self._opening.opened()
         except RetryLater:
-            if not may_be_away:
-                raise
             return True
         return False
 
@@ -187,21 +185,13 @@ class OpenQueue(ABC):
         """The URL of its registry."""
         return self._url
 
-    @property
-    def _context(self) -> Context:
-        return self._opening.opened().context
-
-    @property
-    def _partition_count(self) -> int:
-        return self._opening.opened().partitions
-
     def __repr__(self) -> str:
         return f"Queue({self.name!r}, {self._url!r})"
 
     @property
     def context(self) -> Context:
-        """What this process shares with its claims of the queue."""
-        return self._context
+        """State that this process shares with its claims of the queue."""
+        return self._opening.opened().context
 
     @property
     def troubles(self) -> tuple[Trouble, ...]:
@@ -213,8 +203,8 @@ class OpenQueue(ABC):
 
     @property
     def partition_count(self) -> int:
-        """How many partitions the queue was made with."""
-        return self._partition_count
+        """Number of partitions that the queue was made with."""
+        return self._opening.opened().partitions
 
     def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
         """A task as it is now, or at revision ``at_least`` or later (SK-11).
@@ -224,14 +214,14 @@ class OpenQueue(ABC):
             UnusableStore: the store has not seen that revision.
             RegistryUnavailable: the engine did not answer in time.
         """
-        found = self._context.engine.read(self.name, [task], self._timeout_s, at_least=at_least).get(task)
+        found = self.context.engine.read(self.name, [task], self._timeout_s, at_least=at_least).get(task)
         if found is None:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
         return found
 
     def pauses(self) -> Pauses:
         """What is paused now: the queue itself, and its schedules by function (SK-23)."""
-        return Pauses.of(pauses.read_pauses(self._context))
+        return Pauses.of(pauses.read_pauses(self.context))
 
     @abstractmethod
     def _end_process(self) -> None:

@@ -39,7 +39,7 @@ class Operator(OpenQueue):
         Raises:
             UnknownTask: there is none of this id.
         """
-        found = self._context.engine.payloads(self.name, [task], self._timeout_s)
+        found = self.context.engine.payloads(self.name, [task], self._timeout_s)
         if task not in found:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
         return found[task]
@@ -48,7 +48,7 @@ class Operator(OpenQueue):
         """What the claims of a task wrote, the earliest first, read page by page (SK-9)."""
         claim = self.get(task).state.claim
         if claim is not None:
-            yield from self._context.log(task, claim.number + 1)
+            yield from self.context.log(task, claim.number + 1)
 
     def tasks(
         self,
@@ -71,7 +71,7 @@ class Operator(OpenQueue):
         """
         before = self._enqueued_before(older_than_s)
         while True:
-            found = self._context.engine.page(
+            found = self.context.engine.page(
                 self.name, self._timeout_s, statuses=statuses, after=after, limit=page, at_least=at_least
             )
             for each in found.items:
@@ -121,11 +121,11 @@ class Operator(OpenQueue):
 
         Until those are requeued and complete, or it is cancelled, it waits.
         """
-        return with_blockers(tasks, self._context.read)
+        return with_blockers(tasks, self.context.read)
 
     def count(self) -> Mapping[Status, int]:
         """Count the tasks in each status (SK-12)."""
-        return self._context.engine.count(self.name, self._timeout_s)
+        return self.context.engine.count(self.name, self._timeout_s)
 
     def status(self) -> QueueStatus:
         """The tasks by status, the age of the oldest one that waits for a worker, and the workers.
@@ -135,7 +135,7 @@ class Operator(OpenQueue):
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
-        engine, wall = self._context.engine, self._clock.wall()
+        engine, wall = self.context.engine, self._clock.wall()
         since = engine.ready_since(self.name, wall, self._timeout_s)
         counted = self.count()
         workers = workers_of(engine.workers(self.name, self._timeout_s))
@@ -168,7 +168,7 @@ class Operator(OpenQueue):
             OutcomeUnknown: nobody knows whether it is paused; pause it again.
         """
         self._refuse_unknown_schedule(schedule)
-        return pauses.pause(self._context, schedule, self._label if by is None else by, reason)
+        return pauses.pause(self.context, schedule, self._label if by is None else by, reason)
 
     def resume(self, *, schedule: str | None = None) -> Pause | None:
         """End the pause of the queue, or of a schedule; the pause that ended, None if there was none (SK-23).
@@ -178,7 +178,7 @@ class Operator(OpenQueue):
         Raises what :meth:`pause` does.
         """
         self._refuse_unknown_schedule(schedule)
-        return pauses.resume(self._context, schedule)
+        return pauses.resume(self.context, schedule)
 
     def _refuse_unknown_schedule(self, name: str | None) -> None:
         names = [each.name for each in self._schedules]
@@ -202,14 +202,14 @@ class Operator(OpenQueue):
         return self._change_all(tasks, lambda stored: rules.requeue(stored.state))
 
     def _change(self, task: TaskId, rule: Callable[[Stored], Decision]) -> Status:
-        settled = self._context.write(MoveAsk(self.get(task), rule))
+        settled = self.context.write(MoveAsk(self.get(task), rule))
         return self.get(task).state.status if isinstance(settled, Refused) else settled.state.status
 
     def _change_all(self, tasks: Iterable[Stored], rule: Callable[[Stored], Decision]) -> int:
         changed, rest = 0, iter(tasks)
         while batch := list(islice(rest, CHANGED_AT_ONCE)):
             asks = [MoveAsk(stored, rule) for stored in batch]
-            self._context.ledger.write_all(asks)
+            self.context.ledger.write_all(asks)
             changed += sum(not isinstance(ask.future.result(), Refused) for ask in asks)
         return changed
 
@@ -243,9 +243,9 @@ class Operator(OpenQueue):
                 and born_at(head.id) <= before
             )
 
-        steps = collect(self._context, self.tasks, may_go, None if archive is None else Archive(archive))
+        steps = collect(self.context, self.tasks, may_go, None if archive is None else Archive(archive))
         return sum(steps, Collected())
 
     def retained(self) -> Record:
         """When closed tasks were deleted last because their time was over, and how many (SK-22)."""
-        return Record.of(self._context.engine.note(self.name, self._timeout_s))
+        return Record.of(self.context.engine.note(self.name, self._timeout_s))

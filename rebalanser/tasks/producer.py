@@ -338,7 +338,7 @@ class Producer(OpenQueue):
         if options.task_id is not None:
             self._refuse_far_future(options.task_id)
         due = self._clock.wall() + options.delay_s if options.delay_s else 0.0
-        partition = UNPLACED if self._outbox_folder else place_of(head, self._partition_count)
+        partition = UNPLACED if self._outbox_folder else place_of(head, self.partition_count)
         return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
 
     def _refuse_far_future(self, task: TaskId) -> None:
@@ -422,7 +422,7 @@ class Producer(OpenQueue):
             yield from (Enqueued(each.task.head.id) for each in tasks)
             return
         asks = [EnqueueAsk(each) for each in tasks]
-        self._context.ledger.write_all(asks)
+        self.context.ledger.write_all(asks)
         for each, ask in zip(tasks, asks, strict=True):
             yield enqueued(each, ask.future.result())
 
@@ -435,7 +435,7 @@ class Producer(OpenQueue):
             if not left:
                 return
             ask = EnqueueAsk(EnqueueAll(tuple(left.values())))
-            self._context.ledger.write_all([ask])
+            self.context.ledger.write_all([ask])
             match ask.future.result():
                 case Exists():
                     present = self._present(left)
@@ -451,8 +451,8 @@ class Producer(OpenQueue):
     def _present(self, tasks: Mapping[TaskId, Enqueue]) -> Collection[TaskId]:
         """Those of the tasks that are there already; raises TaskExists where one is another."""
         ids = list(tasks)
-        found = self._context.read(ids)
-        payloads = self._context.engine.payloads(self.name, ids, self._timeout_s)
+        found = self.context.read(ids)
+        payloads = self.context.engine.payloads(self.name, ids, self._timeout_s)
         present = found.keys() & payloads.keys()
         for task in present:
             enqueued(tasks[task], Exists(found[task], payloads[task]))
@@ -480,7 +480,7 @@ class Producer(OpenQueue):
             UnknownTask: there is none of this id.
         """
         changed = threading.Event()
-        deadline = self._context.clock.now() + timeout_s
+        deadline = self.context.clock.now() + timeout_s
         self.bell.listen(task, changed.set)
         try:
             with waiting.waiting_for(self.name) as hint:
@@ -488,7 +488,7 @@ class Producer(OpenQueue):
                 self.pause_hint(stored, logs=True)
                 while stored.state.status not in waiting.CLOSED:
                     told = hint(stored)
-                    if not changed.wait(max(0.0, deadline - self._context.clock.now())):
+                    if not changed.wait(max(0.0, deadline - self.context.clock.now())):
                         raise waiting.not_settled(stored, timeout_s, told + self.pause_hint(stored))
                     changed.clear()
                     stored = self.get(task)
@@ -502,7 +502,7 @@ class Producer(OpenQueue):
             return ""
         try:
             present = self.pauses().queue
-            has_worker = logs or bool(self._context.engine.workers(self.name, self._timeout_s))
+            has_worker = logs or bool(self.context.engine.workers(self.name, self._timeout_s))
         except RebalanserError as error:  # the caller waits whatever comes of this
             self.errors.ignored("a look at pauses", error)
             return ""

@@ -148,7 +148,7 @@ class Queue(Producer, Operator):
         )
 
     def _oldest_ready_s(self) -> float | None:
-        wall, source, engine = self._clock.wall(), self._source, self._context.engine
+        wall, source, engine = self._clock.wall(), self._source, self.context.engine
         if source is not None:
             since = source.ready_since(wall)
         elif isinstance(engine, ClaimsFromIndex):
@@ -208,14 +208,14 @@ class Queue(Producer, Operator):
 
     def run_inline(self, caller: Caller, advance_s: float) -> int:
         """:meth:`run_until_idle`, with somebody else who calls the bodies."""
-        engine = self._context.engine
+        engine = self.context.engine
         self._refuse_started()
         source, settle = self._inline_source(engine)
         ticker = self._inline_ticker = self._inline_ticker or self._made_ticker(lambda _: True)
         bodies = Bodies(self.functions, self._middleware, self._clock, caller, self.errors, self.metrics)
         caller.open()
         try:
-            return InlineWorker(self._context, source, bodies, ticker, settle).run(advance_s)
+            return InlineWorker(self.context, source, bodies, ticker, settle).run(advance_s)
         finally:
             bodies.close()
             caller.close()
@@ -224,11 +224,11 @@ class Queue(Producer, Operator):
     def _inline_source(self, engine: Engine) -> tuple[ClaimSource, Callable[[], None]]:
         """Where to get claims without a group, and what to call for it to know of all tasks."""
         if isinstance(engine, ClaimsFromIndex):
-            return IndexClaims(self._context, engine, self._label, self._buffer_s, _ignore), _ignore
+            return IndexClaims(self.context, engine, self._label, self._buffer_s, _ignore), _ignore
         if not isinstance(engine, Settles):
             raise InvalidState("tasks run in the calling thread on memory:// and sqlite:// only")
         engine.settle()
-        source = Partitions(self._context, self._label, self._buffer_s, _ignore, self._partition_count)
+        source = Partitions(self.context, self._label, self._buffer_s, _ignore, self.partition_count)
         source.take_all()
         return source, engine.settle
 
@@ -237,11 +237,11 @@ class Queue(Producer, Operator):
             self._schedules,
             self._clock,
             is_mine,
-            self._context.read,
+            self.context.read,
             self._enqueue_tick,
             self.errors,
             self._ticks_kept_s(),
-            lambda: pauses.read_pauses(self._context),
+            lambda: pauses.read_pauses(self.context),
         )
 
     def start_with(self, caller: Caller, concurrency: int, shared: SharedConcurrency | None = None) -> None:
@@ -266,10 +266,10 @@ class Queue(Producer, Operator):
             self._stopped = shared.stopped
         woken = threading.Event()
         bodies = Bodies(
-            self.functions, self._middleware, self._context.clock, caller, self.errors, self.metrics
+            self.functions, self._middleware, self.context.clock, caller, self.errors, self.metrics
         )
         source, group = self._joined(woken.set)
-        worker = Worker(self._context, source, bodies, concurrency, woken, shared)
+        worker = Worker(self.context, source, bodies, concurrency, woken, shared)
         worker.start()
         try:
             _open(source, group)
@@ -281,9 +281,9 @@ class Queue(Producer, Operator):
             raise
         self._group, self._worker, self._source, self._bodies = group, worker, source, bodies
         self._start_sweeper()
-        self._ticker = self._made_ticker(lambda task: source.owns(partition_of(task, self._partition_count)))
+        self._ticker = self._made_ticker(lambda task: source.owns(partition_of(task, self.partition_count)))
         self._ticker.start()
-        self._note = WorkerNote(self._context, self._label, concurrency, lambda: worker.running)
+        self._note = WorkerNote(self.context, self._label, concurrency, lambda: worker.running)
         self._note.start()
 
     def _ticks_kept_s(self) -> float:
@@ -310,14 +310,14 @@ class Queue(Producer, Operator):
             raise
         self._group, self._source = group, source
         self._start_sweeper()
-        self._note = WorkerNote(self._context, self._label)
+        self._note = WorkerNote(self.context, self._label)
         self._note.start()
         return source
 
     def _start_sweeper(self) -> None:
         if self.retention is not None and self.retention.shortest_s is not None:
             tasks = partial(self.tasks, page=STEP)
-            self._sweeper = Sweeper(self._context, tasks, self.retention, self._label)
+            self._sweeper = Sweeper(self.context, tasks, self.retention, self._label)
             self._sweeper.start()
 
     def _stop_sweeper(self) -> None:
@@ -337,11 +337,11 @@ class Queue(Producer, Operator):
 
     def _joined(self, wake: Callable[[], None]) -> tuple[ClaimSource, Group | None]:
         """Where this process gets claims from; with the group that assigns it partitions, if it owns any."""
-        engine = self._context.engine
+        engine = self.context.engine
         if isinstance(engine, ClaimsFromIndex):
-            return IndexClaims(self._context, engine, self._label, self._buffer_s, wake), None
+            return IndexClaims(self.context, engine, self._label, self._buffer_s, wake), None
         self._add_partitions()
-        partitions = Partitions(self._context, self._label, self._buffer_s, wake, self._partition_count)
+        partitions = Partitions(self.context, self._label, self._buffer_s, wake, self.partition_count)
         group = Group(group_name(self.name), self._url, node=self._label, settings=self._settings)
         group.on_start(partitions.take)
         group.on_stop(partitions.give_up)
@@ -383,7 +383,7 @@ class Queue(Producer, Operator):
             if self._bodies is not None:
                 ends.callback(self._bodies.close)
             if self._worker is not None:
-                ends.callback(self._context.ledger.flush)
+                ends.callback(self.context.ledger.flush)
             grace_s = GRACE_S if grace_s is None else grace_s
             try:
                 self._end_work(source, group, grace_s)
@@ -443,7 +443,7 @@ class Queue(Producer, Operator):
         threading.Thread(target=end, name="rebalanser-tasks-end", daemon=True).start()
 
     def _enqueue_tick(self, name: str, task: TaskId, delay_s: float) -> None:
-        if self._context.read([task]):  # by another process: where no partition is owned, all of them do it
+        if self.context.read([task]):  # by another process: where no partition is owned, all of them do it
             return
         self.commit([self.made(self.functions[name], (), {}, EnqueueOptions(task_id=task, delay_s=delay_s))])
 
@@ -451,7 +451,7 @@ class Queue(Producer, Operator):
         with Admin(group_name(self.name), self._url, settings=self._settings) as admin:
             present = {each.resource for each in admin.resources()}
             admin.add(
-                [name for number in range(self._partition_count) if (name := str(number)) not in present]
+                [name for number in range(self.partition_count) if (name := str(number)) not in present]
             )
 
 

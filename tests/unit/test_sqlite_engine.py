@@ -332,7 +332,7 @@ def test_tasks_on_an_unknown_filesystem_are_warned_about(
     monkeypatch.setattr(place, "MOUNTS", mounts)
     for create in (True, False):
         with Queue(QUEUE, f"sqlite:///{tmp_path}/mail.db", create=create) as queue:
-            (reason,) = queue._context.engine.capabilities.unsafe_reasons
+            (reason,) = queue.context.engine.capabilities.unsafe_reasons
             assert "is on an unknown filesystem (fuse.newfs)" in reason
     assert caplog.text.count("is on an unknown filesystem (fuse.newfs)") == 1
 
