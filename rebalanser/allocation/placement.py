@@ -225,7 +225,7 @@ class _Pool:
     """Those that leave last."""
 
     def leaving(self, worker: str, kept: int) -> Sequence[str]:
-        """The resources that leave a worker which keeps so many: the last by name."""
+        """Resources that a worker gives up to keep a number of them: the last ones by name."""
         names = self.held[worker]
         if kept == len(names):
             return ()

@@ -25,9 +25,9 @@ class LeaderOptions:
     Counted from the round in which it is found to stand still, which is logged as a warning.
     """
     retry_initial_s: float = 30.0
-    """How long after its last failure an application is tried again where it failed (SH-17)."""
+    """Seconds after its last failure before an application is tried again where it failed (SH-17)."""
     retry_max_s: float = 300.0
-    """What that time doubles up to, with each failure after a retry."""
+    """Maximum of these seconds, which double with each failure after a retry."""
     deadline_s: float | None = None
     """How long a pong that was heard lets a worker run exclusive applications (SH-14).
 

@@ -38,9 +38,9 @@ class Safeguards:
         return pong.seen is not None and pong.seen >= leaving.epoch and not (report and report.state.may_run)
 
     def tells_of_the_end(self, pong: Pong) -> bool:
-        """Whether a pong from before the take-over still counts: only the last one of a worker (SH-22).
+        """True if a pong from before the take-over still counts: only a worker's last one does (SH-22).
 
-        Of a worker that sent any other one it is not known whether it still lives.
+        After any other pong the worker may be alive or not.
         """
         return pong.leaving
 

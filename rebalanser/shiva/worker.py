@@ -478,9 +478,9 @@ class Worker:
                 self._start_if_it_may(run, assignment, now)
 
     def _is_over(self, application: ApplicationId, run: Run) -> bool:
-        """Whether nothing runs and nothing is to be said of it any more.
+        """True if a run has ended, and its end needs no further report.
 
-        What failed and is named anew is tried again (SH-17).
+        A failed application that is assigned again is tried again (SH-17).
         """
         assignment = self._assignments.get(application)
         if assignment is None or assignment.command != run.command:

@@ -46,7 +46,7 @@ class Started:
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     reason: str = ""
     reported: bool = False
-    """Whether the leader was told that its files were refused."""
+    """True if the leader was told that the files were refused."""
 
     @property
     def stopped(self) -> bool:

@@ -452,8 +452,8 @@ MUTANTS = (
         frozenset({"SK-5"}),
     ),
     Mutant(
-        "whose a claim for a slot is",
-        "a claim for a slot is its worker's, not that of whoever asked",
+        "owner of a claim for a slot",
+        "a claim for a slot belongs to the slot's worker, not to the claimant that is served",
         (Switch(OwnedIndex, "_settled", edited(" or ask.slot is not None", "")),),
         frozenset({"SK-6"}),
     ),

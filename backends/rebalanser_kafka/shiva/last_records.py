@@ -20,7 +20,7 @@ from rebalanser_kafka.shiva.wire import NotReadable, decode
 _TAIL: Final = 16
 """How many offsets before the end are looked at first: a document and its control record take two."""
 _CONTROL_TAIL: Final = 5000
-"""How many offsets before the end of CONTROL are read for the last record of each key."""
+"""Number of offsets before the end of CONTROL within which the last record of each key is looked for."""
 _POLL_S: Final = 0.2
 
 

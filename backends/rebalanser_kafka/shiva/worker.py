@@ -1,8 +1,7 @@
-"""A worker on Kafka: follows COMMAND and CONTROL, and does with files and processes as the machine says.
+"""A worker on Kafka: follows COMMAND and CONTROL, and carries out what the state machine decides.
 
-Threads: the loop owns the machine and waits for nobody; one follows each of the two topics; a few store and
-remove files, one at a time those of an application; the processes tell what becomes of them from threads of
-their own.
+Threads: the loop owns the state machine and never blocks. One thread follows each of the two topics. A few
+store and remove files, in order within each application. Each process reports its end from its own thread.
 """
 
 from __future__ import annotations
