@@ -12,13 +12,14 @@ from rebalanser.applications.data_folder import DataFolder
 from rebalanser.applications.manifest import Manifest, manifest_schema, parse_manifest
 from rebalanser.applications.outputs import tail
 from rebalanser.applications.processes import ApplicationProcesses, ProcessEvent
-from rebalanser.applications.status import ClusterStatus, status_of
+from rebalanser.applications.status import ClusterStatus, LastHeard, status_of
 
 __all__ = [
     "ApplicationProcesses",
     "Cluster",
     "ClusterStatus",
     "DataFolder",
+    "LastHeard",
     "Manifest",
     "OpenCluster",
     "Packed",

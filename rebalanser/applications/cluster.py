@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from rebalanser.applications.status import LastHeard
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
 from rebalanser.shiva.options import LeaderOptions
@@ -117,8 +118,21 @@ class Cluster(ABC):
         """
 
     @abstractmethod
-    def documents(self, timeout_s: float | None = None) -> Iterator[AssignmentDocument]:
-        """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever."""
+    def heard(self, timeout_s: float) -> LastHeard:
+        """The last ping and the last pong of each worker on CONTROL, with their ages (SH-20).
+
+        Raises:
+            RegistryUnavailable: the topic could not be read to its end within ``timeout_s``.
+        """
+
+    @abstractmethod
+    def documents(
+        self, timeout_s: float | None = None, repeat_s: float | None = None
+    ) -> Iterator[AssignmentDocument]:
+        """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever.
+
+        With ``repeat_s`` the last one comes again after so many seconds without a newer one.
+        """
 
     @abstractmethod
     def wait(

@@ -1,13 +1,48 @@
-"""A cluster as its last assignment document shows it, for people and programs (SH-11)."""
+"""A cluster for people and programs: its last assignment document, and how old what that says is.
+
+What runs where is read from the last document alone (SH-11). Who leads now, and whether a worker still lives,
+is read from the last ping and the last pongs. What is too old is never called running (SH-20).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from pydantic import BaseModel
 
-from rebalanser.shiva.records import AssignmentDocument
-from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, Mode
+from rebalanser.shiva.records import AssignmentDocument, Ping, Pong
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Mode,
+    WorkerEntry,
+    WorkerId,
+)
+
+UNKNOWN: Final = "unknown"
+"""State of an application that ran when its worker was last heard, too long ago."""
+STALE_ROUNDS: Final = 2
+STALE_EXTRA_S: Final = 10.0
+"""Seconds beyond ``STALE_ROUNDS`` rounds after which a ping or pong is stale: a change of the leader takes
+about as long by default."""
+DEFAULT_ROUND_S: Final = 30.0
+"""Seconds taken for a round where no document says how long it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastHeard:
+    """The last ping and the last pong of each worker, with their ages in seconds.
+
+    Ages compare this host's time of day with the broker's, by which records are dated.
+    """
+
+    ping: tuple[Ping, float] | None = None
+    pongs: Mapping[WorkerId, tuple[Pong, float]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class WorkerStatus(BaseModel):
@@ -20,13 +55,20 @@ class WorkerStatus(BaseModel):
     """How often its data folder has been opened."""
     applications: int
     """How many applications name it."""
+    pong_age_s: float | None = None
+    """Seconds since its last pong; None if none of this incarnation was found, or none was looked for."""
+    follows: str | None = None
+    """The epoch of the document that it follows, as its last pong says."""
+    stale: bool = False
+    """True if its last pong is too old, or it has left: what it runs is not known."""
 
 
 class ApplicationStatus(BaseModel):
     """An application that the leader knows."""
 
     application: str
-    state: ApplicationState
+    state: str
+    """A value of :class:`~rebalanser.shiva.types.ApplicationState`, or ``unknown`` (SH-20)."""
     worker: str | None
     """The worker that is to run it."""
     leaving: str | None
@@ -57,6 +99,12 @@ class ClusterStatus(BaseModel):
     cluster: str
     leader: str | None
     """Who wrote the last document; None before there was any."""
+    active_leader: str | None = None
+    """Who sent the last ping; None if none was found, or none was looked for."""
+    ping_age_s: float | None = None
+    """Seconds since the last ping."""
+    stale: bool = False
+    """True if no leader was heard lately: what the last document says may have changed since."""
     epoch: str | None
     workers: list[WorkerStatus]
     applications: list[ApplicationStatus]
@@ -64,49 +112,89 @@ class ClusterStatus(BaseModel):
 
     @property
     def settled(self) -> bool:
-        """Whether all that was started runs, or has finished, and all that was stopped is gone."""
+        """True if all that was started runs, or has finished, and all that was stopped is gone."""
         done = {ApplicationState.RUNNING, ApplicationState.FINISHED}
-        return all(each.state in done for each in self.applications)
+        return not self.stale and all(each.state in done for each in self.applications)
 
 
-def status_of(cluster: str, document: AssignmentDocument | None) -> ClusterStatus:
-    """What the document says; without one there is nothing to say."""
-    if document is None:
-        return ClusterStatus(
-            cluster=cluster, leader=None, epoch=None, workers=[], applications=[], set_aside=[]
-        )
-    named = Counter(entry.worker for entry in document.applications.values())
-    return ClusterStatus(
+def status_of(
+    cluster: str, document: AssignmentDocument | None, heard: LastHeard | None = None
+) -> ClusterStatus:
+    """Return what the document says, as far as it is not too old by what was ``heard`` last.
+
+    Without ``heard`` no age is known, and nothing counts as stale.
+    """
+    limit_s = _stale_after_s(document)
+    ping, ping_age_s = heard.ping if heard is not None and heard.ping is not None else (None, None)
+    status = ClusterStatus(
         cluster=cluster,
-        leader=document.leader,
-        epoch=str(document.epoch),
-        workers=[
-            WorkerStatus(
-                worker=worker,
-                host=entry.host,
-                tags=sorted(entry.tags),
-                incarnation=entry.incarnation.number,
-                applications=named[worker],
-            )
-            for worker, entry in sorted(document.workers.items())
-        ],
-        applications=[
-            _application(application, entry) for application, entry in sorted(document.applications.items())
-        ],
-        set_aside=[
-            SetAsideStatus(offset=each.offset, key=each.key, reason=each.reason)
-            for each in document.set_aside
-        ],
+        leader=None,
+        active_leader=ping.leader if ping is not None else None,
+        ping_age_s=ping_age_s,
+        stale=heard is not None and (ping_age_s is None or ping_age_s > limit_s),
+        epoch=None,
+        workers=[],
+        applications=[],
+        set_aside=[],
+    )
+    if document is None:
+        return status
+    named = Counter(entry.worker for entry in document.applications.values())
+    workers = {
+        worker: _worker(worker, entry, named[worker], heard, limit_s)
+        for worker, entry in sorted(document.workers.items())
+    }
+    return status.model_copy(
+        update={
+            "leader": document.leader,
+            "epoch": str(document.epoch),
+            "workers": list(workers.values()),
+            "applications": [
+                _application(application, entry, workers.get(entry.worker or ""))
+                for application, entry in sorted(document.applications.items())
+            ],
+            "set_aside": [
+                SetAsideStatus(offset=each.offset, key=each.key, reason=each.reason)
+                for each in document.set_aside
+            ],
+        }
     )
 
 
-def _application(application: ApplicationId, entry: ApplicationEntry) -> ApplicationStatus:
+def _stale_after_s(document: AssignmentDocument | None) -> float:
+    round_s = document.round_s if document is not None and document.round_s > 0 else DEFAULT_ROUND_S
+    return STALE_ROUNDS * round_s + STALE_EXTRA_S
+
+
+def _worker(
+    worker: WorkerId, entry: WorkerEntry, applications: int, heard: LastHeard | None, limit_s: float
+) -> WorkerStatus:
+    pong, age_s = heard.pongs.get(worker, (None, None)) if heard is not None else (None, None)
+    if pong is not None and pong.incarnation != entry.incarnation:
+        pong = age_s = None
+    left = pong is not None and pong.leaving
+    return WorkerStatus(
+        worker=worker,
+        host=entry.host,
+        tags=sorted(entry.tags),
+        incarnation=entry.incarnation.number,
+        applications=applications,
+        pong_age_s=age_s,
+        follows=str(pong.seen) if pong is not None and pong.seen is not None else None,
+        stale=heard is not None and (age_s is None or age_s > limit_s or left),
+    )
+
+
+def _application(
+    application: ApplicationId, entry: ApplicationEntry, worker: WorkerStatus | None
+) -> ApplicationStatus:
+    unknown = entry.state is ApplicationState.RUNNING and worker is not None and worker.stale
     return ApplicationStatus(
         application=str(application),
-        state=entry.state,
+        state=UNKNOWN if unknown else entry.state,
         worker=entry.worker,
         leaving=entry.leaving.worker if entry.leaving else None,
-        reason=entry.reason,
+        reason=f"it ran when {entry.worker} was last heard" if unknown else entry.reason,
         mode=entry.mode,
         tags=sorted(entry.tags),
         command=entry.command,

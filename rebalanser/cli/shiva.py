@@ -18,7 +18,14 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from rebalanser.applications import TopicNames, manifest_schema, open_cluster, status_of, tail
+from rebalanser.applications import (
+    ClusterStatus,
+    TopicNames,
+    manifest_schema,
+    open_cluster,
+    status_of,
+    tail,
+)
 from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, Progress, Running
 from rebalanser.cli.face import Face, JsonOption, VerboseOption
 from rebalanser.cli.kafka_options import KafkaOption
@@ -43,6 +50,8 @@ from rebalanser.shiva.types import (
 from rebalanser.shiva.worker_options import WorkerOptions
 
 CLUSTER_VARIABLE: Final = "REBALANSER_CLUSTER"
+WATCH_S: Final = 2.0
+"""Seconds between two looks at ages while a cluster is watched."""
 LOOK_S: Final = 0.2
 """Seconds between looks for a leader or worker that has ended."""
 
@@ -445,7 +454,7 @@ def list_(
     """List the applications of a cluster, a line each: state, worker, and the reason if it waits."""
     face = Face.of(_url(registry, kafka, cluster), json)
     with _opened(face) as opened:
-        status = status_of(_name(face.url), opened.read(Settings().connect_timeout_s))
+        status = _read_status(face, opened)
     applications = {"applications": [each.model_dump(mode="json") for each in status.applications]}
     face.answer(applications, *map(application_line, status.applications))
 
@@ -454,7 +463,8 @@ def list_(
 def status(
     watch: Annotated[bool, typer.Option("--watch", help="Show changes until Ctrl-C.")] = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 1 unless all started applications run.")
+        bool,
+        typer.Option("--exit-code", help="Exit with 1 unless all started applications run, as known now."),
     ] = False,
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
@@ -463,12 +473,11 @@ def status(
 ) -> None:
     """Show a cluster: its workers, its applications, and why some can't be placed or have failed."""
     face = Face.of(_url(registry, kafka, cluster), json)
-    name = _name(face.url)
     with _opened(face) as opened:
         if watch:
-            _watch(face, name, opened.documents())
+            _watch(face, opened)
             return
-        shown = status_of(name, opened.read(Settings().connect_timeout_s))
+        shown = _read_status(face, opened)
     if face.on_terminal:
         face.draw(render(shown))
     else:
@@ -477,17 +486,31 @@ def status(
         raise typer.Exit(1)
 
 
-def _watch(face: Face, name: str, documents: Iterator[AssignmentDocument]) -> None:
+def _read_status(face: Face, cluster: Cluster) -> ClusterStatus:
+    timeout_s = Settings().connect_timeout_s
+    return status_of(_name(face.url), cluster.read(timeout_s), cluster.heard(timeout_s))
+
+
+def _watch(face: Face, cluster: Cluster) -> None:
+    """Show each document, and what has become stale meanwhile (SH-20)."""
+    name = _name(face.url)
+    shown = (
+        status_of(name, document, cluster.heard(Settings().connect_timeout_s))
+        for document in cluster.documents(repeat_s=WATCH_S)
+    )
     if face.on_terminal:
         with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
             live.update(render(status_of(name, None)), refresh=True)
-            for document in documents:
-                live.update(render(status_of(name, document)), refresh=True)
-    else:
-        for document in documents:
-            shown = status_of(name, document)
-            face.answer(shown, *plain(shown))
+            for status in shown:
+                live.update(render(status), refresh=True)
+        return
+    before = None
+    for status in shown:
+        news = status.epoch, status.active_leader, status.stale, [each.stale for each in status.workers]
+        if news != before:
+            face.answer(status, *plain(status))
             sys.stdout.flush()
+        before = news
 
 
 @app.command()

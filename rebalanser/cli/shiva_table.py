@@ -10,15 +10,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rebalanser.applications.status import ApplicationStatus, ClusterStatus, WorkerStatus
+from rebalanser.applications.status import UNKNOWN, ApplicationStatus, ClusterStatus, WorkerStatus
 from rebalanser.cli.lines import counted
 from rebalanser.shiva.types import ApplicationState, Mode
 
-COLOURS: Final = {
+COLOURS: Final[dict[str, str]] = {
     ApplicationState.RUNNING: "green",
     ApplicationState.FINISHED: "green",
     ApplicationState.FAILED: "red",
     ApplicationState.REFUSED: "red",
+    UNKNOWN: "red",
 }
 MOST_SET_ASIDE: Final = 5
 MOST_FAILURES: Final = 3
@@ -27,25 +28,56 @@ MOST_FAILURES: Final = 3
 
 def headline(status: ClusterStatus) -> str:
     """Return the cluster in one line."""
+    leads = _leads(status)
     if status.epoch is None:
-        return f"{status.cluster}: no leader has published anything yet"
-    running = sum(each.state is ApplicationState.RUNNING for each in status.applications)
+        return f"{status.cluster}: no leader has published anything yet{f', {leads}' if status.stale else ''}"
+    running = sum(each.state == ApplicationState.RUNNING for each in status.applications)
     return (
-        f"{status.cluster}: epoch {status.epoch} by {status.leader}, "
+        f"{status.cluster}: {f'{leads}, ' if leads else ''}epoch {status.epoch} by {status.leader}, "
         f"{counted(len(status.workers), 'worker')}, "
         f"{running:,} of {counted(len(status.applications), 'application')} running"
     )
 
 
-def worker_line(worker: WorkerStatus) -> str:
+def _leads(status: ClusterStatus) -> str:
+    """Return who leads now, and since when nobody was heard; nothing if that was not looked for."""
+    if status.stale and status.ping_age_s is None:
+        return "STALE: no leader was heard"
+    if status.ping_age_s is None:
+        return ""
+    ago = _ago(status.ping_age_s)
+    if status.stale:
+        return f"STALE: no leader was heard for {ago} ({status.active_leader} was the last one)"
+    return f"{status.active_leader} leads (last ping {ago} ago)"
+
+
+def _ago(age_s: float) -> str:
+    return f"{age_s:,.0f} s"
+
+
+def worker_line(worker: WorkerStatus, status: ClusterStatus) -> str:
     """Return a worker in one line."""
     tags = f", tags {' '.join(worker.tags)}" if worker.tags else ""
-    return f"{worker.worker}: {counted(worker.applications, 'application')}{tags}, on {worker.host}"
+    said = _last_said(worker, status)
+    return (
+        f"{worker.worker}: {counted(worker.applications, 'application')}{tags}, on {worker.host}"
+        f"{f', {said}' if said else ''}"
+    )
+
+
+def _last_said(worker: WorkerStatus, status: ClusterStatus) -> str:
+    """Return the age of a worker's last pong, and whether it lags behind; nothing if none was looked for."""
+    if worker.pong_age_s is None:
+        return "STALE: no pong was heard" if worker.stale else ""
+    said = f"{'STALE: ' if worker.stale else ''}last pong {_ago(worker.pong_age_s)} ago"
+    if worker.follows == status.epoch:
+        return said
+    return f"{said}, behind: follows {worker.follows or 'no document'}"
 
 
 def application_line(application: ApplicationStatus) -> str:
     """Return an application in one line."""
-    parts = [application.state.value]
+    parts = [str(application.state)]
     if application.worker is not None:
         parts[0] += f" on {application.worker}"
     if application.leaving is not None:
@@ -56,14 +88,17 @@ def application_line(application: ApplicationStatus) -> str:
         parts.append(f"tags {' '.join(application.tags)}")
     if application.restarts:
         parts.append(counted(application.restarts, "restart"))
-    if application.reason:
-        parts.append(application.reason)
-    parts.extend(_failures(application))
+    parts.extend(_reasons(application))
     return f"{application.application}: {', '.join(parts)}"
 
 
+def _reasons(application: ApplicationStatus) -> list[str]:
+    """Return why an application does not run, and the errors on the first few workers; nothing twice."""
+    failures = _failures(application)
+    return failures if application.reason in {"", *failures} else [application.reason, *failures]
+
+
 def _failures(application: ApplicationStatus) -> list[str]:
-    """Return the errors on the first few workers."""
     failed = list(application.failed_on.items())
     shown = [f"failed on {worker}: {why}" for worker, why in failed[:MOST_FAILURES]]
     more = len(failed) - len(shown)
@@ -71,7 +106,9 @@ def _failures(application: ApplicationStatus) -> list[str]:
 
 
 def _set_aside(status: ClusterStatus) -> Iterator[str]:
-    for each in status.set_aside[-MOST_SET_ASIDE:]:
+    told = {(f"cmd:{each.application}", each.reason) for each in status.applications}
+    others = [each for each in status.set_aside if (each.key, each.reason) not in told]
+    for each in others[-MOST_SET_ASIDE:]:
         yield f"set aside: record {each.offset} of {each.key!r}: {each.reason}"
 
 
@@ -79,7 +116,7 @@ def plain(status: ClusterStatus) -> list[str]:
     """Return the cluster as lines of text."""
     return [
         headline(status),
-        *map(worker_line, status.workers),
+        *(worker_line(worker, status) for worker in status.workers),
         *map(application_line, status.applications),
         *_set_aside(status),
     ]
@@ -87,18 +124,19 @@ def plain(status: ClusterStatus) -> list[str]:
 
 def render(status: ClusterStatus) -> RenderableType:
     """Return the cluster as tables."""
-    workers = Table("worker", "host", "tags", "applications", box=ROUNDED)
+    workers = Table("worker", "host", "tags", "applications", "last heard", box=ROUNDED)
     for worker in status.workers:
-        workers.add_row(worker.worker, worker.host, " ".join(worker.tags), f"{worker.applications:,}")
+        row = (worker.worker, worker.host, " ".join(worker.tags), f"{worker.applications:,}")
+        workers.add_row(*row, Text(_last_said(worker, status), "red" if worker.stale else ""))
     applications = Table("application", "state", "worker", "mode", "tags", "reason", box=ROUNDED)
     for each in status.applications:
         leaving = f"{each.leaving} (leaving)" if each.leaving else ""
         applications.add_row(
             each.application,
-            Text(each.state.value, COLOURS.get(each.state, "yellow")),
+            Text(each.state, COLOURS.get(each.state, "yellow")),
             each.worker or leaving,
             each.mode.value,
             " ".join(each.tags),
-            Text("\n".join(filter(None, (each.reason, *_failures(each))))),
+            Text("\n".join(_reasons(each))),
         )
     return Group(headline(status), workers, applications, *_set_aside(status))

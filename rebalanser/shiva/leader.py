@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, TypeAlias, assert_never
@@ -105,7 +106,8 @@ class Leader:
         self._done = False
         self._consumed = _NOTHING_READ
         self._publisher = Publisher(options)
-        self._set_aside: tuple[SetAside, ...] = ()
+        self._set_aside: dict[SetAside, float] = {}
+        """The records set aside, each with when (monotonic seconds) it was last complained of."""
         self._set_aside_changed = False
         self._required: Epoch | None = None
         self._early_pongs: dict[tuple[WorkerId, str], tuple[Pong, float]] = {}
@@ -315,7 +317,7 @@ class Leader:
             self._members.take_over(base.workers, self._took_over_at)
             self._board.take_over(base.applications)
             self._inherited_s = base.deadline_s
-            self._set_aside = base.set_aside
+            self._set_aside = dict.fromkeys(base.set_aside, self._now)
         for record in self._unread:
             if not self._guards.is_reflected(record.offset, consumed):
                 self._put_aside(record)
@@ -344,6 +346,11 @@ class Leader:
 
     def _follow(self, command: Commanded) -> bool:
         """Do what a client wants. False if that is refused."""
+        self._forget_set_aside(
+            aside
+            for aside in self._set_aside
+            if aside.key == f"cmd:{command.record.application}" and aside.offset < command.at.offset
+        )
         match command.record:
             case StartCommand() as start:
                 return self._start(start, command)
@@ -416,6 +423,7 @@ class Leader:
         for known in self._set_aside:
             same = known.reason == record.reason if periodic else known.offset == record.offset
             if same and known.key == record.key:
+                self._set_aside[known] = self._now
                 return
         self._report(
             FactKind.RECORD_SET_ASIDE,
@@ -424,9 +432,31 @@ class Leader:
             key=record.key,
             reason=record.reason,
         )
-        kept = max(0, self._options.max_set_aside)
-        self._set_aside = (*self._set_aside, record)[-kept:] if kept else ()
+        self._set_aside[record] = self._now
+        surplus = max(0, len(self._set_aside) - max(0, self._options.max_set_aside))
+        self._forget_set_aside(itertools.islice(self._set_aside, surplus))
         self._set_aside_changed = True
+
+    def _forget_set_aside(self, records: Iterable[SetAside]) -> None:
+        for record in list(records):
+            del self._set_aside[record]
+            self._set_aside_changed = True
+
+    def _forget_old_set_aside(self) -> None:
+        """Take out of the document what no longer matters (SH-20).
+
+        What comes with each round, as a worker's pongs do, matters until it has stopped coming.
+        """
+        self._forget_set_aside(
+            record
+            for record, at in self._set_aside.items()
+            if self._now - at
+            > (
+                self._options.permission_s
+                if record.key.startswith(_CONTROL_KEYS)
+                else self._options.set_aside_s
+            )
+        )
 
     def _pong_came(self, pong: Pong) -> None:
         if self._caught_up:
@@ -459,13 +489,14 @@ class Leader:
 
     def _refuse_worker(self, pong: Pong) -> None:
         known = self._members.incarnation(pong.worker)
-        if known is None or not self._members.refuse(pong):
+        if known is None:
             return
         reason = (
             f"another worker with the data folder {pong.incarnation.lineage} on {pong.host or 'some host'} "
             f"answers to this id, which the one with the folder {known.lineage} has"
         )[:MAX_REASON_CHARS]
-        self._report(FactKind.WORKER_REFUSED, worker=pong.worker, host=pong.host, reason=reason)
+        if self._members.refuse(pong):
+            self._report(FactKind.WORKER_REFUSED, worker=pong.worker, host=pong.host, reason=reason)
         self._put_aside(SetAside(_NOTHING_READ, f"pong:{pong.worker}", reason))
 
     def _worker_left(self, pong: Pong, at: float) -> None:
@@ -586,7 +617,7 @@ class Leader:
             deadline_s=self._deadline_s,
             workers=MappingProxyType(dict(self._members.entries)),
             applications=MappingProxyType(dict(self._board.entries)),
-            set_aside=self._set_aside,
+            set_aside=tuple(self._set_aside),
             round_s=self._options.round_s,
         )
 
@@ -610,6 +641,7 @@ class Leader:
             self._remove(worker, "silent for a full round" if missed == 1 else f"silent for {missed} rounds")
         self._remove_stalled(overslept)
         self._members.forget(self._now - 2 * self._deadline_s, self._board.waited_for)
+        self._forget_old_set_aside()
         self._round += 1
         begun_at = self._now if overslept or self._round == 1 else self._ping_at
         self._ping_at = begun_at + self._options.round_s

@@ -53,6 +53,11 @@ class LeaderOptions:
     """For how long an archive must have been unused, and no part of it written, before it is dropped."""
     max_set_aside: int = 20
     """How many records that were not carried out a document shows (SH-16)."""
+    set_aside_s: float = 86_400.0
+    """Seconds that a document shows such a record, unless a later command for the application comes (SH-20).
+
+    What comes with each round is shown until it has been missing for the deadline.
+    """
 
     def check(self) -> None:
         """Refuse what cannot keep the rules.

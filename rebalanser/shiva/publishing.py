@@ -49,7 +49,8 @@ class Publisher:
     def issue(self, document: AssignmentDocument, now: float) -> bool:
         """Whether this is worth publishing: something is new in it beside what was read.
 
-        If so it is under way from now on.
+        The first document of a term always is, as it says who leads now (SH-20). What is worth publishing is
+        under way from now on.
         """
         self._changed_at = None
         if self._is_known(document):
@@ -60,10 +61,10 @@ class Publisher:
 
     def _is_known(self, document: AssignmentDocument) -> bool:
         known = self.document
-        if known is None:
-            return not (document.workers or document.applications or document.set_aside)
         return (
-            document.deadline_s == known.deadline_s
+            known is not None
+            and document.epoch.term == known.epoch.term
+            and document.deadline_s == known.deadline_s
             and document.round_s == known.round_s
             and document.set_aside == known.set_aside
             and document.workers == known.workers

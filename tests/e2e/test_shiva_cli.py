@@ -66,6 +66,8 @@ def test_a_day_with_the_command_line(shiva: ShivaCluster) -> None:
     status = shiva.run("shiva", "status").out
     assert "3 workers, 2 of 3 applications running" in status
     assert "d3: 1 application, tags gpu ssd" in status
+    assert status.count(" leads (last ping ") == 1
+    assert status.count(", last pong ") == 3
     document = json.loads(shiva.run("shiva", "status", "--json").out)
     assert {worker["worker"] for worker in document["workers"]} == {"d1", "d2", "d3"}
     assert {each["application"]: each["state"] for each in document["applications"]} == {

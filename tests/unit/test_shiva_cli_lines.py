@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from rich.console import Console
 
-from rebalanser.applications.status import ApplicationStatus, ClusterStatus
-from rebalanser.cli.shiva import _started, _url
-from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, render
+from rebalanser.applications.status import ApplicationStatus, ClusterStatus, LastHeard, status_of
+from rebalanser.cli.face import Face
+from rebalanser.cli.shiva import _started, _url, _watch
+from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, plain, render
 from rebalanser.errors import InvalidName, InvalidUrl
-from rebalanser.shiva.types import ApplicationEntry, ApplicationState, Archive, Mode, check_part
+from rebalanser.shiva.records import AssignmentDocument, Ping, Pong
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    Epoch,
+    Incarnation,
+    Mode,
+    SetAside,
+    WorkerEntry,
+    check_part,
+)
 
 
 def application(**fields: Any) -> ApplicationStatus:
@@ -53,6 +68,131 @@ class TestFailures:
         drawn = io.StringIO()
         Console(file=drawn, width=200).print(render(status))
         assert "failed on host-2: could not be started" in drawn.getvalue()
+
+
+WEB = ApplicationId("t", "c", "web")
+FRESH_S = 70.0
+"""The age up to which a ping or pong counts, with rounds of 30 s."""
+
+
+def document(state: ApplicationState = ApplicationState.RUNNING, **fields: Any) -> AssignmentDocument:
+    worker = fields.pop("worker", "w")
+    entry = ApplicationEntry("a1", state, Mode.AVAILABLE, Archive("0" * 64, 1, 1), worker=worker, **fields)
+    return AssignmentDocument(
+        Epoch(5, 2),
+        "host-1",
+        0,
+        90.0,
+        workers={"w": WorkerEntry(Incarnation("folder", 1), host="h")},
+        applications={WEB: entry},
+        round_s=30.0,
+    )
+
+
+def ping(age_s: float, leader: str = "host-2") -> tuple[Ping, float]:
+    return Ping(6, leader, 1, Epoch(5, 2), 90.0), age_s
+
+
+def pong(age_s: float, **fields: Any) -> tuple[Pong, float]:
+    known: dict[str, Any] = {"seen": Epoch(5, 2), "incarnation": Incarnation("folder", 1)}
+    return Pong(**{"worker": "w", "sequence": 1, "round": 1, "term": 6, **known, **fields}), age_s
+
+
+@pytest.mark.rule("SH-20")
+class TestAges:
+    def test_the_status_says_who_leads_now_and_when_each_was_heard(self) -> None:
+        status = status_of("c", document(), LastHeard(ping(3.2), {"w": pong(4.0)}))
+        assert plain(status) == [
+            "c: host-2 leads (last ping 3 s ago), epoch 5.2 by host-1, 1 worker, 1 of 1 application running",
+            "w: 1 application, on h, last pong 4 s ago",
+            "t/c/web: running on w",
+        ]
+        assert status.settled
+
+    def test_what_is_stale_is_never_called_running(self) -> None:
+        heard = LastHeard(ping(FRESH_S + 1, "host-1"), {"w": pong(FRESH_S + 2)})
+        status = status_of("c", document(), heard)
+        known = "epoch 5.2 by host-1, 1 worker, 0 of 1 application running"
+        assert plain(status) == [
+            f"c: STALE: no leader was heard for 71 s (host-1 was the last one), {known}",
+            "w: 1 application, on h, STALE: last pong 72 s ago",
+            "t/c/web: unknown on w, it ran when w was last heard",
+        ]
+        assert not status.settled
+
+    @pytest.mark.parametrize(
+        "heard",
+        [
+            LastHeard(None, {"w": pong(1)}),
+            LastHeard(ping(FRESH_S + 1), {"w": pong(1)}),
+            LastHeard(ping(1), {"w": pong(FRESH_S + 1)}),
+            LastHeard(ping(1), {}),
+            LastHeard(ping(1), {"w": pong(1, incarnation=Incarnation("folder", 2))}),
+            LastHeard(ping(1), {"w": pong(1, leaving=True)}),
+        ],
+        ids=["no ping", "old ping", "old pong", "no pong", "pong of another process", "left"],
+    )
+    def test_nothing_that_is_not_known_to_live_is_settled(self, heard: LastHeard) -> None:
+        assert not status_of("c", document(), heard).settled
+        assert status_of("c", document(), LastHeard(ping(FRESH_S), {"w": pong(FRESH_S)})).settled
+
+    def test_a_worker_that_lags_behind_is_named_with_what_it_follows(self) -> None:
+        heard = LastHeard(ping(1), {"w": pong(1, seen=Epoch(5, 1))})
+        assert plain(status_of("c", document(), heard))[1].endswith("1 s ago, behind: follows 5.1")
+        heard = LastHeard(ping(1), {"w": pong(1, seen=None)})
+        assert plain(status_of("c", document(), heard))[1].endswith("behind: follows no document")
+
+    def test_a_cluster_that_nobody_leads_is_stale(self) -> None:
+        assert not status_of("c", None, LastHeard()).settled
+        assert plain(status_of("c", None, LastHeard())) == [
+            "c: no leader has published anything yet, STALE: no leader was heard"
+        ]
+        assert plain(status_of("c", None)) == ["c: no leader has published anything yet"]
+
+    def test_short_rounds_leave_time_for_a_change_of_the_leader(self) -> None:
+        quick = replace(document(), round_s=1.0)
+        assert status_of("c", quick, LastHeard(ping(12), {"w": pong(12)})).settled
+        assert not status_of("c", quick, LastHeard(ping(13), {"w": pong(12)})).settled
+
+    def test_the_table_shows_it_too(self) -> None:
+        drawn = io.StringIO()
+        stale = status_of("c", document(), LastHeard(ping(3), {"w": pong(FRESH_S + 1)}))
+        Console(file=drawn, width=200).print(render(stale))
+        assert "STALE: last pong 71 s ago" in drawn.getvalue()
+        assert "unknown" in drawn.getvalue()
+
+    def test_who_watches_sees_what_becomes_stale_without_a_new_document(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fresh = LastHeard(ping(1), {"w": pong(1)})
+        heard = [fresh, fresh, LastHeard(ping(FRESH_S + 1), {"w": pong(FRESH_S + 1)})]
+        cluster = mock.Mock()
+        cluster.documents.return_value = [document()] * 3
+        cluster.heard.side_effect = heard
+        _watch(Face("kafka://h:1/c", json=False), cluster)
+        headlines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("c:")]
+        assert [line.partition(" (")[0] for line in headlines] == [
+            "c: host-2 leads",
+            "c: STALE: no leader was heard for 71 s",
+        ]
+        assert cluster.documents.call_args.kwargs["repeat_s"] > 0
+
+
+@pytest.mark.rule("SH-20")
+class TestReasons:
+    def test_the_reason_of_a_refused_start_is_printed_once(self) -> None:
+        refused = document(ApplicationState.REFUSED, worker=None, reason="too large")
+        asides = SetAside(9, f"cmd:{WEB}", "too large"), SetAside(10, "cmd:t/c/other", "too large")
+        lines = plain(status_of("c", replace(refused, set_aside=asides)))
+        assert lines[2:] == [
+            "t/c/web: refused, too large",
+            "set aside: record 10 of 'cmd:t/c/other': too large",
+        ]
+
+    def test_the_reason_of_a_failure_is_printed_once(self) -> None:
+        failed_on = {"w": "exit code 1"}
+        line = application_line(application(failed_on=failed_on, reason="failed on w: exit code 1"))
+        assert line == "t/c/web: failed, failed on w: exit code 1"
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,11 @@ class Rig:
         self.effects: list[LeaderEffect] = []
         self._offset = offset
         self._sequences = itertools.count(1)
+        self._base: AssignmentDocument | None = None
 
     def feed(self, event: LeaderEvent) -> list[LeaderEffect]:
+        if isinstance(event, CaughtUp):
+            self._base = self.leader.document
         effects = self.leader.handle(event, self.now, self.wall_ms)
         self.effects += effects
         return effects
@@ -218,6 +221,13 @@ class Rig:
     def all(self, kind: type[EffectT]) -> list[EffectT]:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
+    @property
+    def news(self) -> list[AssignmentDocument]:
+        """The documents issued that say more than who leads."""
+        issued = [effect.document for effect in self.all(PublishDocument)]
+        before = [self._base or AssignmentDocument(Epoch(-1, 0), "", -1, OPTIONS.permission_s), *issued]
+        return [now for last, now in itertools.pairwise(before) if _content(now) != _content(last)]
+
     def facts(self, kind: FactKind) -> list[Fact]:
         return [report.fact for report in self.all(Report) if report.fact.kind is kind]
 
@@ -241,6 +251,14 @@ class Rig:
             number=entry.incarnation.number if entry else 1,
             tags=entry.tags if entry else (),
         )
+
+
+def _content(document: AssignmentDocument) -> tuple[object, ...]:
+    entries = {
+        application: replace(entry, offset=0, timestamp_ms=0)
+        for application, entry in document.applications.items()
+    }
+    return dict(document.workers), entries, document.set_aside, document.deadline_s
 
 
 @pytest.fixture
@@ -446,8 +464,8 @@ def test_nothing_is_published_before_command_has_been_read(rig: Rig) -> None:
     assert {entry.worker for entry in published.document.applications.values()} == {"w1"}
 
 
-@pytest.mark.rule("SH-9")
-def test_a_leader_that_finds_nothing_new_publishes_nothing(rig: Rig) -> None:
+@pytest.mark.rule("SH-9", "SH-20")
+def test_a_leader_that_finds_nothing_new_publishes_only_that_it_leads(rig: Rig) -> None:
     """A leader restart with live workers restarts no application."""
     rig.take_over(predecessors({A: named("w1"), B: named("w2")}, "w1", "w2"))
     rig.feed(CaughtUp())
@@ -455,9 +473,10 @@ def test_a_leader_that_finds_nothing_new_publishes_nothing(rig: Rig) -> None:
     rig.pong("w1", {A: RunState.RUNNING})
     rig.pong("w2", {B: RunState.RUNNING})
     rig.keep_company(60, "w1", "w2")
-    assert rig.all(PublishDocument) == []
-    assert rig.document.epoch == Epoch(40, 3)
-    assert {ping.epoch for ping in rig.pings} == {Epoch(40, 3)}
+    assert rig.news == []
+    assert [effect.document.epoch for effect in rig.all(PublishDocument)] == [Epoch(GIVEN_TERM, 1)]
+    assert rig.document.leader == "leader-1"
+    assert {ping.epoch for ping in rig.pings} == {Epoch(GIVEN_TERM, 1)}
 
 
 @pytest.mark.rule("SH-9")
@@ -470,7 +489,7 @@ def test_what_the_document_reflects_is_not_applied_twice(rig: Rig) -> None:
     rig.start(C, "start-9")
     rig.stop(D)
     rig.feed(CaughtUp())
-    assert rig.all(PublishDocument) == [], "B and C were commanded, and had gone, before"
+    assert rig.news == [], "B and C were commanded, and had gone, before"
     assert rig.facts(FactKind.START_COMMANDED) == []
     assert rig.facts(FactKind.STOP_COMMANDED) == [
         Fact(FactKind.STOP_COMMANDED, D, term=GIVEN_TERM, revision=10, detail={"command": "stop-1"})
@@ -509,7 +528,7 @@ def test_the_newest_document_on_command_serves_if_assignement_has_lost_it(rig: R
     rig.feed(DocumentRead(Standing(61, 1, 10), document))
     rig.feed(CaughtUp())
     assert rig.document == document
-    assert rig.all(PublishDocument) == []
+    assert rig.news == []
 
 
 @pytest.mark.rule("SH-7")
@@ -529,7 +548,7 @@ def test_a_late_document_on_command_is_not_gone_on_from(rig: Rig, assignement_lo
     rig.feed(DocumentRead(Standing(62, 1, 10), late))
     rig.feed(CaughtUp())
     assert rig.document == last
-    assert rig.all(PublishDocument) == []
+    assert rig.news == []
 
 
 @pytest.mark.rule("SH-7")
@@ -549,6 +568,7 @@ def test_only_the_active_leader_acts(rig: Rig, event: LeaderEvent, caught_up: bo
     rig.take_over()
     if caught_up:
         rig.feed(CaughtUp())
+        rig.publish_issued()
     effects = rig.feed(event)
     assert isinstance(effects[-1], StepDown)
     assert len(rig.facts(FactKind.STEPPED_DOWN)) == 1
@@ -738,7 +758,7 @@ def test_a_new_leader_removes_nobody_before_its_second_round(rig: Rig) -> None:
     rig.lead(predecessors({A: named("w1"), B: named("w2")}, "w1", "w2"))
     rig.pong("w1", {A: RunState.RUNNING})
     rig.pass_s(9.9)
-    assert rig.all(PublishDocument) == []
+    assert rig.news == []
     rig.pass_s(1)
     assert set(rig.document.workers) == {"w1"}
     assert rig.entry(B).worker == "w1"
@@ -1015,7 +1035,7 @@ def test_the_document_says_the_longest_deadline_that_workers_can_still_count_on(
     """A third leader must wait for what the first one permitted, whatever the second one's settings."""
     rig = Rig()
     rig.lead(predecessors({A: named("w1")}, "w1", deadline_s=70.0))
-    assert rig.all(PublishDocument) == []
+    assert rig.news == []
     assert rig.pings[-1].deadline_s == 30.0
     rig.keep_company(65, "w1")
     assert rig.document.deadline_s == 70.0
@@ -1337,6 +1357,8 @@ def test_the_document_says_what_workers_say(rig: Rig) -> None:
 def test_changes_are_coalesced(rig: Rig) -> None:
     """Commands, changed reports and new workers are acted on as read, coalesced over settle_time_s."""
     rig.lead()
+    rig.settle()
+    rig.effects.clear()
     rig.pong("w1")
     rig.now += 0.4
     for number in range(50):
@@ -1381,6 +1403,56 @@ def test_a_poisoned_pong_is_shown_once(rig: Rig) -> None:
     assert rig.settle().set_aside == (SetAside(0, "pong:w1", "no JSON"),)
 
 
+@pytest.mark.rule("SH-16", "SH-20")
+def test_a_poisoned_pong_leaves_the_status_once_it_is_not_heard_any_more(rig: Rig) -> None:
+    rig.lead()
+    for offset in range(4):
+        rig.feed(Unreadable(Standing(offset, 1, 10), "pong:w1", "no JSON"))
+        rig.pass_s(OPTIONS.permission_s - OPTIONS.round_s)
+    assert [aside.key for aside in rig.settle().set_aside] == ["pong:w1"]
+    rig.pass_s(2 * OPTIONS.round_s)
+    assert rig.settle().set_aside == ()
+
+
+@pytest.mark.rule("SH-3", "SH-20")
+def test_a_twin_leaves_the_status_once_it_is_gone(rig: Rig) -> None:
+    rig.lead()
+    rig.pong("w1")
+    for _ in range(8):
+        rig.pong("w1", lineage="twin")
+        rig.keep_company(OPTIONS.round_s, "w1")
+    assert [aside.key for aside in rig.document.set_aside] == ["pong:w1"]
+    assert len(rig.facts(FactKind.WORKER_REFUSED)) == 1
+    rig.keep_company(OPTIONS.permission_s + OPTIONS.round_s, "w1")
+    assert rig.document.set_aside == ()
+
+
+@pytest.mark.rule("SH-16", "SH-20")
+@pytest.mark.parametrize("later", ["start", "stop"])
+def test_a_refused_start_leaves_the_status_with_the_next_command(rig: Rig, later: str) -> None:
+    running(rig, "w1")
+    rig.start(A, "start-2", archive=Archive("huge", 900_000, 2))
+    rig.start(B, archive=Archive("huge", 900_000, 2))
+    assert [aside.key for aside in rig.settle().set_aside] == [f"cmd:{A}", f"cmd:{B}"]
+    if later == "start":
+        rig.start(A, "start-3")
+    else:
+        rig.stop(A)
+    assert [aside.key for aside in rig.settle().set_aside] == [f"cmd:{B}"]
+
+
+@pytest.mark.rule("SH-16", "SH-20")
+def test_what_nobody_can_read_leaves_the_status_after_a_time() -> None:
+    rig = Rig(replace(OPTIONS, set_aside_s=100.0))
+    rig.take_over(predecessors({}, set_aside=(SetAside(7, "cmd:t/c/a", "no JSON"),), consumed=9))
+    rig.feed(CaughtUp())
+    rig.feed(Unreadable(rig.at(), "cmd:t/c/b", "no JSON"))
+    rig.pass_s(100)
+    assert len(rig.document.set_aside) == 2
+    rig.pass_s(OPTIONS.round_s)
+    assert rig.settle().set_aside == ()
+
+
 @pytest.mark.rule("SH-16")
 def test_what_a_predecessor_set_aside_is_not_set_aside_again() -> None:
     rig = Rig()
@@ -1389,7 +1461,7 @@ def test_what_a_predecessor_set_aside_is_not_set_aside_again() -> None:
     rig.feed(Unreadable(Standing(6, 1, 10), "cmd:t/c/z", "out of the list by now"))
     rig.feed(Unreadable(Standing(7, 1, 10), "cmd:t/c/a", "no JSON"))
     rig.feed(CaughtUp())
-    assert rig.all(PublishDocument) == []
+    assert rig.news == []
     rig.feed(Unreadable(Standing(10, 1, 10), "cmd:t/c/b", "new"))
     assert rig.settle().set_aside == (aside, SetAside(10, "cmd:t/c/b", "new"))
 
@@ -1447,7 +1519,7 @@ def test_a_refused_start_leaves_what_runs_and_keeps_its_command(rig: Rig) -> Non
     successor.parts(A, start.archive)
     successor.feed(StartRead(kept_at, keep.commands[0]))
     successor.feed(CaughtUp())
-    assert successor.all(PublishDocument) == []
+    assert successor.news == []
 
 
 @pytest.mark.rule("SH-2", "SH-9", "SH-15")
@@ -1677,7 +1749,7 @@ def test_a_stop_of_what_is_unknown_changes_nothing(rig: Rig) -> None:
     rig.lead()
     rig.stop(A)
     rig.pass_s(5)
-    assert rig.all(PublishDocument) == []
+    assert rig.news == []
 
 
 def test_the_ordering_contract_is_held() -> None:
@@ -1691,6 +1763,7 @@ def test_the_ordering_contract_is_held() -> None:
     with pytest.raises(InternalError):
         rig.take_over()
     rig.feed(CaughtUp())
+    rig.publish_issued()
     with pytest.raises(InternalError):
         rig.feed(Published(1))
     with pytest.raises(InternalError):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva.last_records import newest
+from rebalanser_kafka.shiva.last_records import heard_in, newest
 from rebalanser_kafka.shiva.reading import FRAMING_BYTES, command_event, control_record
 from rebalanser_kafka.shiva.wire import (
     FORMAT,
@@ -286,3 +286,16 @@ def test_a_reader_of_status_takes_the_greatest_epoch_wherever_it_stands() -> Non
     assert found is not None
     assert found.epoch == Epoch(9, 1)
     assert newest([document(5, 3)], found) is found
+
+
+@pytest.mark.rule("SH-20")
+def test_the_age_of_what_was_heard_is_counted_from_when_the_broker_took_it() -> None:
+    ping = Ping(5, "l", 1, Epoch(5, 1), 30.0)
+    pong, late = (Pong(worker, Incarnation("l", 1), 1, 1, 1, None) for worker in ("w1", "w2"))
+    records = [
+        LogRecord(offset, timestamp_ms, True, key_of(record).encode(), encode(record))
+        for offset, (timestamp_ms, record) in enumerate([(7_000, ping), (8_500, pong), (9_900, late)])
+    ]
+    heard = heard_in([*records, read(b"pong:w3", b"poison"), read(b"pong:w1", None)], wall_s=9.5)
+    assert heard.ping == (ping, 2.5)
+    assert heard.pongs == {"w1": (pong, 1.0), "w2": (late, 0.0)}

@@ -13,6 +13,7 @@ from typing import Final
 
 from rebalanser.applications.archives import pack
 from rebalanser.applications.cluster import Cluster, OnDocument, Progress, TopicNames
+from rebalanser.applications.status import LastHeard
 from rebalanser.errors import (
     AccessDenied,
     ApplicationFailed,
@@ -48,7 +49,7 @@ from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.commands import last_commanded
 from rebalanser_kafka.shiva.effect import Effect
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
-from rebalanser_kafka.shiva.last_records import last_document, newest
+from rebalanser_kafka.shiva.last_records import last_document, last_heard, newest
 from rebalanser_kafka.shiva.leader import KafkaLeader
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
@@ -220,7 +221,13 @@ class KafkaCluster(Cluster):
             shiva_topics.require_one_partition(self._connection, self._topics, timeout_s)
         return document
 
-    def documents(self, timeout_s: float | None = None) -> Iterator[AssignmentDocument]:
+    def heard(self, timeout_s: float) -> LastHeard:
+        """The last ping and the last pong of each worker on CONTROL, with their ages (SH-20)."""
+        return last_heard(self._connection, self._topics.control, timeout_s)
+
+    def documents(
+        self, timeout_s: float | None = None, repeat_s: float | None = None
+    ) -> Iterator[AssignmentDocument]:
         """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         document = self.read(self._timeout_s)
@@ -232,8 +239,10 @@ class KafkaCluster(Cluster):
         try:
             while deadline is None or time.monotonic() < deadline:
                 try:
-                    item = arrived.get(timeout=LOOK_S if deadline is None else _left_s(deadline))
+                    item = arrived.get(timeout=_shortest_s(repeat_s, deadline))
                 except queue.Empty:
+                    if repeat_s is not None and document is not None:
+                        yield document
                     continue
                 if isinstance(item, Lost):
                     raise item.error
@@ -300,8 +309,12 @@ def _check_deadline(application: ApplicationId, document: AssignmentDocument, st
         raise InvalidSettings(f"{application}: {error}; nothing was sent") from None
 
 
-def _left_s(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())
+def _shortest_s(repeat_s: float | None, deadline: float | None) -> float:
+    wait_s = LOOK_S if repeat_s is None else repeat_s
+    if deadline is None:
+        return wait_s
+    left_s = max(0.0, deadline - time.monotonic())
+    return left_s if repeat_s is None else min(left_s, wait_s)
 
 
 def open_cluster(url: RegistryUrl, timeout_s: float, topics: TopicNames) -> KafkaCluster:

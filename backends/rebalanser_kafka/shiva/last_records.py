@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
+from rebalanser.applications.status import LastHeard
 from rebalanser.errors import RegistryUnavailable
-from rebalanser.shiva.records import AssignmentDocument, Pong
+from rebalanser.shiva.records import AssignmentDocument, Ping, Pong
+from rebalanser.shiva.types import WorkerId
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import LogTruncated
 from rebalanser_kafka.reader import LogReader
@@ -99,6 +101,29 @@ def last_pongs(connection: Connection, topic: str, timeout_s: float) -> tuple[tu
     records, end = last_of_each_key(connection, topic, timeout_s)
     read = map(control_record, records)
     return tuple(record for record in read if isinstance(record, Pong)), end
+
+
+def last_heard(connection: Connection, topic: str, timeout_s: float) -> LastHeard:
+    """Read the last ping and the last pong of each worker on CONTROL; errors as above.
+
+    A record's age is this host's time of day less the broker's when it took the record, and 0 at least.
+    """
+    records, _ = last_of_each_key(connection, topic, timeout_s)
+    return heard_in(records, time.time())
+
+
+def heard_in(records: Iterable[LogRecord], wall_s: float) -> LastHeard:
+    """Find the last ping and the last pong of each worker in records of CONTROL, as of ``wall_s`` seconds."""
+    ping: tuple[Ping, float] | None = None
+    pongs: dict[WorkerId, tuple[Pong, float]] = {}
+    for record in records:
+        age_s = max(0.0, wall_s - record.timestamp_ms / 1000)
+        match control_record(record):
+            case Ping() as read:
+                ping = read, age_s
+            case Pong() as read:
+                pongs[read.worker] = read, age_s
+    return LastHeard(ping, pongs)
 
 
 def _records(

@@ -132,6 +132,7 @@ class LeaderProcess(Process):
 
         def announced(records: list[Record]) -> None:
             self.term = records[0].offset
+            self.world.leader_announced()
             unless_over(lambda: self.request(last_document, read, failed))
 
         def last_document() -> TakenOver:

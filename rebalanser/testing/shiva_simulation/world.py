@@ -63,6 +63,7 @@ class World:
         self.cleans_often = False
         self.faulty_applications = False
         """Whether processes or files may fail although their archives are good."""
+        self._forges_next = False
         self.reacts: Callable[[Process, Fact], None] | None = None
         self._led_since: float | None = None
         self.after(_CLEANS_EVERY_S, self._clean)
@@ -313,9 +314,13 @@ class World:
             running.clock_changed()
 
     def forge(self) -> None:
-        """Let a deposed leader's document come onto COMMAND as if no broker had fenced it (SH-7)."""
+        """Let a deposed leader's document come onto COMMAND as if no broker had fenced it (SH-7).
+
+        Where the present leader has published one already, it comes once the next leader announces itself.
+        """
         document = self.status()
-        if document is None or document.epoch.term >= self._announced():
+        self._forges_next = document is None or document.epoch.term >= self._announced()
+        if document is None or self._forges_next:
             return
         forged = Epoch(document.epoch.term, document.epoch.number + 100 + len(self.oracle.forged))
         self.oracle.forged.add(forged)
@@ -327,6 +332,11 @@ class World:
         late = replace(document, epoch=forged, applications=entries)
         self.hit(Fault.ZOMBIE_DOCUMENT, f"document {forged} of a deposed leader")
         self.broker.append(self.now, Write(self.broker.command, "assignement", late, size_bytes(late)))
+
+    def leader_announced(self) -> None:
+        """A leader has announced itself on COMMAND and has published nothing yet."""
+        if self._forges_next:
+            self.forge()
 
     def _drop_forged(self) -> None:
         """What no broker would have taken shall not outlast the announcement that overrules it."""
@@ -366,7 +376,7 @@ class World:
         self.say("world", "everything is healed")
         self.reacts = None
         self.bring_broker_up()
-        self.clients.fails_next = self.clients.doubles_next = False
+        self.clients.fails_next = self.clients.doubles_next = self._forges_next = False
         for host in self.hosts:
             host.armed.clear()
             host.lag_s.clear()
