@@ -3,6 +3,7 @@
 ::
 
     lock              held by the worker's process, and by the guardian of its processes until all have ended
+    worker            locked by the worker's process alone
     identity.json     the worker's lineage and incarnation, and the boot and the folder that they hold for
     archives/         for archives on their way in; emptied at each opening
     applications/     one folder for each application: its unpacked files, and a folder for its own data
@@ -23,7 +24,7 @@ import os
 import re
 import secrets
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -38,7 +39,7 @@ from rebalanser.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME, ArchiveLimi
 from rebalanser.shiva.types import ApplicationId, Incarnation
 
 OPEN_TIMEOUT_S: Final = 30.0
-"""How long opening waits for the processes of an earlier worker to end."""
+"""How long opening waits for an earlier worker to end, and beyond their stop timeouts for its processes."""
 KEPT_LOGS: Final = 100
 """So many stopped applications' output is kept; that of the longest silent goes first."""
 _POLL_S: Final = 0.05
@@ -71,21 +72,22 @@ class DataFolder:
     a copy of the folder it begins a new lineage, which proves nothing of the old one.
     """
 
-    def __init__(self, path: Path, lock: int, incarnation: Incarnation) -> None:
+    def __init__(self, path: Path, lock: int, worker_lock: int, incarnation: Incarnation) -> None:
         self.path: Final = path
         self.incarnation: Final = incarnation
         """Who this worker is: the folder's lineage, and how many times it was opened since that began."""
         self.archives: Final = path / "archives"
         """For archives on their way in; emptied at each opening."""
         self._lock: int | None = lock
+        self._worker_lock = worker_lock
         self._found = frozenset(folder.name for folder in (path / "applications").iterdir())
 
     @classmethod
     def open(cls, path: Path, timeout_s: float = OPEN_TIMEOUT_S) -> Self:
         """Open a folder, made if it is missing, once nothing of an earlier worker in it runs any more.
 
-        Waits at most ``timeout_s`` for what an earlier worker started to end; what has outlived both that
-        worker and its guardian is killed.
+        Waits at most ``timeout_s`` for an earlier worker to end, and as much plus their longest stop timeout
+        for what it started; what has outlived both that worker and its guardian is killed.
 
         Raises:
             UnusableFolder: another worker uses it, or it cannot be written.
@@ -94,18 +96,18 @@ class DataFolder:
         try:
             for name in ("archives", "applications", "logs", "locks"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                _wait_for_lock(lock, path, timeout_s)
+            with contextlib.ExitStack() as failing:
+                worker_lock = _open_lock(path / "worker", failing)
+                _wait_for_lock(worker_lock, path, lambda: timeout_s)
+                lock = _open_lock(path / "lock", failing)
+                _wait_for_lock(lock, path, lambda: timeout_s + _longest_stop_s(path))
                 _end_leftovers(path / "locks", timeout_s)
                 same_boot, incarnation = _count_further(path / "identity.json")
                 _clean(path, same_boot)
-            except BaseException:
-                os.close(lock)
-                raise
+                failing.pop_all()
         except OSError as error:
             raise UnusableFolder(f"the data folder {path} cannot be used: {error}") from error
-        return cls(path, lock, incarnation)
+        return cls(path, lock, worker_lock, incarnation)
 
     @property
     def lock(self) -> int:
@@ -217,6 +219,7 @@ class DataFolder:
         """Let the folder go; a guardian that has inherited its lock still holds it. Twice does nothing."""
         if self._lock is not None:
             os.close(self._lock)
+            os.close(self._worker_lock)
             self._lock = None
 
     def __enter__(self) -> Self:
@@ -226,7 +229,26 @@ class DataFolder:
         self.close()
 
 
-def _wait_for_lock(lock: int, path: Path, timeout_s: float) -> None:
+def _open_lock(file: Path, failing: contextlib.ExitStack) -> int:
+    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    failing.callback(os.close, lock)
+    return lock
+
+
+def _longest_stop_s(path: Path) -> float:
+    """Seconds that what an earlier worker started may take to stop, by the manifests that are stored."""
+    longest_s = 0.0
+    for file in path.glob(f"applications/*/files-*/{MANIFEST_NAME}"):
+        with contextlib.suppress(OSError, InvalidManifest):
+            longest_s = max(longest_s, parse_manifest(file.read_bytes()).stop_timeout_s)
+    return longest_s
+
+
+def _wait_for_lock(lock: int, path: Path, limit_s: Callable[[], float]) -> None:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    timeout_s = limit_s()
     attempts = Retrying(
         retry=retry_if_exception_type(BlockingIOError),
         stop=stop_after_delay(timeout_s),

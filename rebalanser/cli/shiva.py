@@ -115,6 +115,27 @@ SessionOption = Annotated[
         help="Time of silence after which Kafka lets another leader take over.",
     ),
 ]
+StalledOption = Annotated[
+    float,
+    typer.Option(
+        "--stalled",
+        min=0.1,
+        metavar="SECONDS",
+        help="Time after which a worker that answers and follows no assignment counts as gone.",
+    ),
+]
+RetryInitialOption = Annotated[
+    float,
+    typer.Option(
+        "--retry-initial",
+        min=0.1,
+        metavar="SECONDS",
+        help="Time after which an application that has failed is tried again; it doubles each time.",
+    ),
+]
+RetryMaxOption = Annotated[
+    float, typer.Option("--retry-max", min=0.1, metavar="SECONDS", help="Maximum of that time.")
+]
 ApplicationArgument = Annotated[
     str,
     typer.Argument(metavar="TENANT/CHANNEL/APP", show_default=False, help="The application."),
@@ -196,6 +217,9 @@ def leader(
     round: RoundOption = 30.0,  # noqa: A002 - the option's name
     missed_rounds: MissedOption = 1,
     session_timeout: SessionOption = 10.0,
+    stalled: StalledOption = 120.0,
+    retry_initial: RetryInitialOption = 30.0,
+    retry_max: RetryMaxOption = 300.0,
     registry: UrlOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
@@ -205,7 +229,15 @@ def leader(
     """Run a leader of a cluster until Ctrl-C or SIGTERM; one of its leaders is active at a time."""
     face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
     name = _default_id(id)
-    options = _leader_options(round, missed_rounds, session_timeout)
+    options = LeaderOptions(
+        round_s=round,
+        missed_rounds=missed_rounds,
+        session_timeout_s=session_timeout,
+        stalled_s=stalled,
+        retry_initial_s=retry_initial,
+        retry_max_s=retry_max,
+    )
+    options.check()
     _warn_of_short_deadline(options, WorkerOptions())
     record = _recorder(face, history, history_topic, name)
     with _opened(face) as opened, record("leader") as leading:
@@ -245,6 +277,9 @@ def daemon(
     round: RoundOption = 30.0,  # noqa: A002 - the option's name
     missed_rounds: MissedOption = 1,
     session_timeout: SessionOption = 10.0,
+    stalled: StalledOption = 120.0,
+    retry_initial: RetryInitialOption = 30.0,
+    retry_max: RetryMaxOption = 300.0,
     registry: UrlOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
@@ -254,7 +289,16 @@ def daemon(
     """Run a leader and a worker in one process, with the same id, until Ctrl-C or SIGTERM."""
     face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
     name = _default_id(id)
-    options, offered = _leader_options(round, missed_rounds, session_timeout), _worker_options(tag)
+    options = LeaderOptions(
+        round_s=round,
+        missed_rounds=missed_rounds,
+        session_timeout_s=session_timeout,
+        stalled_s=stalled,
+        retry_initial_s=retry_initial,
+        retry_max_s=retry_max,
+    )
+    options.check()
+    offered = _worker_options(tag)
     _warn_of_short_deadline(options, offered)
     record = _recorder(face, history, history_topic, name)
     with _opened(face) as opened, record("leader") as leading, record("worker") as working:
@@ -267,12 +311,6 @@ def daemon(
             ran.wait()
             raise
         _run_until_signal(face, running, f"daemon {name}")
-
-
-def _leader_options(round_s: float, missed_rounds: int, session_timeout_s: float) -> LeaderOptions:
-    options = LeaderOptions(round_s=round_s, missed_rounds=missed_rounds, session_timeout_s=session_timeout_s)
-    options.check()
-    return options
 
 
 def _warn_of_short_deadline(options: LeaderOptions, offered: WorkerOptions) -> None:

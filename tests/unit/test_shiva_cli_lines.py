@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,10 @@ from unittest import mock
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from rebalanser.applications.status import ApplicationStatus, ClusterStatus, LastHeard, status_of
+from rebalanser.cli import shiva as cli
 from rebalanser.cli.face import Face
 from rebalanser.cli.shiva import _started, _url, _watch
 from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, plain, render
@@ -176,6 +179,20 @@ class TestAges:
             "c: STALE: no leader was heard for 71 s",
         ]
         assert cluster.documents.call_args.kwargs["repeat_s"] > 0
+
+
+@pytest.mark.rule("SH-17")
+@pytest.mark.parametrize("command", [["leader"], ["daemon", "--data", "d"]], ids=lambda words: words[0])
+def test_times_of_a_leader_are_options(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = mock.Mock()
+    monkeypatch.setattr(cli, "_opened", lambda _face: contextlib.nullcontext(cluster))
+    monkeypatch.setattr(cli, "_run_until_signal", lambda *_: None)
+    times = ["--round", "2", "--stalled", "50", "--retry-initial", "4", "--retry-max", "9"]
+    done = CliRunner().invoke(cli.app, [*command, "--registry", "kafka://h:1/c", "--id", "x", *times])
+    assert done.exit_code == 0, done.output
+    options = cluster.run_leader.call_args.args[1]
+    assert (options.round_s, options.stalled_s) == (2, 50)
+    assert (options.retry_initial_s, options.retry_max_s) == (4, 9)
 
 
 @pytest.mark.rule("SH-20")
