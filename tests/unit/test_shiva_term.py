@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING, cast
+from unittest import mock
 
 import pytest
+from confluent_kafka import TopicPartition
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.records import LogRecord, NewRecord
+from rebalanser_kafka.shiva import leader as leading
 from rebalanser_kafka.shiva import term as module
 from rebalanser_kafka.shiva.follower import Batch
+from rebalanser_kafka.shiva.leader import KafkaLeader
 from rebalanser_kafka.shiva.term import Term
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 
 from rebalanser.applications.cluster import TopicNames
 from rebalanser.errors import (
+    InternalError,
     InvalidState,
     OutcomeUnknown,
     RebalanserError,
@@ -24,6 +30,8 @@ from rebalanser.errors import (
 from rebalanser.shiva.messages import (
     Deposed,
     DropRecords,
+    Fact,
+    FactKind,
     KeepCommands,
     Kept,
     LeaderEffect,
@@ -31,6 +39,7 @@ from rebalanser.shiva.messages import (
     PongRead,
     PublishDocument,
     Published,
+    Report,
     SendPing,
     Stop,
     Wakeup,
@@ -45,9 +54,10 @@ from rebalanser.shiva.records import (
     StartCommand,
 )
 from rebalanser.shiva.types import ApplicationId, Archive, Epoch, Incarnation, Mode
+from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rebalanser_kafka.log import TransactionalWriter
 
@@ -170,6 +180,74 @@ def test_the_age_of_records_is_told_by_the_brokers_clock() -> None:
     term._take_command(LogRecord(8, 77, False, key, value))
     term._handle(Wakeup())
     assert 5_000_000 <= machine.wall_ms < 5_060_000, "a client's clock does not count"
+
+
+@pytest.mark.rule("SH-3")
+def test_a_term_comes_further_with_each_effect_and_not_while_its_thread_hangs() -> None:
+    seen: list[int] = []
+
+    class Watched(Machine):
+        def handle(self, event: LeaderEvent, now: float, wall_ms: int) -> list[LeaderEffect]:
+            seen.append(term.progress)
+            return super().handle(event, now, wall_ms)
+
+    term = term_of(Watched(SendPing(PING), Report(Fact(FactKind.LEFT))), Writer())
+    term.depose("enough")
+    term._step()
+    assert seen == [1], "it came further when it took the event"
+    assert term.progress == 1 + 2 + 1, "over a request and two effects"
+
+
+class Consumer:
+    """Gives the partition to its leader at once, and notes what the leader does with it."""
+
+    def __init__(self, _config: object) -> None:
+        self.did: list[str] = []
+
+    def subscribe(self, _topics: list[str], *, on_assign: Callable[..., None], **_others: object) -> None:
+        on_assign(self, [TopicPartition("c-command", 0)])
+
+    def incremental_assign(self, _partitions: object) -> None: ...
+
+    def pause(self, _partitions: object) -> None: ...
+
+    def poll(self, _timeout_s: float) -> None: ...
+
+    def consumer_group_metadata(self) -> str:
+        return "membership"
+
+    def close(self) -> None:
+        self.did.append("closed")
+
+
+MOVES, PAUSED_AT = 300, 350
+"""Looks at a term's thread: until then it comes further, and then the whole process is paused."""
+
+
+@pytest.mark.rule("SH-3")
+def test_a_leader_whose_thread_hangs_gives_the_partition_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    term, looks = mock.Mock(ended=False, progress=7), itertools.count(1)
+
+    def monotonic() -> float:
+        """Half a second passes at each look, and once a pause of the whole process for a day."""
+        look = next(looks)
+        term.progress += look < MOVES
+        return look / 2 + (86_400.0 if look > PAUSED_AT else 0.0)
+
+    monkeypatch.setattr(leading, "time", mock.Mock(monotonic=monotonic))
+    monkeypatch.setattr(leading, "Consumer", Consumer)
+    monkeypatch.setattr(leading, "Term", lambda *_: term)
+    leader = KafkaLeader(
+        Connection.from_address("127.0.0.1:1", "c"), TopicNames().of("c"), "l", LeaderOptions(), timeout_s=1.0
+    )
+    leader.begin()
+    with pytest.raises(InternalError, match="stood still for more than 60 s: another leader takes over"):
+        leader.wait(PATIENCE_S)
+    assert cast("Consumer", leader._consumer).did == ["closed"]
+    assert leader._membership is None, "what the thread still writes is refused"
+    assert MOVES + 2 * leading.HUNG_S - 4 < next(looks) < MOVES + 2 * leading.HUNG_S + 4
+    term.depose.assert_called_once()
+    term.close.assert_not_called()
 
 
 @pytest.mark.rule("SH-22")

@@ -41,6 +41,11 @@ POLL_S: Final = 0.1
 RETRY_S: Final = 1.0
 """How long after a term that ended by itself the next one is begun, while the partition is still held."""
 MAX_POLL_INTERVAL_S: Final = 60.0
+"""Seconds without a poll after which Kafka gives the partition to another leader."""
+LOOK_S: Final = 1.0
+"""Seconds that count between two looks at a term's thread, at most: a paused process does not hang."""
+HUNG_S: Final = 60.0
+"""Seconds, at least, that the thread of a term may stand still while this process holds the partition."""
 
 _log = get_logger("rebalanser.shiva")
 
@@ -70,6 +75,9 @@ class KafkaLeader:
         self._membership: object = None
         self._term: Term | None = None
         self._retry_at = 0.0
+        self._progress = -1
+        self._looked_at = 0.0
+        self._stood_still_s = 0.0
         self._process = f"{leader}-leader-{uuid.uuid4().hex}"
         self._numbers = itertools.count(1)
         self._facts = FactTeller(connection.cluster, self._process, leader, history, SystemClock())
@@ -175,11 +183,35 @@ class KafkaLeader:
             self._groups.failed(str(failure))
         if self._term is not None and self._term.ended:
             self._close_term(self._term)
+        self._refuse_hung()
         if self._held:
             self._membership = self._consumer.consumer_group_metadata()
         may_begin = self._held and not self._stopping.is_set()
         if may_begin and self._term is None and time.monotonic() >= self._retry_at:
             self._begin_term()
+
+    def _refuse_hung(self) -> None:
+        """End this leader if the thread of its term hangs, so that another one gets the partition.
+
+        The thread, should it go on, is fenced by the next leader. Nothing is logged before the partition is
+        given back: it may be the log in which the thread hangs.
+
+        Raises:
+            InternalError: it hangs.
+        """
+        term, now = self._term, time.monotonic()
+        self._stood_still_s += min(now - self._looked_at, LOOK_S)
+        self._looked_at = now
+        progress = -1 if term is None else term.progress
+        if term is None or progress != self._progress:
+            self._progress, self._stood_still_s = progress, 0.0
+        limit_s = max(HUNG_S, 2 * self._timeout_s)
+        if term is None or self._stood_still_s <= limit_s:
+            return
+        self._term = self._membership = None
+        reason = f"the thread of the leader's term has stood still for more than {limit_s:g} s"
+        term.depose(reason)
+        raise InternalError(f"{reason}: another leader takes over, and this one ends; start it again")
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Hold the partition, and read nothing by way of the group: each term reads COMMAND by itself."""

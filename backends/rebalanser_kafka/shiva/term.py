@@ -108,6 +108,8 @@ class Term:
         self._control_position = 0
         self._stop_at: int | None = None
         """The position on CONTROL at which the machine is asked to stop."""
+        self.progress = 0
+        """Grows with each request and effect of its thread, and each time that it waits for work."""
         self._over = threading.Event()
         self.failure: RebalanserError | None = None
         """What ended it, if neither :meth:`depose` nor the machine did."""
@@ -161,9 +163,11 @@ class Term:
         command = self._topics.command
         announcement = NewRecord(command, LEADER_KEY.encode(), encode(LeaderAnnouncement(self._leader)))
         [term] = self._write_consumed([announcement])
+        self.progress += 1
         document = last_document(self._connection, self._topics.assignement, self._timeout_s)
         if document is not None and document.epoch.term > term:
             self._refuse_foreign(document)
+        self.progress += 1
         # Known before the first ping: a pong that came before a slower "latest" would be missed, and its
         # worker removed.
         pongs, answers_from = last_pongs(self._connection, self._topics.control, self._timeout_s)
@@ -234,6 +238,7 @@ class Term:
             item = self._items.get(timeout=patience_s)
         except queue.Empty:
             item = None
+        self.progress += 1
         match item:
             case Batch():
                 self._take(item)
@@ -308,6 +313,7 @@ class Term:
         while events and not self._over.is_set():
             for effect in self._machine.handle(events.pop(0), self._clock.now(), self._wall_ms()):
                 answer = self._perform(effect)
+                self.progress += 1
                 if isinstance(answer, Deposed):
                     events = [answer]
                     break
@@ -348,6 +354,7 @@ class Term:
         A new term begins by fencing this one and reads what was written, so that an outcome that is not
         known is found out and not assumed.
         """
+        self.progress += 1
         try:
             return answer(write())
         except (Fenced, OutcomeUnknown, RegistryUnavailable) as error:
@@ -423,6 +430,7 @@ class Term:
                     if record.offset in wanted and record.value is not None:
                         found[wanted[record.offset]] = record.value
                 if reader.position > before:
+                    self.progress += 1
                     deadline = self._clock.now() + self._timeout_s
         return found
 
