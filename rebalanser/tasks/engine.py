@@ -200,7 +200,8 @@ class Collect:
     """Delete these tasks, with their states and logs, if every state is still that of its revision (SK-14).
 
     And only if no task beside them depends on one of them: a task enqueued since they were read would else
-    wait for one that is gone. All or none of them. Answered :class:`Applied` or :class:`Conflict`.
+    wait for one that is gone. All or none of them. Answered :class:`Applied` or :class:`Conflict`; that also
+    if one of very many is open. Reads may see some of very many as they were until it is answered.
     """
 
     queue: str

@@ -7,11 +7,21 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from rebalanser_sqlite import SqliteRegistry, history, place, store
-from rebalanser_sqlite.tasks import SqliteEngine, claims, group_commit, open_engine, reading, rows, writing
+from rebalanser_sqlite.tasks import (
+    SqliteEngine,
+    claims,
+    collecting,
+    group_commit,
+    open_engine,
+    reading,
+    rows,
+    writing,
+)
 from rebalanser_sqlite.tasks.change_feed import Follower
 
 from rebalanser.errors import (
@@ -28,6 +38,7 @@ from rebalanser.tasks import Queue
 from rebalanser.tasks.engine import (
     Applied,
     ClaimRequest,
+    Collect,
     Conflict,
     Duplicate,
     Enqueue,
@@ -36,6 +47,7 @@ from rebalanser.tasks.engine import (
     Move,
     Note,
     Taken,
+    Unknown,
 )
 from rebalanser.tasks.model import (
     ID_DIGITS,
@@ -638,7 +650,14 @@ def turn_into_third_version(connection: sqlite3.Connection) -> None:
     connection.execute("DROP INDEX skuld_tasks_admitted")
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN limit_key")
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN max_running")
+    turn_into_fourth_version(connection)
     connection.execute("UPDATE skuld_meta SET version = 3")
+
+
+def turn_into_fourth_version(connection: sqlite3.Connection) -> None:
+    for table in ("collections", "collected", "settled"):
+        connection.execute(f"DROP TABLE skuld_{table}")
+    connection.execute("UPDATE skuld_meta SET version = 4")
 
 
 def turn_into_second_version(connection: sqlite3.Connection) -> None:
@@ -690,11 +709,25 @@ def test_a_file_of_the_third_version_is_turned_into_one_of_this(
         assert answers[1] == Duplicate(task_id(3))
 
 
+def test_a_file_of_the_fourth_version_is_turned_into_one_of_this(
+    engine: SqliteEngine, own: sqlite3.Connection, path: Path
+) -> None:
+    engine.apply([enqueue(1)], PATIENCE_S)
+    before = engine.page(QUEUE, PATIENCE_S).items
+    engine.close()
+    schema = "SELECT name, sql FROM sqlite_master WHERE name LIKE 'skuld%'"
+    tables = set(own.execute(schema))
+    turn_into_fourth_version(own)
+    with closing(SqliteEngine(path)) as again:
+        assert set(own.execute(schema)) == tables
+        assert again.page(QUEUE, PATIENCE_S).items == before
+
+
 def test_tasks_of_a_newer_version_are_refused(
     engine: SqliteEngine, own: sqlite3.Connection, path: Path
 ) -> None:
-    own.execute("UPDATE skuld_meta SET version = 5")
-    with pytest.raises(UnusableStore, match=r"schema 5 .* upgrade rebalanser"):
+    own.execute("UPDATE skuld_meta SET version = 6")
+    with pytest.raises(UnusableStore, match=r"schema 6 .* upgrade rebalanser"):
         SqliteEngine(path)
 
 
@@ -803,7 +836,9 @@ def test_watches_go_on_after_an_error_that_nobody_foresaw(
 
 
 @pytest.mark.rule("SK-12")
-@pytest.mark.parametrize("module", [claims, reading, rows, writing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [claims, collecting, reading, rows, writing], ids=lambda module: module.__name__
+)
 def test_no_statement_looks_at_all_tasks(
     engine: SqliteEngine, own: sqlite3.Connection, module: object
 ) -> None:
@@ -816,13 +851,283 @@ def test_no_statement_looks_at_all_tasks(
         if isinstance(statement, str) and statement.startswith(("SELECT", "UPDATE", "DELETE", "INSERT"))
     ]
     assert len(found) >= 3
-    small = {"skuld_meta", "skuld_queues", "json_each", "sqlite_master"}
+    small = {"skuld_meta", "skuld_queues", "json_each", "sqlite_master", "skuld_collections"}
+    small |= {"skuld_settled", "skuld_collected"}  # of which only the first rows are read
     engine.note_worker(QUEUE, "process", b"makes the table", PATIENCE_S)
     for statement in found:
         plan = own.execute(f"EXPLAIN QUERY PLAN {statement}", (None,) * statement.count("?")).fetchall()
         for *_, detail in plan:
             assert not detail.startswith("SCAN") or detail.split()[1] in small, (statement, detail)
             assert "TEMP B-TREE" not in detail, (statement, detail)
+
+
+# -- what takes more than one transaction
+
+
+STEP = 5
+MANY = 2 * STEP + 1
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("writing.STEP", "collecting.STEP", "engine.STEP", "group_commit.CHUNK_WEIGHT"):
+        monkeypatch.setattr(f"rebalanser_sqlite.tasks.{name}", STEP)
+
+
+class Crash(BaseException):
+    """The process was killed."""
+
+
+class Commits:
+    """Counts the transactions that an engine writes from now on, and crashes instead of one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, crash_at: int = -1) -> None:
+        self.weights: list[int] = []
+        commit = group_commit.Committer.submit
+
+        def submit(committer: Any, action: group_commit.Action[Any], deadline: store.Deadline) -> Any:
+            if len(self.weights) == crash_at:
+                raise Crash
+            self.weights.append(action.weight)
+            return commit(committer, action, deadline)
+
+        monkeypatch.setattr(group_commit.Committer, "submit", submit)
+
+
+def component(engine: SqliteEngine, status: Status = Status.COMPLETED) -> Collect:
+    """Enqueue very many tasks that depend on the first one, all closed, and return their collection."""
+    first = replace(enqueue(1), state=State(status))
+    others = [
+        replace(enqueue(number, after=(task_id(1),)), state=State(status)) for number in range(2, MANY + 1)
+    ]
+    engine.apply([first, *others], PATIENCE_S)
+    return collection_of(engine)
+
+
+def collection_of(engine: SqliteEngine) -> Collect:
+    items = engine.page(QUEUE, PATIENCE_S, limit=2 * MANY).items
+    return Collect(QUEUE, {each.head.id: (each.partition, each.revision) for each in items})
+
+
+def requeue(engine: SqliteEngine, number: int) -> Answer:
+    task = present(engine, number)
+    (answer,) = engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State())], PATIENCE_S)
+    return answer
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-14", "SK-24")
+def test_very_many_tasks_are_collected_in_steps(
+    engine: SqliteEngine, own: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = component(engine)
+    commits = Commits(monkeypatch)
+    (answer,) = engine.apply([write], PATIENCE_S)
+    assert isinstance(answer, Applied)
+    assert max(commits.weights) <= STEP
+    assert len(commits.weights) > 3 * MANY // STEP
+    assert engine.page(QUEUE, PATIENCE_S).items == ()
+    assert not any(engine.count(QUEUE, PATIENCE_S).values())
+    for table in ("tasks", "contents", "dependents", "collections", "collected"):
+        assert own.execute(f"SELECT count(*) FROM skuld_{table}").fetchone() == (0,), table
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-14", "SK-17")
+@pytest.mark.parametrize("crash_at", range(11))
+def test_a_collection_that_is_killed_between_two_steps_is_none_or_is_ended(
+    engine: SqliteEngine, path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int
+) -> None:
+    write = component(engine, Status.DEAD)
+    with pytest.MonkeyPatch.context() as crashing:
+        Commits(crashing, crash_at)
+        with pytest.raises(Crash):
+            engine.apply([write], PATIENCE_S)
+    engine.close()
+    with closing(SqliteEngine(path)) as again:
+        is_decided = len(again.page(QUEUE, PATIENCE_S, limit=2 * MANY).items) < MANY
+        if not is_decided:
+            first = present(again, 1)
+            (answer,) = again.apply([enqueue(MANY + 1, after=(task_id(1),))], PATIENCE_S)
+            is_decided = isinstance(answer, Unknown)
+            assert is_decided or present(again, 1) == first
+        if not is_decided:
+            assert again.apply([write], PATIENCE_S) == [Conflict()], "another task depends on one of these"
+            assert len(again.page(QUEUE, PATIENCE_S, limit=2 * MANY).items) == MANY + 1
+            assert isinstance(requeue(again, 2), Applied)
+            again.apply([replace(completion(present(again, 2)), update=None)], PATIENCE_S)
+            again.apply([replace(completion(present(again, MANY + 1)), update=None)], PATIENCE_S)
+            (answer,) = again.apply([collection_of(again)], PATIENCE_S)
+            assert isinstance(answer, Applied)
+        else:
+            if MANY in {int(task.head.id, 16) for task in again.page(QUEUE, PATIENCE_S, limit=MANY).items}:
+                assert requeue(again, MANY) == Conflict(), "the task is deleted"
+            again.apply([enqueue(2)], PATIENCE_S)
+            assert present(again, 2).state == State(), "a new task of a deleted id"
+            assert again.apply([write], PATIENCE_S) == [Conflict()]
+            assert again.page(QUEUE, PATIENCE_S).items == (present(again, 2),)
+            again.apply([collection_of(again)], PATIENCE_S)
+        assert again.page(QUEUE, PATIENCE_S).items == ()
+        assert not any(again.count(QUEUE, PATIENCE_S).values())
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-14")
+@pytest.mark.parametrize("needed", ["changed", "depended on", "collected", "another"])
+def test_a_collection_is_given_up_for_a_task_that_is_needed(
+    engine: SqliteEngine, path: Path, needed: str
+) -> None:
+    """Whatever comes between the marks and the decision."""
+    write = component(engine, Status.DEAD)
+    with closing(SqliteEngine(path)) as other:
+        commits: list[Any] = []
+        submit = other._committer.submit
+
+        def interrupted(action: Any, deadline: Any) -> Any:
+            commits.append(action)
+            if len(commits) == 2 + MANY // STEP + 1:  # all are marked
+                if needed == "changed":
+                    assert isinstance(requeue(engine, 2), Applied)
+                elif needed == "depended on":
+                    engine.apply([enqueue(MANY + 1, after=(task_id(MANY),))], PATIENCE_S)
+                elif needed == "collected":
+                    engine.apply([Collect(QUEUE, dict([next(iter(write.tasks.items()))]))], PATIENCE_S)
+                    engine.apply([enqueue(MANY + 1)], PATIENCE_S)
+                else:
+                    (answer,) = engine.apply([write], PATIENCE_S)
+                    assert isinstance(answer, Applied)
+            return submit(action, deadline)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(other._committer, "submit", interrupted)
+            answers = other.apply([write], PATIENCE_S)
+    assert answers == [Conflict()] or needed == "collected"
+    left = {"changed": MANY, "depended on": MANY + 1, "another": 0}
+    if needed in left:
+        assert len(engine.page(QUEUE, PATIENCE_S, limit=2 * MANY).items) == left[needed]
+
+
+@pytest.mark.rule("SK-14")
+def test_a_collection_that_another_one_has_ended_marks_no_more(engine: SqliteEngine) -> None:
+    """The other would delete what is marked now."""
+    write = component(engine)
+    commit = partial(engine._committer.submit, deadline=store.Deadline.after(PATIENCE_S))
+    first, second = (
+        commit(group_commit.Action(lambda writing: collecting._begin(writing, QUEUE))) for _ in "ab"
+    )
+    for number, marked in ((first, None), (second, MANY)):
+        assert number is not None
+        tasks = list(write.tasks.items())
+        action = group_commit.Action(partial(collecting._mark, number=number, queue=QUEUE, tasks=tasks))
+        found = commit(action)
+        assert marked == (None if found is None else len(found))
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-14")
+def test_very_many_tasks_of_which_one_has_changed_stay(engine: SqliteEngine) -> None:
+    write = component(engine, Status.DEAD)
+    assert isinstance(requeue(engine, MANY), Applied)
+    assert engine.apply([write], PATIENCE_S) == [Conflict()]
+    assert engine.apply([collection_of(engine)], PATIENCE_S) == [Conflict()], "one of them is open"
+    assert len(engine.page(QUEUE, PATIENCE_S, limit=2 * MANY).items) == MANY
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-14")
+def test_a_collection_whose_end_fails_is_of_unknown_outcome(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = component(engine)
+
+    def fail(*_: object) -> bool:
+        raise RegistryUnavailable("locked")
+
+    monkeypatch.setattr(collecting, "_sweep", fail)
+    with pytest.raises(OutcomeUnknown, match="not all is deleted yet: locked"):
+        engine.apply([write], PATIENCE_S)
+
+
+def claim_all(engine: SqliteEngine, at_once: int = 2) -> list[int]:
+    """Claim until nothing is ready; the numbers of the tasks."""
+    claimed: list[int] = []
+    holders = tuple(str(number) for number in range(at_once))
+    while found := engine.claim(claim_request(holders), PATIENCE_S).claimed:
+        claimed += [int(stored.head.id, 16) for stored, _ in found]
+    return claimed
+
+
+def claim_request(holders: tuple[str, ...]) -> ClaimRequest:
+    return ClaimRequest(QUEUE, holders, "worker", Term(30.0, "boot", 1e9), None, lambda: 0.0, 0.0, 0.0)
+
+
+def fan_out(
+    engine: SqliteEngine, choice: AfterFailure = AfterFailure.WAIT, also: tuple[str, ...] = ()
+) -> None:
+    """Enqueue very many tasks that depend on task 1, and on others."""
+    after = (task_id(1), *also)
+    heads = [Head(task_id(n), QUEUE, "send", after=after, after_failure=choice) for n in range(10, 10 + MANY)]
+    waiting = [Enqueue(Task(head, b""), 0, waits_for_unknown=True) for head in heads]
+    engine.apply([enqueue(1), *waiting], PATIENCE_S)
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-5", "SK-24")
+def test_very_many_dependents_become_ready_in_steps(engine: SqliteEngine, path: Path) -> None:
+    fan_out(engine)
+    (answer,) = engine.apply([completion(present(engine, 1))], PATIENCE_S)
+    assert isinstance(answer, Applied)
+    ready = "SELECT count(*) FROM skuld_tasks WHERE ready = 1"
+    with closing(sqlite3.connect(path)) as own:
+        assert own.execute(ready).fetchone() == (STEP,)
+        engine.close()  # as if it was killed; the rest is stored
+        with closing(SqliteEngine(path)) as again:
+            again.apply([enqueue(900, after=(task_id(1),))], PATIENCE_S)
+            again.apply([enqueue(901, after=(task_id(1), task_id(900)))], PATIENCE_S)
+            assert claim_all(again) == [*range(10, 10 + MANY), 900]
+            again.apply([replace(completion(present(again, 900)), update=None)], PATIENCE_S)
+            assert claim_all(again) == [901], "freed by another task, and by that once"
+        assert own.execute("SELECT count(*) FROM skuld_settled").fetchone() == (0,)
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-5")
+def test_dependents_that_are_told_later_wait_for_other_tasks_and_are_looked_for_until_one_is_ready(
+    engine: SqliteEngine,
+) -> None:
+    fan_out(engine, also=(task_id(2),))
+    engine.apply([enqueue(2), enqueue(900, after=(task_id(1),))], PATIENCE_S)
+    assert engine.claim(claim_request(("a", "b")), PATIENCE_S).claimed[1][0].head.id == task_id(2)
+    engine.apply([completion(present(engine, 1))], PATIENCE_S)
+    assert claim_all(engine) == [900], "it comes last of the dependents"
+    engine.apply([completion(present(engine, 2))], PATIENCE_S)
+    assert claim_all(engine) == [*range(10, 10 + MANY)]
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-5", "SK-22")
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_a_task_that_is_requeued_blocks_all_that_were_told_or_were_not(
+    engine: SqliteEngine, *, is_claimed: bool
+) -> None:
+    fan_out(engine, AfterFailure.RUN)
+    task = present(engine, 1)
+    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State(Status.DEAD))], PATIENCE_S)
+    assert isinstance(requeue(engine, 1), Applied)
+    if is_claimed:
+        assert claim_all(engine) == [1]
+    engine.apply([completion(present(engine, 1))], PATIENCE_S)
+    assert claim_all(engine) == [*range(10, 10 + MANY)]
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-22")
+def test_very_many_tasks_fail_with_what_they_depend_on(engine: SqliteEngine) -> None:
+    fan_out(engine, AfterFailure.FAIL)
+    task = present(engine, 1)
+    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State(Status.DEAD))], PATIENCE_S)
+    assert claim_all(engine) == []
+    assert engine.count(QUEUE, PATIENCE_S)[Status.DEAD] == MANY + 1
 
 
 def _each(value: object) -> Iterable[object]:

@@ -22,6 +22,11 @@ neither complete tasks nor waiting ones cost anything. Whoever claims looks firs
 ready what a time has come for, and claims, all in one write transaction. The write lock of the file is what
 gives a task to one of many: no process owns anything (SK-13).
 
+**Steps.** What concerns very many tasks is done in several transactions of bounded size: the dependents of a
+task are told of its end by the claims that follow (:meth:`Writing.tell_dependents
+<rebalanser_sqlite.tasks.writing.Writing.tell_dependents>`), and a large component is marked and then deleted
+(:mod:`rebalanser_sqlite.tasks.collecting`). What is left to do is stored with the first of them.
+
 **Pages** of dead or cancelled tasks are merged from one range of an index for each status, so that
 no task that is not on the page is looked at; of other statuses a page looks at a bounded number of tasks, and
 may be empty. Counts are kept, and the last changes added to them.

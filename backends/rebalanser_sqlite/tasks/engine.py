@@ -16,6 +16,7 @@ from rebalanser.tasks.engine import (
     Answer,
     ClaimAnswer,
     ClaimsFromIndex,
+    Collect,
     Engine,
     EngineCapabilities,
     Move,
@@ -34,12 +35,15 @@ from rebalanser_sqlite.store import Deadline, Store, ring
 from rebalanser_sqlite.tasks import external_transaction, schema
 from rebalanser_sqlite.tasks.change_feed import Follower
 from rebalanser_sqlite.tasks.claims import Claims
+from rebalanser_sqlite.tasks.collecting import collect
 from rebalanser_sqlite.tasks.group_commit import Action, Committer, chunks
 from rebalanser_sqlite.tasks.reading import Reader, Running
+from rebalanser_sqlite.tasks.writing import STEP, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from rebalanser.registry.urls import RegistryUrl
     from rebalanser.tasks.engine import ClaimRequest
@@ -140,6 +144,10 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         answers: list[Answer] = []
         for chunk in chunks(writes, CAPABILITIES):
             try:
+                large = chunk.large_collection
+                if large is not None:
+                    answers.append(self._collect(large, timeout_s))
+                    continue
                 answers += self._committer.submit(Action(chunk.carry_out, chunk.weight, chunk.size), deadline)
             except Exception as error:
                 if not answers:
@@ -148,6 +156,14 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
                     f"the first {len(answers)} of {len(writes)} writes are done, and then it failed: {error}"
                 ) from error
         return answers
+
+    def _collect(self, write: Collect, timeout_s: float) -> Answer:
+        """Collect tasks in many transactions, each of which has the whole time."""
+
+        def commit(step: Callable[[Writing], Any]) -> Any:
+            return self._committer.submit(Action(step, weight=STEP), Deadline.after(timeout_s))
+
+        return collect(write, commit)
 
     def move_in(self, connection: sqlite3.Connection, move: Move) -> Answer:
         """Make a move in the caller's own transaction, so that it commits with what else he writes there, or
@@ -300,6 +316,12 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
             InvalidState: the queue was never defined; no effect.
         """
         deadline = Deadline.after(timeout_s)
+        while (answer := self._claim(request, deadline)) is None:
+            pass
+        return answer
+
+    def _claim(self, request: ClaimRequest, deadline: Deadline) -> ClaimAnswer | None:
+        """Claim tasks; None if there were none, but dependents were told that may be ready now."""
         clock = request.term.clock
         with self._foreign_lock:
             foreign = self._foreign[request.queue, clock]
@@ -308,6 +330,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
                 is_ready = snapshot.is_ready(request.queue, request.names)
                 next_due = snapshot.next_due(request.queue)
                 next_end = snapshot.next_end(request.queue, clock) if clock else None
+                has_settled = snapshot.has_settled()
                 found: Mapping[int, tuple[Running, ClaimState]] = {}
                 reads_foreign = not foreign.skips(request.clock())
                 if reads_foreign:
@@ -327,9 +350,13 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         claimed: Sequence[tuple[Stored, bytes | None]] = ()
         if pause is not None:
             return ClaimAnswer((), pause=pause)
+        if has_settled:
+            self._committer.submit(Action(Writing.tell_dependents, weight=STEP), deadline)
         if is_ready or is_due or over or (ends and ends[0] <= now):
             action = Action(Claims(request, now, over).carry_out, weight=len(request.holders))
             claimed = self._committer.submit(action, deadline)
+        if has_settled and not claimed:
+            return None
         return ClaimAnswer(claimed, next_due, next_over)
 
     def ready_names(self, queue: str, timeout_s: float) -> Collection[str]:

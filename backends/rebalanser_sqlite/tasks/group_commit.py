@@ -39,6 +39,12 @@ class Chunk:
         """Carry out all writes, in order."""
         return [writing.carry_out(write) for write in self.writes]
 
+    @property
+    def large_collection(self) -> Collect | None:
+        """The collection that is this chunk and takes more than one transaction, if it is one."""
+        write = self.writes[0]
+        return write if isinstance(write, Collect) and self.weight > CHUNK_WEIGHT else None
+
 
 def chunks(writes: Sequence[Write], capabilities: EngineCapabilities) -> list[Chunk]:
     """Split writes, in order, into chunks; a write larger than a chunk has its own.

@@ -93,6 +93,7 @@ _FOREIGN = tuple(
 )
 MAX_PRIORITIES = 100
 """Maximum number of priorities of a function among which the oldest ready task is looked for."""
+_HAS_SETTLED = "SELECT 1 FROM skuld_settled LIMIT 1"
 _NOTE = "SELECT content, version FROM skuld_notes WHERE queue = ?"
 SCAN = 5000
 """Maximum number of tasks that are looked at for a page of statuses that most tasks are in."""
@@ -274,6 +275,10 @@ class Snapshot:
         if names is None:
             return self._connection.execute(_NEXT_NAME, (number, "")).fetchone() is not None
         return any(self._connection.execute(_READY, (number, name)).fetchone() for name in names)
+
+    def has_settled(self) -> bool:
+        """True if there are dependents that are not told yet that a task has settled."""
+        return self._connection.execute(_HAS_SETTLED).fetchone() is not None
 
     def ready_since(self, queue: str, wall: float) -> float | None:
         """Since when the oldest ready task waits: one look at an index for each function and priority."""

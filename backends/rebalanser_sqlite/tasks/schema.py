@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from rebalanser_sqlite.store import Deadline, Store
 
-VERSION: Final = 4
+VERSION: Final = 5
 MIGRATION_S: Final = 3600.0
 """Maximum seconds that turning the tables of an earlier version into these may take."""
 INLINE_BYTES: Final = 256
@@ -174,6 +174,28 @@ CREATE TABLE IF NOT EXISTS skuld_pauses (
 
 The pause of a queue itself has an empty ``schedule``.
 """
+_STEPS: Final = """
+CREATE TABLE skuld_collections (
+    number INTEGER PRIMARY KEY,
+    decided INTEGER NOT NULL
+);
+CREATE TABLE skuld_collected (task INTEGER PRIMARY KEY);
+CREATE TABLE skuld_settled (
+    queue INTEGER NOT NULL,
+    id BLOB NOT NULL,
+    freed INTEGER NOT NULL,
+    offered INTEGER NOT NULL,
+    told INTEGER NOT NULL,
+    last INTEGER NOT NULL,
+    PRIMARY KEY (queue, id)
+) WITHOUT ROWID;
+"""
+"""Work that several transactions do, each a step of it, so that other writers get in between.
+
+``skuld_collections`` has the one collection under way and ``skuld_collected`` its tasks: they are deleted as
+soon as it is ``decided`` (:mod:`rebalanser_sqlite.tasks.collecting`). ``skuld_settled`` has the tasks whose
+dependents are not all told of its end: those up to ``told`` are, those after ``last`` were enqueued later.
+"""
 INDEXES: Final = f"""
 CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
 CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;
@@ -238,10 +260,15 @@ ALTER TABLE skuld_tasks ADD COLUMN unique_for_s REAL;
 ALTER TABLE skuld_tasks ADD COLUMN limit_key TEXT;
 ALTER TABLE skuld_tasks ADD COLUMN max_running INTEGER;
 {_LIMITING_INDEXES};
-UPDATE skuld_meta SET version = {VERSION};
-"""  # noqa: S608 - of constants
+"""
 """A process of version 3 that still runs goes on: it ignores pauses, and its tasks are not unique."""
-_INTO_PRESENT: Final = {2: _NOTES + _FROM_SECOND + _FROM_THIRD, 3: _NOTES + _FROM_THIRD}
+_FROM_FOURTH = f"{_STEPS} UPDATE skuld_meta SET version = {VERSION};"  # noqa: S608 - of constants
+"""A process of version 4 that still runs goes on; what it requeues while it is collected is deleted."""
+_INTO_PRESENT: Final = {
+    2: _NOTES + _FROM_SECOND + _FROM_THIRD + _FROM_FOURTH,
+    3: _NOTES + _FROM_THIRD + _FROM_FOURTH,
+    4: _FROM_FOURTH,
+}
 """Statements that turn the tables of a version into the current ones."""
 
 
@@ -260,7 +287,7 @@ def prepare(store: Store, deadline: Deadline) -> None:
         with store.writing(deadline, ends_within_s=MIGRATION_S):
             version = _version(store)
             if version is None:
-                _run(store.connection, SCHEMA + _NOTES + INDEXES)
+                _run(store.connection, SCHEMA + _NOTES + _STEPS + INDEXES)
                 store.connection.execute(_BEGIN, (VERSION,))
             elif version == 1:
                 _turn_first_into_present(store.connection)
@@ -293,7 +320,7 @@ def _turn_first_into_present(connection: sqlite3.Connection) -> None:
     tables = (*_FIRST_TABLES, "outboxes")
     for table in tables:
         connection.execute(f"ALTER TABLE skuld_{table} RENAME TO first_{table}")
-    _run(connection, SCHEMA + _NOTES + _FROM_FIRST)
+    _run(connection, SCHEMA + _NOTES + _STEPS + _FROM_FIRST)
     connection.execute("CREATE INDEX first_by_task ON first_dependents (task)")
     for index in ("by_id", "by_status", "by_revision"):
         connection.execute(f"DROP INDEX skuld_tasks_{index}")

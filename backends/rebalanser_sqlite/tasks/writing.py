@@ -45,7 +45,7 @@ from rebalanser_sqlite.tasks.schema import ADMITTED, CHOICES, FAIL, HELD, INLINE
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from rebalanser.tasks.model import Head, TaskId
 
@@ -64,7 +64,11 @@ _CHANGES = (
 _QUEUE = "SELECT number FROM skuld_queues WHERE name = ?"
 _PARTITIONS = "SELECT partitions FROM skuld_queues WHERE name = ?"
 _DEFINE = "INSERT INTO skuld_queues (name, partitions) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
-_STATUS = "SELECT status FROM skuld_tasks WHERE queue = ? AND id = ?"
+_STATUS = "SELECT number, status FROM skuld_tasks WHERE queue = ? AND id = ?"
+_COLLECTED = (
+    "SELECT decided FROM skuld_collections WHERE EXISTS (SELECT 1 FROM skuld_collected WHERE task = ?)"
+)
+_GIVE_UP_COLLECTION = "DELETE FROM skuld_collections"
 _STORED = f"SELECT {COLUMNS} FROM skuld_tasks WHERE queue = ? AND id = ?"  # noqa: S608
 _LAST_OF_KEY = (
     "SELECT id, unique_for_s, status FROM skuld_tasks INDEXED BY skuld_tasks_unique "
@@ -102,9 +106,21 @@ _PAUSE = "SELECT pause FROM skuld_pauses WHERE queue = ? AND schedule = ''"
 _PUT_PAUSE = "INSERT OR REPLACE INTO skuld_pauses (queue, schedule, pause) VALUES (?, ?, ?)"
 _END_PAUSE = "DELETE FROM skuld_pauses WHERE queue = ? AND schedule = ?"
 _HAS_DEPENDENTS = "SELECT 1 FROM skuld_dependents WHERE queue = ? LIMIT 1"
-_OF_DEPENDENTS = (
-    "number IN (SELECT task FROM skuld_dependents WHERE queue = ? AND id = ?) AND (? >> after_failure) & 1"
+_NEXT_DEPENDENTS = (
+    "SELECT task FROM skuld_dependents WHERE queue = ? AND id = ? AND task > ? AND task <= ? "
+    "ORDER BY task LIMIT ?"
 )
+_OF_DEPENDENTS = (
+    "number IN (SELECT task FROM skuld_dependents WHERE queue = ? AND id = ? AND task > ? AND task <= ?) "
+    "AND (? >> after_failure) & 1"
+)
+_SETTLED = "SELECT queue, id, freed, offered, told, last FROM skuld_settled"
+_SETTLED_FIRST = f"{_SETTLED} LIMIT 1"
+_SETTLED_ONE = f"{_SETTLED} WHERE queue = ? AND id = ?"
+_PUT_SETTLED = (
+    "INSERT OR REPLACE INTO skuld_settled (queue, id, freed, offered, told, last) VALUES (?, ?, ?, ?, ?, ?)"
+)
+_DELETE_SETTLED = "DELETE FROM skuld_settled WHERE queue = ? AND id = ?"
 _FREE = (
     "UPDATE skuld_tasks SET blocked = blocked - 1, "  # noqa: S608
     f"ready = CASE WHEN blocked = 1 AND status = {WAITING} AND timer IS NULL AND ready IS NOT 1 "
@@ -147,6 +163,7 @@ _DEPENDENTS = "SELECT task FROM skuld_dependents WHERE queue = ? AND id = ?"
 _AFTER = "SELECT after FROM skuld_contents WHERE task = ?"
 _FORGET_DEPENDENT = "DELETE FROM skuld_dependents WHERE queue = ? AND id = ? AND task = ?"
 _FORGET = (
+    "DELETE FROM skuld_collected WHERE task = ?",
     "DELETE FROM skuld_updates WHERE task = ?",
     "DELETE FROM skuld_contents WHERE task = ?",
     "DELETE FROM skuld_tasks WHERE number = ?",
@@ -167,6 +184,8 @@ def _masks(before: Status | None, status: Status) -> tuple[int, int, int]:
 
 
 _MASKS = {(before, status): _masks(before, status) for before in (None, *STATUSES) for status in STATUSES}
+STEP = 500
+"""Maximum number of dependents, or of collected tasks, that one transaction changes."""
 COUNT_EVERY = 128
 """Maximum number of changes that each read of the counts adds up."""
 KEPT_CHANGES = 20_000
@@ -360,7 +379,8 @@ class Writing:
             ),
         )
         if not self.cursor.rowcount:
-            return self._exists(queue, write)
+            is_gone = self._status(queue, head.id) is None
+            return self._add(queue, write) if is_gone else self._exists(queue, write)
         self._revision = number
         if head.after or is_large:
             self.cursor.execute(_ADD_CONTENT, (number, ids_bytes(head.after), payload if is_large else None))
@@ -378,14 +398,33 @@ class Writing:
         """Return the answer for a new task that is a duplicate; None if it is not."""
         if self._status(queue, head.id) is not None:
             return None
-        row = self.cursor.execute(_LAST_OF_KEY, (queue, head.name, head.unique_key)).fetchone()
+        key = (queue, head.name, head.unique_key)
+        row = self.cursor.execute(_LAST_OF_KEY, key).fetchone()
+        while row is not None and self._status(queue, row[0].hex()) is None:
+            row = self.cursor.execute(_LAST_OF_KEY, key).fetchone()
         if row is None or not is_duplicate(head.id, row[0].hex(), row[1], STATUSES[row[2]]):
             return None
         return Duplicate(row[0].hex())
 
     def _status(self, queue: int, task: TaskId) -> Status | None:
         row = self.cursor.execute(_STATUS, (queue, id_bytes(task))).fetchone()
-        return None if row is None else STATUSES[row[0]]
+        return None if row is None or self._is_collected(queue, *row) else STATUSES[row[1]]
+
+    def _is_collected(self, queue: int, number: int, status: int) -> bool:
+        """Delete a task on whose deletion a collection has decided; True if so (SK-14).
+
+        A collection that has not decided yet is given up: somebody needs one of its tasks.
+        """
+        if STATUSES[status] in OPEN:
+            return False
+        row = self.cursor.execute(_COLLECTED, (number,)).fetchone()
+        if row is None:
+            return False
+        if not row[0]:
+            self.cursor.execute(_GIVE_UP_COLLECTION)
+            return False
+        self.forget(queue, number, status)
+        return True
 
     def failed_dependency(self, queue: int, head: Head) -> FailedDependency | None:
         """Return the first failed dependency that makes this task fail; None if there is none."""
@@ -396,7 +435,11 @@ class Writing:
         return None
 
     def changed_to(self, queue: int, task: TaskId, before: Status | None, status: Status) -> None:
-        """Update the dependents of a task whose status has changed; ``before`` is None if it is new."""
+        """Update the dependents of a task whose status has changed; ``before`` is None if it is new.
+
+        If there are many, the first of them, and :meth:`tell_dependents` later the others. But all are
+        blocked at once: a claim must not find ready what depends on an open task.
+        """
         freed, blocked, offered = _MASKS[before, status]
         if not freed | blocked | offered:
             return
@@ -404,12 +447,40 @@ class Writing:
         if has_dependents is None:
             has_dependents = self.cursor.execute(_HAS_DEPENDENTS, (queue,)).fetchone() is not None
             self._with_dependents[queue] = has_dependents
-        if has_dependents:
-            for statement, choices in ((_FREE, freed), (_BLOCK, blocked), (_OFFER, offered)):
-                if choices:
-                    self.admit(
-                        queue, self.cursor.execute(statement, (queue, id_bytes(task), choices)).fetchall()
-                    )
+        if not has_dependents:
+            return
+        key = (queue, id_bytes(task))
+        if before is not None and before not in OPEN:
+            while settled := self.cursor.execute(_SETTLED_ONE, key).fetchone():
+                self._tell_next(*settled)
+        if blocked:
+            self._tell(_BLOCK, blocked, key, 0, self._revision)
+        if freed | offered:
+            self._tell_next(*key, freed, offered, 0, self._revision)
+
+    def tell_dependents(self) -> None:
+        """Update the next dependents of a settled task of which not all are told yet, if there is one."""
+        settled = self.cursor.execute(_SETTLED_FIRST).fetchone()
+        if settled is not None:
+            self._tell_next(*settled)
+            self.changes(settled[0])
+
+    def _tell_next(self, queue: int, task: bytes, freed: int, offered: int, told: int, last: int) -> None:
+        """Update the first dependents numbered after ``told`` up to ``last``; store that there are more."""
+        found = self.cursor.execute(_NEXT_DEPENDENTS, (queue, task, told, last, STEP + 1)).fetchall()
+        if len(found) > STEP:
+            now_told = found[STEP - 1][0]
+            self.cursor.execute(_PUT_SETTLED, (queue, task, freed, offered, now_told, last))
+        else:
+            now_told = last
+            if told:
+                self.cursor.execute(_DELETE_SETTLED, (queue, task))
+        for statement, choices in ((_FREE, freed), (_OFFER, offered)):
+            self._tell(statement, choices, (queue, task), told, now_told)
+
+    def _tell(self, statement: str, choices: int, task: tuple[int, bytes], told: int, last: int) -> None:
+        if choices:
+            self.admit(task[0], self.cursor.execute(statement, (*task, told, last, choices)).fetchall())
 
     def admit(self, queue: int, limits: Iterable[tuple[str, str | None]]) -> None:
         """Make held tasks of changed limits ready, as far as the limits have room (SK-23).
@@ -457,6 +528,8 @@ class Writing:
         if found is None:
             return Conflict()
         number, before, blocked, choice, name, limit_key = found
+        if self._is_collected(queue, number, before):
+            return Conflict()
         row = state_row(write.state)
         waits = blocked > 0 and write.state.claim is None and choice != FAIL
         where = place(row[0], write.state.due, blocked=waits)
@@ -495,19 +568,23 @@ class Writing:
         found: dict[int, tuple[TaskId, int]] = {}
         for task, (partition, revision) in write.tasks.items():
             row = self.cursor.execute(_FIND, (queue, id_bytes(task), partition, revision)).fetchone()
-            if row is None:
+            if row is None or self._is_collected(queue, *row[:2]):
                 return Conflict()
             found[row[0]] = (task, row[1])
-        for task, _ in found.values():
-            dependents = self.cursor.execute(_DEPENDENTS, (queue, id_bytes(task)))
-            if any(dependent not in found for (dependent,) in dependents):
-                return Conflict()
+        if any(self.others_depend(queue, task, found) for task, _ in found.values()):
+            return Conflict()
         for number, (_, status) in found.items():
-            self._forget(queue, number)
-            self.changes(queue, number, status)
+            self.forget(queue, number, status)
         return Applied(self._revision)
 
-    def _forget(self, queue: int, number: int) -> None:
+    def others_depend(self, queue: int, task: TaskId, numbers: Container[int]) -> bool:
+        """True if a task of another number than these depends on this one."""
+        dependents = self.cursor.execute(_DEPENDENTS, (queue, id_bytes(task)))
+        return any(dependent not in numbers for (dependent,) in dependents)
+
+    def forget(self, queue: int, number: int, status: int) -> None:
+        """Delete a task with all that belongs to it; ``status`` is its code."""
+        self.changes(queue, number, status)
         row = self.cursor.execute(_AFTER, (number,)).fetchone()
         for dependency in ids_of(b"" if row is None else row[0]):
             self.cursor.execute(_FORGET_DEPENDENT, (queue, id_bytes(dependency), number))
