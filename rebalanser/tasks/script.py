@@ -15,6 +15,7 @@ from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Write
 from rebalanser.tasks.model import TaskId
 
+RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
 
@@ -75,8 +76,8 @@ _NO_LOCK: Final = nullcontext()
 
 
 def run_script(
-    script: Script[ResultT],
-    perform: Callable[[Request], Any],
+    script: Generator[RequestT, Any, ResultT],
+    perform: Callable[[RequestT], Any],
     lock: AbstractContextManager[object] = _NO_LOCK,
 ) -> ResultT:
     """Run a script, and return its result; errors of requests are thrown into it.

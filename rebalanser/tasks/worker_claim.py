@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rebalanser.errors import Fenced, InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim import Claim, Facts
+from rebalanser.tasks.execution import ClaimLife, RenewalRule
 from rebalanser.tasks.metrics import outcome_of
 from rebalanser.tasks.model import Head, Status, Stored, Update
 from rebalanser.tasks.results import Filled, filled
@@ -31,18 +32,6 @@ _GONE: dict[Reason, str] = {
     Reason.FINISHED: "the task is complete",
     Reason.GONE: "the task was collected",
 }
-ENDS_CLAIM: Final = frozenset({Status.WAITING, Status.DEAD, Status.CANCELLED})
-"""Statuses that a claimed task gets only by the end of its claim, its completion aside."""
-
-
-@dataclass(slots=True)
-class _Life:
-    """Until when the claim lasts, in seconds of the clock that leases are counted on; why it has ended."""
-
-    deadline: float
-    ended: Reason | None = None
-    is_completed: bool = False
-    """True if it is known, and written down, that the claim has completed the task."""
 
 
 class StopRequest(threading.Event):
@@ -87,10 +76,8 @@ class WorkerClaim(Claim):
         super().__init__(
             Facts(head.id, head.queue, head.name, held.number, state.failures, stored.revision), StopRequest()
         )
-        self._held = held
         self._context = context
-        self._life = _Life(deadline)
-        self._stored = stored
+        self._life = ClaimLife(stored, held, deadline)
         self.error_before = state.error
         """The error of the task as it was claimed."""
         # Guards what is known of the claim. Never held while the store is asked.
@@ -106,12 +93,7 @@ class WorkerClaim(Claim):
 
     def still_mine(self) -> bool:
         """See :meth:`Claim.still_mine`."""
-        life = self._life
-        return (
-            life.ended is None
-            and self._context.clock.now() < life.deadline
-            and not self._context.is_inherited
-        )
+        return self._life.lasts(self._context.clock.now()) and not self._context.is_inherited
 
     def update(self, content: bytes) -> int:
         """See :meth:`Claim.update`."""
@@ -129,7 +111,7 @@ class WorkerClaim(Claim):
                 self._know(self._context.read([self.task_id])[self.task_id])
 
     def _sequence(self) -> int:
-        claim = self._stored.state.claim
+        claim = self._life.stored.state.claim
         if claim is None:
             raise InternalError(f"the task {self.task_id} is held without a claim")
         return claim.updates
@@ -137,8 +119,8 @@ class WorkerClaim(Claim):
     def _updated(self, stored: Stored, sequence: int, content: bytes) -> Decision:
         claim = stored.state.claim
         is_written = claim is not None and claim.number == self.number and claim.updates > sequence
-        written = self._context.updated_as(self.task_id, self._held, sequence) if is_written else None
-        return rules.update(stored.state, self._held, sequence, content, written)
+        written = self._context.updated_as(self.task_id, self.held, sequence) if is_written else None
+        return rules.update(stored.state, self.held, sequence, content, written)
 
     def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
         """See :meth:`Claim.log_page`."""
@@ -154,7 +136,7 @@ class WorkerClaim(Claim):
         self._context.refuse_fork()
         if result is not None:
             result = self.check_result(result)
-        decision = self._context.complete_in(connection, self._stored, self._held, result)
+        decision = self._context.complete_in(connection, self._life.stored, self.held, result)
         if isinstance(decision, Refused):
             if self.end(decision.reason):
                 self._count(decision)
@@ -176,19 +158,14 @@ class WorkerClaim(Claim):
         """
         if self._life.ended is not None:
             return None
-        sent = 0.0
-
-        def rule(stored: Stored) -> Decision:
-            nonlocal sent
-            sent = self._context.clock.now()
-            return rules.renew(stored.state, self._held, self._context.term())
-
-        renewal = Renewal(MoveAsk(self._stored, rule), Future())
+        context = self._context
+        rule = RenewalRule(self.held, context.clock.now, context.term)
+        renewal = Renewal(MoveAsk(self._life.stored, rule), Future())
 
         def settle(settled: Future[Stored | Refused]) -> None:
             error = settled.exception()
             if error is None:
-                renewal.outcome.set_result(self._renewed(settled.result(), sent))
+                renewal.outcome.set_result(self._renewed(settled.result(), rule.written_at))
             else:
                 renewal.outcome.set_exception(error)
 
@@ -199,19 +176,16 @@ class WorkerClaim(Claim):
         if isinstance(settled, Refused):
             self.lose(settled.reason)
             return False
-        self._know(settled)
         with self._lock:
-            if self._life.ended is not None:
+            if not self._life.renewed(settled, sent, self._context.ttl_s):
                 return False
-            self._life.deadline = max(self._life.deadline, sent + self._context.ttl_s)
             self.tell(SkuldKind.CLAIM_RENEWED)
         return True
 
     def _know(self, stored: Stored) -> None:
         """Keep the newest state of the task."""
         with self._lock:
-            if stored.revision >= self._stored.revision:
-                self._stored = stored
+            self._life.learn(stored)
 
     def filled(self, head: Head, payload: bytes) -> Filled:
         """The task's payload with the results that it gets; see :func:`~rebalanser.tasks.results.filled`."""
@@ -219,7 +193,7 @@ class WorkerClaim(Claim):
 
     def heard(self, status: Status, revision: int) -> None:
         """Learn from a watch what the task is at a revision: the claim may be over."""
-        if status in ENDS_CLAIM and revision > self.token:
+        if self._life.is_ended_by(status, revision):
             self.lose(Reason.ENDED)
 
     def check_result(self, result: bytes) -> bytes:
@@ -232,14 +206,12 @@ class WorkerClaim(Claim):
         It is kept while the engine is away: a result is written as long as nobody else has claimed the task.
         """
         self.end(Reason.ENDED)
-        return self._context.submit(MoveAsk(self._stored, rule, lasting=True))
+        return self._context.submit(MoveAsk(self._life.stored, rule, lasting=True))
 
     def end(self, reason: Reason) -> bool:
         """End the claim, for whatever reason; the first one stays. True if it was not over before."""
         with self._lock:
-            is_new = self._life.ended is None
-            if is_new:
-                self._life.ended = reason
+            is_new = self._life.end(reason)
         self.stop_requested.set()
         return is_new
 
@@ -261,13 +233,13 @@ class WorkerClaim(Claim):
     @property
     def held(self) -> Held:
         """The name by which the claim asks."""
-        return self._held
+        return self._life.held
 
     def _ask(self, rule: Callable[[Stored], Decision], update: Update | None = None) -> Stored | Refused:
         """Write what the rule gives; refused only where another update has the number."""
         if self._life.ended is not None:
             raise Fenced(self._message(self._life.ended))
-        settled = self._context.write(MoveAsk(self._stored, rule, update=update))
+        settled = self._context.write(MoveAsk(self._life.stored, rule, update=update))
         if not isinstance(settled, Refused):
             self._know(settled)
         elif settled.reason is not Reason.OTHER_CONTENT:

@@ -24,7 +24,7 @@ from rebalanser.errors import (
     NotSettled,
     RegistryUnavailable,
 )
-from rebalanser.tasks import Claim, Pause, Pauses, Queue, Status, worker
+from rebalanser.tasks import Claim, Pause, Pauses, Queue, Status, execution
 from rebalanser.tasks.engine import SharesSlots
 from rebalanser.tasks.free_slots import FreeSlot
 from rebalanser.tasks.functions import EnqueueOptions
@@ -159,12 +159,12 @@ def test_claims_that_have_not_begun_are_given_back_and_not_counted(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those ahead of a thread, and those that owners make for the slots of others."""
-    monkeypatch.setattr(worker, "BEGINS_S", HOUR_S)
+    monkeypatch.setattr(execution, "BEGINS_S", HOUR_S)
     workers = [shop.open(name) for name in ("one", "two")]
     for each in workers:
         each.start()
         assert each._worker is not None
-        each._worker._body_s = 1e-3  # bodies have been quick, so that tasks are claimed ahead
+        each._worker.execution.body_s = 1e-3  # bodies have been quick, so that tasks are claimed ahead
     enqueue(workers[0], "slow", 60)
     for _ in workers:
         shop.begun.get(timeout=PATIENCE_S)

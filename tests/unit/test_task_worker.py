@@ -16,12 +16,13 @@ import pytest
 from rebalanser.errors import Fenced, InvalidState, QuotaExceeded, RegistryUnavailable, RequestTooLarge
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks import rules, worker
+from rebalanser.tasks import execution, rules, worker
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.bodies import Bodies, ThreadCaller
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.engine import Applied, Change, Lost
+from rebalanser.tasks.execution import AHEAD_S, PAUSE_S, RENEWALS, TOGETHER, Try
 from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
@@ -29,7 +30,7 @@ from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.results import Filled
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.worker import AHEAD_S, FEW, PAUSE_S, RENEWALS, TOGETHER, Worker, _Try
+from rebalanser.tasks.worker import FEW, Worker
 from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
@@ -108,12 +109,12 @@ class Stand:
             stored = Stored(Head(f"{number:040}", "work", "it"), state, REVISION, 0)
             claim = WorkerClaim(stored, Held(0, holder), deadline, context)
             self.claims.append(claim)
-            self.worker._tries[holder] = _Try(claim, stored.head, 0.0)
-            self.worker._claim_of[stored.head.id] = claim
+            self.worker.execution.tries[holder] = Try(claim, holder, stored.head, 0.0)
+            self.worker.execution.claim_of[stored.head.id] = claim
 
     @property
-    def tries(self) -> list[_Try]:
-        return list(self.worker._tries.values())
+    def tries(self) -> list[Try[WorkerClaim]]:
+        return list(self.worker.execution.tries.values())
 
     def renew(self) -> list[MoveAsk]:
         """Let the worker look once; what it has submitted."""
@@ -404,9 +405,11 @@ def test_a_task_that_can_not_be_read_waits_ever_longer_and_has_not_failed(
 def test_a_worker_waits_no_longer_than_a_thread_can(at: float) -> None:
     """An earlier version took tasks that are due in the far future."""
     stand = Stand()
-    stand.worker._source = cast("Any", SimpleNamespace(next_wakeup=lambda _: at))
+    source = FakeSource()
+    source.wakeup = at
+    stand.worker._source = cast("Any", source)
     stand.bodies.names = tuple
-    pause_s = stand.worker._pause_s(1)
+    pause_s = stand.worker._decide(stand.worker.execution.look())
     assert pause_s is not None
     assert 0 < pause_s <= threading.TIMEOUT_MAX
 
@@ -417,6 +420,7 @@ class FakeSource:
     def __init__(self) -> None:
         self.waiting = 0
         self.pause: Pause | None = None
+        self.wakeup: float | None = None
         self.rooms: list[int] = []
         self._made = 0
         self._more = threading.Condition()
@@ -446,8 +450,8 @@ class FakeSource:
     def payloads(self, claimed: Sequence[Claimed]) -> dict[str, bytes]:
         return {each.stored.head.id: b"{}" for each in claimed}
 
-    def next_wakeup(self, _names: object) -> None:
-        return None
+    def next_wakeup(self, _names: object) -> float | None:
+        return self.wakeup
 
     def report_strange(self, names: object) -> None:
         pass
@@ -465,7 +469,7 @@ def test_a_body_hears_that_its_claim_was_over_before_it_came() -> None:
     stand.worker._hear(Change(cancelled.stored.head.id, 0, Status.CANCELLED, 2))
     stand.worker._hear(Change(other.stored.head.id, 0, Status.WAITING, 0))
     stand.worker._hear(Change(renewed.stored.head.id, 0, Status.CLAIMED, 2))
-    stand.worker._hand_out([cancelled, other, renewed])
+    stand.worker._decide(stand.worker.execution._hand_out([cancelled, other, renewed]))
     assert [each.claim.is_over for each in stand.tries] == [True, False, False]
 
 
@@ -518,7 +522,7 @@ class Running:
         )
         given: Any = (context, self.source, self.bodies, concurrency, self.woken)
         self.worker = Worker(*given)
-        self.worker._body_s = 1e-4
+        self.worker.execution.body_s = 1e-4
         self.worker.start()
         assert self.bodies.begun.acquire(timeout=PATIENCE_S)
 
@@ -532,7 +536,7 @@ def test_claims_ahead_are_given_back_when_a_body_is_slow() -> None:
     """And no more are claimed ahead while all threads are busy: another worker may take them at once."""
     running = Running(tasks=30)
     running.source.wait_for(29)
-    assert running.worker._room() == 0
+    assert running.worker.execution.room() == 0
     running.source.rooms.clear()
     running.bodies.ends.release()
     assert running.bodies.begun.acquire(timeout=PATIENCE_S), "the next one is worked on"
@@ -543,7 +547,7 @@ def test_claims_ahead_are_given_back_when_a_body_is_slow() -> None:
 
 @pytest.mark.rule("SK-20")
 def test_a_leaving_worker_gives_back_first_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "BEGINS_S", FOREVER_S)
+    monkeypatch.setattr(execution, "BEGINS_S", FOREVER_S)
     running = Running(tasks=20)
     running.source.wait_for(0)
     stopping = threading.Thread(target=running.worker.stop, args=(PATIENCE_S,))
@@ -558,7 +562,7 @@ def test_a_leaving_worker_gives_back_first_what_has_not_begun(monkeypatch: pytes
 
 
 def test_a_paused_worker_gives_back_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "BEGINS_S", FOREVER_S)
+    monkeypatch.setattr(execution, "BEGINS_S", FOREVER_S)
     running = Running(tasks=20)
     running.source.wait_for(0)
     running.source.pause = Pause(since=0.0, by="ann")
@@ -592,7 +596,7 @@ def test_while_the_host_refuses_threads_no_more_is_claimed_than_can_run(
     """Else tasks would be claimed and given back all the time, and no other worker would get them."""
     running = Running(tasks=1, concurrency=8)
     source, bodies = running.source, running.bodies
-    running.worker._body_s = None
+    running.worker.execution.body_s = None
     errors = running.worker._context.errors
     with monkeypatch.context() as patch:
         patch.setattr(worker, "THREAD_PAUSE_S", FOREVER_S)
@@ -608,7 +612,7 @@ def test_while_the_host_refuses_threads_no_more_is_claimed_than_can_run(
             running.woken.set()
             wait_until(lambda more=more: len(source.rooms) >= looks + more)
         assert set(source.rooms[looks + 1 :]) == {0}
-        assert (source._made, running.worker._idle_threads()) == (claims, 0)
+        assert (source._made, running.worker.execution.idle()) == (claims, 0)
     running.worker._thread_due = 0.0
     running.woken.set()
     assert bodies.begun.acquire(timeout=PATIENCE_S), "the host gives threads again"
@@ -619,11 +623,12 @@ def test_while_the_host_refuses_threads_no_more_is_claimed_than_can_run(
 @pytest.mark.rule("SK-20")
 def test_a_slow_body_keeps_no_quick_ones_from_being_claimed_ahead() -> None:
     running = Running(tasks=1, concurrency=2)
-    (slow,) = running.worker._tries.values()
+    (slow,) = running.worker.execution.tries.values()
     assert slow.began_at is not None
-    running.worker._body_s = AHEAD_S / 10
+    running.worker.execution.body_s = AHEAD_S / 10
     slow.began_at -= 2 * AHEAD_S
-    assert running.worker._room() == 1 + 10, "one thread is free, and ten such bodies are ahead of it"
+    room = running.worker.execution.room()
+    assert room == 1 + 10, "one thread is free, and ten such bodies are ahead of it"
     running.end()
 
 
@@ -642,5 +647,6 @@ def test_a_claim_that_came_late_is_renewed_the_sooner() -> None:
     stored = Stored(Head("0" * 40, "work", "it"), state, 1, 0)
     age_s = TTL_S / 6
     began = time.monotonic()
-    made = renewing._try(Claimed(stored, Held(0, "h"), clock.now() - age_s))
+    claimed = Claimed(stored, Held(0, "h"), clock.now() - age_s)
+    made = renewing.execution.made(claimed, renewing._held(claimed))
     assert began <= made.renew_at - (TTL_S / RENEWALS - age_s) <= time.monotonic()

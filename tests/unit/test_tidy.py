@@ -48,6 +48,7 @@ PURE_MODULES = {
     "rebalanser.tasks.batches",
     "rebalanser.tasks.claiming",
     "rebalanser.tasks.dependencies",
+    "rebalanser.tasks.execution",
     "rebalanser.tasks.clocks",
     "rebalanser.tasks.ids",
     "rebalanser.tasks.model",

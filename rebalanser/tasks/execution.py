@@ -1,0 +1,552 @@
+"""Decides what a worker claims, begins, gives back, renews and ends (SK-7, SK-8, SK-20). Pure.
+
+:class:`Execution` has the state. Its scripts yield what is to be done, and its other methods return it. The
+worker carries that out in threads, and the simulator in simulated time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+
+from rebalanser.errors import InternalError
+from rebalanser.tasks import rules
+from rebalanser.tasks.claiming import MAX_CLAIMS, Claimed
+from rebalanser.tasks.engine import Change
+from rebalanser.tasks.model import Head, Status, Stored, TaskId, Term
+from rebalanser.tasks.rules import Decision, Held, Reason
+
+AHEAD_S: Final = 0.05
+BEGINS_S: Final = 0.075
+"""Maximum seconds that a claim ahead waits for a thread."""
+RENEWALS: Final = 3
+"""Renewals per claim TTL."""
+CUT_OFF_S: Final = 10.0
+"""Maximum seconds in which bodies that can be ended must end, after the grace."""
+PAUSE_S: Final = 0.5
+"""Seconds between a renewal that failed and the next one."""
+LONGEST_PAUSE_S: Final = 3600.0
+"""Maximum pause until a task is due: a thread can't wait for any number of seconds."""
+TOGETHER: Final = 0.05
+"""Part of a claim's time by which it is renewed early, together with others that are due."""
+RECENT_CHANGES: Final = 1024
+"""Maximum number of changes that are kept, as they may end a claim that is being handed out."""
+ENDS_CLAIM: Final = frozenset({Status.WAITING, Status.DEAD, Status.CANCELLED})
+"""Statuses that a claimed task gets only by the end of its claim, its completion aside."""
+_SMOOTHING: Final = 0.05
+_SHORTEST_PAUSE_S: Final = 0.001
+
+
+@dataclass(slots=True)
+class RenewalRule:
+    """Renews a claim. Its time counts from when it is written: it may wait for a store that is away."""
+
+    held: Held
+    now: Callable[[], float]
+    term: Callable[[], Term]
+    written_at: float = 0.0
+
+    def __call__(self, stored: Stored) -> Decision:
+        """Renew it, from now on."""
+        self.written_at = self.now()
+        return rules.renew(stored.state, self.held, self.term())
+
+
+@dataclass(slots=True)
+class ClaimLife:
+    """A claim as the worker that made it knows it: the newest state of its task, and how long it lasts.
+
+    ``deadline`` is in seconds of the clock that leases are counted on.
+    """
+
+    stored: Stored
+    held: Held
+    deadline: float
+    ended: Reason | None = None
+    """Why it has ended; None as long as it lasts."""
+    is_completed: bool = False
+    """True if it is known, and written down, that the claim has completed the task."""
+    _token: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note the revision at which it was made."""
+        self._token = self.stored.revision
+
+    def lasts(self, now: float) -> bool:
+        """True if it is current, as far as this process knows."""
+        return self.ended is None and now < self.deadline
+
+    def learn(self, stored: Stored) -> None:
+        """Keep the newest state of the task."""
+        if stored.revision >= self.stored.revision:
+            self.stored = stored
+
+    def end(self, reason: Reason) -> bool:
+        """End it, for whatever reason; the first one stays. True if it was not over before."""
+        is_new = self.ended is None
+        if is_new:
+            self.ended = reason
+        return is_new
+
+    def is_ended_by(self, status: Status, revision: int) -> bool:
+        """True if the claim is over as the task has a status at a revision. News may be older than it."""
+        return status in ENDS_CLAIM and revision > self._token
+
+    def renewed(self, settled: Stored, written_at: float, ttl_s: float) -> bool:
+        """Take a renewal that was written; False if the claim is over meanwhile."""
+        self.learn(settled)
+        if self.ended is not None:
+            return False
+        self.deadline = max(self.deadline, written_at + ttl_s)
+        return True
+
+
+class StopFlag(Protocol):
+    """Asks a body to stop."""
+
+    def set(self) -> None:
+        """Ask it."""
+
+    def is_set(self) -> bool:
+        """True if it was asked."""
+
+
+class HeldClaim(Protocol):
+    """A claim of this worker, whoever keeps it."""
+
+    @property
+    def stop_requested(self) -> StopFlag:
+        """Set once the body should stop."""
+
+    @property
+    def deadline(self) -> float:
+        """When the claim's time is up, in seconds of the execution's clock."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the claim has ended, as far as this process knows."""
+
+    def still_mine(self) -> bool:
+        """True if the claim lasts, and is this process's."""
+
+
+ClaimT = TypeVar("ClaimT", bound=HeldClaim)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True, eq=False)
+class Try(Generic[ClaimT]):
+    """A claim that this worker holds; times are in seconds of the execution's clock."""
+
+    claim: ClaimT
+    holder: str
+    head: Head
+    renew_at: float
+    """Infinity while a renewal is under way."""
+    handed_out_at: float = 0.0
+    began_at: float | None = None
+    """Time at which its body began."""
+    ends_at: float | None = None
+    """When the claim fails.
+
+    None before the body began, or for ever, or where the body is ended instead.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTasks:
+    """Claim tasks, at most as many; the answer has the claims, and whether the queue is paused."""
+
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Generic[ClaimT]):
+    """Take claims that were made; the answer has a claim of this worker for each."""
+
+    claimed: Sequence[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPayloads:
+    """Read the payloads of claims; the answer has those that are there, by task."""
+
+    claimed: Sequence[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack(Generic[ClaimT]):
+    """End the claims of tries that have not begun; no try is counted. ``frees`` if they took places."""
+
+    tries: Sequence[Try[ClaimT]]
+    frees: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(Generic[ClaimT]):
+    """Fail a try that can't begin."""
+
+    held: Try[ClaimT]
+    error: InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class Begin(Generic[ClaimT]):
+    """Let the threads have tries with their payloads, the best first."""
+
+    tries: Sequence[tuple[Try[ClaimT], bytes]]
+    changes: Sequence[Change]
+    """Changes of late, of which each may have ended one of these claims before it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Take note that tasks were looked for, and so many were found."""
+
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfferRoom:
+    """Offer idle threads to the owners of partitions, and room for tasks."""
+
+    idle: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStrange:
+    """Report ready tasks of functions that no worker here knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextTask:
+    """Find when there may be a task to claim; the answer is in seconds from now, None if unknown."""
+
+    has_room: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndClaiming:
+    """Wait until nothing is being claimed any more, at most so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Wait until this is so, or this many seconds are over."""
+
+    reached: Callable[[], bool]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """End the bodies that can be ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon(Generic[ClaimT]):
+    """End the claims of tries whose bodies have not ended."""
+
+    tries: Sequence[Try[ClaimT]]
+
+
+EndRequest: TypeAlias = GiveBack[Any] | Fail[Any] | EndClaiming | WaitUntil | CutOff | Abandon[Any]
+WorkRequest: TypeAlias = (
+    EndRequest
+    | ClaimTasks
+    | Hold[Any]
+    | FetchPayloads
+    | Begin[Any]
+    | Looked
+    | OfferRoom
+    | ReportStrange
+    | NextTask
+)
+WorkScript: TypeAlias = Generator[WorkRequest, Any, ResultT]
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """Steps that a try needs now."""
+
+    stops: bool
+    """Ask its body to stop: the claim's time is up."""
+    times_out: bool
+    """Fail it: its body has taken too long."""
+    renews: bool
+
+
+class Execution(Generic[ClaimT]):
+    """The tries of a worker that runs ``concurrency`` bodies at a time, and what follows for each.
+
+    ``now`` returns seconds of a monotonic clock, ``ttl_s`` is how long claims last. ``capacity()`` returns
+    how many bodies can run. ``can_end(head)`` is True of bodies that can be ended. ``sooner`` is called when
+    a try needs a look before :attr:`next_look`. With ``is_shared`` nothing is claimed ahead. Not thread-safe:
+    one script runs at a time, and other methods may be called while it waits for an answer.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        ttl_s: float,
+        capacity: Callable[[], int],
+        can_end: Callable[[Head], bool],
+        sooner: Callable[[], None],
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self.tries: dict[str, Try[ClaimT]] = {}
+        """By the holder of the claim."""
+        self.claim_of: dict[TaskId, ClaimT] = {}
+        """The last claim of each task that is held, for news of it."""
+        self.stopping = False
+        self.next_look = math.inf
+        self.body_s: float | None = None
+        """How long bodies take."""
+        self._now = now
+        self._ttl_s = ttl_s
+        self._capacity = capacity
+        self._can_end = can_end
+        self._sooner = sooner
+        self._is_shared = is_shared
+        self._ahead: dict[str, Try[ClaimT]] = {}
+        """Tries that no thread has begun, the oldest first."""
+        self._recent: deque[Change] = deque(maxlen=RECENT_CHANGES)
+        """The last changes that end a claim, as the news may come before the claim does."""
+        self._unrenewed: set[str] = set()
+        """The holders of claims whose last renewal has failed."""
+
+    @property
+    def running(self) -> int:
+        """Number of bodies that run."""
+        return sum(each.began_at is not None for each in self.tries.values())
+
+    def look(self) -> WorkScript[float | None]:
+        """Claim what there is room for; return the seconds until the next look, None if only news brings one.
+
+        Raises:
+            RebalanserError: the store was away or takes nothing; what was claimed is given back.
+        """
+        if old := self._take_ahead(self._now() - BEGINS_S):
+            self.body_s = max(self.body_s or 0.0, BEGINS_S)
+            yield GiveBack(old, frees=True)
+        room = self.room()
+        claimed, is_paused = yield ClaimTasks(max(room, 0))
+        if claimed:
+            yield from self._hand_out(claimed)
+        yield Looked(len(claimed))
+        if is_paused and (waiting := self._take_ahead(math.inf)):
+            yield GiveBack(waiting, frees=True)
+        yield OfferRoom(self.idle(), self.room())
+        if claimed:
+            return 0.0
+        if room > 0 and not is_paused:
+            yield ReportStrange()
+        next_s = yield NextTask(room > 0)
+        first = next(iter(self._ahead.values()), None)
+        times = [] if first is None else [first.handed_out_at + BEGINS_S - self._now()]
+        times += [] if next_s is None else [next_s]
+        return min(max(_SHORTEST_PAUSE_S, min(times)), LONGEST_PAUSE_S) if times else None
+
+    def leave(self, grace_s: float) -> WorkScript[bool]:
+        """Give back what has not begun, and ``grace_s`` seconds later what still runs; True if nothing does.
+
+        :attr:`stopping` is set before.
+        """
+        deadline = self._now() + grace_s
+        yield GiveBack(self._take_ahead(math.inf), frees=True)
+        yield EndClaiming(grace_s)  # what is being claimed now is given back too
+        yield WaitUntil(lambda: not self.tries, deadline - self._now())
+        yield CutOff()
+        yield WaitUntil(lambda: not any(self._can_end(each.head) for each in self.tries.values()), CUT_OFF_S)
+        remaining = [*self.tries.values()]
+        yield Abandon(remaining)
+        self.tries.clear()
+        self._ahead.clear()
+        return not remaining
+
+    def give_back_ahead(self) -> WorkScript[None]:
+        """Give back what has not begun."""
+        yield GiveBack(self._take_ahead(math.inf), frees=True)
+
+    def room(self) -> int:
+        """Return how many tasks to claim: for free threads, and some ahead if bodies are quick."""
+        if self._is_shared:
+            return min(self.idle(), MAX_CLAIMS)
+        ahead = 0
+        if self.body_s is not None:
+            slow_since = self._now() - AHEAD_S
+            running = (each.began_at for each in self.tries.values() if each.began_at is not None)
+            quick = self._capacity() - sum(began_at < slow_since for began_at in running)
+            ahead = int(quick * AHEAD_S / max(self.body_s, 1e-6))
+        return min(self._capacity() + ahead - len(self.tries), MAX_CLAIMS)
+
+    def idle(self) -> int:
+        """Return how many threads have nothing to do."""
+        return self._capacity() - len(self.tries)
+
+    def begin(self, held: Try[ClaimT]) -> bool:
+        """Begin a try; False if it was given back, as it waited for too long or the worker stops."""
+        if self._ahead.pop(held.holder, None) is None:
+            return False
+        held.began_at = self._now()
+        return True
+
+    def may_run(self, held: Try[ClaimT]) -> bool:
+        """True if the body of a try that has begun may run; else its claim is given back."""
+        if not self.stopping and held.claim.still_mine():
+            return True
+        held.began_at = None
+        return False
+
+    def runs(self, held: Try[ClaimT]) -> None:
+        """Limit the time of a body that runs now and can't be ended."""
+        if held.head.timeout_s is not None and not self._can_end(held.head):
+            held.ends_at = self._now() + held.head.timeout_s
+            self._look_at(held.ends_at)
+
+    def ended(self, held: Try[ClaimT]) -> bool:
+        """Forget a try that has ended: a claim that stayed here would be renewed for ever.
+
+        True if its renewals were the last that fail.
+        """
+        if held.began_at is not None:
+            self._measure(self._now() - held.began_at)
+        was_unrenewed = held.holder in self._unrenewed
+        self._forget(held)
+        return was_unrenewed and not self._unrenewed
+
+    def due(self) -> list[Try[ClaimT]]:
+        """Return the tries that need a look now, and those that are due soon; if none does, set the next."""
+        now = self._now()
+        due = [(at, each) for each in self.tries.values() if (at := _due_at(each)) is not None]
+        if any(at <= now for at, _ in due):
+            early = now + TOGETHER * self._ttl_s
+            return [each for at, each in due if at <= early]
+        self.next_look = min((at for at, _ in due), default=math.inf)
+        return []
+
+    def care(self, held: Try[ClaimT]) -> Care:
+        """Return what a try that is due needs."""
+        now = self._now()
+        stops = held.claim.deadline <= now
+        if held.ends_at is not None and held.ends_at <= now:
+            held.ends_at = now + PAUSE_S
+            return Care(stops, times_out=True, renews=False)
+        return Care(stops, times_out=False, renews=held.renew_at <= now + TOGETHER * self._ttl_s)
+
+    def renewing(self, tries: Iterable[Try[ClaimT]]) -> float:
+        """Take note that renewals are submitted; return the time."""
+        for each in tries:
+            each.renew_at = math.inf
+        return self._now()
+
+    def renewed(self, held: Try[ClaimT], sent_at: float, *, has_failed: bool) -> bool:
+        """Take the outcome of a renewal; True if it says anything of renewals: that one fails, or none does.
+
+        A renewal that failed says nothing once its body has ended, as nothing would end that trouble.
+        """
+        interval_s = self._ttl_s / RENEWALS
+        is_held = held.holder in self.tries
+        if not has_failed:
+            held.renew_at = sent_at + interval_s
+            self._unrenewed.discard(held.holder)
+        else:
+            held.renew_at = self._now() + min(interval_s, PAUSE_S)
+            if is_held:
+                self._unrenewed.add(held.holder)
+        self._look_at(held.renew_at)
+        return is_held if has_failed else not self._unrenewed
+
+    def heard(self, change: Change) -> ClaimT | None:
+        """Take a change of a task; return the claim that it may have ended, None if there is none."""
+        if change.status not in ENDS_CLAIM:
+            return None
+        self._recent.append(change)  # a claim that comes now looks here
+        return self.claim_of.get(change.task)
+
+    def missed(self) -> None:
+        """Renew all claims now, which shows those that are over: changes may have been missed."""
+        now = self._now()
+        for each in self.tries.values():
+            each.renew_at = min(each.renew_at, now)
+        self._look_at(now)
+
+    def _hand_out(self, claimed: Sequence[Claimed]) -> WorkScript[None]:
+        """Let the threads have what was claimed; it is given back where its payload can't be read now."""
+        claims: Sequence[ClaimT] = yield Hold(claimed)
+        tries = [self.made(each, claim) for each, claim in zip(claimed, claims, strict=True)]
+        try:
+            payloads: Mapping[TaskId, bytes] = yield FetchPayloads(claimed)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield GiveBack(tries)
+            raise
+        for each in [each for each in tries if each.head.id not in payloads]:
+            tries.remove(each)
+            yield Fail(each, InternalError("the task's payload is not in the store"))
+        if not tries:
+            return
+        if self.stopping:
+            yield GiveBack(tries)
+            return
+        self.hold(tries)
+        yield Begin([(each, payloads[each.head.id]) for each in tries], [*self._recent])
+
+    def made(self, claimed: Claimed, claim: ClaimT) -> Try[ClaimT]:
+        """Return the try of a claim. One for a slot was made earlier: a part of its time is over (SK-20)."""
+        now = self._now()
+        renew_at = claim.deadline - self._ttl_s + self._ttl_s / RENEWALS
+        return Try(claim, claimed.held.holder, claimed.stored.head, renew_at, now)
+
+    def hold(self, tries: Iterable[Try[ClaimT]]) -> None:
+        """Hold tries that wait for a thread."""
+        for each in tries:
+            self.tries[each.holder] = self._ahead[each.holder] = each
+            self.claim_of[each.head.id] = each.claim
+            self._look_at(each.renew_at)
+
+    def _take_ahead(self, handed_out_before: float) -> list[Try[ClaimT]]:
+        """Take back what was handed out before this and has not begun."""
+        taken: list[Try[ClaimT]] = []
+        while self._ahead:
+            first = next(iter(self._ahead.values()))
+            if first.handed_out_at > handed_out_before:
+                break
+            del self._ahead[first.holder]
+            self._forget(first)
+            taken.append(first)
+        return taken
+
+    def _forget(self, held: Try[ClaimT]) -> None:
+        """Renew it no more, and await no news of it."""
+        self.tries.pop(held.holder, None)
+        self._unrenewed.discard(held.holder)
+        if self.claim_of.get(held.head.id) is held.claim:
+            del self.claim_of[held.head.id]
+
+    def _measure(self, body_s: float) -> None:
+        """A moving average of how long bodies take, which follows a slow one at once."""
+        before = self.body_s
+        self.body_s = body_s if before is None or body_s > before else before + _SMOOTHING * (body_s - before)
+
+    def _look_at(self, at: float) -> None:
+        """Have the tries looked at by this time."""
+        if at < self.next_look:
+            self._sooner()
+
+
+def _due_at(held: Try[Any]) -> float | None:
+    """Return when a try needs a look; None once its claim is over."""
+    if held.claim.is_over:
+        return None
+    at = held.renew_at if held.ends_at is None else min(held.renew_at, held.ends_at)
+    deadline: float = held.claim.deadline
+    return at if held.claim.stop_requested.is_set() else min(at, deadline)
