@@ -178,7 +178,8 @@ def test_all_leave_before_bodies_end_and_an_interruption_ends_all(
     def interrupted(queue: Queue, grace_s: float | None = None) -> None:
         left.append(queue.name if grace_s else f"{queue.name} at once")
         workers = [each._worker for each in shop.queues]
-        assert all(worker is not None and worker.execution.stopping for worker in workers), "none claims any more"
+        has_stopped = [worker is not None and worker.execution.stopping for worker in workers]
+        assert all(has_stopped), "none claims any more"
         if len(left) == 1:
             raise KeyboardInterrupt
         stop(queue, grace_s)
