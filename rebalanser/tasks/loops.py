@@ -100,6 +100,69 @@ class _Failing:
     bugs: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """Consequence of an error of a loop's step."""
+
+    pause_s: float
+    """Seconds before the next step."""
+    kind: ErrorKind
+    attempts: int
+    is_due: bool
+    """True if it is time to report it."""
+    gives_up: str
+    """Why the process ends; empty if it goes on."""
+
+
+class LoopFailures:
+    """The loops of a process that fail, and what follows. Pure.
+
+    ``now`` is in seconds of a monotonic clock, ``wall`` in seconds since 1970.
+    """
+
+    def __init__(self) -> None:
+        self._failing: dict[str, _Failing] = {}
+
+    def __contains__(self, loop: str) -> bool:
+        return loop in self._failing
+
+    def troubles(self) -> list[Trouble]:
+        """Return the loops that fail now."""
+        return [
+            Trouble(loop, each.kind, each.error, each.since, each.attempts)
+            for loop, each in sorted(self._failing.items())
+        ]
+
+    def failed(
+        self, loop: str, error: BaseException, now: float, wall: float, *, ends_process: bool = True
+    ) -> FailedStep:
+        """Take note of an error. Bugs that persist end the process only where ``ends_process``."""
+        kind = kind_of(error)
+        failing = self._failing.get(loop)
+        is_due = failing is None or failing.kind is not kind or now - failing.reported >= REPORT_S
+        if failing is None:
+            delay = GrowingDelay(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
+            failing = self._failing[loop] = _Failing(delay, now, wall, now)
+        failing.kind, failing.error = kind, summary_of(error)
+        failing.attempts += 1
+        if kind is ErrorKind.BUG:
+            failing.bug_since = now if failing.bug_since is None else failing.bug_since
+            failing.bugs += 1
+        else:
+            failing.bug_since, failing.bugs = None, 0
+        if is_due:
+            failing.reported = now
+        lasted_s = 0.0 if failing.bug_since is None else now - failing.bug_since
+        persists = ends_process and lasted_s >= PERSISTS_S and failing.bugs >= PERSISTS_ATTEMPTS
+        gives_up = f"{loop} has failed for {lasted_s:.0f} s: {failing.error}" if persists else ""
+        return FailedStep(failing.delay.after(0.0), kind, failing.attempts, is_due, gives_up)
+
+    def ended(self, loop: str) -> tuple[int, float] | None:
+        """Forget a loop's failures; their number and the time of the first, None if there are none."""
+        failing = self._failing.pop(loop, None)
+        return None if failing is None else (failing.attempts, failing.began)
+
+
 class ErrorPolicy:
     """What follows from the errors of a queue's loops in this process. May be used from any thread.
 
@@ -110,7 +173,7 @@ class ErrorPolicy:
         self._queue = queue
         self._clock = clock
         self._end = end
-        self._failing: dict[str, _Failing] = {}
+        self._failures = LoopFailures()
         self._unreadable: dict[str, tuple[Trouble, float]] = {}
         self._ignored: dict[str, float] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -122,10 +185,7 @@ class ErrorPolicy:
         """The loops that fail now, and the functions whose tasks can't be read; empty if all is well."""
         now = self._clock.now()
         with self._lock:
-            failing = [
-                Trouble(loop, each.kind, each.error, each.since, each.attempts)
-                for loop, each in sorted(self._failing.items())
-            ]
+            failing = self._failures.troubles()
             unreadable = [each for each, last in self._unreadable.values() if now - last < UNREADABLE_S]
         return (*failing, *unreadable)
 
@@ -140,32 +200,15 @@ class ErrorPolicy:
 
         Bugs that persist end the process only where ``ends_process``.
         """
-        now = self._clock.now()
-        kind = kind_of(error)
+        now, wall = self._clock.now(), self._clock.wall()
         with self._lock:
-            self._counts[loop, kind.value] += 1
-            failing = self._failing.get(loop)
-            is_due = failing is None or failing.kind is not kind or now - failing.reported >= REPORT_S
-            if failing is None:
-                delay = GrowingDelay(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
-                failing = self._failing[loop] = _Failing(delay, now, self._clock.wall(), now)
-            failing.kind, failing.error = kind, summary_of(error)
-            failing.attempts += 1
-            if kind is ErrorKind.BUG:
-                failing.bug_since = now if failing.bug_since is None else failing.bug_since
-                failing.bugs += 1
-            else:
-                failing.bug_since, failing.bugs = None, 0
-            if is_due:
-                failing.reported = now
-            lasted_s = 0.0 if failing.bug_since is None else now - failing.bug_since
-            persists = ends_process and lasted_s >= PERSISTS_S and failing.bugs >= PERSISTS_ATTEMPTS
-            pause_s = failing.delay.after(0.0)
-        if is_due:
-            self._report(loop, kind, error, failing.attempts)
-        if persists:
-            self.give_up(f"{loop} has failed for {lasted_s:.0f} s: {summary_of(error)}")
-        return pause_s
+            step = self._failures.failed(loop, error, now, wall, ends_process=ends_process)
+            self._counts[loop, step.kind.value] += 1
+        if step.is_due:
+            self._report(loop, step.kind, error, step.attempts)
+        if step.gives_up:
+            self.give_up(step.gives_up)
+        return step.pause_s
 
     def give_up(self, reason: str) -> None:
         """Have the process end, as it can't go on by itself; the first reason counts."""
@@ -177,24 +220,25 @@ class ErrorPolicy:
 
     def worked(self, loop: str) -> None:
         """Take note of a step that succeeded: nothing is wrong with its loop any more."""
-        if loop not in self._failing:
+        if loop not in self._failures:
             return
         with self._lock:
-            failing = self._failing.pop(loop, None)
-        if failing is not None:
+            failures = self._failures.ended(loop)
+        if failures is not None:
+            attempts, began = failures
             _log.info(
                 "works again",
                 action="tasks_work_again",
                 queue=self._queue,
                 loop=loop,
-                attempts=failing.attempts,
-                lasted_s=round(self._clock.now() - failing.began, 3),
+                attempts=attempts,
+                lasted_s=round(self._clock.now() - began, 3),
             )
 
     def ended(self, loop: str) -> None:
         """Forget the trouble of a loop that takes no more steps."""
         with self._lock:
-            self._failing.pop(loop, None)
+            self._failures.ended(loop)
 
     def unreadable(self, name: str, error: BaseException) -> None:
         """Take note of a task of a function that can't be read here; logged for the first of them only."""

@@ -1,7 +1,7 @@
 """Offers this process's free slots in the store, and follows those of other processes (SK-20).
 
-One thread publishes, withdraws and keeps what :class:`~rebalanser.tasks.free_slots.OwnSlots` decides. The
-claims that others make for the slots arrive by the watch.
+One thread publishes, withdraws and keeps what :class:`Offering` decides, which is pure: the simulator runs it
+too. The claims that others make for the slots arrive by the watch.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from rebalanser.errors import LeaseNotFound, OutcomeUnknown, RebalanserError
+from rebalanser.errors import InternalError, LeaseNotFound, OutcomeUnknown, RebalanserError
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.context import Context
@@ -28,8 +29,9 @@ from rebalanser.tasks.free_slots import (
     is_fresh,
 )
 from rebalanser.tasks.loops import Loop
-from rebalanser.tasks.model import Status, Stored, Term
+from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Decision, Held
+from rebalanser.tasks.script import Await, ReadTasks, ResultT, Submit, run_script
 
 LEASE_S: Final = 5.0
 """Seconds after which the slots of a worker that was killed are gone."""
@@ -46,6 +48,278 @@ class Arrived:
     sent_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class ReadSlots:
+    """Read all slots; the answer has them, and the revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowSlots:
+    """Have changes of slots told from a revision on, unless they are."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantLease:
+    """Make a lease for slots; the answer is its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLease:
+    """Keep a lease."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """End a lease, with its slots."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSlots:
+    """Publish slots, and delete used ones."""
+
+    slots: Sequence[FreeSlot]
+    used: Sequence[UsedSlot]
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawSlots:
+    """Delete the free slots of these holders, None for all; the answer has those that are used."""
+
+    holders: Collection[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class WakeClaimant:
+    """Look for claims: one has arrived, or there is one more slot to claim for."""
+
+
+SlotRequest: TypeAlias = (
+    ReadSlots
+    | FollowSlots
+    | GrantLease
+    | KeepLease
+    | EndLease
+    | PublishSlots
+    | WithdrawSlots
+    | WakeClaimant
+    | ReadTasks
+    | Submit
+    | Await
+)
+SlotScript: TypeAlias = Generator[SlotRequest, Any, ResultT]
+
+
+class Offering:
+    """The free slots of a queue as one process sees them, and what it does about them. Pure.
+
+    ``now`` returns seconds of a monotonic clock, ``term`` the time of a claim from now on, ``new_holder`` a
+    name that no claim has. Not thread-safe: a script of each method may run at a time, and other methods may
+    be called while it waits for an answer.
+    """
+
+    def __init__(
+        self,
+        process: str,
+        worker: str,
+        ttl_s: float,
+        now: Callable[[], float],
+        term: Callable[[], Term],
+        new_holder: Callable[[], str],
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.process = process
+        self.others = FreeSlots(process)
+        self.own = OwnSlots()
+        self.lost = True
+        """True if changes may have been missed."""
+        self.lease: int | None = None
+        self._worker = worker
+        self._ttl_s = ttl_s
+        self._now = now
+        self._term = term
+        self._new_holder = new_holder
+        self._lease_s = lease_s
+        self._keep_at = 0.0
+        self._looks_at = -math.inf
+        """When the next step begins, in seconds of ``now``."""
+
+    def offer(self, idle: int, room: int, names: Collection[str]) -> bool:
+        """Take the room of this process, see :meth:`OwnSlots.offer`; True if the next step comes sooner."""
+        now = self._now()
+        self.own.offer(idle, room, names, now)
+        due = self.own.next_wakeup(now)
+        return due is not None and due < self._looks_at
+
+    def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
+        """Take the outcome of the claim for a slot; see :meth:`SlotOffers.settled`."""
+        if is_free:
+            self.others.put_back(slot)
+        else:
+            self.others.drop(slot)
+        self.lost |= not is_known
+
+    def learn(self, news: Sequence[SlotNews] | Lost) -> tuple[bool, bool]:
+        """Take changes of slots; True if a step is due, and True if there may be something to claim."""
+        if isinstance(news, Lost):
+            self.lost = True
+            return True, False
+        changes = is_news = False
+        now = self._now()
+        for each in news:
+            if each.process == self.process:
+                changes = True
+                is_news |= self.own.learn(each, now)
+            else:
+                is_news |= self.others.learn(each)
+        return changes, is_news
+
+    def step(self) -> SlotScript[float | None]:
+        """Make the reads and writes that are due; return the seconds until the next step, None until news.
+
+        Raises:
+            RebalanserError: the engine is away or takes nothing; the next step makes what is left.
+        """
+        self._looks_at = -math.inf  # until the step has succeeded
+        if self.lost:
+            yield from self._read_all()
+        yield from self._keep()
+        plan = self.own.plan(self._now())
+        if plan.withdraw:
+            yield from self._withdraw(plan.withdraw)
+        if plan.publish or plan.forget:
+            used = [UsedSlot(each, self.process, "") for each in plan.forget]
+            yield from self._publish(plan.publish, plan.ahead, used)
+        now = self._now()
+        times = [self.own.next_wakeup(now), None if self.lease is None else self._keep_at]
+        self._looks_at = min((at for at in times if at is not None), default=math.inf)
+        return None if self._looks_at == math.inf else max(0.001, self._looks_at - now)
+
+    def arrived(self, limit: int) -> SlotScript[list[Arrived]]:
+        """Take the claims that others have made for this process; see :meth:`SlotOffers.arrived`."""
+        used = list(self.own.arrived)
+        if not used:
+            return []
+        mine = yield from self._mine([slot for slot, _ in used])
+        now = self._now()
+        arrived: list[Arrived] = []
+        old: list[tuple[Stored, Held]] = []
+        for slot, published_at in used:
+            if slot.holder not in mine:
+                continue
+            if len(arrived) + len(old) >= limit:
+                yield Submit([_release(*mine[slot.holder])])
+            elif published_at is not None and is_fresh(published_at, now, self._ttl_s):
+                arrived.append(Arrived(*mine[slot.holder], published_at))
+            else:
+                old.append(mine[slot.holder])
+        if old:
+            arrived += yield from self._renewed(old)
+        self.own.take_arrived(len(used))
+        return arrived
+
+    def retire(self) -> SlotScript[None]:
+        """Withdraw all slots, and give back what was claimed for them and not taken."""
+        if self.lease is not None:
+            yield from self._withdraw(None)
+        used = [slot for slot, _ in self.own.arrived]  # what was used before a lease ended, too
+        self.own.take_arrived(len(used))
+        if used:
+            mine = yield from self._mine(used)
+            yield Submit([_release(*each) for each in mine.values()])
+        if self.lease is not None:
+            yield EndLease(self.lease)
+
+    def _read_all(self) -> SlotScript[None]:
+        """Read all slots: at first, and once changes may have been missed."""
+        self.lost = False
+        try:
+            slots, revision = yield ReadSlots()
+            self.others.replace(slots, revision)
+            self.own.replace([each for each in slots if each.process == self.process], self._now())
+            yield FollowSlots(revision)
+        except BaseException:
+            self.lost = True
+            raise
+        yield WakeClaimant()
+
+    def _keep(self) -> SlotScript[None]:
+        now = self._now()
+        if self.lease is None or now < self._keep_at:
+            return
+        try:
+            yield KeepLease(self.lease)
+        except LeaseNotFound:
+            self._lease_ended()
+        self._keep_at = now + self._lease_s / KEEPS
+
+    def _withdraw(self, holders: Collection[str] | None) -> SlotScript[None]:
+        used: Sequence[UsedSlot] = yield WithdrawSlots(holders)
+        for each in used:
+            self.own.used(each, self._now())
+        self.own.gone(list(self.own.offered) if holders is None else holders)
+        if used:
+            yield WakeClaimant()
+
+    def _publish(self, count: int, ahead: int, used: Sequence[UsedSlot]) -> SlotScript[None]:
+        """Publish slots by new holders, the last ``ahead`` of them as such, and delete used ones."""
+        if self.lease is None:
+            self._keep_at = self._now() + self._lease_s / KEEPS
+            self.lease = yield GrantLease()
+        assert self.lease is not None
+        slots = [self._slot(self.lease, ahead=number >= count - ahead) for number in range(count)]
+        # Counted from before the request is sent: an owner can't have used it earlier (SK-8).
+        self.own.published([each.holder for each in slots], self._now())
+        try:
+            yield PublishSlots(slots, used)
+        except OutcomeUnknown:
+            self.lost = True
+            raise
+        except LeaseNotFound:
+            self._lease_ended()
+        except RebalanserError:
+            self.own.gone([each.holder for each in slots])
+            raise
+        else:
+            self.own.forgotten([each.holder for each in used])
+
+    def _slot(self, lease: int, *, ahead: bool) -> FreeSlot:
+        names = self.own.names
+        return FreeSlot(self._new_holder(), self.process, self._worker, names, self._ttl_s, lease, ahead)
+
+    def _lease_ended(self) -> None:
+        """The store has deleted the slots, as this process was paused or cut off."""
+        self.lease = None
+        self.own.lease_ended()
+
+    def _mine(self, used: Sequence[UsedSlot]) -> SlotScript[dict[str, tuple[Stored, Held]]]:
+        """Those of the claims made for slots that are current, by holder."""
+        found: Mapping[TaskId, Stored] = yield ReadTasks([each.task for each in used])
+        mine: dict[str, tuple[Stored, Held]] = {}
+        for each in used:
+            stored = found.get(each.task)
+            claim = None if stored is None else stored.state.claim
+            if stored is None or claim is None or stored.state.status is not Status.CLAIMED:
+                continue
+            if claim.holder == each.holder:
+                mine[each.holder] = stored, Held(claim.number, claim.holder)
+        return mine
+
+    def _renewed(self, claims: Sequence[tuple[Stored, Held]]) -> SlotScript[list[Arrived]]:
+        """Renew claims of old slots; those that are current still."""
+        sent_at, term = self._now(), self._term()
+        asks = [(held, MoveAsk(stored, partial(_renewed, held=held, term=term))) for stored, held in claims]
+        yield Submit([ask for _, ask in asks])
+        yield Await([ask for _, ask in asks])
+        settled = [(held, ask.future.result()) for held, ask in asks]
+        return [Arrived(stored, held, sent_at) for held, stored in settled if isinstance(stored, Stored)]
+
+
 class SlotOffers:
     """The free slots of a queue as one process sees them. May be used from any thread.
 
@@ -53,24 +327,28 @@ class SlotOffers:
     """
 
     def __init__(self, context: Context, engine: SharesSlots, worker: str, wake: Callable[[], None]) -> None:
-        self.process = secrets.token_hex(8)
+        self.offering = Offering(
+            secrets.token_hex(8),
+            worker,
+            context.ttl_s,
+            context.clock.now,
+            context.term,
+            lambda: secrets.token_hex(8),
+        )
         self._context = context
         self._engine = engine
-        self._worker = worker
         self._wake = wake
         self._lock = threading.Lock()
-        self._others = FreeSlots(self.process)
-        self._own = OwnSlots()
         self._changed = threading.Event()
         self._due_in_s: float | None = 0.0
-        self._looks_at = -math.inf
-        """When the thread looks for writes that are due, in seconds of the context's clock."""
-        self._lost = True
         self._watch: Watch | None = None
-        self._lease: int | None = None
-        self._keep_at = 0.0
         self._ending = False
         self._loop = Loop("slots", self._step, context.errors)
+
+    @property
+    def process(self) -> str:
+        """Name of this process's slots."""
+        return self.offering.process
 
     def start(self) -> None:
         """Begin to follow slots. Starting twice does nothing."""
@@ -81,24 +359,21 @@ class SlotOffers:
 
     def offer(self, idle: int, room: int, names: Collection[str]) -> None:
         """This process has idle threads, and room for so many tasks; see :meth:`OwnSlots.offer`."""
-        now = self._context.clock.now()
         with self._lock:
-            self._own.offer(idle, room, names, now)
-            due = self._own.next_wakeup(now)
-            if due is not None and due < self._looks_at:
+            if self.offering.offer(idle, room, names):
                 self._changed.set()
 
     def groups(self) -> list[frozenset[str]]:
         """The sets of functions for which other processes have free slots."""
-        if not self._others:
+        if not self.offering.others:
             return []
         with self._lock:
-            return self._others.groups()
+            return self.offering.others.groups()
 
     def take(self, names: frozenset[str]) -> FreeSlot | None:
         """Take another process's slot of these functions to claim for; None if there is none."""
         with self._lock:
-            return self._others.take(names)
+            return self.offering.others.take(names)
 
     def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
         """The claim for a slot is settled: it was used, or may have been, unless it ``is_free`` still.
@@ -107,12 +382,8 @@ class SlotOffers:
         used any more.
         """
         with self._lock:
-            if is_free:
-                self._others.put_back(slot)
-            else:
-                self._others.drop(slot)
+            self.offering.settled(slot, is_free=is_free, is_known=is_known)
         if not is_known:
-            self._lost = True
             self._changed.set()
 
     def arrived(self, limit: int) -> list[Arrived]:
@@ -124,27 +395,7 @@ class SlotOffers:
         Raises:
             RebalanserError: the engine was away; the next call answers them.
         """
-        with self._lock:
-            used = list(self._own.arrived)
-        if not used:
-            return []
-        mine = self._mine([slot for slot, _ in used])
-        now, ttl_s = self._context.clock.now(), self._context.ttl_s
-        arrived: list[Arrived] = []
-        old: list[tuple[Stored, Held]] = []
-        for slot, published_at in used:
-            if slot.holder not in mine:
-                continue
-            if len(arrived) + len(old) >= limit:
-                self._release(*mine[slot.holder])
-            elif published_at is not None and is_fresh(published_at, now, ttl_s):
-                arrived.append(Arrived(*mine[slot.holder], published_at))
-            else:
-                old.append(mine[slot.holder])
-        arrived += self._renewed(old) if old else []
-        with self._lock:
-            self._own.take_arrived(len(used))
-        return arrived
+        return run_script(self.offering.arrived(limit), self._perform, self._lock)
 
     def retire(self) -> None:
         """Offer no more slots, and give back what was claimed for them and not taken.
@@ -161,11 +412,7 @@ class SlotOffers:
         self._changed.set()
         self._loop.hurry()
         self._loop.join(LEASE_S)
-        if self._lease is not None:
-            self._withdraw(None, LEASE_S)
-        self._give_back()  # what was used before a lease ended, too
-        if self._lease is not None:
-            self._engine.end_slots(self._lease, LEASE_S)
+        run_script(self.offering.retire(), partial(self._perform, timeout_s=LEASE_S), self._lock)
 
     def close(self) -> None:
         """Follow no more. Closing twice does nothing."""
@@ -183,160 +430,67 @@ class SlotOffers:
         self._changed.clear()
         if self._ending:
             return False
-        self._due_in_s, self._looks_at = 0.0, -math.inf  # until the step has succeeded
-        if self._lost:
-            self._read_all()
-        self._keep()
-        self._carry_out()
-        self._due_in_s = self._pause_s()
+        self._due_in_s = 0.0  # until the step has succeeded
+        self._due_in_s = run_script(self.offering.step(), self._perform, self._lock)
         return True
 
-    def _pause_s(self) -> float | None:
-        now = self._context.clock.now()
-        with self._lock:
-            times = [self._own.next_wakeup(now), None if self._lease is None else self._keep_at]
-            self._looks_at = min((at for at in times if at is not None), default=math.inf)
-        return None if self._looks_at == math.inf else max(0.001, self._looks_at - now)
+    def _perform(self, request: SlotRequest, timeout_s: float | None = None) -> Any:
+        """Do what the offering has decided. Without the lock."""
+        context = self._context
+        timeout_s = context.timeout_s if timeout_s is None else timeout_s
+        match request:
+            case ReadSlots():
+                return self._engine.slots(context.queue, timeout_s)
+            case FollowSlots(revision=revision):
+                if self._watch is None:
+                    self._watch = self._engine.watch_slots(context.queue, revision, self._told)
+            case WakeClaimant():
+                self._wake()
+            case ReadTasks(ids=ids):
+                return context.read(ids)
+            case Submit(asks=asks):
+                context.ledger.submit_all(asks)
+            case Await(asks=asks):
+                wait([ask.future for ask in asks])
+            case _:
+                return self._write(request, timeout_s)
+        return None
 
-    def _read_all(self) -> None:
-        """Read all slots: at first, and once changes may have been missed."""
-        self._lost = False
-        try:
-            slots, revision = self._engine.slots(self._context.queue, self._context.timeout_s)
-            with self._lock:
-                self._others.replace(slots, revision)
-                mine = [each for each in slots if each.process == self.process]
-                self._own.replace(mine, self._context.clock.now())
-            if self._watch is None:
-                self._watch = self._engine.watch_slots(self._context.queue, revision, self._told)
-        except BaseException:
-            self._lost = True
-            raise
-        self._wake()
+    def _write(self, request: SlotRequest, timeout_s: float) -> Any:
+        match request:
+            case GrantLease():
+                return self._engine.grant_slots(LEASE_S, timeout_s)
+            case KeepLease(lease=lease):
+                self._engine.keep_slots(lease, timeout_s)
+            case EndLease(lease=lease):
+                self._engine.end_slots(lease, timeout_s)
+            case PublishSlots(slots=slots, used=used):
+                self._engine.publish_slots(self._context.queue, slots, used, timeout_s)
+            case WithdrawSlots(holders=holders):
+                return self._engine.withdraw_slots(self._context.queue, self.process, holders, timeout_s)
+            case _:
+                raise InternalError(f"slots make no request {request!r}")
+        return None
 
     def _told(self, news: Sequence[SlotNews] | Lost) -> None:
         try:
             self._learn(news)
         except Exception as error:  # to a watch nothing may be raised
             self._context.errors.ignored("a watch", error)
-            self._lost = True
+            self.offering.lost = True
             self._changed.set()
 
     def _learn(self, news: Sequence[SlotNews] | Lost) -> None:
-        if isinstance(news, Lost):
-            self._lost = True
-            self._changed.set()
-            return
-        is_news = changes = False
-        now = self._context.clock.now()
         with self._lock:
-            for each in news:
-                if each.process == self.process:
-                    changes = True
-                    is_news |= self._own.learn(each, now)
-                else:
-                    is_news |= self._others.learn(each)
-        if changes:
+            is_due, wakes = self.offering.learn(news)
+        if is_due:
             self._changed.set()
-        if is_news:
+        if wakes:
             self._wake()
 
-    def _carry_out(self) -> None:
-        """Make the writes that are due."""
-        with self._lock:
-            plan = self._own.plan(self._context.clock.now())
-        if plan.withdraw:
-            self._withdraw(plan.withdraw, self._context.timeout_s)
-        if plan.publish or plan.forget:
-            self._publish(
-                plan.publish, plan.ahead, [UsedSlot(each, self.process, "") for each in plan.forget]
-            )
 
-    def _withdraw(self, holders: Collection[str] | None, timeout_s: float) -> None:
-        used = self._engine.withdraw_slots(self._context.queue, self.process, holders, timeout_s)
-        with self._lock:
-            for each in used:
-                self._own.used(each, self._context.clock.now())
-            self._own.gone(list(self._own.offered) if holders is None else holders)
-        if used:
-            self._wake()
-
-    def _publish(self, count: int, ahead: int, used: Sequence[UsedSlot]) -> None:
-        """Publish slots by new holders, the last ``ahead`` of them as such, and delete used ones."""
-        context = self._context
-        if self._lease is None:
-            self._keep_at = context.clock.now() + LEASE_S / KEEPS
-            self._lease = self._engine.grant_slots(LEASE_S, context.timeout_s)
-        with self._lock:
-            slots = [self._slot(self._lease, ahead=number >= count - ahead) for number in range(count)]
-            # Counted from before the request is sent: an owner can't have used it earlier (SK-8).
-            self._own.published([each.holder for each in slots], context.clock.now())
-        try:
-            self._engine.publish_slots(context.queue, slots, used, context.timeout_s)
-        except OutcomeUnknown:
-            self._lost = True
-            raise
-        except LeaseNotFound:
-            self._lease_ended()
-        except RebalanserError:
-            with self._lock:
-                self._own.gone([each.holder for each in slots])
-            raise
-        else:
-            with self._lock:
-                self._own.forgotten([each.holder for each in used])
-
-    def _slot(self, lease: int, *, ahead: bool) -> FreeSlot:
-        holder, ttl_s = secrets.token_hex(8), self._context.ttl_s
-        return FreeSlot(holder, self.process, self._worker, self._own.names, ttl_s, lease, ahead)
-
-    def _keep(self) -> None:
-        now = self._context.clock.now()
-        if self._lease is None or now < self._keep_at:
-            return
-        try:
-            self._engine.keep_slots(self._lease, self._context.timeout_s)
-        except LeaseNotFound:
-            self._lease_ended()
-        self._keep_at = now + LEASE_S / KEEPS
-
-    def _lease_ended(self) -> None:
-        """The store has deleted the slots, as this process was paused or cut off."""
-        self._lease = None
-        with self._lock:
-            self._own.lease_ended()
-
-    def _mine(self, used: Sequence[UsedSlot]) -> dict[str, tuple[Stored, Held]]:
-        """Those of the claims made for slots that are current, by holder."""
-        found = self._context.read([each.task for each in used])
-        mine: dict[str, tuple[Stored, Held]] = {}
-        for each in used:
-            stored = found.get(each.task)
-            claim = None if stored is None else stored.state.claim
-            if stored is None or claim is None or stored.state.status is not Status.CLAIMED:
-                continue
-            if claim.holder == each.holder:
-                mine[each.holder] = stored, Held(claim.number, claim.holder)
-        return mine
-
-    def _renewed(self, claims: Sequence[tuple[Stored, Held]]) -> list[Arrived]:
-        """Renew claims of old slots; those that are current still."""
-        sent_at, term = self._context.clock.now(), self._context.term()
-        asks = [(held, MoveAsk(stored, partial(_renewed, held=held, term=term))) for stored, held in claims]
-        self._context.ledger.submit_all([ask for _, ask in asks])
-        settled = [(held, ask.future.result()) for held, ask in asks]
-        return [Arrived(stored, held, sent_at) for held, stored in settled if isinstance(stored, Stored)]
-
-    def _give_back(self) -> None:
-        """Release what was claimed for this process and not taken: the try is not counted."""
-        with self._lock:
-            used = [slot for slot, _ in self._own.arrived]
-            self._own.take_arrived(len(used))
-        for stored, held in self._mine(used).values() if used else ():
-            self._release(stored, held)
-
-    def _release(self, stored: Stored, held: Held) -> None:
-        self._context.submit(MoveAsk(stored, partial(_released, held=held), lasting=True))
+def _release(stored: Stored, held: Held) -> MoveAsk:
+    return MoveAsk(stored, partial(_released, held=held), lasting=True)
 
 
 def _released(stored: Stored, held: Held) -> Decision:

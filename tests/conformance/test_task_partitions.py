@@ -416,7 +416,7 @@ def knows(owner: Stage, tasks: int, slots: int) -> None:
     assert offers is not None
     owners = owner.partitions._index._owners
     wait_until(lambda: sum(len(each.owner) for each in owners.values()) == tasks)
-    wait_until(lambda: len(offers._others) == slots)
+    wait_until(lambda: len(offers.offering.others) == slots)
 
 
 def lends(owner: Stage, *tasks: TaskId) -> None:
@@ -479,7 +479,7 @@ def test_a_worker_that_owns_all_partitions_offers_nothing(neighbours: Neighbours
     owner.partitions.offer(3, 3, NAMES)
     slots = owner.partitions._slots
     assert slots is not None
-    assert slots._own.next_wakeup(0.0) is None
+    assert slots.offering.own.next_wakeup(0.0) is None
     owner.woken.clear()
     owner.partitions.give_up([SimpleNamespace(resource="1")])  # type: ignore[list-item]
     assert owner.woken.is_set(), "or it would not offer anything before there is news"
@@ -514,8 +514,8 @@ def test_what_was_claimed_before_the_lease_ended_is_given_back_too(neighbours: N
     lends(owner, task)
     slots = leaving.partitions._slots
     assert slots is not None
-    wait_until(lambda: len(slots._own.arrived) == 1)
-    slots._lease_ended()
+    wait_until(lambda: len(slots.offering.own.arrived) == 1)
+    slots.offering._lease_ended()
     leaving.partitions.retire()
     leaving.queue.context.ledger.flush()
     assert owner.queue.get(task).state.status is Status.WAITING
@@ -530,7 +530,7 @@ def test_claims_for_which_there_is_no_room_any_more_are_given_back_at_once(neigh
     idle.partitions.offer(3, 3, NAMES)
     lends(owner, *tasks)
     assert idle.partitions._slots is not None
-    wait_until(lambda: len(idle.partitions._slots._own.arrived) == 3)  # type: ignore[union-attr]
+    wait_until(lambda: len(idle.partitions._slots.offering.own.arrived) == 3)  # type: ignore[union-attr]
     kept = [each.stored.head.id for each in idle.partitions.claim(1, NAMES)]
     assert len(kept) == 1
     idle.queue.context.ledger.flush()
@@ -553,7 +553,7 @@ def test_the_claim_of_an_old_slot_is_renewed_first(
     lends(owner, *tasks)
     cancelled, kept = tasks
     assert idle.partitions._slots is not None
-    wait_until(lambda: len(idle.partitions._slots._own.arrived) == 2)  # type: ignore[union-attr]
+    wait_until(lambda: len(idle.partitions._slots.offering.own.arrived) == 2)  # type: ignore[union-attr]
     owner.queue.cancel(cancelled)
     before = owner.queue.get(kept)
     now = idle.queue.context.clock.now()
@@ -576,7 +576,7 @@ def test_claims_that_arrive_while_the_engine_is_away_are_taken_later(
     lends(owner, task)
     assert idle.woken.wait(PATIENCE_S)
     assert idle.partitions._slots is not None
-    wait_until(lambda: bool(idle.partitions._slots._own.arrived))  # type: ignore[union-attr]
+    wait_until(lambda: bool(idle.partitions._slots.offering.own.arrived))  # type: ignore[union-attr]
     with monkeypatch.context() as patch:
         away = RegistryUnavailable("away")
         patch.setattr(idle.queue.context.engine, "read", Mock(side_effect=away))
@@ -642,8 +642,8 @@ def test_slots_whose_lease_has_ended_are_published_anew(neighbours: Neighbours) 
     assert slots is not None
     assert isinstance(engine, SharesSlots)
     (before,) = neighbours.slots()
-    assert slots._lease is not None
-    engine.end_slots(slots._lease, PATIENCE_S)
+    assert slots.offering.lease is not None
+    engine.end_slots(slots.offering.lease, PATIENCE_S)
     wait_until(lambda: neighbours.slots() not in ([], [before]))
     task = owner.enqueue()
     lends(owner, task)
