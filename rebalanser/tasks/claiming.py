@@ -157,12 +157,16 @@ class Claiming:
         """Take the outcome of an ask that was settled by ``now``; the claimed task, or None.
 
         Raises:
-            RebalanserError: the engine stayed away. The task is not offered again before it has been read.
+            RebalanserError: the engine stayed away. The task is not offered again before it has been read. Or
+                the claim can't be written: the task is set aside.
         """
         try:
             outcome = ask.future.result(timeout=0)
-        except BaseException:
-            self.owner.conflicted(ask.task, now)
+        except BaseException as error:
+            if kind_of(error) is ErrorKind.POISON:
+                self.owner.set_aside(ask.task, now + ASIDE_S)
+            else:
+                self.owner.conflicted(ask.task, now)
             raise
         if isinstance(outcome, Refused):
             self._refused(ask, outcome.reason, now)

@@ -15,6 +15,7 @@ ready       to be offered: waiting and due, or claimed and over, or to become de
 running     claimed; it will be over when its time and the buffer have passed
 held back   ready, but as many tasks are claimed as its limit allows
 taken       a claim of it is being written
+aside       a claim of it can't be written; it is offered again at a stated time
 doubtful    what its state is must be read, as a claim of it was refused by the store
 ==========  ==========================================================================================
 
@@ -68,6 +69,7 @@ class Owner:
         """Of ready tasks that become dead: why."""
         self._taken: dict[TaskId, int] = {}
         self._doubtful: dict[TaskId, None] = {}
+        self._aside = Timers()
 
     def __len__(self) -> int:
         """How many open tasks there are."""
@@ -217,6 +219,19 @@ class Owner:
         self._taken.pop(task, None)
         self._place(task, now)
 
+    def set_aside(self, task: TaskId, until: float) -> None:
+        """The claim can't be written, and had no effect: the task is offered again ``until`` then or news.
+
+        Meanwhile it takes no room in its limit, unless an earlier claim of it does (SK-23).
+        """
+        self._taken.pop(task, None)
+        stored = self._open.get(task)
+        if stored is not None:
+            self._leave(task)
+            self._aside.set(task, until)
+            if stored.state.status is not Status.CLAIMED:
+                self._ready.uncount(stored.head)
+
     def forget(self, task: TaskId) -> None:
         """A read found that there is no such task any more."""
         self._taken.pop(task, None)
@@ -233,11 +248,15 @@ class Owner:
         """
         if self._ready.has(names):
             return now
-        due, over = self._scheduled.next(), self._running.next()
-        times = ([] if due is None else [now + max(due - wall, 0.0)]) + ([] if over is None else [over])
+        due = self._scheduled.next()
+        found = (self._running.next(), self._aside.next())
+        times = [] if due is None else [now + max(due - wall, 0.0)]
+        times += [at for at in found if at is not None]
         return max(now, min(times)) if times else None
 
     def _wake(self, now: float, wall: float) -> None:
+        for task in self._aside.pop_due(now):
+            self._place(task, now)
         for task in self._scheduled.pop_due(wall):
             self._unblock(task)
         for task in self._running.pop_due(now):
@@ -286,6 +305,7 @@ class Owner:
             self._ready.drop(stored.head)
         self._scheduled.drop(task)
         self._running.drop(task)
+        self._aside.drop(task)
         self._blocked.drop(task)
         self._failed.pop(task, None)
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from rebalanser.errors import RequestTooLarge
 from rebalanser.tasks import dependencies, rules
 from rebalanser.tasks import owner as owner_module
 from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claiming import Claimant, ClaimAsk, Claiming, ask_of
+from rebalanser.tasks.claiming import ASIDE_S, Claimant, ClaimAsk, Claiming, ask_of
 from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.collection import Components
 from rebalanser.tasks.dependencies import Dependencies
@@ -649,6 +650,31 @@ def test_a_claim_whose_outcome_is_unknown_takes_room() -> None:
     assert offered(owner) == [1]
     owner.forget(task(1))
     assert offered(owner) == [2]
+
+
+@pytest.mark.rule("SK-19", "SK-23")
+def test_a_task_whose_claim_can_not_be_written_leaves_its_place_to_others() -> None:
+    owner = whole(limited(1), limited(2))
+    claiming = Claiming(owner)
+    (ask,) = asks_of(owner, CLAIMANTS)
+    ask.fail(RequestTooLarge("too large"))
+    with pytest.raises(RequestTooLarge):
+        claiming.settled(ask, 3.0)
+    assert (offered(owner, now=3.0), owner.doubtful()) == ([2], [])
+    owner.taken(task(2))
+    assert owner.next_wakeup(3.0, 0.0) == 3.0 + ASIDE_S, "it is offered again then"
+    owner.settled(limited(2, Status.COMPLETED, revision=2), 4.0)
+    assert offered(owner, now=3.0 + ASIDE_S) == [1]
+
+
+@pytest.mark.rule("SK-6", "SK-23")
+def test_a_claim_that_failed_for_an_unknown_reason_takes_room_until_it_is_read() -> None:
+    owner = whole(limited(1), limited(2))
+    (ask,) = asks_of(owner, CLAIMANTS)
+    ask.fail(KeyError("a bug"))
+    with pytest.raises(KeyError):
+        Claiming(owner).settled(ask, 3.0)
+    assert (offered(owner, now=3.0), owner.doubtful()) == ([], [task(1)])
 
 
 @pytest.mark.rule("SK-8", "SK-23")
