@@ -333,6 +333,20 @@ Wants: TypeAlias = Callable[[Change], bool]
 """Asked from the same thread, in the same order, whether the sink is to be told the task of a change."""
 
 
+@dataclass(frozen=True, slots=True)
+class WantsStatuses:
+    """A :data:`Wants` of tasks that were there before and have one of these statuses now.
+
+    An engine need not ask it of other changes, nor read those.
+    """
+
+    statuses: frozenset[Status]
+    wants: Wants
+
+    def __call__(self, change: Change) -> bool:
+        return change.status in self.statuses and self.wants(change)
+
+
 class Engine(ABC):
     """A store of tasks. All methods may be called from any thread; times are in seconds.
 

@@ -29,8 +29,9 @@ from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.claim_source import ClaimSource
 from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Change, Lost, Watch
+from rebalanser.tasks.engine import Change, Lost, WantsStatuses, Watch
 from rebalanser.tasks.execution import (
+    ENDS_CLAIM,
     Abandon,
     Begin,
     ClaimTasks,
@@ -122,7 +123,7 @@ class Worker:
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
-        self._watch = self._context.watch(self._lost, self._hear)
+        self._watch = self._context.watch(self._lost, WantsStatuses(ENDS_CLAIM, self._hear))
         for loop in [*self._loops]:
             loop.start()
 

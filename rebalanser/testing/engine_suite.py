@@ -53,6 +53,7 @@ from rebalanser.tasks.engine import (
     Taken,
     TakeOver,
     Unknown,
+    WantsStatuses,
     Write,
 )
 from rebalanser.tasks.ids import partition_of
@@ -1665,6 +1666,35 @@ class EngineSuite:
         place = fresh[0].partition
         assert Change(task_id(2), place, Status.WAITING, revisions[0]) in asked
         assert Change(task_id(2), place, Status.CLAIMED, taken) in asked
+
+    @pytest.mark.rule("SK-11", "SK-13")
+    def test_a_watch_of_statuses_tells_changes_to_them(
+        self, engine: Engine, recorder: Recorder, harness: EngineHarness
+    ) -> None:
+        """Holds: "tasks that were there before and have one of these statuses now", beside another watch."""
+        (before,) = applied(engine, make(1))
+        asked: list[Change] = []
+
+        def wants(change: Change) -> bool:
+            asked.append(change)
+            return change.task != task_id(3)
+
+        every = Recorder(harness.patience_s)
+        claims = WantsStatuses(frozenset({Status.CLAIMED}), wants)
+        with (
+            closing(engine.watch(QUEUE, before, recorder, claims)),
+            closing(engine.watch(QUEUE, before, every)),
+        ):
+            for number in (2, 3, 4):
+                (new,) = applied(engine, make(number))
+                (taken,) = applied(engine, move(stored(make(number), new), claimed(0)))
+            last = replace(stored(make(4), taken), state=claimed(0))
+            recorder.wait_for(last)
+            every.wait_for(last)
+        assert {each.head.id for each in recorder.states} == {task_id(2), task_id(4)}
+        assert {each.state.status for each in recorder.states} == {Status.CLAIMED}
+        assert {each.status for each in asked} == {Status.CLAIMED}
+        assert {each.head.id for each in every.states} == {task_id(2), task_id(3), task_id(4)}
 
     @pytest.mark.rule("SK-11", "SK-12")
     def test_a_watch_tells_a_large_batch(self, engine: Engine, recorder: Recorder) -> None:

@@ -489,6 +489,7 @@ FAULTS = [
     (TellsOnlyTheLast, "test_a_watch_tells_what_has_changed_since"),
     (TellsFromTheStart, "test_a_watch_tells_what_has_changed_since"),
     (TellsTheUnwanted, "test_a_watch_tells_only_what_is_wanted"),
+    (TellsTheUnwanted, "test_a_watch_of_statuses_tells_changes_to_them"),
 ]
 
 

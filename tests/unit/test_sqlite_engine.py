@@ -48,6 +48,7 @@ from rebalanser.tasks.engine import (
     Note,
     Taken,
     Unknown,
+    WantsStatuses,
 )
 from rebalanser.tasks.model import (
     ID_DIGITS,
@@ -1284,3 +1285,31 @@ def test_a_file_that_was_made_before_there_were_notes_gets_one(tmp_path: Path) -
         assert engine.note("work", 10) == Note()
         assert engine.put_note("work", b"note", 0, 10)
         assert engine.note("work", 10) == Note(b"note", 1)
+
+
+@pytest.mark.rule("SK-11")
+def test_a_watch_of_statuses_reads_no_task_that_has_another(
+    engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's own claims and completions, and new tasks, cost its watch nothing."""
+    seen: list[tuple[set[Status] | None, list[Status]]] = []
+    changed = reading.Snapshot.changed
+
+    def counted(
+        self: reading.Snapshot, queue: str, after: int, up_to: int, statuses: set[Status] | None = None
+    ) -> list[rows.Row]:
+        found = changed(self, queue, after, up_to, statuses)
+        seen.append((statuses, [rows.change_of(row).status for row in found]))
+        return found
+
+    monkeypatch.setattr(reading.Snapshot, "changed", counted)
+    heard = threading.Event()
+    ends = WantsStatuses(frozenset({Status.DEAD}), lambda _: True)
+    with closing(engine.watch(QUEUE, 0, lambda _: heard.set(), ends)):
+        engine.apply([enqueue(number) for number in range(3)], PATIENCE_S)
+        for number, status in enumerate((Status.CLAIMED, Status.COMPLETED, Status.DEAD)):
+            task = present(engine, number)
+            engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State(status, CLAIM))], PATIENCE_S)
+        assert heard.wait(PATIENCE_S)
+    assert all(statuses == {Status.DEAD} for statuses, _ in seen)
+    assert [status for _, found in seen for status in found] == [Status.DEAD]

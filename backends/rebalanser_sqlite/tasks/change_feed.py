@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rebalanser.tasks.engine import Lost
+from rebalanser.tasks.engine import Lost, WantsStatuses
 from rebalanser_sqlite.listening import LOOK_S, PATIENCE_S, Listener
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.reading import Snapshot
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rebalanser.tasks.engine import Sink, Wants
-    from rebalanser.tasks.model import Stored
+    from rebalanser.tasks.model import Status, Stored
     from rebalanser_sqlite.tasks.rows import Row
 
 CHANGES_PER_READ = 500
@@ -139,5 +139,15 @@ class Follower(Listener["TaskWatch | CommitWatch"]):
                 news.append((watches, Lost(snapshot.revision), snapshot.revision))
                 continue
             up_to = min(seen + CHANGES_PER_READ, snapshot.revision)
-            news.append((watches, snapshot.changed(queue, seen, up_to), up_to))
+            news.append((watches, snapshot.changed(queue, seen, up_to, _statuses(watches)), up_to))
         return news
+
+
+def _statuses(watches: Sequence[TaskWatch]) -> set[Status] | None:
+    """The statuses of the changes that watches want; None for all, and for new tasks."""
+    statuses: set[Status] = set()
+    for each in watches:
+        if not isinstance(each.wants, WantsStatuses):
+            return None
+        statuses |= each.wants.statuses
+    return statuses

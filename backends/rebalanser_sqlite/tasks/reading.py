@@ -24,6 +24,7 @@ from rebalanser_sqlite.tasks.rows import (
     counts_since,
     id_bytes,
     latest,
+    mask_of,
     revision_of,
     stored_of,
 )
@@ -73,6 +74,7 @@ _CHANGED = (
     "WHERE skuld_changes.revision > ? AND skuld_changes.revision <= ? AND skuld_tasks.queue = ? "
     "AND skuld_tasks.revision = skuld_changes.revision"
 )
+_CHANGED_TO = f"{_CHANGED} AND (? >> skuld_changes.status) & 1"
 _READY = f"SELECT 1 FROM skuld_tasks {READY} AND name = ? LIMIT 1"  # noqa: S608
 _NEXT_NAME = f"SELECT name FROM skuld_tasks {READY} AND name > ? ORDER BY name LIMIT 1"  # noqa: S608
 _PAUSE = "SELECT pause FROM skuld_pauses WHERE queue = ? AND schedule = ''"
@@ -207,7 +209,7 @@ class Snapshot:
         else:
             row = self._connection.execute(_END_OF_SCAN, (number, start, SCAN - 1)).fetchone()
             end = None if row is None else row[0]
-            mask = sum(1 << code_of(each) for each in (Status if statuses is None else statuses))
+            mask = mask_of(Status if statuses is None else statuses)
             bounds = (number, start, _AFTER_ALL if end is None else end)
             rows = self._connection.execute(_SCANNED, (*bounds, mask, *where))
         found = [stored_of(queue, row) for row in rows]
@@ -254,10 +256,17 @@ class Snapshot:
         row = self._connection.execute(_PAUSE, (self._queue(queue)[0],)).fetchone()
         return None if row is None else row[0]
 
-    def changed(self, queue: str, after_revision: int, up_to: int) -> list[Row]:
-        """The rows of the tasks whose last change has one of these revisions, the earliest first."""
+    def changed(
+        self, queue: str, after_revision: int, up_to: int, statuses: Collection[Status] | None = None
+    ) -> list[Row]:
+        """The rows of the tasks whose last change has one of these revisions, the earliest first.
+
+        With ``statuses`` only tasks that have one of these, and no new ones.
+        """
         number, _ = self._queue(queue)
         bounds = (after_revision, up_to, number)
+        if statuses is not None:
+            return self._connection.execute(_CHANGED_TO, (*bounds, mask_of(statuses))).fetchall()
         found = [row for sql in (_ENQUEUED, _CHANGED) for row in self._connection.execute(sql, bounds)]
         return sorted(found, key=revision_of)
 

@@ -12,6 +12,7 @@ from rebalanser_sqlite.tasks.schema import CHOICES, CLAIMED, HELD, STATUSES, WAI
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Iterable
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -59,6 +60,11 @@ def ids_of(stored: bytes) -> tuple[TaskId, ...]:
 def code_of(status: Status) -> int:
     """A status as it is stored."""
     return _CODES[status]
+
+
+def mask_of(statuses: Iterable[Status]) -> int:
+    """Statuses as a set of bits."""
+    return sum(1 << _CODES[each] for each in statuses)
 
 
 def latest(connection: sqlite3.Connection | sqlite3.Cursor) -> tuple[int, int, int]:
