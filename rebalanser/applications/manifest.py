@@ -24,12 +24,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from rebalanser.errors import InvalidManifest, InvalidName
 from rebalanser.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME
-from rebalanser.shiva.types import RestartPolicy, check_part
+from rebalanser.shiva.types import HealthPolicy, RestartPolicy, check_part
 
 RESERVED_PREFIX: Final = "SHIVA_"
 _MIB: Final = 1024 * 1024
@@ -76,6 +77,57 @@ class Restart(_Part):
         return self
 
 
+class HealthCheck(_Part):
+    """A check that decides if a process runs, and when it is stopped and started again (SH-23)."""
+
+    http: Annotated[str, StringConstraints(pattern=r"^http://[!-~]+$")] | None = Field(
+        default=None,
+        description="a URL such as `http://127.0.0.1:8080/health`; passes if the status is 200 to 399",
+    )
+    tcp: Annotated[str, StringConstraints(pattern=r"^[!-~]+$")] | None = Field(
+        default=None, description="`HOST:PORT`; passes if a connection is accepted"
+    )
+    exec: Annotated[tuple[Text, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="a program and its arguments, run as the application is; passes if it exits with 0",
+    )
+    interval_s: Seconds = Field(default=10.0, description="from the end of a check to the next one")
+    timeout_s: Seconds = Field(default=5.0, description="a check that takes longer fails")
+    grace_period_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = Field(
+        default=30.0,
+        description="failures so long after the start do not count, until a check passes first",
+    )
+    failure_threshold: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=3,
+        description="failures in a row after which the process is stopped, and restarted as `restart` says",
+    )
+
+    @model_validator(mode="after")
+    def _is_one_check(self) -> Self:
+        given = [name for name in ("http", "tcp", "exec") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of http, tcp and exec, not {' and '.join(given) or 'none'}")
+        if self.tcp is not None and None in address_of(f"//{self.tcp}"):
+            raise ValueError(f"tcp {self.tcp!r} is not HOST:PORT")
+        if self.http is not None and address_of(self.http)[0] is None:
+            raise ValueError(f"http {self.http!r} names no host")
+        return self
+
+    def as_policy(self) -> HealthPolicy:
+        """Return what the worker's state machine needs of it."""
+        return HealthPolicy(self.grace_period_s, self.failure_threshold)
+
+
+def address_of(url: str) -> tuple[str | None, int | None]:
+    """Return host and port of a URL, None for each that it lacks.
+
+    Raises:
+        ValueError: the port is none.
+    """
+    parts = urlsplit(url)
+    return parts.hostname, parts.port
+
+
 class Limits(_Part):
     """What a process may use. Memory and files are limits of each process, not of all together."""
 
@@ -103,6 +155,9 @@ class Manifest(_Part):
         default=10.0, description="how long after SIGTERM its whole process group gets SIGKILL"
     )
     limits: Limits = Field(default_factory=Limits)
+    health_check: HealthCheck | None = Field(
+        default=None, description="without one it counts as running as soon as its process does"
+    )
     tags: tuple[str, ...] = Field(default=(), description="a worker must have all of these tags (SH-12)")
     version: Annotated[str, StringConstraints(max_length=128)] = Field(
         default="", description="for people: shown, never compared"
@@ -134,6 +189,7 @@ class Manifest(_Part):
             backoff_initial_s=restart.backoff_initial_s,
             backoff_max_s=restart.backoff_max_s,
             stop_timeout_s=self.stop_timeout_s,
+            health=self.health_check.as_policy() if self.health_check is not None else None,
         )
 
 

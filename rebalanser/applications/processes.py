@@ -8,6 +8,8 @@ Each application is one command in a process group of its own, under the worker'
   its stop timeout before and SIGKILL at the deadline. One of mode ``available`` has none and runs on, and so
   does the keeping of its output (SH-14).
 - The guardian dies: everything that it started is killed, and the next start begins a new guardian.
+- A process with a health check has a thread that carries it out. A check that is a command runs under the
+  guardian, too, and ends with the process: the exit is told once both have ended (SH-23).
 
 Nothing is decided here: when to start again, to back off or to give up is the business of
 :class:`rebalanser.shiva.worker.Worker`.
@@ -17,22 +19,26 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
+from urllib.parse import urlsplit
 
 from rebalanser.applications.data_folder import DataFolder
-from rebalanser.applications.manifest import Manifest
+from rebalanser.applications.manifest import HealthCheck, Manifest, address_of
 from rebalanser.errors import InvalidState, RebalanserError
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.guarded import GuardedProcesses, Outcome, Started
+from rebalanser.runtime.guarded import Exited, GuardedProcesses, Outcome, Started
 from rebalanser.runtime.guardian import Job, Output
-from rebalanser.shiva.messages import ProcessExited, ProcessStarted
+from rebalanser.shiva.messages import HealthChecked, ProcessExited, ProcessStarted
 from rebalanser.shiva.types import ApplicationId
 
-ProcessEvent: TypeAlias = ProcessStarted | ProcessExited
+ProcessEvent: TypeAlias = ProcessStarted | ProcessExited | HealthChecked
 
 INHERITED: Final = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR")
 """What an application gets of its worker's environment, which may hold secrets of the worker's own."""
@@ -40,6 +46,11 @@ LOCK_TIMEOUT_S: Final = 30.0
 """How long a start waits for an earlier process of the application to end."""
 OWN_HANDS_S: Final = 1.0
 """So long after the stop timeout this process kills by itself: the guardian may have been stopped."""
+EAGER_INTERVAL_S: Final = 1.0
+"""Seconds between checks of a process that has not passed any, at most, within its grace period."""
+_LOOK_S: Final = 0.1
+_STATUS_LINE_BYTES: Final = 1024
+_HTTP_PORT: Final = 80
 
 _log = logging.getLogger("rebalanser.applications")
 
@@ -50,16 +61,23 @@ class _Running:
 
     guarded: GuardedProcesses
     number: int
-    stop_timeout_s: float
+    job: Job
     pid: int | None = None
     last_resort: threading.Timer | None = None
+    ends: threading.Event = field(default_factory=threading.Event)
+    """Set once it has ended or is to end: it is checked no more."""
+    check: int | None = None
+    """The job of a health check that is under way."""
+    exited: ProcessExited | None = None
+    """Its exit, which waits for the end of that check."""
 
 
 class ApplicationProcesses:
     """Starts and stops processes of applications and tells what becomes of them. Used from any thread.
 
     ``tell`` is called with each event, from a thread of its own, and must not block. For each :meth:`start`
-    there is one :class:`ProcessExited`, and at most one :class:`ProcessStarted` before it.
+    there is one :class:`ProcessExited`, and at most one :class:`ProcessStarted` before it. A process with a
+    health check has a :class:`HealthChecked` for each check from its start until it ends.
     """
 
     def __init__(self, data: DataFolder, worker: str, tell: Callable[[ProcessEvent], None]) -> None:
@@ -101,8 +119,8 @@ class ApplicationProcesses:
             job = self._job(application, folder, manifest, token, deadline, environment or {})
             with self._lock:
                 guarded = self._guardian()
-                number = guarded.start(job, lambda outcome: self._hear(key, outcome))
-                self._running[key] = _Running(guarded, number, manifest.stop_timeout_s)
+                number = guarded.start(job, lambda outcome: self._hear(key, outcome, manifest.health_check))
+                self._running[key] = _Running(guarded, number, job)
                 self._longest_stop_s = max(self._longest_stop_s, manifest.stop_timeout_s)
         except (OSError, RebalanserError) as error:
             self._tell(ProcessExited(application, run, None, str(error)))
@@ -116,8 +134,9 @@ class ApplicationProcesses:
             running = self._running.get((application, run))
             if running is None or running.last_resort is not None:
                 return
-            running.guarded.stop(running.number, self._clock.now() + running.stop_timeout_s)
-            patience_s = running.stop_timeout_s + OWN_HANDS_S
+            running.ends.set()
+            running.guarded.stop(running.number, self._clock.now() + running.job.stop_limit_s)
+            patience_s = running.job.stop_limit_s + OWN_HANDS_S
             running.last_resort = threading.Timer(patience_s, running.guarded.kill, (running.number,))
             running.last_resort.name = "rebalanser-last-resort"
             running.last_resort.daemon = True
@@ -129,6 +148,8 @@ class ApplicationProcesses:
             running = self._running.get((application, run))
             if running is not None:
                 running.guarded.extend(deadline, running.number)
+                if running.job.deadline is not None:
+                    running.job = replace(running.job, deadline=max(deadline, running.job.deadline))
 
     def close(self) -> None:
         """Stop everything and wait until it has ended. Nothing is told any more. Twice does nothing."""
@@ -138,6 +159,7 @@ class ApplicationProcesses:
             timeout_s = self._longest_stop_s + OWN_HANDS_S
             ended, self._running = self._running, {}
         for running in ended.values():
+            running.ends.set()
             if running.last_resort is not None:
                 running.last_resort.cancel()
         if guarded is not None:
@@ -200,7 +222,9 @@ class ApplicationProcesses:
             ),
         )
 
-    def _hear(self, key: tuple[ApplicationId, int], outcome: Outcome) -> None:
+    def _hear(
+        self, key: tuple[ApplicationId, int], outcome: Outcome, health_check: HealthCheck | None
+    ) -> None:
         application, run = key
         with self._lock:
             running = self._running.get(key)
@@ -210,8 +234,136 @@ class ApplicationProcesses:
                 running.pid = outcome.pid
                 event: ProcessEvent = ProcessStarted(application, run)
             else:
-                del self._running[key]
+                running.pid = None
+                running.ends.set()
                 if running.last_resort is not None:
                     running.last_resort.cancel()
                 event = ProcessExited(application, run, outcome.code, outcome.error or "", outcome.at)
+                if running.check is not None:
+                    running.exited = event
+                    return
+                del self._running[key]
         self._tell(event)
+        if isinstance(outcome, Started) and health_check is not None:
+            arguments = key, running, health_check
+            threading.Thread(
+                target=self._check_health, args=arguments, name="rebalanser-health", daemon=True
+            ).start()
+
+    def _check_health(self, key: tuple[ApplicationId, int], running: _Running, check: HealthCheck) -> None:
+        """Check a process until it ends, in a thread of its own."""
+        grace_ends = time.monotonic() + check.grace_period_s
+        passed = False
+        pause_s = min(check.interval_s, EAGER_INTERVAL_S)
+        while not running.ends.wait(pause_s):
+            error = self._failure_of(key, running, check)
+            if running.ends.is_set():
+                return
+            self._tell(HealthChecked(*key, error))
+            passed = passed or not error
+            eager = not passed and time.monotonic() < grace_ends
+            pause_s = min(check.interval_s, EAGER_INTERVAL_S) if eager else check.interval_s
+
+    def _failure_of(self, key: tuple[ApplicationId, int], running: _Running, check: HealthCheck) -> str:
+        """Carry out a check once. Return why it failed; nothing if it passed."""
+        try:
+            if check.http is not None:
+                return _http_failure(check.http, check.timeout_s)
+            if check.tcp is not None:
+                _connect(f"//{check.tcp}", check.timeout_s).close()
+                return ""
+            return self._command_failure(key, running, check)
+        except TimeoutError:
+            return f"no answer within {check.timeout_s:g} s"
+        except (OSError, RebalanserError) as error:
+            return str(error)
+
+    def _command_failure(self, key: tuple[ApplicationId, int], running: _Running, check: HealthCheck) -> str:
+        """Run a check that is a command. It ends with the process, and before its deadline."""
+        outcomes: list[Exited] = []
+        ended = threading.Event()
+
+        def hear(outcome: Outcome) -> None:
+            if isinstance(outcome, Exited):
+                outcomes.append(outcome)
+                ended.set()
+                self._check_ended(key, running)
+
+        with self._lock:
+            if running.ends.is_set():
+                return ""
+            number = self._start_check(running, check, hear)
+            running.check = number
+        while not ended.wait(_LOOK_S):
+            with self._lock:
+                if self._closed:
+                    return ""
+                if running.ends.is_set() and not ended.is_set():
+                    running.guarded.stop(number, self._clock.now())
+                    running.guarded.kill(number)
+        [outcome] = outcomes
+        if outcome.by_guardian:
+            raise TimeoutError
+        if outcome.code is None:
+            return f"could not be started: {outcome.error}"
+        if outcome.code == 0:
+            return ""
+        return f"killed by signal {-outcome.code}" if outcome.code < 0 else f"exit code {outcome.code}"
+
+    def _start_check(self, running: _Running, check: HealthCheck, hear: Callable[[Outcome], None]) -> int:
+        deadline = self._clock.now() + check.timeout_s
+        if running.job.deadline is not None:
+            deadline = min(deadline, running.job.deadline)
+        job = replace(
+            running.job, command=check.exec or (), stop_limit_s=0.0, deadline=deadline, lock=None, output=None
+        )
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            return running.guarded.start(job, hear, (nowhere, nowhere))
+        finally:
+            os.close(nowhere)
+
+    def _check_ended(self, key: tuple[ApplicationId, int], running: _Running) -> None:
+        """Report the exit of the process if it waited for the end of this check."""
+        with self._lock:
+            running.check = None
+            event = running.exited
+            if event is None or self._running.get(key) is not running:
+                return
+            del self._running[key]
+        self._tell(event)
+
+
+def _connect(url: str, timeout_s: float) -> socket.socket:
+    host, port = address_of(url)
+    return socket.create_connection((host or "", port or _HTTP_PORT), timeout_s)
+
+
+def _http_failure(url: str, timeout_s: float) -> str:
+    """Request a URL, and read no further than the status line, however slowly that comes.
+
+    Raises:
+        TimeoutError: not within ``timeout_s``.
+        OSError: the server can't be reached.
+    """
+    ends = time.monotonic() + timeout_s
+    parts = urlsplit(url)
+    target = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
+    answer = b""
+    with _connect(url, timeout_s) as connection:
+        request = f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nUser-Agent: rebalanser\r\n"
+        connection.sendall(f"{request}Connection: close\r\n\r\n".encode())
+        while b"\n" not in answer and len(answer) < _STATUS_LINE_BYTES:
+            left_s = ends - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            connection.settimeout(left_s)
+            part = connection.recv(_STATUS_LINE_BYTES)
+            if not part:
+                break
+            answer += part
+    status = re.match(rb"HTTP/1\.[01] ([1-5]\d\d)\b", answer)
+    if status is None:
+        return "the answer is not HTTP"
+    code = int(status[1])
+    return "" if 200 <= code < 400 else f"HTTP status {code}"

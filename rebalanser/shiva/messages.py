@@ -303,8 +303,25 @@ class ProcessExited:
     """When that was found (monotonic seconds): a worker that was stopped hears of it late. None for now."""
 
 
+@dataclass(frozen=True, slots=True)
+class HealthChecked:
+    """A health check of a process has passed, or has failed with ``error`` (SH-23)."""
+
+    application: ApplicationId
+    run: int
+    error: str = ""
+
+
 WorkerEvent: TypeAlias = (
-    CommandEvent | PingRead | FilesStored | FilesRefused | ProcessStarted | ProcessExited | Wakeup | Stop
+    CommandEvent
+    | PingRead
+    | FilesStored
+    | FilesRefused
+    | ProcessStarted
+    | ProcessExited
+    | HealthChecked
+    | Wakeup
+    | Stop
 )
 
 

@@ -13,12 +13,13 @@ class RunTrigger(StrEnum):
 
     START = "it may start"
     REFUSED = "its files were refused"
-    STARTED = "its process runs"
+    STARTED = "its process runs, and passed its health check if it has one"
+    UNHEALTHY = "its health check failed too often"
     STOP = "it may run no longer"
     ENDED = "its process ended as told"
-    CRASHED = "its process ended by itself, to be started again"
+    CRASHED = "its process ended by itself or was unhealthy, to be started again"
     DONE = "it has run to its end"
-    GIVEN_UP = "its process ended by itself once too often"
+    GIVEN_UP = "its process ended by itself or was unhealthy once too often"
     ELAPSED = "delay over"
 
 
@@ -31,15 +32,19 @@ RUN: Table[RunState, RunTrigger] = Table(
         (_S.PENDING, _T.REFUSED): _S.FAILED,
         (_S.STARTING, _T.STARTED): _S.RUNNING,
         (_S.STARTING, _T.STOP): _S.STOPPING,
+        (_S.STARTING, _T.UNHEALTHY): _S.STOPPING,
         (_S.STARTING, _T.CRASHED): _S.BACKING_OFF,
         (_S.STARTING, _T.DONE): _S.FINISHED,
         (_S.STARTING, _T.GIVEN_UP): _S.FAILED,
         (_S.RUNNING, _T.STOP): _S.STOPPING,
+        (_S.RUNNING, _T.UNHEALTHY): _S.STOPPING,
         (_S.RUNNING, _T.CRASHED): _S.BACKING_OFF,
         (_S.RUNNING, _T.DONE): _S.FINISHED,
         (_S.RUNNING, _T.GIVEN_UP): _S.FAILED,
         (_S.STOPPING, _T.STARTED): _S.STOPPING,
         (_S.STOPPING, _T.ENDED): _S.PENDING,
+        (_S.STOPPING, _T.CRASHED): _S.BACKING_OFF,
+        (_S.STOPPING, _T.GIVEN_UP): _S.FAILED,
         (_S.BACKING_OFF, _T.ELAPSED): _S.PENDING,
     },
 )

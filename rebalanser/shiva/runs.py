@@ -32,6 +32,10 @@ class Run:
         self.reason = ""
         self.policy = RestartPolicy()
         """From its manifest, once its files are stored."""
+        self._started_at = 0.0
+        self._failures = 0
+        self._unhealthy = ""
+        """Why its process is being stopped, where that is its health check."""
         self._restarts = 0
         self._recent: deque[float] = deque()
 
@@ -58,14 +62,39 @@ class Run:
         self._move(RunTrigger.START)
         self.process = process
         self.token = token
+        self._failures, self._unhealthy = 0, ""
 
     def refused(self, reason: str) -> None:
         """Its files cannot be used (SH-16)."""
         self._move(RunTrigger.REFUSED, reason)
 
-    def started(self) -> None:
-        """Its process runs."""
-        self._move(RunTrigger.STARTED, self.reason)
+    def started(self, now: float) -> None:
+        """Its process runs; with a health check it counts as running once that has passed (SH-23)."""
+        self._started_at = now
+        if self.policy.health is None or self.state is RunState.STOPPING:
+            self._move(RunTrigger.STARTED, self.reason)
+
+    def checked(self, error: str, now: float) -> bool:
+        """A health check passed, or failed with ``error``. True if the process is to be stopped (SH-23)."""
+        health = self.policy.health
+        if health is None or self.state not in {RunState.STARTING, RunState.RUNNING}:
+            return False
+        starting = self.state is RunState.STARTING
+        if not error:
+            self._failures = 0
+            if starting:
+                self._move(RunTrigger.STARTED)
+            return False
+        if starting:
+            self.reason = f"its health check has not passed yet: {error}"[:MAX_REASON_CHARS]
+            if now < self._started_at + health.grace_period_s:
+                return False
+        self._failures += 1
+        if self._failures < health.failure_threshold:
+            return False
+        self._unhealthy = f"its health check failed {self._failures} times in a row: {error}"
+        self._move(RunTrigger.UNHEALTHY, self._unhealthy)
+        return True
 
     def stop(self, reason: str) -> None:
         """Its process is told to stop."""
@@ -78,12 +107,13 @@ class Run:
     def exited(self, code: int | None, error: str, now: float) -> None:
         """Its process, and all of its group, have ended, or it was never started (``error``) (SH-17)."""
         self.process = None
-        if self.state is RunState.STOPPING:
+        if self.state is RunState.STOPPING and not self._unhealthy:
             self._move(RunTrigger.ENDED, self.reason)
             return
-        how = _how(code, error)
+        how = self._unhealthy or _how(code, error)
         restart = self.policy.restart
-        if code is not None and (restart == "never" or (restart == "on_failure" and code == 0)):
+        by_itself = code is not None and not self._unhealthy
+        if by_itself and (restart == "never" or (restart == "on_failure" and code == 0)):
             self._move(RunTrigger.DONE, how)
             return
         while self._recent and self._recent[0] <= now - self.policy.restart_window_s:

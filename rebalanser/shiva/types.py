@@ -124,6 +124,16 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthPolicy:
+    """When a health check that fails stops a process, from the manifest (SH-23)."""
+
+    grace_period_s: float = 30.0
+    """Seconds after its start in which failures don't count, until a check passes for the first time."""
+    failure_threshold: int = 3
+    """Failures in a row after which the process is stopped and started again."""
+
+
+@dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """When a worker starts an application's process again, from the manifest (SH-17)."""
 
@@ -136,6 +146,8 @@ class RestartPolicy:
     backoff_max_s: float = 30.0
     stop_timeout_s: float = 10.0
     """How long after SIGTERM its processes get SIGKILL; so long before its deadline it is stopped (SH-14)."""
+    health: HealthPolicy | None = None
+    """None without a health check: it runs as soon as its process does."""
 
 
 class RunState(StrEnum):
@@ -144,6 +156,7 @@ class RunState(StrEnum):
     PENDING = "pending"
     """Its files have not been stored yet, or its worker may not start it yet (SH-6, SH-14)."""
     STARTING = "starting"
+    """Its process is being started, or has not passed its health check yet."""
     RUNNING = "running"
     BACKING_OFF = "backing_off"
     STOPPING = "stopping"

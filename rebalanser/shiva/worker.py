@@ -18,6 +18,7 @@ from rebalanser.shiva.messages import (
     FilesRefused,
     FilesStored,
     Finished,
+    HealthChecked,
     LeaderRead,
     PartRead,
     PingRead,
@@ -181,7 +182,9 @@ class Worker:
             case FilesStored() | FilesRefused():
                 self._files_answered(event)
             case ProcessStarted():
-                self._process_started(event)
+                self._process_started(event, now)
+            case HealthChecked():
+                self._health_checked(event, now)
             case ProcessExited():
                 self._process_exited(event, now)
             case Stop():
@@ -383,13 +386,22 @@ class Worker:
             in_use = {a: run.command for a, run in self._runs.items() if run.process is not None}
             self._effects += self._files.settle(applications, in_use)
 
-    def _process_started(self, event: ProcessStarted) -> None:
+    def _process_started(self, event: ProcessStarted, now: float) -> None:
         run = self._runs.get(event.application)
         if run is None or run.process != event.run:
             return
-        run.started()
-        if run.state is RunState.RUNNING:
+        run.started(now)
+        if run.state is not RunState.STOPPING:
             self._report(FactKind.PROCESS_STARTED, event.application, token=run.token, run=event.run)
+
+    def _health_checked(self, event: HealthChecked, now: float) -> None:
+        run = self._runs.get(event.application)
+        if run is not None and run.process == event.run and run.checked(event.error, now):
+            self._stop_process(event.application, event.run, run)
+
+    def _stop_process(self, application: ApplicationId, process: int, run: Run) -> None:
+        self._report(FactKind.PROCESS_STOPPING, application, token=run.token, run=process, reason=run.reason)
+        self._effects.append(StopProcess(application, process))
 
     def _process_exited(self, event: ProcessExited, now: float) -> None:
         run = self._runs.get(event.application)
@@ -417,10 +429,7 @@ class Worker:
             reason = self._must_stop(run, self._assignments.get(application), now)
             if reason:
                 run.stop(reason)
-                self._report(
-                    FactKind.PROCESS_STOPPING, application, token=run.token, run=run.process, reason=reason
-                )
-                self._effects.append(StopProcess(application, run.process))
+                self._stop_process(application, run.process, run)
 
     def _must_stop(self, run: Run, assignment: Assignment | None, now: float) -> str:
         """Why its process must be stopped; nothing if it need not."""

@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,19 +16,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 import pytest
 
 from rebalanser.applications import processes as module
 from rebalanser.applications.data_folder import DataFolder, output_file
-from rebalanser.applications.manifest import Limits, Manifest
+from rebalanser.applications.manifest import HealthCheck, Limits, Manifest
 from rebalanser.applications.outputs import tail
 from rebalanser.applications.processes import ApplicationProcesses, ProcessEvent
 from rebalanser.errors import UnusableFolder
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.guardian import Guardian, Job, _Waiting
 from rebalanser.runtime.guardian import now as guardian_now
-from rebalanser.shiva.messages import ProcessExited, ProcessStarted
+from rebalanser.shiva.messages import HealthChecked, ProcessExited, ProcessStarted
 from rebalanser.shiva.types import ApplicationId
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 
@@ -329,6 +331,131 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_stop_timeout(bench: 
     assert bench.exited(1).code == -signal.SIGKILL
     assert time.monotonic() - began >= 0.5
     assert not members(group)
+
+
+def checked(script: str, interval_s: float = 0.05, **check: Any) -> Manifest:
+    health = HealthCheck(**{"interval_s": interval_s, "timeout_s": PATIENCE_S, **check})
+    return manifest(script).model_copy(update={"health_check": health})
+
+
+def error_of_check(bench: Bench) -> str:
+    event = bench.next()
+    assert isinstance(event, HealthChecked)
+    return event.error
+
+
+@pytest.mark.rule("SH-23")
+def test_a_command_checks_a_process_in_its_folder_and_environment(bench: Bench, tmp_path: Path) -> None:
+    script = '[ "$SHIVA_TOKEN" = 7 ] && [ $PWD = "$0" ] && [ -e "$1" ] || exit 3'
+    sign = tmp_path / "healthy"
+    bench.start(1, checked("sleep 2000", exec=("sh", "-c", script, str(bench.folder), str(sign))))
+    bench.started(1)
+    assert error_of_check(bench) == "exit code 3"
+    sign.touch()
+    wait_until(lambda: error_of_check(bench) == "", "a check passes")
+    sign.unlink()
+    wait_until(lambda: error_of_check(bench) == "exit code 3", "a check fails")
+
+
+@pytest.mark.rule("SH-23")
+@pytest.mark.parametrize(
+    ("command", "timeout_s", "error"),
+    [(("sleep", "2000"), 0.2, "no answer within 0.2 s"), (("/none",), PATIENCE_S, "could not be started: ")],
+)
+def test_a_check_that_takes_too_long_or_cannot_run_fails(
+    bench: Bench, command: tuple[str, ...], timeout_s: float, error: str
+) -> None:
+    bench.start(1, checked("sleep 2000", exec=command, timeout_s=timeout_s))
+    bench.started(1)
+    assert error_of_check(bench).startswith(error)
+
+
+@pytest.mark.rule("SH-13", "SH-23")
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_process_has_ended_once_its_check_has(bench: Bench, tmp_path: Path, by_itself: bool) -> None:
+    sign = tmp_path / "group"
+    check = ("sh", "-c", f'trap "" TERM; echo $$ > {sign}.new; mv {sign}.new {sign}; sleep 2000; sleep 2000')
+    bench.start(1, checked("sleep 2000", exec=check))
+    group = bench.started(1)
+    wait_until(sign.exists, "a check is under way")
+    if by_itself:
+        os.killpg(group, signal.SIGKILL)
+    else:
+        bench.processes.stop(APP, 1)
+    bench.exited(1)
+    assert not members(int(sign.read_text()))
+    assert bench.events.empty()
+
+
+@pytest.mark.rule("SH-23")
+def test_closing_ends_a_check_that_is_under_way(bench: Bench, tmp_path: Path) -> None:
+    sign = tmp_path / "group"
+    bench.start(1, checked("sleep 2000", exec=("sh", "-c", f"echo $$ > {sign}; sleep 2000")))
+    bench.started(1)
+    wait_until(lambda: sign.exists() and sign.read_text(), "a check is under way")
+    bench.processes.close()
+    assert not members(int(sign.read_text()))
+    wait_until(
+        lambda: "rebalanser-health" not in {thread.name for thread in threading.enumerate()},
+        "its thread ends",
+    )
+
+
+@contextmanager
+def answering(*parts: bytes) -> Iterator[int]:
+    """A server on a port of its own that answers so, and leaves the answer open if the last part is empty."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                held.append(connection)
+                if parts:
+                    connection.recv(4096)
+                for part in parts:
+                    connection.sendall(part)
+                if parts and parts[-1]:
+                    connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE_S)
+        for connection in held:
+            connection.close()
+
+
+@pytest.mark.rule("SH-23")
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ((b"HTTP/1.1 200 OK\r\n\r\n",), ""),
+        ((b"HTTP/1.0 3", b"02 Found\r\nLocation: /\r\n\r\n", b""), ""),
+        ((b"HTTP/1.1 503 Service Unavailable\r\n\r\n",), "HTTP status 503"),
+        ((b"+OK ready\r\n",), "the answer is not HTTP"),
+        ((b"H" * 5000,), "the answer is not HTTP"),
+        ((b"HTTP/1.1 20", b""), "no answer within 0.2 s"),
+    ],
+)
+def test_an_http_check_goes_by_the_status(bench: Bench, answer: tuple[bytes, ...], error: str) -> None:
+    with answering(*answer) as port:
+        check = HealthCheck(
+            http=f"http://127.0.0.1:{port}/health?deep=1", timeout_s=0.2 if "0.2" in error else 60.0
+        )
+        assert bench.processes._failure_of((APP, 1), mock.Mock(), check) == error
+
+
+@pytest.mark.rule("SH-23")
+def test_a_tcp_check_goes_by_the_connection(bench: Bench) -> None:
+    with answering() as port:
+        check = HealthCheck(tcp=f"127.0.0.1:{port}")
+        assert bench.processes._failure_of((APP, 1), mock.Mock(), check) == ""
+    assert "refused" in bench.processes._failure_of((APP, 1), mock.Mock(), check)
 
 
 @pytest.mark.rule("SH-17")

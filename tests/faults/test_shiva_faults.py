@@ -400,6 +400,18 @@ def is_stopped(pid: int) -> bool:
 
 
 class TestApplications:
+    @pytest.mark.rule("SH-23")
+    def test_what_fails_its_health_check_is_started_again(self, shiva: ShivaCluster, tmp_path: Path) -> None:
+        shiva.daemon()
+        sign = tmp_path / "healthy"
+        check = {"exec": ["test", "-e", str(sign)], "interval_s": 0.2, "grace_period_s": 0}
+        restart = {"backoff_initial_s": 0.2, "max_restarts": 1000}
+        shiva.start(source=shiva.application("web", health_check=check, restart=restart))
+        entry = shiva.entry_when(lambda entry: entry.restarts >= 1, "was restarted")
+        assert "its health check failed 3 times in a row: exit code 1" in entry.reason
+        sign.touch()
+        shiva.running()
+
     @pytest.mark.rule("SH-12")
     def test_an_application_waits_with_the_reason_until_a_worker_has_its_tags(
         self, shiva: ShivaCluster

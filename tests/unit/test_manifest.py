@@ -10,7 +10,7 @@ import pytest
 
 from rebalanser.applications.manifest import Manifest, manifest_schema, parse_manifest
 from rebalanser.errors import InvalidManifest
-from rebalanser.shiva.types import RestartPolicy
+from rebalanser.shiva.types import HealthPolicy, RestartPolicy
 
 pytestmark = pytest.mark.rule("SH-4")
 
@@ -28,6 +28,15 @@ FULL: dict[str, Any] = {
     "limits": {"memory_bytes": 268435456, "open_files": 64, "log_bytes": 65536, "log_files": 2},
     "tags": ["gpu", "zone-a"],
     "version": "1.2",
+    "health_check": {
+        "http": "http://127.0.0.1:80/health",
+        "tcp": None,
+        "exec": None,
+        "interval_s": 2,
+        "timeout_s": 1,
+        "grace_period_s": 0,
+        "failure_threshold": 4,
+    },
 }
 
 
@@ -39,12 +48,13 @@ def test_a_command_is_enough() -> None:
     manifest = parse_manifest(b'{"command": ["true"]}')
     assert manifest == Manifest(command=("true",))
     assert manifest.as_policy() == RestartPolicy()
+    assert manifest.health_check is None
 
 
 def test_everything_that_can_be_said_is_read() -> None:
     manifest = parse_manifest(written())
     assert json.loads(manifest.model_dump_json()) == FULL
-    assert manifest.as_policy() == RestartPolicy("on_failure", 3, 60.0, 0.1, 5.0, 2.5)
+    assert manifest.as_policy() == RestartPolicy("on_failure", 3, 60.0, 0.1, 5.0, 2.5, HealthPolicy(0.0, 4))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,19 @@ def test_everything_that_can_be_said_is_read() -> None:
         ({"limits": {"cpus": 4}}, "limits.cpus: "),
         ({"tags": ["a b"]}, "tags[0]: 'a b' cannot be a tag"),
         ({"commnad": []}, "commnad: "),
+        ({"health_check": {}}, "health_check: give one of http, tcp and exec, not none"),
+        (
+            {"health_check": {"tcp": "h:1", "exec": ["true"]}},
+            "health_check: give one of http, tcp and exec, not tcp and exec",
+        ),
+        ({"health_check": {"tcp": "localhost"}}, "health_check: tcp 'localhost' is not HOST:PORT"),
+        ({"health_check": {"tcp": ":80"}}, "health_check: tcp ':80' is not HOST:PORT"),
+        ({"health_check": {"tcp": "h:x"}}, "health_check: "),
+        ({"health_check": {"http": "https://h/"}}, "health_check.http: "),
+        ({"health_check": {"http": "http://h/a b\r\nX: y"}}, "health_check.http: "),
+        ({"health_check": {"http": "http:///a"}}, "health_check: http 'http:///a' names no host"),
+        ({"health_check": {"exec": []}}, "health_check.exec: "),
+        ({"health_check": {"tcp": "h:1", "failure_threshold": 0}}, "health_check.failure_threshold: "),
     ],
 )
 def test_an_error_is_told_with_its_place(changes: dict[str, object], told: str) -> None:

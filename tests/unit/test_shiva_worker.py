@@ -22,6 +22,7 @@ from rebalanser.shiva.messages import (
     FilesRefused,
     FilesStored,
     Finished,
+    HealthChecked,
     LeaderRead,
     PartRead,
     PingRead,
@@ -60,6 +61,7 @@ from rebalanser.shiva.types import (
     ApplicationState,
     Archive,
     Epoch,
+    HealthPolicy,
     Incarnation,
     Mode,
     RestartPolicy,
@@ -224,6 +226,110 @@ def running(mode: Mode = Mode.AVAILABLE, **policy: Any) -> Bench:
     bench.feed(ProcessStarted(A, bench.process(A)))
     assert bench.state() is RunState.RUNNING
     return bench
+
+
+HEALTH = HealthPolicy(grace_period_s=20.0, failure_threshold=3)
+
+
+def checked_process(mode: Mode = Mode.AVAILABLE, **policy: Any) -> Bench:
+    """A worker with a process of application A that has a health check and has not passed it yet."""
+    bench = ready()
+    bench.start(A, "a1")
+    bench.document({A: named("a1", mode=mode)})
+    bench.stored(A, "a1", health=HEALTH, **policy)
+    if mode is Mode.EXCLUSIVE:
+        bench.ping(heard=bench.pong.sequence)
+    bench.feed(ProcessStarted(A, bench.process(A)))
+    return bench
+
+
+def check(bench: Bench, *errors: str, after_s: float = 0.0) -> list[WorkerEffect]:
+    """Let health checks pass (no errors, or an empty one) or fail, the first after ``after_s`` seconds."""
+    bench.now += after_s
+    effects: list[WorkerEffect] = []
+    for error in errors or ("",):
+        effects += bench.feed(HealthChecked(A, bench.process(A), error))
+    return effects
+
+
+@pytest.mark.rule("SH-23")
+class TestHealth:
+    def test_it_counts_as_running_once_its_check_has_passed(self) -> None:
+        bench = checked_process()
+        assert bench.state() is RunState.STARTING
+        check(bench, "connection refused")
+        assert bench.state() is RunState.STARTING
+        assert bench.reason() == "its health check has not passed yet: connection refused"
+        check(bench)
+        assert (bench.state(), bench.reason()) == (RunState.RUNNING, "")
+        assert len(facts(bench.asked, FactKind.PROCESS_STARTED)) == 1
+
+    def test_failures_within_the_grace_period_do_not_count(self) -> None:
+        bench = checked_process()
+        check(bench, *["no"] * 9, after_s=HEALTH.grace_period_s - 1)
+        assert not only(bench.asked, StopProcess)
+        check(bench, "no", "no", after_s=1)
+        assert not only(bench.asked, StopProcess)
+        assert only(check(bench, "no"), StopProcess) == [StopProcess(A, 1)]
+
+    def test_the_grace_period_ends_with_the_first_check_that_passes(self) -> None:
+        bench = checked_process()
+        assert only(check(bench, "", "no", "no", "no"), StopProcess) == [StopProcess(A, 1)]
+
+    def test_only_failures_in_a_row_stop_it(self) -> None:
+        bench = checked_process()
+        assert not only(check(bench, "", *["no", "no", ""] * 3), StopProcess)
+        assert bench.state() is RunState.RUNNING
+
+    @pytest.mark.rule("SH-17")
+    @pytest.mark.parametrize("restart", ["always", "on_failure"])
+    def test_an_unhealthy_process_is_started_again_with_backoff_and_a_limit(self, restart: str) -> None:
+        bench = checked_process(restart=restart)
+        for wait_s in (1.0, 2.0):
+            check(bench, "", *["no"] * 3)
+            assert bench.state() is RunState.STOPPING
+            bench.exited(A, 0)
+            assert bench.state() is RunState.BACKING_OFF
+            assert bench.reason() == "its health check failed 3 times in a row: no"
+            starts = len(only(bench.asked, StartProcess))
+            bench.feed(Wakeup(), after_s=wait_s - 0.1)
+            assert len(only(bench.asked, StartProcess)) == starts
+            bench.feed(Wakeup(), after_s=0.1)
+            bench.feed(ProcessStarted(A, bench.process(A)))
+            assert bench.state() is RunState.STARTING
+        check(bench, "", *["no"] * 3)
+        bench.exited(A, 0)
+        assert bench.state() is RunState.FAILED
+        assert bench.reason() == (
+            "its health check failed 3 times in a row: no, after 2 restarts within the restart window"
+        )
+
+    def test_an_unhealthy_process_that_is_not_to_be_started_again_has_failed(self) -> None:
+        bench = checked_process(restart="never")
+        check(bench, "", *["no"] * 3)
+        bench.exited(A, 0)
+        assert bench.state() is RunState.FAILED
+
+    @pytest.mark.parametrize("mode", Mode)
+    def test_one_that_is_stopped_meanwhile_is_not_started_again(self, mode: Mode) -> None:
+        bench = checked_process(mode)
+        check(bench, "", *["no"] * 3)
+        bench.document({})
+        bench.exited(A)
+        bench.feed(Wakeup(), after_s=60.0)
+        assert len(only(bench.asked, StartProcess)) == 1
+        assert A not in bench.pong.applications
+
+    def test_a_check_of_an_earlier_process_or_of_none_says_nothing(self) -> None:
+        bench = checked_process()
+        bench.feed(HealthChecked(A, 7))
+        bench.feed(HealthChecked(B, 1))
+        assert bench.state() is RunState.STARTING
+        check(bench, "", *["no"] * 3)
+        check(bench)
+        assert bench.state() is RunState.STOPPING
+        without = running()
+        assert not only(check(without, *["no"] * 9, after_s=100.0), StopProcess)
 
 
 @pytest.mark.rule("SH-4")
@@ -1218,6 +1324,13 @@ class TestStates:
         bench.document({A: named("a1")})
         bench.feed(FilesRefused(A, "a1", "bad"))
         yield None
+        for passed, policy in ((True, {}), (False, {"max_restarts": 0})):
+            bench = checked_process(**policy)
+            if passed:
+                check(bench)
+            check(bench, *["no"] * 3, after_s=HEALTH.grace_period_s)
+            bench.exited(A)
+            yield None
 
     def test_every_row_of_the_table_happens_and_no_other(self) -> None:
         with self.recorded() as seen:

@@ -40,6 +40,7 @@ from rebalanser.shiva.messages import (
     FilesRefused,
     FilesStored,
     Finished,
+    HealthChecked,
     PartRead,
     PingRead,
     ProcessExited,
@@ -94,7 +95,7 @@ class _Lacking:
     end: int
 
 
-_Told: TypeAlias = FilesStored | FilesRefused | ProcessStarted | ProcessExited | Stop
+_Told: TypeAlias = FilesStored | FilesRefused | ProcessStarted | ProcessExited | HealthChecked | Stop
 _Item: TypeAlias = Batch | Lost | _Lacking | _Told
 
 
