@@ -16,7 +16,6 @@ from rebalanser.cli.lines import counted
 from rebalanser.cli.tasks_lines import shown, status_lines, task_line, update_line
 from rebalanser.cli.tasks_options import (
     CreateOption,
-    LimitOption,
     NameOption,
     OlderThanOption,
     OutboxOption,
@@ -197,10 +196,16 @@ def list_tasks(
     status: StatusOption = None,
     name: NameOption = None,
     older_than: OlderThanOption = None,
-    newest: Annotated[
-        bool, typer.Option("--newest", help=f"The newest first, {NEWEST} of them unless --limit is given.")
-    ] = False,
-    limit: LimitOption = None,
+    newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="NUMBER",
+            show_default=f"all; {NEWEST} with --newest",
+            help="Maximum number of tasks.",
+        ),
+    ] = None,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:

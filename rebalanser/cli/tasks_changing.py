@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -29,12 +29,13 @@ from rebalanser.cli.tasks_options import (
 )
 from rebalanser.cli.times import parse_span
 from rebalanser.errors import UnknownTask
-from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.queue import Queue
 
 CLOSED: Final = frozenset(Status) - OPEN
 READ_AT_ONCE: Final = 1000
+MAX_NAMES: Final = 10
+"""Maximum number of functions that are named in an error."""
 
 
 def cancel(
@@ -229,18 +230,20 @@ def pause(
     queue: QueueArgument,
     schedule: ScheduleOption = None,
     reason: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Why, for people.")] = "",
+    yes: YesOption = False,
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
     """Let workers claim no more tasks of a queue until it is resumed, also after restarts.
 
     Running tasks go on, and tasks can be enqueued. With --schedule only a periodic function is paused, and
-    its ticks meanwhile are missed.
+    its ticks meanwhile are missed. One of which the queue has no task yet needs --yes: its name may be
+    misspelt.
     """
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
-        if schedule is not None:
-            _warn_of_schedule(tasks, schedule)
+        if schedule is not None and not yes:
+            _refuse_misspelt(tasks, schedule)
         present = tasks.pause(reason, schedule=schedule, by=_person())
     document = {"queue": queue, "schedule": schedule, "pause": present.model_dump()}
     face.answer(document, pause_line(_paused(queue, schedule), present, time.time()))
@@ -274,12 +277,17 @@ def _person() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _warn_of_schedule(queue: Queue, name: str) -> None:
-    """Warn of a schedule without a task among the first ones: its name may be misspelt."""
-    if not any(each.head.name == name for each in islice(queue.tasks(), READ_AT_ONCE)):
-        get_logger().warning(
-            "no task of this function is among those of the queue; is it misspelt?",
-            action="task_name_unknown",
-            queue=queue.name,
-            name=name,
+def _refuse_misspelt(queue: Queue, name: str) -> None:
+    """Refuse a schedule without a task among the oldest and the newest ones of a queue.
+
+    Raises:
+        typer.BadParameter: there is none.
+    """
+    looked_at = chain(islice(queue.tasks(), READ_AT_ONCE), queue.newest(READ_AT_ONCE))
+    names = {each.head.name for each in looked_at}
+    if name not in names:
+        known = f"; there are tasks of: {', '.join(sorted(names)[:MAX_NAMES])}" if names else ""
+        raise typer.BadParameter(
+            f"--schedule {name}: queue {queue.name} has no task of this function{known}. Is the name "
+            "misspelt? Give --yes to pause a schedule that has had no tick yet"
         )

@@ -59,9 +59,6 @@ StatusOption = Annotated[
     list[Status] | None,
     typer.Option("--status", show_default="any", help="Only tasks in this status; repeatable."),
 ]
-LimitOption = Annotated[
-    int | None, typer.Option(min=1, metavar="NUMBER", show_default="all", help="Maximum number of tasks.")
-]
 NameOption = Annotated[
     str | None,
     typer.Option("--name", metavar="NAME", show_default="any", help="Only tasks of this function."),

@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import importlib
 import inspect
+import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, Self, TypedDict, get_type_hints
@@ -26,7 +27,8 @@ from pydantic import (
 )
 from pydantic_core import from_json, to_json
 
-from rebalanser.errors import InvalidHandlers, InvalidTask
+from rebalanser.errors import InvalidArgument, InvalidHandlers, InvalidTask
+from rebalanser.redaction import redact
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.handlers import name_of
 from rebalanser.tasks.claim import Claim
@@ -46,6 +48,9 @@ MAX_KEY: Final = 512
 """Maximum length of a key."""
 MAX_RUNNING: Final = 1000
 """Maximum of a limit: a store may read as many claims to find out if there is room."""
+PAIR: Final = 'positional arguments and named ones, such as (("a",), {"copies": 2})'
+MAX_SHOWN: Final = 80
+"""Maximum length of a value in a message."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -65,16 +70,32 @@ def problems_of(error: ValidationError, known: Iterable[str] = ()) -> str:
     problems = []
     for each in error.errors(include_url=False):
         place = ".".join(map(str, each["loc"]))
-        told = told_of(each["msg"])
-        if known and each["type"] == "extra_forbidden":
-            told = f"there is no such option; there are: {', '.join(known)}"
+        kind, told = each["type"], told_of(each["msg"])
+        if kind == "extra_forbidden":
+            told = (
+                f"there is no such option; there are: {', '.join(known)}" if known else "is no argument of it"
+            )
+        elif kind == "missing":
+            told = "is missing"
+        elif kind == "json_invalid":
+            told = f"it is not JSON ({each['ctx']['error']})"
+        elif kind == "model_type" and not place:
+            told = "it must be a JSON object with a field for each argument"
+        elif place or kind != "value_error":
+            told += f" (got {_shown(each['input'])})"
         problems.append(f"{place}: {told}" if place else told)
     return "; ".join(problems)
 
 
+def _shown(value: object) -> str:
+    """A value for a message; the name of its type if it is long or no single one."""
+    shown = redact(repr(value)) if value is None or isinstance(value, int | float | str) else ""
+    return shown if 0 < len(shown) <= MAX_SHOWN else type(value).__name__
+
+
 def told_of(message: str) -> str:
-    """A message of pydantic without the words that it puts before those of a validator."""
-    return message.removeprefix("Value error, ")
+    """A message of pydantic in the words of the house."""
+    return message.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 Id = Annotated[TaskId, AfterValidator(_check_id)]
@@ -452,6 +473,42 @@ def is_coroutine_function(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - its own method matters
     )
+
+
+def is_seconds(value: object) -> bool:
+    """True for a finite number from 0."""
+    return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def refuse_no_claim(name: str, claim: object) -> None:
+    """Refuse to call a function with an argument of its task where its claim is due.
+
+    Raises:
+        InvalidArgument: ``claim`` is a value of JSON.
+    """
+    if isinstance(claim, int | float | str | bytes | list | tuple | dict):
+        raise InvalidArgument(
+            f"{name}({_shown(claim)}) has no claim: a direct call gets one first, in a test "
+            f"rebalanser.testing.FakeClaim(); to have a worker call it, use {name}.enqueue(...)"
+        )
+
+
+def pairs_of(name: str, calls: Iterable[object]) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
+    """Iterate over calls of the function ``name``, each as positional arguments and named ones.
+
+    Raises:
+        InvalidArgument: one is something else.
+    """
+    if not isinstance(calls, Iterable):
+        raise InvalidArgument(f"{name}: calls are {_shown(calls)}: give a list of {PAIR}")
+    for number, call in enumerate(calls):
+        match call:
+            case (list() | tuple() as arguments, Mapping() as named) if all(
+                isinstance(key, str) for key in named
+            ):
+                yield arguments, named
+            case _:
+                raise InvalidArgument(f"{name}: call {number} is {call!r:.{MAX_SHOWN}}: give {PAIR}")
 
 
 def task_name(function: Callable[..., Any], name: str | None) -> str:

@@ -67,9 +67,12 @@ class Operator(OpenQueue):
         (SK-11).
 
         Raises:
-            InvalidArgument: ``older_than_s`` is no number of seconds from 0.
+            InvalidArgument: ``statuses`` names one that there is not; or ``older_than_s`` is no number of
+                seconds from 0.
         """
         before = self._enqueued_before(older_than_s)
+        if statuses is not None:
+            statuses = _known(statuses)
         while True:
             found = self.context.engine.page(
                 self.name, self._timeout_s, statuses=statuses, after=after, limit=page, at_least=at_least
@@ -102,7 +105,7 @@ class Operator(OpenQueue):
         Reads back from the present, ever farther until there are as many.
 
         Raises:
-            InvalidArgument: ``limit`` or ``older_than_s`` is below 0.
+            InvalidArgument: ``limit`` or ``older_than_s`` is below 0, or as :meth:`tasks`.
         """
         if limit < 0:
             raise InvalidArgument(f"limit is {limit}: give a number of tasks from 0")
@@ -229,11 +232,11 @@ class Operator(OpenQueue):
         Where ``older_than_s`` is 0 also a task goes with an id whose time is yet to come.
 
         Raises:
-            InvalidArgument: ``older_than_s`` is no number of seconds from 0.
+            InvalidArgument: as :meth:`tasks`.
             RetryLater: the engine was away; collecting again goes on.
             UnusableFolder: the archive can't be written.
         """
-        before = self._enqueued_before(older_than_s)
+        before, statuses = self._enqueued_before(older_than_s), _known(statuses)
 
         def may_go(stored: Stored) -> bool:
             head = stored.head
@@ -249,3 +252,18 @@ class Operator(OpenQueue):
     def retained(self) -> Record:
         """When closed tasks were deleted last because their time was over, and how many (SK-22)."""
         return Record.of(self.context.engine.note(self.name, self._timeout_s))
+
+
+def _known(statuses: Iterable[Status]) -> frozenset[Status]:
+    """Return statuses that a caller has given, also as text.
+
+    Raises:
+        InvalidArgument: one of them is unknown.
+    """
+    try:
+        given = (statuses,) if isinstance(statuses, str) else tuple(statuses)
+        return frozenset(Status(each) for each in given)
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"statuses are {statuses!r}: give a set of some of {', '.join(Status)}, or None for all"
+        ) from None

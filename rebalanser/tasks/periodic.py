@@ -25,7 +25,7 @@ from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 
 from rebalanser.errors import InvalidTask, TaskExists
 from rebalanser.runtime.clock import Clock
-from rebalanser.tasks.functions import MAX_SECONDS
+from rebalanser.tasks.functions import MAX_SECONDS, is_seconds
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.model import TaskId
 
@@ -39,6 +39,16 @@ CATCH_UP_S: Final = 60.0
 KEPT_S: Final = 86_400.0
 """Age up to which the task of a tick counts as not collected yet, unless retention is shorter: that of a
 collection unless it is told."""
+_FIELDS: Final = (
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day of the month", "1 to 31"),
+    ("month", "1 to 12"),
+    ("day of the week", "0 to 7 or sun to sat"),
+    ("second", "0 to 59"),
+    ("year", "1970 to 2099"),
+)
+"""The fields of a cron expression and their values; the last two may be missing."""
 _RANDOM: Final = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
 
 
@@ -62,11 +72,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """See that there is a tick."""
-        if not 0 <= self.jitter_s <= MAX_SECONDS:
-            raise InvalidTask(f"{self.name}: jitter_s is {self.jitter_s}; it must be seconds from 0")
+        if not is_seconds(self.jitter_s) or self.jitter_s > MAX_SECONDS:
+            raise InvalidTask(f"{self.name}: jitter_s is {self.jitter_s!r}; it must be seconds from 0")
         try:
             ZoneInfo(self.time_zone)
-        except (OSError, ValueError, ZoneInfoNotFoundError) as error:
+        except (OSError, TypeError, ValueError, ZoneInfoNotFoundError) as error:
             raise InvalidTask(
                 f"{self.name}: unknown time zone {self.time_zone!r}: use one such as Europe/Rome; "
                 "a host without time zones needs the package tzdata"
@@ -122,7 +132,8 @@ class Schedule:
         return ticks, ticks.expanded[1] == ["*"]
 
     def _invalid(self, error: Exception) -> InvalidTask:
-        return InvalidTask(f"{self.name}: {self.expression!r} is no cron expression: {error}")
+        problem = _problem_of(self.expression, has_ticks=not isinstance(error, CroniterBadDateError))
+        return InvalidTask(f"{self.name}: {self.expression!r} is no cron expression: {problem}")
 
     def _counts(self, tick: int, *, is_hourly: bool) -> bool:
         """False if the local clocks show this time for the second time, after they were put back."""
@@ -132,6 +143,21 @@ class Schedule:
         """The id of the task of a tick: its milliseconds, then a hash of the queue and the name (SK-1)."""
         named = hashlib.blake2b(f"{self.queue}\0{self.name}".encode(), digest_size=12).hexdigest()
         return f"{tick * 1000:016x}{named}"
+
+
+def _problem_of(expression: str, *, has_ticks: bool) -> str:
+    """Say what is wrong with a cron expression, and what is right."""
+    fields = expression.split()
+    if not has_ticks:
+        return "no date ever matches it"
+    if len(fields) not in {5, 6, 7}:
+        names = ", ".join(name for name, _ in _FIELDS[:5])
+        return f"it has {len(fields)} field{'' if len(fields) == 1 else 's'}; give 5: {names}"
+    for number, (field, (name, values)) in enumerate(zip(fields, _FIELDS, strict=False)):
+        others = ["*"] * len(fields)
+        if not croniter.is_valid(" ".join([*others[:number], field, *others[number + 1 :]])):
+            return f"the {name} is {field!r}; give {values}, a list 1,2, a range 1-5, a step */2, or *"
+    return "its fields don't fit together"
 
 
 def _each(tick: Callable[[type[float]], float]) -> Iterator[int]:

@@ -23,6 +23,8 @@ from rebalanser.tasks.functions import (
     TaskOptions,
     chosen_options,
     dependencies,
+    pairs_of,
+    refuse_no_claim,
     refuse_no_expression,
     refuse_required,
     task_name,
@@ -64,7 +66,12 @@ class TaskFunction(Generic[P, R]):
         """The name under which its tasks are stored."""
 
     def __call__(self, claim: Claim, *arguments: P.args, **named: P.kwargs) -> Any:
-        """Call the function, as in a test; a coroutine function gives a coroutine."""
+        """Call the function, as in a test; a coroutine function gives a coroutine.
+
+        Raises:
+            InvalidArgument: ``claim`` is an argument of the task instead.
+        """
+        refuse_no_claim(self.name, claim)
         return self.body.function(claim, *arguments, **named)
 
     def options(self, **options: Unpack[GivenOptions]) -> TaskFunction[P, R]:
@@ -116,7 +123,10 @@ class TaskFunction(Generic[P, R]):
         """
         made = self._queue.made
         return self._queue.commit(
-            [made(self.body, tuple(arguments), named, self._options) for arguments, named in calls]
+            [
+                made(self.body, tuple(arguments), named, self._options)
+                for arguments, named in pairs_of(self.name, calls)
+            ]
         )
 
 

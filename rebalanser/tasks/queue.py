@@ -22,7 +22,7 @@ from rebalanser.tasks import pauses
 from rebalanser.tasks.bodies import Bodies, Caller, ThreadCaller
 from rebalanser.tasks.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.engine import ClaimsFromIndex, Engine
-from rebalanser.tasks.functions import EnqueueOptions, TaskBody
+from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_seconds
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.inline import InlineWorker
 from rebalanser.tasks.loops import ErrorPolicy
@@ -200,6 +200,7 @@ class Queue(Producer, Operator):
         On ``memory://``, no other queue may work on the same store meanwhile.
 
         Raises:
+            InvalidArgument: ``advance_s`` is no number of seconds from 0.
             InvalidState: the queue is started, or paused while tasks are ready; its engine is neither
                 ``memory://`` nor ``sqlite://``; or there is time to pass and the queue has no clock that can
                 be moved.
@@ -209,6 +210,8 @@ class Queue(Producer, Operator):
     def run_inline(self, caller: Caller, advance_s: float) -> int:
         """:meth:`run_until_idle`, with somebody else who calls the bodies."""
         engine = self.context.engine
+        if not is_seconds(advance_s):
+            raise InvalidArgument(f"advance_s is {advance_s!r}: give seconds from 0")
         self._refuse_started()
         source, settle = self._inline_source(engine)
         ticker = self._inline_ticker = self._inline_ticker or self._made_ticker(lambda _: True)

@@ -158,7 +158,11 @@ def value_of(stored: Stored, functions: Mapping[str, TaskBody]) -> Any:
     state = stored.state
     if state.status is not Status.COMPLETED:
         kind, message = split_error(state.error)
-        told = f"{kind}: {message}" if kind and message else kind or message or "no try has failed"
+        told = f"{kind}: {message}" if kind and message else kind or message
+        if not told and state.status is Status.DEAD:
+            told = "no try has failed"
+        elif state.status is Status.CANCELLED:
+            told = "requeue() tries it again" + (f"; its last try failed: {told}" if told else "")
         raise TaskFailed(
             f"task {stored.head.id} is {state.status}: {told}", error_type=kind, told=state.error
         )

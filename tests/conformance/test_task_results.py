@@ -162,7 +162,7 @@ def test_a_task_that_runs_after_failures_gets_none_in_their_places(stage: Stage)
     with pytest.raises(TaskFailed) as raised:
         stage.queue.wait(strict_id, PATIENCE_S)
     assert str(raised.value).endswith(
-        "InvalidTask: total: parts.1: Input should be a valid integer; parts has the results of 3 tasks, "
+        "InvalidTask: total: parts.1: must be a valid integer (got None); parts has the results of 3 tasks, "
         f"and task {calls[1].id} is dead"
     )
 
@@ -257,7 +257,7 @@ def test_a_result_that_does_not_fit_is_told_and_not_tried_again(stage: Stage) ->
     nothing = stage.nothing.call()
     last = stage.total.call(nothing.result).enqueue()  # type: ignore[arg-type]
     stage.queue.start()
-    with pytest.raises(TaskFailed, match="Input should be a valid array") as raised:
+    with pytest.raises(TaskFailed, match="must be a valid array") as raised:
         stage.queue.wait(last, PATIENCE_S)
     assert str(raised.value).endswith(f"parts is the result of task {nothing.id}")
     assert stage.queue.get(last).state.failures == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 import re
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -546,6 +548,31 @@ def test_the_type_of_a_claim_is_that_of_the_function() -> None:
     assert TaskBody(twin, "twin", TaskOptions(), AsyncClaim).is_coroutine
     with pytest.raises(InvalidHandlers, match="of type Claim"):
         TaskBody(twin, "twin", TaskOptions())
+
+
+@pytest.mark.rule("SK-17", "SK-19")
+@pytest.mark.parametrize("refused", ["rebalanser-tasks-child", "rebalanser-tasks-sends"])
+def test_a_process_whose_threads_are_refused_is_ended_and_reaped(
+    monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start, popen = threading.Thread.start, subprocess.Popen
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name.startswith(refused):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def noted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        ChildProcess({})
+    (process,) = started
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_where_the_host_reaps_all_children_the_end_of_one_is_noticed_too(

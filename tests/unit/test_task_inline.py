@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rebalanser.errors import Fenced, InvalidState, InvalidUrl, NotSettled, RequestTooLarge, TaskFailed
+from rebalanser.errors import (
+    Fenced,
+    InvalidArgument,
+    InvalidState,
+    InvalidUrl,
+    NotSettled,
+    RequestTooLarge,
+    TaskFailed,
+)
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue, Retry, Status
 from rebalanser.tasks.ids import born_at
 from rebalanser.tasks.inline import SHORTEST_STEP_S
@@ -344,3 +354,50 @@ async def fake_claim_in_a_loop() -> None:
     with pytest.raises(Fenced):
         await twin.update(b"late")
     assert claim.updates == [b"second"]
+
+
+@pytest.mark.parametrize("advance_s", [-5, -0.1, math.nan, math.inf, "5", None])
+def test_a_time_that_a_clock_can_not_be_moved_by_is_refused(tasks: Queue, advance_s: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^advance_s is .*: give seconds from 0$"):
+        tasks.run_until_idle(advance_s=advance_s)
+
+
+@pytest.mark.parametrize("statuses", [{"ded"}, "dead!", [["dead"]], 5])
+def test_a_status_that_there_is_not_is_refused_with_those_that_there_are(tasks: Queue, statuses: Any) -> None:
+    for ask in (
+        lambda: list(tasks.tasks(statuses)),
+        lambda: tasks.newest(3, statuses),
+        lambda: tasks.collect(statuses=statuses),
+    ):
+        with pytest.raises(
+            InvalidArgument, match=r"^statuses are .*waiting, claimed, completed, dead, cancelled"
+        ):
+            ask()
+
+
+def test_statuses_may_be_texts(tasks: Queue) -> None:
+    @tasks.task
+    def send(claim: Claim) -> None: ...
+
+    task = send.enqueue()
+    tasks.cancel(task)
+    for statuses in ({"cancelled"}, ["cancelled"], "cancelled"):
+        given: Any = statuses
+        assert [each.head.id for each in tasks.tasks(given)] == [task]
+    assert list(tasks.tasks(frozenset({Status.DEAD}))) == []
+
+
+def test_who_waits_for_a_cancelled_task_is_told_what_to_do(tasks: Queue) -> None:
+    @tasks.task
+    def fails(claim: Claim) -> None:
+        raise ValueError("no such address")
+
+    task = fails.enqueue()
+    tasks.cancel(task)
+    with pytest.raises(TaskFailed, match=rf"^task {task} is cancelled: requeue\(\) tries it again$"):
+        tasks.wait(task, 0.0)
+    tasks.requeue(task)
+    tasks.run_until_idle()
+    tasks.cancel(task)
+    with pytest.raises(TaskFailed, match=r"again; its last try failed: ValueError: no such address$"):
+        tasks.wait(task, 0.0)

@@ -6,6 +6,7 @@ import calendar
 import datetime
 from collections.abc import Collection, Sequence
 from itertools import pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -133,10 +134,36 @@ def test_ids_are_flakes_in_the_order_of_their_ticks() -> None:
     assert schedule.task_id(0) != Schedule("mail", "other", "* * * * *").task_id(0)
 
 
-@pytest.mark.parametrize("expression", ["", "every day", "61 * * * *", "0 0 31 2 *"])
-def test_what_is_no_expression_is_refused_at_once(expression: str) -> None:
-    with pytest.raises(InvalidTask, match="is no cron expression"):
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("", r"it has 0 fields; give 5: minute, hour, day of the month, month, day of the week$"),
+        ("every", "it has 1 field; give 5"),
+        ("61 * * * *", "the minute is '61'; give 0 to 59, a list 1,2, a range 1-5, a step "),
+        ("*/0 * * * *", "the minute is '\\*/0'; give 0 to 59"),
+        ("0 0 * mox *", "the month is 'mox'; give 1 to 12"),
+        ("0 0 * * MOX", "the day of the week is 'MOX'; give 0 to 7 or sun to sat"),
+        ("* * * * * 99", "the second is '99'; give 0 to 59"),
+        ("0 0 31 2 *", "no date ever matches it$"),
+    ],
+)
+def test_what_is_no_expression_is_refused_at_once(expression: str, told: str) -> None:
+    with pytest.raises(InvalidTask, match=f"^sweep: .* is no cron expression: {told}"):
         Schedule("mail", "sweep", expression)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"time_zone": None}, "sweep: unknown time zone None: use one such as"),
+        ({"time_zone": 5}, "sweep: unknown time zone 5: use one such as"),
+        ({"jitter_s": None}, "sweep: jitter_s is None; it must be seconds from 0"),
+        ({"jitter_s": "5"}, "sweep: jitter_s is '5'; it must be seconds from 0"),
+    ],
+)
+def test_options_of_a_schedule_of_a_wrong_type_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidTask, match=told):
+        Schedule("mail", "sweep", "* * * * *", **options)
 
 
 @pytest.mark.rule("SK-15")

@@ -160,8 +160,13 @@ def test_a_queue_and_its_schedules_are_paused_and_resumed(
     (again,) = stage.cli("pause", "work", "--reason", "other", "--json").documents
     assert (again["queue"], again["schedule"], again["pause"]["reason"]) == ("work", None, "no\x1bmail")
     misspelt = stage.cli("pause", "work", "--schedule", "nigthly")
-    assert "is it misspelt?" in misspelt.err
-    assert misspelt.out.startswith("schedule nigthly of queue work is PAUSED for ")
+    assert misspelt.code == 2
+    assert (
+        "queue work has no task of this function; there are tasks of: send. Is the name misspelt?"
+        in " ".join(misspelt.err.split())
+    )
+    coming = stage.cli("pause", "work", "--schedule", "nigthly", "--yes")
+    assert coming.out.startswith("schedule nigthly of queue work is PAUSED for ")
     assert "misspelt" not in stage.cli("pause", "work", "--schedule", "send").err
     out = stage.cli("status", "work").out
     assert "\nthe queue is PAUSED for " in out
@@ -746,7 +751,7 @@ def test_schedules_are_listed_and_triggered(
     }
     assert following.endswith("-01-01 04:30:00+09:00")
     assert answer("schedules", place).out == f"sweep: 30 4 1 1 * (Asia/Tokyo), next {following}\n"
-    stage.cli("pause", "work", "--schedule", "sweep", "--reason", "no need", "--registry", url)
+    stage.cli("pause", "work", "--schedule", "sweep", "--yes", "--reason", "no need", "--registry", url)
     assert " next" in answer("schedules", place).out
     assert "\n  it is PAUSED for " in answer("schedules", place).out
     (paused,) = answer("schedules", place, "--json").documents

@@ -171,6 +171,15 @@ def test_a_request_with_many_faults_is_refused_as_soon_as_one_with_few(
     assert len(reply.body) < 1000
 
 
+@pytest.mark.rule("SK-16", "SK-23")
+def test_two_limits_are_refused_in_our_words(queue: Queue) -> None:
+    limits = {"key": "a", "max_running": 1, "max_running_per_key": 1}
+    body = json.dumps({"name": "send", "payload": {"value": 1}, **limits})
+    reply = client_of(queue).send("POST", TASKS, body)
+    assert reply.status == 422
+    assert reply.json["detail"] == "give max_running or max_running_per_key, not both: a task has one limit"
+
+
 @pytest.mark.rule("SK-16")
 @pytest.mark.parametrize(
     ("body", "kind", "place", "told"),

@@ -43,6 +43,8 @@ from rebalanser.tasks.functions import (
     TaskBody,
     chosen_options,
     is_coroutine_function,
+    pairs_of,
+    refuse_no_claim,
     refuse_no_expression,
     refuse_required,
     task_name,
@@ -85,7 +87,12 @@ class AsyncTaskFunction(Generic[P, R]):
         """The name under which its tasks are stored."""
 
     def __call__(self, claim: AsyncClaim | Claim, *arguments: P.args, **named: P.kwargs) -> Any:
-        """Call the function, as in a test: a coroutine function gives a coroutine."""
+        """Call the function, as in a test: a coroutine function gives a coroutine.
+
+        Raises:
+            InvalidArgument: ``claim`` is an argument of the task instead.
+        """
+        refuse_no_claim(self.name, claim)
         return self.body.function(claim, *arguments, **named)
 
     def options(self, **options: Unpack[GivenOptions]) -> AsyncTaskFunction[P, R]:
@@ -325,7 +332,10 @@ class AsyncQueue:
 
         def enqueue() -> list[Enqueued[Any]]:
             return queue.commit(
-                [queue.made(body, tuple(arguments), named, options) for arguments, named in calls]
+                [
+                    queue.made(body, tuple(arguments), named, options)
+                    for arguments, named in pairs_of(body.name, calls)
+                ]
             )
 
         return await self._threads.run(enqueue)

@@ -56,6 +56,7 @@ class ChildProcess:
 
     Raises:
         OSError: it can't be started.
+        RuntimeError: its threads can't be; it is ended.
     """
 
     def __init__(self, references: Mapping[str, str]) -> None:
@@ -84,8 +85,12 @@ class ChildProcess:
         self._outcome: Future[Outcome] = Future()
         # A process that is paused reads nothing; nobody but this thread is to wait for that.
         self._sends = ThreadPoolExecutor(1, thread_name_prefix="rebalanser-tasks-sends")
-        self._send(Begin(_preparation(references), references))
-        threading.Thread(target=self._serve, name="rebalanser-tasks-child", daemon=True).start()
+        try:
+            self._sends.submit(self._pipe.send, Begin(_preparation(references), references))
+            threading.Thread(target=self._serve, name="rebalanser-tasks-child", daemon=True).start()
+        except BaseException:  # no more threads: nobody else would end the process
+            self._bury()
+            raise
 
     @property
     def is_alive(self) -> bool:
