@@ -21,13 +21,13 @@ from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, Status, St
 PAGE: Final = 500
 LOG_PAGE: Final = 1000
 MAX_LOOKS: Final = 20
-"""How often a task that changes all the time is looked at before it is left alone."""
+"""Maximum number of looks at a task that changes all the time."""
 MAX_CYCLES: Final = 100
 """At most so many cycles are told."""
 
 
 class Fault(StrEnum):
-    """What can be wrong with a store."""
+    """Fault of a store."""
 
     NO_FLAKE = "no_flake"
     """An id that is none (SK-1)."""
@@ -117,7 +117,7 @@ class Check:
         yield from self._of_log(stored)
 
     def _of_log(self, stored: Stored) -> list[Finding]:
-        """What is wrong with the log of a task that did not change while its log was read."""
+        """Find faults in the log of a task that did not change while its log was read."""
         task = stored.head.id
         for _ in range(MAX_LOOKS):
             found = log_faults(stored, self._log(stored))
@@ -147,7 +147,7 @@ class Check:
                 sequence = page[-1].sequence + 1
 
     def _of_dependencies(self, page: tuple[Stored, ...]) -> Iterator[Finding]:
-        """What a page's tasks depend on, read after them: what is complete then may not have been before."""
+        """Check the dependencies of a page's tasks, read later: one may have completed meanwhile."""
         needed = sorted({each for stored in page for each in stored.head.after})
         found: dict[TaskId, Stored] = {}
         for start in range(0, len(needed), PAGE):
@@ -197,7 +197,7 @@ class Check:
 
 
 def contradictions(stored: Stored) -> Iterator[str]:
-    """What of a state can't be so, whatever the rules were asked."""
+    """Find contradictions in a state, which no sequence of requests can lead to."""
     head, state = stored.head, stored.state
     claim = state.claim
     if state.status in {Status.CLAIMED, Status.COMPLETED} and claim is None:
@@ -221,7 +221,7 @@ def _fails_with_others(stored: Stored) -> bool:
 
 
 def log_faults(stored: Stored, log: Iterator[Update]) -> list[Finding]:
-    """What is wrong with a log, read after the state."""
+    """Find faults of a log that was read after the state."""
     task, claim = stored.head.id, stored.state.claim
     last = -1 if claim is None else claim.number
     written: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""What a task's body holds: the claim, its token, its deadline and its log."""
+"""Claim of a task, as its body holds it: token, deadline and log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_content(what: str, content: object, max_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What never changes of a claim; its fields are explained where :class:`Claim` has them."""
+    """Constant facts of a claim; :class:`Claim` explains the fields."""
 
     task_id: TaskId
     queue: str
@@ -78,9 +78,9 @@ class Claim(ABC):
         self.name = facts.name
         """The name of the task's function."""
         self.number = facts.number
-        """How many claims of the task there were before this one."""
+        """Number of earlier claims of the task."""
         self.failures = facts.failures
-        """How many tries have failed so far."""
+        """Number of tries that have failed so far."""
         self.token = facts.token
         """The fencing token: the revision of the store at which this claim was made."""
         self.stop_requested = stop_requested

@@ -11,7 +11,7 @@ from rebalanser.tasks.model import CLOSED_UNDONE, AfterFailure, Status, TaskId
 from rebalanser.tasks.rules import fails, settles
 
 REMEMBERED: Final = 65_536
-"""How many completions are kept in mind for tasks that come later; others are asked for again."""
+"""Maximum number of completions remembered for later tasks; others are read again."""
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class Dependencies:
         return needed in self._waiting
 
     def unknown(self, limit: int | None = None) -> list[TaskId]:
-        """What must be asked for, in the order of becoming needed, at most ``limit``."""
+        """List the unknown dependencies, the longest needed first, at most ``limit``."""
         if limit is None or len(self._unknown) <= limit:
             return list(self._unknown)
         return [task for task, _ in zip(self._unknown, range(limit), strict=False)]

@@ -178,7 +178,7 @@ class SpooledDocument(BaseModel):
 
 
 class SpoolDocument(BaseModel):
-    """What an outbox holds of one queue."""
+    """Contents of an outbox for one queue."""
 
     model_config = ConfigDict(frozen=True)
 

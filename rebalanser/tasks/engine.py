@@ -79,23 +79,23 @@ def enqueued(enqueue: Enqueue, answer: Answer) -> Enqueued[Any]:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What an engine can do, and its limits in bytes."""
+    """Capabilities of an engine, and its limits in bytes."""
 
     max_payload_bytes: int
     max_update_bytes: int
     """Of an update, and of a result."""
     shared_between_hosts: bool
     durable: str
-    """What an answered write survives, as a phrase for people."""
+    """Failures that an answered write survives, as a phrase for people."""
     unsafe_reasons: tuple[str, ...] = ()
-    """What is known to weaken its promises, one sentence each; shown when a queue is opened."""
+    """Known weaknesses of its promises, one sentence each; shown when a queue is opened."""
     max_in_flight: int = 1
     """Number of calls of ``apply`` at the same time up to which one process writes more in a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Who may claim in a partition: the owner whose fencing token this is (SK-13)."""
+    """Fencing token of a partition's owner, which alone may claim there (SK-13)."""
 
     partition: int
     token: int
@@ -357,11 +357,11 @@ class Engine(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> EngineCapabilities:
-        """What this engine can do."""
+        """Capabilities and limits of this engine."""
 
     @abstractmethod
     def define(self, queue: str, partitions: int, timeout_s: float) -> int:
-        """How many partitions the queue has: the number given if it is new, else the one it was made with.
+        """Define a queue; return its number of partitions: the given one if it is new, else the one it has.
 
         A queue is defined before anything is written to it.
 
@@ -416,7 +416,7 @@ class Engine(ABC):
 
     @abstractmethod
     def count(self, queue: str, timeout_s: float) -> Mapping[Status, int]:
-        """How many tasks of a queue there are in each status, without holding them in memory (SK-12).
+        """Count the tasks of a queue in each status, without holding them in memory (SK-12).
 
         A status that no task is in may be missing.
         """

@@ -94,7 +94,7 @@ class FreeSlots:
         self._trying: dict[str, FreeSlot] = {}
 
     def __len__(self) -> int:
-        """How many slots there are to claim for."""
+        """Number of free slots."""
         return len(self._free)
 
     def learn(self, news: SlotNews) -> bool:

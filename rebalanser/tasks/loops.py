@@ -50,7 +50,7 @@ _log = get_logger()
 
 
 class ErrorKind(StrEnum):
-    """What an error says of the next step."""
+    """Kind of an error, by what follows from it."""
 
     POISON = "poison"
     """It is of one task and comes again whenever that is tried; other tasks are not concerned."""
@@ -164,7 +164,7 @@ class LoopFailures:
 
 
 class ErrorPolicy:
-    """What follows from the errors of a queue's loops in this process. May be used from any thread.
+    """Policy for errors of a queue's loops in this process. May be used from any thread.
 
     ``end`` is called once the process has to end, and once only.
     """

@@ -1,4 +1,4 @@
-"""What one process counts of a queue, and a Prometheus collector for it.
+"""Metrics of a queue in one process, and a Prometheus collector for them.
 
 =========================================  =========  ====================================================
 metric                                     type       labels beside ``queue``
@@ -48,7 +48,7 @@ _FOLDED_AT: Final = 64
 
 
 class Outcome(StrEnum):
-    """How a claim of a task has ended."""
+    """Outcome of a claim."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -189,7 +189,7 @@ class TaskMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a process knows of its queue at one moment."""
+    """Metrics of one process at one moment."""
 
     queue: str
     counts: TaskCounts

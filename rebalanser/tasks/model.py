@@ -14,7 +14,7 @@ HIGHEST_PRIORITY: Final = 2**31 - 1
 
 
 class Status(StrEnum):
-    """What has become of a task."""
+    """Status of a task."""
 
     WAITING = "waiting"
     """It waits for its time, for what it depends on, or for a worker."""
@@ -28,13 +28,13 @@ class Status(StrEnum):
 
 
 OPEN: Final = frozenset({Status.WAITING, Status.CLAIMED})
-"""What an owner keeps in its index."""
+"""Statuses of open tasks, which an owner indexes."""
 CLOSED_UNDONE: Final = frozenset({Status.DEAD, Status.CANCELLED})
-"""What a task is that has failed for those that depend on it."""
+"""Statuses that count as failed for dependents."""
 
 
 class AfterFailure(StrEnum):
-    """What a task does once one that it depends on is dead or cancelled."""
+    """Reaction of a task to a dependency that is dead or cancelled."""
 
     WAIT = "wait"
     """It waits until that one is requeued and complete."""
@@ -109,7 +109,7 @@ class ClaimState:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What has become of a task so far.
+    """State of a task.
 
     ``claim`` is the last claim, also after it has ended. ``due`` is the wall time (seconds since 1970)
     before which the task waits, 0 where it may run at once. ``failures`` counts the tries that failed or
@@ -150,7 +150,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class EnqueueAnswer(StrEnum):
-    """Where a task is that was enqueued (SK-4), or that it was there before (SK-23)."""
+    """Answer to an enqueue: where the task is stored (SK-4), or that it was there before (SK-23)."""
 
     COMMITTED = "committed"
     """In the engine, for good."""
@@ -182,7 +182,7 @@ class Enqueued(str, Generic[R_co]):
 
     @property
     def result(self) -> R_co:
-        """What the body will have returned, as an argument of another task, or in a list of such ones.
+        """Placeholder of the body's result, as an argument of another task, alone or in a list.
 
         Type checkers take it for that value. A task that gets it waits for this one.
         """

@@ -68,7 +68,7 @@ class OpenQueue(ABC):
         self.name = check_name(name, "queue")
         _refuse_times(claim_ttl_s, buffer_s)
         self.retention = retention
-        """How long closed tasks are kept; counts for the next start (SK-22)."""
+        """Retention of closed tasks; counts from the next start on (SK-22)."""
         self._url = url
         self._timeout_s = timeout_s
         self._buffer_s = claim_ttl_s * BUFFER_RATIO if buffer_s is None else buffer_s
@@ -140,7 +140,7 @@ class OpenQueue(ABC):
         """Begin with nothing that is open, in a process that uses the queue for the first time."""
         self._label = self._node or default_label()
         self.errors = ErrorPolicy(self.name, self._clock, self._end_process)
-        """What follows from the errors of this process's loops."""
+        """Policy for errors of this process's loops."""
         self.metrics = TaskMetrics()
         """Counts this process's tasks."""
         self.bell = waiting.Bell(lambda: self.context)
@@ -195,7 +195,7 @@ class OpenQueue(ABC):
 
     @property
     def troubles(self) -> tuple[Trouble, ...]:
-        """What of this process fails and is retried now, such as claiming while the engine is away.
+        """Failures in this process that are retried now, such as claiming while the engine is away.
 
         Empty if all is well. What nobody foresaw and goes on for 60 s ends the process, see :meth:`start`.
         """
@@ -220,7 +220,7 @@ class OpenQueue(ABC):
         return found
 
     def pauses(self) -> Pauses:
-        """What is paused now: the queue itself, and its schedules by function (SK-23)."""
+        """Read the pauses in force: of the queue itself, and of its schedules by function (SK-23)."""
         return Pauses.of(pauses.read_pauses(self.context))
 
     @abstractmethod

@@ -40,7 +40,7 @@ class Opened:
     context: Context
     partitions: int
     ancestry: Ancestry
-    """What is known of what its tasks wait for."""
+    """Known dependencies of its tasks."""
 
 
 class Opening:
@@ -53,7 +53,7 @@ class Opening:
         self._closed = False
 
     def opened(self) -> Opened:
-        """What was opened; raises what opening raises, and is then tried again by the next who asks.
+        """Return what was opened. Raises what opening raises; the next call tries again.
 
         Raises:
             InvalidState: it is closed.

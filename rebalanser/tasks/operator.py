@@ -31,7 +31,7 @@ FARTHER: Final = 8.0
 
 
 class Operator(OpenQueue):
-    """What reads and changes the tasks of a queue."""
+    """Operations that read and change the tasks of a queue."""
 
     def payload(self, task: TaskId) -> bytes:
         """A task's payload as it was enqueued.
@@ -45,7 +45,7 @@ class Operator(OpenQueue):
         return found[task]
 
     def log(self, task: TaskId) -> Iterator[Update]:
-        """What the claims of a task wrote, the earliest first, read page by page (SK-9)."""
+        """Iterate over the updates of a task's claims, the earliest first, read page by page (SK-9)."""
         claim = self.get(task).state.claim
         if claim is not None:
             yield from self.context.log(task, claim.number + 1)

@@ -1,4 +1,4 @@
-"""How the body of a task can end, and what a body raises to say so."""
+"""Outcomes of a task's body, and the exceptions by which a body chooses one."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Owner:
         self._aside = Timers()
 
     def __len__(self) -> int:
-        """How many open tasks there are."""
+        """Number of open tasks."""
         return len(self._open)
 
     def get(self, task: TaskId) -> Stored | None:
@@ -80,7 +80,8 @@ class Owner:
         return self._open.get(task)
 
     def learn(self, stored: Stored, now: float) -> None:
-        """What was read or told by a watch, not later than ``now``. Older news change nothing (SK-11).
+        """Learn a task that was read, or reported by a watch, not later than ``now``. Older news change
+        nothing (SK-11).
 
         Of tasks in other partitions it matters only whether they are complete, dead or cancelled.
         """
@@ -122,7 +123,7 @@ class Owner:
         return self._blocked.heard(task, status)
 
     def learn_dependency(self, task: TaskId, status: Status | None) -> None:
-        """What a read answered of an unknown dependency, None for one that does not exist.
+        """Learn what a read answered of an unknown dependency; None if it does not exist.
 
         While it is not complete, changes of it must be learnt from a watch that has run since before that
         read; where the watch has lost changes, the driver calls :meth:`doubt_dependencies`.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LOOK_S: Final = 1.0
 """The longest time between two looks at the clock, which may jump."""
 CATCH_UP_S: Final = 60.0
-"""How late a tick may still be enqueued; one that is missed by more is left out."""
+"""Seconds after a tick in which it may still be enqueued; then it is left out."""
 KEPT_S: Final = 86_400.0
 """Age up to which the task of a tick counts as not collected yet, unless retention is shorter: that of a
 collection unless it is told."""
@@ -161,7 +161,7 @@ def _problem_of(expression: str, *, has_ticks: bool) -> str:
 
 
 def _each(tick: Callable[[type[float]], float]) -> Iterator[int]:
-    """What croniter gives, again and again."""
+    """Iterate over the ticks that croniter gives."""
     while True:
         yield int(tick(float))
 

@@ -42,7 +42,7 @@ MAX_WARNED: Final = 100
 """Maximum number of names without a function that are warned about."""
 MAX_SHOWN: Final = 20
 RETRIES: Final = int(TaskOptions().retries)
-"""How often a task whose function is not known here is tried again, unless it is said."""
+"""Default number of retries of a task whose function is not known here."""
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -179,7 +179,7 @@ class Registers(Protocol):
 
 
 class Producer(OpenQueue):
-    """What enqueues tasks and waits for them: the functions, and their schedules."""
+    """Operations that enqueue tasks and wait for them: functions and their schedules."""
 
     @overload
     def task(
@@ -507,7 +507,7 @@ class Producer(OpenQueue):
         return waiting.value_of(stored, self.functions)
 
     def pause_hint(self, stored: Stored, *, logs: bool = False) -> str:
-        """What keeps an awaited task waiting: a pause, or that no worker is there; else empty."""
+        """Say why an awaited task waits: a pause, or that no worker is there; else empty."""
         if stored.state.status is not Status.WAITING:
             return ""
         try:

@@ -46,7 +46,7 @@ EXIT_CODE: Final = 70
 EXIT_LIMIT_S: Final = 2 * GRACE_S
 """Seconds within which such a process ends, whatever stopping gracefully comes to."""
 BodyPlace: TypeAlias = Literal["threads", "processes"]
-"""Where bodies run: in threads of the worker, or in processes of their own, which can be ended."""
+"""Place in which bodies run: threads of the worker, or child processes, which can be killed."""
 
 
 class Queue(Producer, Operator):
@@ -134,7 +134,7 @@ class Queue(Producer, Operator):
         self.close()
 
     def measure(self) -> Measurement:
-        """What this process has counted, what fails in it, and how long the oldest ready task has waited.
+        """Measure this process: its counts, its failures, and how long the oldest ready task has waited.
 
         The store is asked for the latter on SQLite. Raises nothing.
         """
@@ -225,7 +225,7 @@ class Queue(Producer, Operator):
             source.close()
 
     def _inline_source(self, engine: Engine) -> tuple[ClaimSource, Callable[[], None]]:
-        """Where to get claims without a group, and what to call for it to know of all tasks."""
+        """Return a source of claims without a group, and a call after which it knows of all tasks."""
         if isinstance(engine, ClaimsFromIndex):
             return IndexClaims(self.context, engine, self._label, self._buffer_s, _ignore), _ignore
         if not isinstance(engine, Settles):
@@ -290,7 +290,7 @@ class Queue(Producer, Operator):
         self._note.start()
 
     def _ticks_kept_s(self) -> float:
-        """How long the task of a tick is there at least, once it is closed or not."""
+        """Return the minimum seconds for which the task of a tick exists, closed or not."""
         shortest_s = None if self.retention is None else self.retention.shortest_s
         return KEPT_S if shortest_s is None else max(MIN_AGE_S, min(KEPT_S, shortest_s))
 
@@ -339,7 +339,7 @@ class Queue(Producer, Operator):
             raise InvalidState(f"the queue {self.name!r} is worked on already by this process")
 
     def _joined(self, wake: Callable[[], None]) -> tuple[ClaimSource, Group | None]:
-        """Where this process gets claims from; with the group that assigns it partitions, if it owns any."""
+        """Return this process's source of claims, and the group that assigns it partitions, if any."""
         engine = self.context.engine
         if isinstance(engine, ClaimsFromIndex):
             return IndexClaims(self.context, engine, self._label, self._buffer_s, wake), None

@@ -64,7 +64,7 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How many seconds closed tasks are kept, by their status; None keeps them for ever (SK-22).
+    """Seconds for which closed tasks are kept, by their status; None keeps them for ever (SK-22).
 
     A task is deleted after that time, at most a tenth of it later while a worker runs, and no sooner than
     5 minutes after it was enqueued, nor before its ``unique_for_s`` is over. It goes together with all tasks
@@ -88,7 +88,7 @@ class Retention:
                 raise InvalidArgument(f"{each.name} is {value!r}: give seconds of 0 or more, or None")
 
     def seconds(self, status: Status) -> float | None:
-        """How long a task of this status is kept; None for ever, as what is open."""
+        """Seconds for which a task of this status is kept; None for ever, as for open tasks."""
         match status:
             case Status.COMPLETED:
                 return self.completed_s
@@ -159,7 +159,7 @@ class Marks(tuple[Mark, ...]):
 
 
 class Record(BaseModel):
-    """What the workers of a queue share about retention, in the queue's note."""
+    """Retention state that the workers of a queue share, in the queue's note."""
 
     model_config = ConfigDict(frozen=True)
 

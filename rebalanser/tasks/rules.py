@@ -1,4 +1,4 @@
-"""What may follow what: a task's state and what somebody asks of it give its next state, or a refusal.
+"""Rules of task states: a state and a request give the next state, or a refusal.
 
 Pure: no clock, no store, no randomness. Whoever writes the state that a rule gives does so on the condition
 that the state is still the one that the rule was given; so a rule decides for all hosts at once.
@@ -234,7 +234,7 @@ def requeue(state: State) -> Decision:
 
 
 def _cut_off(head: Head, state: State, claim: ClaimState) -> State:
-    """What a task is once its claim's time is over: its try has failed."""
+    """Return the state of a task whose claim has expired: the try has failed."""
     failures = state.failures + 1
     return replace(
         state,

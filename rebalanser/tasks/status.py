@@ -32,7 +32,7 @@ STOP_S: Final = 2.0
 
 
 class TroubleDocument(BaseModel):
-    """What fails in a process and is retried."""
+    """Failure in a process that is retried."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -21,7 +21,7 @@ from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.outcomes import split_error
 
 CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
-"""What a task is that nothing more happens to by itself."""
+"""Statuses in which a task stays by itself."""
 REPORT_S: Final = 30.0
 """Seconds between two log lines about the bodies of a worker that all wait."""
 _log = get_logger()
@@ -112,7 +112,7 @@ class WaitingBodies:
                 self._waiting -= 1
 
     def hint(self, stored: Stored) -> str:
-        """What to say of a task that no body is left to run in this process; empty if one is. Logs it too."""
+        """Say, and log, that no body of this process is left to run a task; empty if one is."""
         now = self._clock.now()
         with self._lock:
             if stored.state.status is not Status.WAITING or self._waiting < self._bodies:
@@ -144,12 +144,12 @@ def waiting_for(queue: str) -> Iterator[Callable[[Stored], str]]:
 
 
 def not_settled(stored: Stored, timeout_s: float, hint: str = "") -> NotSettled:
-    """What to raise of a task that is not closed after ``timeout_s`` seconds."""
+    """Make the error of a task that is not closed after ``timeout_s`` seconds."""
     return NotSettled(f"task {stored.head.id} is {stored.state.status} after {timeout_s:g} s{hint}")
 
 
 def value_of(stored: Stored, functions: Mapping[str, TaskBody]) -> Any:
-    """What the body of a closed task has returned; of a function that is not known here, as JSON gives it.
+    """Return the result of a closed task; plain JSON if its function is not known here.
 
     Raises:
         TaskFailed: it is dead or cancelled.

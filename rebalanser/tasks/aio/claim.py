@@ -68,9 +68,9 @@ class AsyncClaim:
         self.name = claim.name
         """The name of the task's function."""
         self.number = claim.number
-        """How many claims of the task there were before this one."""
+        """Number of earlier claims of the task."""
         self.failures = claim.failures
-        """How many tries have failed so far."""
+        """Number of tries that have failed so far."""
         self.token = claim.token
         """The fencing token: the revision of the store at which this claim was made."""
         self.stop_requested = stop_requested

@@ -22,7 +22,7 @@ from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.outcomes import Cut, Outcome, raised, returned
 
 CANCEL_S: Final = 2.0
-"""How long a body may take to end after it was cancelled, before its claim is ended in spite of it."""
+"""Seconds in which a cancelled body may end; then its claim is ended all the same."""
 ENDS: Final = 4
 """Threads that write how coroutines have ended, and call the middleware's hooks."""
 _log = get_logger()

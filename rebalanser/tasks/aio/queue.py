@@ -182,7 +182,7 @@ class AsyncQueue:
         name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
         self.retention = retention
-        """How long closed tasks are kept; counts until the engine is opened (SK-22)."""
+        """Retention of closed tasks; may be set until the engine is opened (SK-22)."""
         self.functions: dict[str, TaskBody] = {}
         """The functions that are registered, by name."""
         self._url = url
@@ -353,7 +353,7 @@ class AsyncQueue:
 
     @property
     def troubles(self) -> tuple[Trouble, ...]:
-        """What of this process fails and is retried now; as :attr:`Queue.troubles`."""
+        """Failures in this process that are retried now; as :attr:`Queue.troubles`."""
         return () if self._queue is None else self._queue.troubles
 
     async def status(self) -> QueueStatus:
@@ -382,7 +382,7 @@ class AsyncQueue:
         return await self._threads.run(queue.payload, task)
 
     async def log(self, task: TaskId) -> AsyncIterator[Update]:
-        """What the claims of a task wrote, the earliest first; as :meth:`Queue.log` (SK-9)."""
+        """Read the updates of a task's claims, the earliest first; as :meth:`Queue.log` (SK-9)."""
         queue = await self._opened()
         async for each in self._each(queue.log(task), PAGE):
             yield each
@@ -438,7 +438,7 @@ class AsyncQueue:
         return await self._threads.run(queue.resume, schedule=schedule)
 
     async def pauses(self) -> Pauses:
-        """What is paused now; as :meth:`Queue.pauses` (SK-23)."""
+        """Read the pauses in force; as :meth:`Queue.pauses` (SK-23)."""
         queue = await self._opened()
         return await self._threads.run(queue.pauses)
 
@@ -610,7 +610,7 @@ class AsyncQueue:
             return queue
 
     async def _each(self, items: Iterator[T], page: int) -> AsyncIterator[T]:
-        """What an iterator gives that reads by the page."""
+        """Iterate over what a blocking iterator reads page by page."""
         while batch := await self._threads.run(lambda: list(islice(items, page))):
             for each in batch:
                 yield each

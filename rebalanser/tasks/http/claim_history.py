@@ -64,7 +64,7 @@ def parsed(number: int, holder: str) -> tuple[Held, int | None]:
 
 
 class Telling:
-    """What one server writes of the claims that it made or was asked about. May be used from any thread.
+    """History of the claims that one server made or was asked about. May be used from any thread.
 
     Without a place for a history it does nothing. ``wake`` wakes whoever calls :meth:`end_over`.
     """

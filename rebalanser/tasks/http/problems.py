@@ -1,4 +1,4 @@
-"""What is refused, as problem documents of RFC 9457."""
+"""Problem documents for refused requests (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rebalanser.tasks.functions import told_of
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
 MAX_PLACES: Final = 20
-"""How many places of a request are told to be wrong at a time."""
+"""Maximum number of errors listed in one problem."""
 MAX_PLACE: Final = 200
 MAX_DETAIL: Final = 4000
 """Characters of an answer, which may repeat what a client has sent."""
@@ -31,7 +31,7 @@ _log = get_logger()
 
 
 class Problem(BaseModel):
-    """What is wrong with a request, or with what it asks for (RFC 9457)."""
+    """Problem with a request, or with what it asks for (RFC 9457)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -122,7 +122,7 @@ class Refusal(Exception):
 
 
 def kind_of(error: errors.RebalanserError) -> Kind:
-    """What kind of problem an error is."""
+    """Return the kind of problem that an error is."""
     return next((kind for error_type, kind in _OF_ERRORS if isinstance(error, error_type)), INTERNAL)
 
 

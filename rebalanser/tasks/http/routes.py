@@ -331,7 +331,7 @@ def _spooled(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def _described(*kinds: problems.Kind) -> dict[int | str, dict[str, Any]]:
-    """What a path can answer beside what is asked of it."""
+    """Describe the problems that a path can answer."""
     always = (
         problems.UNAUTHORIZED, problems.FOREIGN, problems.TOO_MANY, problems.INTERNAL, problems.AWAY,
         problems.OUTCOME_UNKNOWN,

@@ -38,7 +38,7 @@ from rebalanser.tasks.queue import Queue
 
 HEALTH_PATH: Final = "/health"
 OPEN_PATHS: Final = ("/openapi.json", HEALTH_PATH, problems.PATH)
-"""What needs no token: it tells nothing of any task."""
+"""Paths that need no token: they reveal nothing of any task."""
 
 
 def parse_rate(text: str) -> RateLimitItem:
@@ -187,7 +187,7 @@ _log = get_logger()
 
 
 class ServingOptions(BaseModel):
-    """How a queue is served."""
+    """Options of a server of a queue."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -198,7 +198,7 @@ class ServingOptions(BaseModel):
     """The bearer token; needed to bind beyond loopback."""
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1)
     rate: str = "1000/second"
-    """How many requests one address may send in which time."""
+    """Maximum rate of requests from one address."""
 
 
 def read_token(file: Path) -> str:
@@ -340,7 +340,7 @@ def max_connections() -> int:
 
 
 class Connections(ServerState):
-    """What the connections of a server share: at most ``limit`` of them are kept."""
+    """State that the connections of a server share; at most ``limit`` are open at a time."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()

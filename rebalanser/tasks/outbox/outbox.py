@@ -493,7 +493,7 @@ class Forwarder:
 
 
 def _told_of(refusal: Refusal) -> RebalanserError | Duplicate:
-    """What another process has found of an entry, from its note."""
+    """Return what another process noted of an entry: its error, or the duplicate."""
     if refusal.kind == DUPLICATE:
         return Duplicate(refusal.reason)
     return _ERRORS.get(refusal.kind, UnknownTask)(refusal.reason)

@@ -137,7 +137,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SpoolName:
-    """Whose spool it is: a queue's at an engine, both as people know them; ``key`` names the file."""
+    """Name of a spool: queue and engine as people know them; ``key`` names the file."""
 
     queue: str
     engine: str
@@ -151,7 +151,7 @@ class SpoolName:
         return cls(queue, engine, f"{readable}-{digest}")
 
     def file_in(self, folder: Path) -> Path:
-        """Where it is."""
+        """Path of the spool in a folder."""
         return folder / f"{self.key}{SUFFIX}"
 
 
@@ -250,7 +250,7 @@ class Spool:
         return str(found[0]), int(found[1])
 
     def name(self) -> SpoolName:
-        """Whose spool it is."""
+        """Queue and engine of the spool."""
         with self._reading() as cursor:
             ((queue, engine),) = cursor.execute("SELECT queue, engine FROM spool").fetchall()
         return SpoolName(queue, engine, self.path.name.removesuffix(SUFFIX))
@@ -281,7 +281,7 @@ class Spool:
             return dict(cursor.execute(_DUPLICATES).fetchall())
 
     def counts(self) -> tuple[int, int]:
-        """How many entries wait, and how many were refused; duplicates are not among these."""
+        """Count waiting and refused entries; duplicates are not among these."""
         with self._reading() as cursor:
             ((waiting, refused),) = cursor.execute(_COUNTS).fetchall()
         return int(waiting), int(refused)
@@ -423,7 +423,7 @@ def _failure(error: sqlite3.Error, path: Path) -> RebalanserError:
 
 
 def forwarded(entry: Entry, identity: tuple[str, int]) -> Forwarded:
-    """How the engine counts an entry of the outbox with this identity."""
+    """Identify an entry of the outbox with this identity to the engine."""
     outbox, base = identity
     return Forwarded(outbox, entry.number - base)
 
@@ -443,5 +443,5 @@ def _entry(row: Row) -> Entry:
 
 
 def placed(entry: Entry, partition: int, identity: tuple[str, int]) -> Enqueue:
-    """What to ask of the engine for an entry."""
+    """Return the write that forwards an entry."""
     return replace(entry.enqueue, partition=partition, forwarded=forwarded(entry, identity))

@@ -40,11 +40,11 @@ from rebalanser.tasks.processes.messages import (
 from rebalanser.tasks.worker_claim import WorkerClaim
 
 KILL_GRACE_S: Final = 2.0
-"""How long a body may take to end after SIGTERM, before SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 REAP_S: Final = 5.0
-"""How long the kernel may take to end a process after SIGKILL, before nobody waits for it any longer."""
+"""Maximum seconds to wait for a process after SIGKILL."""
 LOOK_S: Final = 1.0
-"""How often to look whether the process lives whose pipe somebody else may hold open."""
+"""Seconds between looks whether a process lives; another one may hold its pipe open."""
 _log = get_logger()
 
 
@@ -219,7 +219,7 @@ class ChildProcess:
 
 
 def _preparation(references: Mapping[str, str]) -> dict[str, Any]:
-    """What a process needs to import functions; this one's script only where a function is in it."""
+    """Return what a process needs to import functions; this one's script only if a function is in it."""
     preparation: dict[str, Any] = {"sys_argv": sys.argv}
     if any(reference.startswith("__main__:") for reference in references.values()):
         script = sys.modules["__main__"]
@@ -253,7 +253,7 @@ def _raised(failed: Failed) -> Raised:
 
 
 START_LIMIT_S: Final = 60.0
-"""How long a process may take to import the functions."""
+"""Maximum seconds in which a process imports the functions."""
 START_PAUSE_S: Final = 1.0
 """Minimum seconds that a thread pauses after a process that could not be started; its task is given back."""
 PROCESSES: Final = "processes"

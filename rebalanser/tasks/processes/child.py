@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 PATIENCE_S: Final = 1.0
-"""How long the worker may take to say that a claim lasts on; one that is paused says nothing."""
+"""Maximum seconds to wait for the worker to extend a claim; a paused worker does not."""
 
 
 class Ask(Protocol):
@@ -140,7 +140,7 @@ def _bodies(pipe: Connection[Any, Any]) -> dict[str, TaskBody]:
 
 
 class _Child:
-    """What calls the bodies."""
+    """Caller of the bodies in the child process."""
 
     def __init__(self, pipe: Connection[Any, Any], bodies: Mapping[str, TaskBody]) -> None:
         self._pipe = pipe
@@ -218,7 +218,7 @@ class _Child:
 
 
 def _sendable(outcome: Returned | Raised, max_bytes: int) -> Returned | Failed:
-    """What is sent of an outcome; a result over the limit has failed here, before it is in the pipe."""
+    """Prepare an outcome to be sent; a result over the limit fails here, before it is in the pipe."""
     if isinstance(outcome, Raised):
         return _failed(outcome, max_bytes)
     try:
@@ -230,7 +230,7 @@ def _sendable(outcome: Returned | Raised, max_bytes: int) -> Returned | Failed:
 
 
 def _failed(outcome: Raised, max_bytes: int) -> Failed:
-    """What can be sent of an error: it itself where it can be pickled and is small, and always its text."""
+    """Prepare an error to be sent: itself if it can be pickled and is small, and always its text."""
     try:
         pickled = pickle.dumps(outcome.error)
     except Exception:  # whatever its class does when it is pickled
