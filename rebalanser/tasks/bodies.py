@@ -154,7 +154,7 @@ class BodyWaits:
             woken.wait((deadline if ends_at is None else min(deadline, ends_at)) - now)
 
     def stop(self) -> None:
-        """Have all bodies ended, now and from now on."""
+        """End all bodies, now and from now on."""
         self._stopped = True
         with self._lock:
             for each in self._waiting:

@@ -23,7 +23,7 @@ LOG_PAGE: Final = 1000
 MAX_LOOKS: Final = 20
 """Maximum number of looks at a task that changes all the time."""
 MAX_CYCLES: Final = 100
-"""At most so many cycles are told."""
+"""Maximum number of cycles that are reported."""
 
 
 class Fault(StrEnum):

@@ -91,7 +91,7 @@ class Claim(ABC):
     @property
     @abstractmethod
     def deadline(self) -> float:
-        """Until when the claim lasts unless it is renewed, in seconds of ``time.monotonic()`` (SK-8).
+        """End of the claim unless it is renewed, in seconds of ``time.monotonic()`` (SK-8).
 
         Counted from before the request was sent. The worker renews it as long as the body runs.
         """
@@ -128,7 +128,7 @@ class Claim(ABC):
 
     @abstractmethod
     def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
-        """At most :data:`LOG_PAGE` updates, of a claim from number ``first`` on; None for all claims.
+        """Read at most :data:`LOG_PAGE` updates, of a claim from number ``first`` on; None for all claims.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.

@@ -1,4 +1,4 @@
-"""Which tasks wait for which others (SK-5); :func:`~rebalanser.tasks.rules.settles` says until when."""
+"""Dependencies between tasks (SK-5); :func:`~rebalanser.tasks.rules.settles` says until when."""
 
 from __future__ import annotations
 

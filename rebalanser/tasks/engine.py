@@ -272,7 +272,7 @@ class Tally:
     skipped: bool = False
 
     def refusal(self, entry: Forwarded) -> Taken | Conflict | None:
-        """Why an entry may not be counted now; None if it is the next one."""
+        """Return the answer that refuses to count an entry; None if it is the next one."""
         if entry.number <= self.number:
             return Taken()
         return Conflict() if entry.number > self.number + 1 else None
@@ -312,7 +312,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """That a task's state has changed: what is known of that without reading the task."""
+    """Change of a task's state, as far as it is known without reading the task."""
 
     task: TaskId
     partition: int
@@ -423,7 +423,7 @@ class Engine(ABC):
 
     @abstractmethod
     def ready_since(self, queue: str, wall: float, timeout_s: float) -> float | None:
-        """Since when the oldest ready task of a queue waits, in seconds since 1970; None if there is none.
+        """Find since when the oldest ready task of a queue waits, in seconds since 1970; None if none is.
 
         Ready at ``wall``: waiting, due, and for nothing but a worker. That is told by its id
         (:func:`~rebalanser.tasks.ids.ready_since`), and so too late where a task with a smaller id was

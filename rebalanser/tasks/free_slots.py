@@ -277,7 +277,7 @@ class OwnSlots:
         return Plan(-excess, max(0, -excess - idle), withdraw, forget)
 
     def next_wakeup(self, now: float) -> float | None:
-        """When a write is due, None if only a change of the room can bring one."""
+        """Return when a write is due; None if only a change of the room can bring one."""
         self._note(now)
         since = [self._exceeds_since, self._lacks_since if self._excess(now) < 0 else None]
         times = [each + SETTLE_S for each in since if each is not None]

@@ -211,7 +211,7 @@ class ErrorPolicy:
         return step.pause_s
 
     def give_up(self, reason: str) -> None:
-        """Have the process end, as it can't go on by itself; the first reason counts."""
+        """End the process, as it can't go on by itself; the first reason counts."""
         with self._lock:
             was_ended, self._ended = self._ended, True
         if not was_ended:

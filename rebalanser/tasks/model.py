@@ -81,7 +81,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Until when a claim lasts: ``ttl_s`` seconds, which end at ``ends_at_s`` of the clock ``clock``.
+    """Time for which a claim lasts: ``ttl_s`` seconds, which end at ``ends_at_s`` of the clock ``clock``.
 
     ``clock`` names one boot of one host. Who runs on it compares directly; anyone else counts ``ttl_s`` from
     when he read this.

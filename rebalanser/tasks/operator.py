@@ -100,7 +100,7 @@ class Operator(OpenQueue):
         name: str | None = None,
         older_than_s: float = 0.0,
     ) -> list[Stored]:
-        """At most ``limit`` of the tasks that :meth:`tasks` reads: the newest ones, the newest first.
+        """Read at most ``limit`` of the tasks that :meth:`tasks` reads: the newest ones, the newest first.
 
         Reads back from the present, ever farther until there are as many.
 
@@ -250,7 +250,7 @@ class Operator(OpenQueue):
         return sum(steps, Collected())
 
     def retained(self) -> Record:
-        """When closed tasks were deleted last because their time was over, and how many (SK-22)."""
+        """Read when closed tasks were last deleted because their time was over, and how many (SK-22)."""
         return Record.of(self.context.engine.note(self.name, self._timeout_s))
 
 

@@ -90,7 +90,7 @@ class Raised:
 
 
 class Cut(StrEnum):
-    """Why a body was ended by its worker, or was not begun."""
+    """Reason for which a worker ended a body, or did not begin it."""
 
     TIMED_OUT = "timed_out"
     """The try took longer than its function's ``timeout_s`` (SK-15)."""

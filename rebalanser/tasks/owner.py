@@ -42,7 +42,7 @@ from rebalanser.tasks.ready_index import Offers, Rank
 from rebalanser.tasks.rules import FailedDependency, fails
 
 REMEMBERED: Final = 65_536
-"""Of how many tasks that are open no more the revision is kept, so that late news of them change nothing."""
+"""Maximum number of closed tasks whose revision is kept, so that late news of them change nothing."""
 
 
 class Owner:
@@ -66,7 +66,7 @@ class Owner:
         self._running = Timers()
         self._blocked = Dependencies()
         self._failed: dict[TaskId, FailedDependency] = {}
-        """Of ready tasks that become dead: why."""
+        """Failed dependencies of ready tasks that become dead."""
         self._taken: dict[TaskId, int] = {}
         self._doubtful: dict[TaskId, None] = {}
         self._aside = Timers()
@@ -147,7 +147,7 @@ class Owner:
         return self._blocked.ask(limit)
 
     def failed_dependency(self, task: TaskId) -> FailedDependency | None:
-        """Why a task that is offered becomes dead instead of being claimed; None if it does not."""
+        """Return the failed dependency by which an offered task becomes dead; None if there is none."""
         return self._failed.get(task)
 
     def awaits(self, task: TaskId) -> bool:
@@ -183,7 +183,7 @@ class Owner:
         return set(self._ready.names())
 
     def ready_since(self, wall: float) -> float | None:
-        """Since when the oldest ready task waits, in seconds since 1970; None if there is none."""
+        """Return since when the oldest ready task waits, in seconds since 1970; None if there is none."""
         oldest, due = self._ready.oldest(), self._scheduled.next()
         times = [] if due is None or due > wall else [due]
         if oldest is not None:
@@ -243,7 +243,7 @@ class Owner:
         return list(self._doubtful)
 
     def next_wakeup(self, now: float, wall: float, names: Collection[str] | None = None) -> float | None:
-        """When there may be something of these functions to offer, in seconds of ``now``'s clock.
+        """Return when there may be something of these functions to offer, in seconds of ``now``'s clock.
 
         None if only news can bring it.
         """

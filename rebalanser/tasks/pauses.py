@@ -61,7 +61,7 @@ class Pause(BaseModel):
 
     @property
     def times(self) -> tuple[tuple[float, float], ...]:
-        """When those before it and this one began and ended; one that is in force has no end."""
+        """Begins and ends of this one and those before it; one that is in force has no end."""
         return (*self.earlier, (self.since, math.inf if self.ended is None else self.ended))
 
     def told(self, wall: float) -> str:

@@ -54,7 +54,7 @@ _RANDOM: Final = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When the tasks of one function come: at the ticks of a cron expression, by the clocks of ``time_zone``.
+    """Schedule of one function: the ticks of a cron expression, by the clocks of ``time_zone``.
 
     Where these clocks are put forward, a tick at a time that is left out comes as they are. Where they are
     put back, a tick at a time that comes twice comes the first time. An expression for every hour follows the
@@ -197,7 +197,7 @@ class Ticker:
         self._kept_s = kept_s
         self._began = clock.wall()
         self._since: dict[Schedule, float] = {}
-        """When the ticks of each schedule begin to count, as far as it is known."""
+        """Time from which the ticks of each schedule count, as far as it is known."""
         self._done: set[TaskId] = set()
         self._ending = threading.Event()
         self._loop = Loop("ticks", self._look, errors)
@@ -241,7 +241,7 @@ class Ticker:
             self._done.add(task_id)
 
     def _counts_since(self, schedule: Schedule, wall: float) -> float:
-        """When the ticks of a schedule begin to count; also a clock that was set back has ticks."""
+        """Return the time from which the ticks of a schedule count, also after a clock was set back."""
         if schedule not in self._since:
             self._since[schedule] = self._learn_since(schedule)
         if wall < self._since[schedule]:
@@ -277,5 +277,5 @@ class Ticker:
         return True
 
     def _pause_s(self) -> float:
-        """Until the next full second, at which ticks are."""
+        """Return the seconds until the next full second, at which ticks are."""
         return LOOK_S - self._clock.wall() % LOOK_S

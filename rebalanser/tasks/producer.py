@@ -459,7 +459,7 @@ class Producer(OpenQueue):
         raise RegistryUnavailable("tasks with these ids came and went again and again; try again")
 
     def _present(self, tasks: Mapping[TaskId, Enqueue]) -> Collection[TaskId]:
-        """Those of the tasks that are there already; raises TaskExists where one is another."""
+        """Return those of the tasks that are there already; raises TaskExists where one is another."""
         ids = list(tasks)
         found = self.context.read(ids)
         payloads = self.context.engine.payloads(self.name, ids, self._timeout_s)

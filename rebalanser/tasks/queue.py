@@ -42,7 +42,7 @@ from rebalanser.tasks.worker import Worker
 
 GRACE_S: Final = 30.0
 EXIT_CODE: Final = 70
-"""Of a process that ends as a loop of its queue fails for a reason that nobody foresaw: EX_SOFTWARE."""
+"""Exit code (EX_SOFTWARE) of a process of which a loop failed for an unforeseen reason."""
 EXIT_LIMIT_S: Final = 2 * GRACE_S
 """Seconds within which such a process ends, whatever stopping gracefully comes to."""
 BodyPlace: TypeAlias = Literal["threads", "processes"]

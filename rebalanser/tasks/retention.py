@@ -134,7 +134,7 @@ class Marks(tuple[Mark, ...]):
     __slots__ = ()
 
     def closed_at(self, revision: int) -> float | None:
-        """When a state of this revision was written at the latest; None if no mark says so yet."""
+        """Return the latest time at which a state of this revision was written; None if not known yet."""
         index = bisect_left(self, revision, key=lambda mark: mark.revision)
         return self[index].wall if index < len(self) else None
 
@@ -168,9 +168,9 @@ class Record(BaseModel):
     """The worker that sweeps, until ``until``; nobody if it is empty."""
     until: float = 0.0
     next_at: float = 0.0
-    """When the next sweep is due."""
+    """Time of the next sweep."""
     swept_at: float = 0.0
-    """When the last sweep ended; times are in seconds since 1970."""
+    """End of the last sweep; times are in seconds since 1970."""
     deleted: int = 0
     """Number of tasks that the last sweep deleted."""
     deleted_ever: int = 0

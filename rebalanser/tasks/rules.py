@@ -40,7 +40,7 @@ from rebalanser.tasks.model import (
 
 
 class Reason(StrEnum):
-    """Why something asked of a task is refused."""
+    """Reason for which a request is refused."""
 
     SUPERSEDED = "superseded"
     """A later claim exists (SK-10)."""

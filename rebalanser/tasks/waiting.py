@@ -42,7 +42,7 @@ class Bell:
         self._listeners: dict[TaskId, list[Callable[[], None]]] = {}
 
     def listen(self, task: TaskId, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called, in any thread, whenever a task may be another than it was after this.
+        """Call ``changed``, in any thread, whenever a task may be another than it was after this.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.

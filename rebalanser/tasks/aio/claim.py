@@ -38,7 +38,7 @@ class Threads:
         return await self.submit(function, *arguments, **named)
 
     def submit(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[T]:
-        """Have a function called in a thread; one that has begun is not ended by a cancellation.
+        """Call a function in a thread; cancelling does not end one that has begun.
 
         Raises:
             InvalidState: the queue is closed.
@@ -83,7 +83,7 @@ class AsyncClaim:
 
     @property
     def deadline(self) -> float:
-        """Until when the claim lasts; see :attr:`Claim.deadline`. Seconds of ``time.monotonic()``."""
+        """End of the claim; see :attr:`Claim.deadline`. Seconds of ``time.monotonic()``."""
         return self._claim.deadline
 
     def still_mine(self) -> bool:

@@ -62,7 +62,7 @@ class LoopCaller:
         return not body.is_coroutine
 
     def can_end(self, body: TaskBody, /) -> bool:
-        """It can end coroutines, unless they suppress that they are cancelled."""
+        """True for coroutines, which end unless they suppress that they are cancelled."""
         return body.is_coroutine
 
     def cut_off(self) -> None:
@@ -78,7 +78,7 @@ class LoopCaller:
         return task in self._tasks
 
     def _soon(self, callback: Any) -> bool:
-        """Have it called in the loop; whether the loop is open."""
+        """Schedule a call in the loop; False if the loop is closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
             return True
@@ -95,9 +95,9 @@ class _Followed:
     wake: Callable[[], None] = lambda: None
     outcome: Future[Outcome] = field(default_factory=Future)
     cut: Cut | None = None
-    """Why it was cancelled; None if it was not."""
+    """Reason for which it was cancelled; None if it was not."""
     given_up_at: float = math.inf
-    """When its claim ends in spite of it."""
+    """Time at which its claim ends all the same."""
 
 
 class Supervisor:

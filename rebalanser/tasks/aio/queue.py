@@ -475,7 +475,7 @@ class AsyncQueue:
         return await self._threads.run(queue.collect, older_than_s, archive, statuses=statuses, name=name)
 
     async def retained(self) -> Record:
-        """When closed tasks were deleted last, and how many; as :meth:`Queue.retained` (SK-22)."""
+        """Read the time and number of the last deletions by age; as :meth:`Queue.retained` (SK-22)."""
         queue = await self._opened()
         return await self._threads.run(queue.retained)
 

@@ -159,7 +159,7 @@ class Telling:
                 self._end(task)
 
     def due_after(self, task: TaskId, held: Held) -> float:
-        """Until when, in wall time, a task has to wait whose claim is ended here; 0 for not at all.
+        """Return the wall time until which a task waits whose claim is ended here; 0 for no wait.
 
         The server that made the claim, if it is another one, must have heard of its end by then.
         """
@@ -222,7 +222,7 @@ class Telling:
             self._end(task)
 
     def _ends_at(self, term: Term) -> float:
-        """Until when a claim may last whose term is learnt now."""
+        """Return the latest end of a claim whose term is learnt now."""
         latest = self._context.clock.now() + term.ttl_s
         return min(latest, term.ends_at_s) if term.clock == self._context.clock_name else latest
 

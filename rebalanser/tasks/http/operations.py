@@ -89,7 +89,7 @@ def newest(
     name: str | None,
     older_than_s: float,
 ) -> Iterator[TaskDocument]:
-    """At most ``limit`` tasks, the newest first.
+    """Read at most ``limit`` tasks, the newest first.
 
     Raises:
         Refusal: the limit is above :data:`PAGE`, or ``after`` or ``at_least`` is given.

@@ -165,7 +165,7 @@ def _message_of(error: Mapping[str, Any]) -> str:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Have everything that is raised answered by a problem document."""
+    """Answer everything that is raised by a problem document."""
 
     @app.exception_handler(errors.RebalanserError)
     async def of_the_house(_request: Request, error: errors.RebalanserError) -> JSONResponse:

@@ -54,7 +54,7 @@ def parse_rate(text: str) -> RateLimitItem:
 
 
 class RateLimit:
-    """At most so many requests of one address in a time (429), those for the server's health aside.
+    """Limits the rate of requests of one address (429), those for the server's health aside.
 
     Behind a proxy all requests have the proxy's address: limit there instead. Headers that name another one
     are not believed, as any client can send them.
@@ -79,7 +79,7 @@ class RateLimit:
 
 
 class BearerToken:
-    """Only who knows the token gets further (401). It is compared in a time that tells nothing of it."""
+    """Refuses requests without the token (401). It is compared in constant time."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -98,7 +98,7 @@ class BearerToken:
 
 
 class OwnHost:
-    """Only requests that name this host get further (403), where there is no token.
+    """Refuses requests that name another host (403), where there is no token.
 
     A browser sends a page's requests to any server on its user's machine, under a name of the page's choice
     if its owner lets that name resolve to a loopback address; or to the right name, with the page's origin.
@@ -358,7 +358,7 @@ class Connection(H11Protocol):
 
     server_state: Connections
     _owes_s: float | None = None
-    """In how many seconds the client has to do what it has to do now; None while it is the server's turn."""
+    """Seconds in which the client must send what is due; None while it is the server's turn."""
     _unread: float = math.inf
     """Bytes that the client had not read when that was looked at last."""
     _reads_slowly = False

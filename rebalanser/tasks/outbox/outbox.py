@@ -181,7 +181,7 @@ class Forwarding:
         self._skip(entry, error)
 
     def _skip(self, entry: Entry, error: RebalanserError | Duplicate | None = None) -> None:
-        """Have a refused entry counted; then tell who waits, or keep it for others."""
+        """Count a refused entry; then report it to its waiting caller, or keep it for others."""
         if not self._count(entry):
             self._done([entry])
         elif error is not None and self._told(entry.number, error):
@@ -200,7 +200,7 @@ class Forwarding:
             )
 
     def _count(self, entry: Entry) -> bool:
-        """Have the engine count an entry as skipped; False if its task was made after all, by an earlier try
+        """Count an entry as skipped in the engine; False if its task was made after all, by an earlier try
         that had not been answered."""
         write = Skip(entry.head.queue, forwarded(entry, self._spool.identity()))
         (answer,) = self._context.engine.apply([write], self._context.timeout_s)

@@ -115,7 +115,7 @@ class Content(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the engine does not take an entry for good: the name of the error, and its message."""
+    """Reason for which an engine refuses an entry for good: the name of the error, and its message."""
 
     kind: str
     reason: str
@@ -264,13 +264,13 @@ class Spool:
         return self._all(_REFUSED)
 
     def left(self, first: int, last: int) -> set[int]:
-        """Which entries of these numbers are still to be forwarded."""
+        """Return the entries of these numbers that are still to be forwarded."""
         with self._reading() as cursor:
             found = cursor.execute("SELECT number FROM entries WHERE number BETWEEN ? AND ?", (first, last))
             return {number for (number,) in found}
 
     def refusal(self, number: int) -> Refusal | None:
-        """Why an entry was refused for good, if it was."""
+        """Return the reason for which an entry was refused for good, if it was."""
         with self._reading() as cursor:
             row = cursor.execute("SELECT kind, reason FROM refused WHERE number = ?", (number,)).fetchone()
         return None if row is None else Refusal(*row)

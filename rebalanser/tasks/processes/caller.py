@@ -98,7 +98,7 @@ class ChildProcess:
         return not self._gone.is_set()
 
     def call(self, claim: WorkerClaim, payload: bytes) -> Future[Outcome]:
-        """Have it call a body. The future is done when that has ended, also by the end of the process."""
+        """Call a body in it. The future is done when that has ended, also by the end of the process."""
         outcome: Future[Outcome] = Future()
         with self._lock:
             self._claim, self._outcome = claim, outcome
@@ -121,7 +121,7 @@ class ChildProcess:
                 )
 
     def dismiss(self) -> None:
-        """Have it end, as it is idle; returns at once."""
+        """Tell the idle process to end; returns at once."""
         self._send(None)
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ class ProcessCaller:
         return True
 
     def can_end(self, _body: TaskBody) -> bool:
-        """It can end all."""
+        """True: it can end all."""
         return True
 
     def cut_off(self) -> None:

@@ -81,7 +81,7 @@ class AskRenewal:
 
 @dataclass(frozen=True, slots=True)
 class AskDeadline:
-    """Until when the claim lasts now."""
+    """Question for the end of the claim."""
 
 
 ChildAsk: TypeAlias = AskUpdate | AskLog | AskRenewal | AskDeadline
